@@ -1,0 +1,39 @@
+//! What a component is handed when it starts.
+
+use crate::Clock;
+use tokio_util::sync::CancellationToken;
+
+/// The process environment of one component. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Wall-clock time; never read the system clock directly.
+    pub clock: Clock,
+    /// Cancelled when the process is asked to stop. A component returns soon after.
+    pub shutdown: CancellationToken,
+    /// Where the component registers its metrics.
+    pub metrics: prometheus::Registry,
+}
+
+impl Context {
+    /// A context on the system clock with an empty metrics registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Clock::system())
+    }
+
+    /// A context on `clock` with an empty metrics registry.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        Self {
+            clock,
+            shutdown: CancellationToken::new(),
+            metrics: prometheus::Registry::new(),
+        }
+    }
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self::new()
+    }
+}

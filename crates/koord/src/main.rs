@@ -1,0 +1,2 @@
+//! The `koord` command.
+fn main() {}
