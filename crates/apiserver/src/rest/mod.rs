@@ -1,0 +1,143 @@
+//! The Kubernetes REST semantics: one generic set of handlers over the store and the registry.
+//!
+//! [`Api`] is the whole of it: [`Api::router`] answers HTTP, and the in-process controllers call the
+//! same verbs as methods, so a write has one meaning no matter where it comes from.
+
+pub mod logs;
+
+mod accept;
+mod admission;
+mod binding;
+mod body;
+mod crd;
+mod delete;
+mod dispatch;
+mod eviction;
+mod list;
+mod namespaces;
+mod nonresource;
+mod path;
+mod patch;
+mod podlog;
+mod query;
+mod respond;
+mod review;
+mod scale;
+mod transform;
+mod watch;
+mod write;
+
+use crate::kinds::Registry;
+use crate::store::Store;
+use koord_app::Clock;
+use logs::PodLogs;
+use std::sync::Arc;
+
+pub use delete::DeleteOptions;
+pub use write::WriteOptions;
+
+/// Who sends a request. The server puts it into the request's extensions after it has
+/// authenticated the connection; without it the caller is the in-process administrator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// User name, for example `kubernetes-admin`.
+    pub name: String,
+    /// The user's unique id, often empty.
+    pub uid: String,
+    /// Groups, for example `system:masters`.
+    pub groups: Vec<String>,
+}
+
+impl Default for User {
+    fn default() -> Self {
+        Self {
+            name: "kubernetes-admin".to_owned(),
+            uid: String::new(),
+            groups: vec!["system:masters".to_owned(), "system:authenticated".to_owned()],
+        }
+    }
+}
+
+/// Issues the tokens of `serviceaccounts/token` and answers `TokenReview`.
+pub trait Tokens: Send + Sync {
+    /// A token for the service account that expires after `seconds`.
+    fn issue(&self, namespace: &str, account: &str, audiences: &[String], seconds: i64) -> String;
+    /// Who the token stands for, if it is valid.
+    fn review(&self, token: &str) -> Option<User>;
+}
+
+/// What the REST layer works on.
+pub struct ApiOptions {
+    /// Where objects live.
+    pub store: Store,
+    /// Which resources there are.
+    pub registry: Registry,
+    /// Time of every timestamp that is written.
+    pub clock: Clock,
+    /// Answers `pods/log`; without it the request is refused with a reason.
+    pub pod_logs: Option<Arc<dyn PodLogs>>,
+    /// Issues and reviews service account tokens; without it tokens are opaque random text.
+    pub tokens: Option<Arc<dyn Tokens>>,
+}
+
+impl std::fmt::Debug for ApiOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiOptions").finish_non_exhaustive()
+    }
+}
+
+/// The API: every verb on every resource. Clones share everything.
+#[derive(Clone)]
+pub struct Api {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    registry: Registry,
+    clock: Clock,
+    pod_logs: Option<Arc<dyn PodLogs>>,
+    tokens: Option<Arc<dyn Tokens>>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// An API over `options`. Call [`Api::bootstrap`] before serving.
+    #[must_use]
+    pub fn new(options: ApiOptions) -> Self {
+        let ApiOptions { store, registry, clock, pod_logs, tokens } = options;
+        Self { inner: Arc::new(Inner { store, registry, clock, pod_logs, tokens }) }
+    }
+
+    /// The store below.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The resources that are served.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.inner.registry
+    }
+
+    /// The clock that stamps objects.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    /// The HTTP side: answers every path, unknown ones with a Status.
+    pub fn router(&self) -> axum::Router {
+        let api = self.clone();
+        axum::Router::new().fallback(move |request: axum::extract::Request| {
+            let api = api.clone();
+            async move { dispatch::serve(api, request).await }
+        })
+    }
+}
