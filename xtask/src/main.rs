@@ -1,2 +1,188 @@
-//! Repository chores.
-fn main() {}
+//! Repository chores: `cargo xtask tidy` checks what the compiler does not.
+//!
+//! * crates depend on each other only along the edges of docs/architecture.md;
+//! * `unsafe` stands only in crates/host;
+//! * every member inherits the workspace's lints;
+//! * no ignored tests, no file that has outgrown its reader.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The allowed edges, by package name. Tests may also use `DEV`.
+const EDGES: &[(&str, &[&str])] = &[
+    ("koord-api", &[]),
+    ("koord-model", &["koord-api"]),
+    ("koord-host", &[]),
+    ("koord-app", &[]),
+    ("koord-kube", &["koord-api", "koord-app"]),
+    ("koord-apiserver", &["koord-api", "koord-app"]),
+    ("koord-scheduler", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
+    ("koord-plugins", &["koord-api", "koord-model", "koord-app", "koord-kube", "koord-scheduler"]),
+    ("koord-manager", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
+    ("koordlet", &["koord-api", "koord-model", "koord-app", "koord-kube", "koord-host"]),
+    ("koord-node", &["koord-api", "koord-app", "koord-kube", "koord-host"]),
+    ("koord-sim", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
+    (
+        "koord",
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-host",
+            "koord-app",
+            "koord-kube",
+            "koord-apiserver",
+            "koord-scheduler",
+            "koord-plugins",
+            "koord-manager",
+            "koordlet",
+            "koord-node",
+            "koord-sim",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+/// What any crate's tests may use besides its edges: the embedded API server is the test cluster.
+const DEV: &[&str] = &["koord-apiserver", "koord-kube", "koord-app", "koord-plugins", "koord-api"];
+
+/// Lines of a source file, tests aside, after which it wants a split by meaning.
+const LONG: usize = 900;
+
+fn main() -> Result<()> {
+    let task = std::env::args().nth(1).unwrap_or_default();
+    match task.as_str() {
+        "tidy" => tidy(),
+        other => bail!("unknown task {other:?}; there is: tidy"),
+    }
+}
+
+fn tidy() -> Result<()> {
+    let root = workspace_root()?;
+    let mut faults = edges(&root)?;
+    let mut sources = Vec::new();
+    for directory in ["crates", "xtask"] {
+        collect(&root.join(directory), &mut sources)?;
+    }
+    for path in &sources {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let shown = path.strip_prefix(&root).unwrap_or(path);
+        faults.extend(source_faults(shown, &text));
+    }
+    for fault in &faults {
+        complain(fault);
+    }
+    if faults.is_empty() { Ok(()) } else { bail!("{} faults", faults.len()) }
+}
+
+#[allow(clippy::print_stderr, reason = "this is a command-line tool")]
+fn complain(fault: &str) {
+    eprintln!("tidy: {fault}");
+}
+
+fn workspace_root() -> Result<PathBuf> {
+    let manifest = std::env::var("CARGO_MANIFEST_DIR").context("run it as `cargo xtask`")?;
+    Ok(Path::new(&manifest).parent().context("no workspace root")?.to_path_buf())
+}
+
+fn edges(root: &Path) -> Result<Vec<String>> {
+    let output = Command::new("cargo")
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root)
+        .output()
+        .context("cargo metadata")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata did not print JSON")?;
+    let packages = metadata["packages"].as_array().context("metadata without packages")?;
+    let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    let mut faults = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some((_, allowed)) = EDGES.iter().find(|(known, _)| *known == name) else {
+            faults.push(format!("package {name} is not in the table of edges"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let on = dependency["name"].as_str().unwrap_or_default();
+            let dev = dependency["kind"].as_str() == Some("dev");
+            if ours.contains(&on) && !allowed.contains(&on) && !(dev && DEV.contains(&on)) {
+                faults.push(format!("{name} must not depend on {on}"));
+            }
+        }
+        let manifest = package["manifest_path"].as_str().unwrap_or_default();
+        let text = std::fs::read_to_string(manifest).unwrap_or_default();
+        if !text.contains("[lints]\nworkspace = true") {
+            faults.push(format!("{name} does not inherit the workspace's lints"));
+        }
+    }
+    Ok(faults)
+}
+
+fn collect(directory: &Path, sources: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = std::fs::read_dir(directory)
+        .with_context(|| format!("cannot list {}", directory.display()))?;
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name != "target") {
+                collect(&path, sources)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn source_faults(path: &Path, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let shown = path.display();
+    let in_host = path.starts_with("crates/host");
+    let is_tidy = path.starts_with("xtask");
+    for (number, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        let place = format!("{shown}:{}", number + 1);
+        if !in_host && !is_tidy && has_word(code, "unsafe") && !code.contains("unsafe_code") {
+            faults.push(format!("{place}: unsafe code stands only in crates/host"));
+        }
+        if !is_tidy && code.trim_start().starts_with("#[ignore") {
+            faults.push(format!("{place}: an ignored test hides a failure"));
+        }
+    }
+    let tests_start = text.find("\n#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    let lines = text[..tests_start].lines().count();
+    if lines > LONG && !path.components().any(|part| part.as_os_str() == "tests") {
+        faults.push(format!("{shown}: {lines} lines; split it by meaning"));
+    }
+    faults
+}
+
+/// Whether `word` stands in `code` outside string literals, as a word of its own.
+fn has_word(code: &str, word: &str) -> bool {
+    let outside: String =
+        code.split('"').enumerate().filter(|(part, _)| part % 2 == 0).map(|(_, s)| s).collect();
+    outside.split(|c: char| !c.is_alphanumeric() && c != '_').any(|token| token == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_is_found_as_code_and_not_as_prose() {
+        let found = |path: &str, text: &str| source_faults(Path::new(path), text).len();
+        assert_eq!(found("crates/api/src/lib.rs", "let x = unsafe { y() };"), 1);
+        assert_eq!(found("crates/host/src/lib.rs", "let x = unsafe { y() };"), 0);
+        assert_eq!(found("crates/api/src/lib.rs", "// unsafe is banned\nlet s = \"unsafe\";"), 0);
+        assert_eq!(found("crates/api/src/lib.rs", "#[ignore = \"slow\"]"), 1);
+    }
+
+    #[test]
+    fn long_files_are_named_and_their_tests_do_not_count() {
+        let long = "let a = 1;\n".repeat(LONG + 1);
+        assert_eq!(source_faults(Path::new("crates/api/src/a.rs"), &long).len(), 1);
+        let tested = format!("fn a() {{}}\n#[cfg(test)]\nmod tests {{\n{long}}}\n");
+        assert!(source_faults(Path::new("crates/api/src/a.rs"), &tested).is_empty());
+    }
+}
