@@ -1,1 +1,22 @@
-//! koord-apiserver
+//! koord-apiserver: a Kubernetes control plane that fits into a process.
+//!
+//! ```text
+//!   kubectl, kube-rs, Go clients             components in this process
+//!            │ HTTPS                                   │ tower service
+//!         server  (TLS, who are you, health)           │
+//!            └──────────────► rest ◄───────────────────┘
+//!                     verbs, watch streams, deletion
+//!                      │                        │
+//!                    kinds                    store
+//!          what each resource is       one revision counter, history,
+//!          (pure functions)            write-ahead log
+//! ```
+//!
+//! Invariants: `kinds` does no I/O and knows no store; `store` knows no resource; nothing here
+//! knows any koord component.
+
+pub mod controllers;
+pub mod kinds;
+pub mod rest;
+pub mod server;
+pub mod store;

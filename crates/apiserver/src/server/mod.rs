@@ -1,0 +1,1 @@
+//! Serving over the network: TLS, authentication, health, metrics.

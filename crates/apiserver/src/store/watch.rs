@@ -1,0 +1,347 @@
+//! Watch fan-out: every watcher has a small bounded inbox and, when it overflows, reads on from the
+//! table's history. Writers never wait for a watcher; a watcher is lost only when the history it
+//! still has to read has been compacted away.
+
+use super::table::Table;
+use super::{Event, Key, Revision, TableId};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Notify;
+
+/// Events an inbox holds before its watcher has to read on from the history.
+const INBOX_EVENTS: usize = 1024;
+/// Events taken from the history in one go, so that the table is not locked for long.
+const CATCH_UP_EVENTS: usize = 256;
+
+/// Which events of a table a watcher wants. Events outside the scope cost the watcher nothing,
+/// however many there are; finer selection (labels) is the receiver's business.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Only this namespace.
+    pub namespace: Option<Arc<str>>,
+    /// Only objects of this name.
+    pub name: Option<Arc<str>>,
+    /// Only changes whose old or new version has this value in this field of its
+    /// [`super::Index::fields`], such as `("spec.nodeName", "n1")`.
+    pub field: Option<(Arc<str>, Arc<str>)>,
+}
+
+impl Scope {
+    fn matches(&self, event: &Event) -> bool {
+        let key: &Key = &event.new.key;
+        self.namespace
+            .as_ref()
+            .is_none_or(|namespace| **namespace == *key.namespace)
+            && self.name.as_ref().is_none_or(|name| **name == *key.name)
+            && self.field.as_ref().is_none_or(|(path, value)| {
+                let has = |entry: &super::Entry| entry.index.field(path) == Some(value);
+                has(&event.new) || event.old.as_deref().is_some_and(has)
+            })
+    }
+}
+
+/// The watcher fell so far behind that events it has not seen are gone. It must list again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("watcher at revision {at} lags behind the history, which starts after {oldest}")]
+pub struct Lagged {
+    /// The last revision that was delivered.
+    pub at: Revision,
+    /// The oldest revision that a new watch can start from.
+    pub oldest: Revision,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    id: u64,
+    scope: Scope,
+    state: Mutex<InboxState>,
+    ready: Notify,
+}
+
+#[derive(Debug)]
+struct InboxState {
+    queue: VecDeque<Event>,
+    /// Events after the queued ones must be read from the history; nothing is queued meanwhile.
+    behind: bool,
+}
+
+impl Inbox {
+    fn offer(&self, event: &Event) {
+        if !self.scope.matches(event) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if !state.behind {
+            if state.queue.len() < INBOX_EVENTS {
+                state.queue.push_back(event.clone());
+            } else {
+                state.behind = true;
+            }
+        }
+        drop(state);
+        self.ready.notify_one();
+    }
+}
+
+/// The inboxes of one table, grouped by what they want so that an event is offered only to those
+/// that may want it.
+#[derive(Debug, Default)]
+pub(super) struct Dispatch {
+    all: Vec<Arc<Inbox>>,
+    by_namespace: FxHashMap<Arc<str>, Vec<Arc<Inbox>>>,
+    by_name: FxHashMap<Arc<str>, Vec<Arc<Inbox>>>,
+    by_field: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Vec<Arc<Inbox>>>>,
+}
+
+impl Dispatch {
+    /// Hands `event` to every inbox whose scope it is in. The caller holds the table's write lock.
+    pub(super) fn deliver(&self, event: &Event) {
+        let key = &event.new.key;
+        offer_all(Some(&self.all), event);
+        offer_all(self.by_namespace.get(&key.namespace), event);
+        offer_all(self.by_name.get(&key.name), event);
+        for (path, by_value) in &self.by_field {
+            let new = event.new.index.field(path);
+            let old = event.old.as_deref().and_then(|old| old.index.field(path));
+            offer_all(new.and_then(|value| by_value.get(value)), event);
+            if old != new {
+                offer_all(old.and_then(|value| by_value.get(value)), event);
+            }
+        }
+    }
+
+    /// Makes every watcher look at the table again, where it finds out that it lags.
+    pub(super) fn disturb(&self) {
+        let named = self.by_namespace.values().chain(self.by_name.values());
+        let fields = self.by_field.values().flat_map(FxHashMap::values);
+        for inbox in self
+            .all
+            .iter()
+            .chain(named.flatten())
+            .chain(fields.flatten())
+        {
+            inbox.state.lock().behind = true;
+            inbox.ready.notify_one();
+        }
+    }
+
+    /// How many watchers there are.
+    pub(super) fn len(&self) -> usize {
+        let named = self
+            .by_namespace
+            .values()
+            .chain(self.by_name.values())
+            .map(Vec::len);
+        let fields = self
+            .by_field
+            .values()
+            .flat_map(FxHashMap::values)
+            .map(Vec::len);
+        self.all.len() + named.sum::<usize>() + fields.sum::<usize>()
+    }
+
+    fn add(&mut self, inbox: Arc<Inbox>) {
+        let group = match &inbox.scope {
+            Scope {
+                name: Some(name), ..
+            } => self.by_name.entry(name.clone()).or_default(),
+            Scope {
+                field: Some((path, value)),
+                ..
+            } => self
+                .by_field
+                .entry(path.clone())
+                .or_default()
+                .entry(value.clone())
+                .or_default(),
+            Scope {
+                namespace: Some(namespace),
+                ..
+            } => self.by_namespace.entry(namespace.clone()).or_default(),
+            _ => &mut self.all,
+        };
+        group.push(inbox);
+    }
+
+    fn remove(&mut self, inbox: &Inbox) {
+        match &inbox.scope {
+            Scope {
+                name: Some(name), ..
+            } => remove_from(&mut self.by_name, name, inbox.id),
+            Scope {
+                field: Some((path, value)),
+                ..
+            } => {
+                if let Some(by_value) = self.by_field.get_mut(path) {
+                    remove_from(by_value, value, inbox.id);
+                    if by_value.is_empty() {
+                        self.by_field.remove(path);
+                    }
+                }
+            }
+            Scope {
+                namespace: Some(namespace),
+                ..
+            } => {
+                remove_from(&mut self.by_namespace, namespace, inbox.id);
+            }
+            _ => self.all.retain(|other| other.id != inbox.id),
+        }
+    }
+}
+
+fn offer_all(inboxes: Option<&Vec<Arc<Inbox>>>, event: &Event) {
+    for inbox in inboxes.into_iter().flatten() {
+        inbox.offer(event);
+    }
+}
+
+fn remove_from(groups: &mut FxHashMap<Arc<str>, Vec<Arc<Inbox>>>, group: &Arc<str>, id: u64) {
+    if let Some(inboxes) = groups.get_mut(group) {
+        inboxes.retain(|inbox| inbox.id != id);
+        if inboxes.is_empty() {
+            groups.remove(group);
+        }
+    }
+}
+
+/// A stream of the changes of one table, in revision order, none lost and none twice.
+#[derive(Debug)]
+pub struct Watcher {
+    table: Arc<Table>,
+    published: Arc<AtomicU64>,
+    inbox: Arc<Inbox>,
+    /// Taken from the inbox or the history, not yet handed out.
+    local: VecDeque<Event>,
+    /// Everything up to here has been moved into `local` or was handed out.
+    taken: Revision,
+    /// Everything up to here was handed out.
+    delivered: Revision,
+}
+
+impl Watcher {
+    /// Starts watching `table` after revision `from`. The caller has checked that the history
+    /// reaches that far back.
+    pub(super) fn start(
+        table: Arc<Table>,
+        published: Arc<AtomicU64>,
+        from: Revision,
+        scope: Scope,
+    ) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let inbox = Arc::new(Inbox {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            scope,
+            // Starting from the past is the same as having fallen behind.
+            state: Mutex::new(InboxState {
+                queue: VecDeque::new(),
+                behind: true,
+            }),
+            ready: Notify::new(),
+        });
+        table.state.write().dispatch.add(Arc::clone(&inbox));
+        Self {
+            table,
+            published,
+            inbox,
+            local: VecDeque::new(),
+            taken: from,
+            delivered: from,
+        }
+    }
+
+    /// The table that is watched.
+    #[must_use]
+    pub fn table(&self) -> &TableId {
+        &self.table.id
+    }
+
+    /// The next change. Waits for one; dropping the future loses nothing.
+    pub async fn next(&mut self) -> Result<Event, Lagged> {
+        loop {
+            // Registered before looking, so that an event between looking and waiting wakes us.
+            if let Some(event) = self.try_next()? {
+                return Ok(event);
+            }
+            self.inbox.ready.notified().await;
+        }
+    }
+
+    /// The next change, if there is one now.
+    pub fn try_next(&mut self) -> Result<Option<Event>, Lagged> {
+        loop {
+            while let Some(event) = self.local.pop_front() {
+                if event.revision > self.delivered {
+                    self.delivered = event.revision;
+                    return Ok(Some(event));
+                }
+            }
+            if !self.refill()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Moves events into `local`; false when there is nothing more at the moment.
+    fn refill(&mut self) -> Result<bool, Lagged> {
+        {
+            let mut inbox = self.inbox.state.lock();
+            if !inbox.queue.is_empty() {
+                std::mem::swap(&mut inbox.queue, &mut self.local);
+                if let Some(last) = self.local.back() {
+                    self.taken = self.taken.max(last.revision);
+                }
+                return Ok(true);
+            }
+            if !inbox.behind {
+                return Ok(false);
+            }
+        }
+        let state = self.table.state.read();
+        if self.taken < state.compacted {
+            return Err(Lagged {
+                at: self.delivered,
+                oldest: state.compacted,
+            });
+        }
+        let mut complete = true;
+        for event in state.history_after(self.taken) {
+            if self.local.len() >= CATCH_UP_EVENTS {
+                complete = false;
+                break;
+            }
+            self.taken = event.revision;
+            if self.inbox.scope.matches(event) {
+                self.local.push_back(event.clone());
+            }
+        }
+        if complete {
+            // Writers deliver under the table's write lock, so nothing can slip in between.
+            self.inbox.state.lock().behind = false;
+        }
+        Ok(!self.local.is_empty() || !complete)
+    }
+
+    /// The newest revision up to which everything in scope was handed out, for bookmarks. Never
+    /// goes back.
+    #[must_use]
+    pub fn progress(&self) -> Revision {
+        // Read first: whatever is published by now is in the inbox or was handed out.
+        let published = self.published.load(Ordering::Acquire);
+        let inbox = self.inbox.state.lock();
+        if self.local.is_empty() && inbox.queue.is_empty() && !inbox.behind {
+            self.delivered.max(published)
+        } else {
+            self.delivered
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.table.state.write().dispatch.remove(&self.inbox);
+    }
+}
