@@ -2,11 +2,13 @@
 //!
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::core::NamespaceResourceScope;
 use kube::runtime::{WatchStreamExt, watcher};
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -33,7 +35,10 @@ impl ObjectKey {
 
     /// A key from its parts.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -51,24 +56,22 @@ impl std::fmt::Display for ObjectKey {
 #[derive(Debug, Clone)]
 pub enum Change<K> {
     /// The object is new (`old` is `None`) or changed. Repeats with the same resourceVersion are
-    /// suppressed.
+    /// suppressed; another object under the same name is a deletion and an addition.
     Applied {
         /// What the store held before.
         old: Option<Arc<K>>,
         /// What it holds now.
         new: Arc<K>,
     },
-    /// The object is gone; this is its last known state.
+    /// The object is gone; this is its last state (as known, if the end itself was missed).
     Deleted(Arc<K>),
     /// The initial list is complete. Sent once, before any later change.
     Synced,
 }
 
-/// Which objects to watch.
+/// Which objects of a kind to watch.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
-    /// All namespaces when `None`.
-    pub namespace: Option<String>,
     /// A label selector in query syntax.
     pub labels: Option<String>,
     /// A field selector in query syntax.
@@ -84,7 +87,10 @@ pub struct Store<K> {
 
 impl<K> Clone for Store<K> {
     fn clone(&self) -> Self {
-        Self { objects: self.objects.clone(), synced: self.synced.clone() }
+        Self {
+            objects: self.objects.clone(),
+            synced: self.synced.clone(),
+        }
     }
 }
 
@@ -122,9 +128,11 @@ impl<K> Store<K> {
 /// A running informer: its store and its ordered changes.
 #[derive(Debug)]
 pub struct Informer<K> {
-    /// The mirror, updated before the matching change is delivered.
+    /// The mirror, updated before the matching change is delivered. It never waits for a reader of
+    /// `changes`.
     pub store: Store<K>,
-    /// Changes in order. Must be drained: the channel is bounded, and a full one stops the informer.
+    /// Changes in order. What is not read yet waits in memory, so a slow reader delays neither the
+    /// store nor the watch, but it must read or drop this.
     pub changes: mpsc::Receiver<Change<K>>,
 }
 
@@ -132,29 +140,27 @@ impl<K> Informer<K>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Starts to watch `scope`, until `shutdown` is cancelled or the receiver is dropped.
+    /// Watches all objects in `scope`, in every namespace, until `shutdown` is cancelled or the
+    /// receiver is dropped.
     ///
     /// Errors of the API server are logged and retried with back-off, for ever.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
-        let (sender, changes) = mpsc::channel(1024);
-        let (synced_tx, synced) = watch::channel(false);
-        let objects = Arc::new(RwLock::new(HashMap::new()));
-        let store = Store { objects: objects.clone(), synced };
-        let api: kube::Api<K> = kube::Api::all(client);
-        let api = match scope.namespace.clone() {
-            // `Api::namespaced` demands a namespaced scope at compile time; the URL decides here.
-            Some(namespace) => namespaced(api.into_client(), &namespace),
-            None => api,
-        };
-        tokio::spawn(async move {
-            let run = pump(api, scope, objects, sender, synced_tx);
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                () = run => {}
-            }
-        });
-        Self { store, changes }
+        Self::over(kube::Api::all(client), scope, shutdown)
+    }
+
+    /// As [`Informer::start`], within one namespace: list and watch rights there are enough.
+    #[must_use]
+    pub fn start_in_namespace(
+        client: kube::Client,
+        namespace: &str,
+        scope: Scope,
+        shutdown: CancellationToken,
+    ) -> Self
+    where
+        K: kube::Resource<Scope = NamespaceResourceScope>,
+    {
+        Self::over(kube::Api::namespaced(client, namespace), scope, shutdown)
     }
 
     /// As [`Informer::start`], for readers that want the store only.
@@ -168,98 +174,256 @@ where
         tokio::spawn(async move { while changes.recv().await.is_some() {} });
         store
     }
-}
 
-fn namespaced<K: kube::Resource<DynamicType = ()>>(
-    client: kube::Client,
-    namespace: &str,
-) -> kube::Api<K> {
-    // A default-namespaced Api of a client whose default namespace is the wanted one.
-    let _ = namespace;
-    kube::Api::all(client)
-}
-
-async fn pump<K>(
-    api: kube::Api<K>,
-    scope: Scope,
-    objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
-    sender: mpsc::Sender<Change<K>>,
-    synced: watch::Sender<bool>,
-) where
-    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let config = watcher::Config {
-        label_selector: scope.labels,
-        field_selector: scope.fields,
-        ..watcher::Config::default()
-    };
-    let mut events = watcher(api, config).default_backoff().boxed();
-    let mut listed: Option<HashSet<ObjectKey>> = None;
-    let mut announced = false;
-    loop {
-        let event = match events.try_next().await {
-            Ok(Some(event)) => event,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
-                continue;
-            }
+    fn over(api: kube::Api<K>, scope: Scope, shutdown: CancellationToken) -> Self {
+        let config = watcher::Config {
+            label_selector: scope.labels,
+            field_selector: scope.fields,
+            ..watcher::Config::default()
         };
-        let mut out = Vec::with_capacity(1);
-        match event {
-            watcher::Event::Init => listed = Some(HashSet::new()),
-            watcher::Event::InitApply(object) => {
-                if let Some(listed) = &mut listed {
-                    listed.insert(ObjectKey::of(&object));
+        let events = watcher(api, config).default_backoff().boxed();
+        let (sender, changes) = mpsc::channel(64);
+        let (synced_tx, synced) = watch::channel(false);
+        let objects = Arc::new(RwLock::new(HashMap::new()));
+        let store = Store {
+            objects: objects.clone(),
+            synced,
+        };
+        let mirror = Mirror {
+            objects,
+            synced: synced_tx,
+            listed: None,
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = pump(events, mirror, sender) => {}
+            }
+        });
+        Self { store, changes }
+    }
+}
+
+type Events<K> = BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>;
+
+/// Applies events as they come and hands the changes over as the reader takes them.
+async fn pump<K>(mut events: Events<K>, mut mirror: Mirror<K>, sender: mpsc::Sender<Change<K>>)
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    let mut waiting = VecDeque::new();
+    loop {
+        tokio::select! {
+            biased;
+            permit = sender.reserve(), if !waiting.is_empty() => match (permit, waiting.pop_front()) {
+                (Ok(permit), Some(change)) => permit.send(change),
+                _ => return,
+            },
+            () = sender.closed(), if waiting.is_empty() => return,
+            event = events.next() => match event {
+                Some(Ok(event)) => mirror.handle(event, &mut waiting),
+                Some(Err(error)) => {
+                    tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
                 }
-                out.extend(apply(&objects, object));
-            }
-            watcher::Event::Apply(object) => out.extend(apply(&objects, object)),
-            watcher::Event::Delete(object) => {
-                let key = ObjectKey::of(&object);
-                objects.write().remove(&key);
-                out.push(Change::Deleted(Arc::new(object)));
-            }
-            watcher::Event::InitDone => {
-                // What a re-list no longer shows was deleted while we were not watching.
-                if let Some(listed) = listed.take() {
-                    let mut gone = BTreeMap::new();
-                    objects.write().retain(|key, object| {
-                        let keep = listed.contains(key);
-                        if !keep {
-                            gone.insert(key.clone(), object.clone());
-                        }
-                        keep
-                    });
-                    out.extend(gone.into_values().map(Change::Deleted));
-                }
-                if !announced {
-                    announced = true;
-                    synced.send_replace(true);
-                    out.push(Change::Synced);
-                }
-            }
-        }
-        for change in out {
-            if sender.send(change).await.is_err() {
-                return;
-            }
+                None => return,
+            },
         }
     }
 }
 
-fn apply<K>(objects: &RwLock<HashMap<ObjectKey, Arc<K>>>, mut object: K) -> Option<Change<K>>
-where
-    K: kube::Resource<DynamicType = ()>,
-{
-    // Nothing of ours reads managedFields, and they can be half of an object's size.
+/// The writing half of a [`Store`].
+struct Mirror<K> {
+    objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
+    synced: watch::Sender<bool>,
+    /// What the list in progress has shown so far.
+    listed: Option<HashSet<ObjectKey>>,
+}
+
+impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
+    fn handle(&mut self, event: watcher::Event<K>, out: &mut VecDeque<Change<K>>) {
+        match event {
+            watcher::Event::Init => self.listed = Some(HashSet::new()),
+            watcher::Event::InitApply(object) => {
+                if let Some(listed) = &mut self.listed {
+                    listed.insert(ObjectKey::of(&object));
+                }
+                self.apply(object, out);
+            }
+            watcher::Event::Apply(object) => self.apply(object, out),
+            watcher::Event::Delete(mut object) => {
+                strip(&mut object);
+                // Unknown to us means never delivered as applied, or delivered as deleted already.
+                if self
+                    .objects
+                    .write()
+                    .remove(&ObjectKey::of(&object))
+                    .is_some()
+                {
+                    out.push_back(Change::Deleted(Arc::new(object)));
+                }
+            }
+            watcher::Event::InitDone => {
+                // What a re-list no longer shows was deleted while we were not watching.
+                if let Some(listed) = self.listed.take() {
+                    let mut gone: Vec<_> = self
+                        .objects
+                        .write()
+                        .extract_if(|key, _| !listed.contains(key))
+                        .collect();
+                    gone.sort_by(|(a, _), (b, _)| a.cmp(b));
+                    out.extend(gone.into_iter().map(|(_, object)| Change::Deleted(object)));
+                }
+                if !*self.synced.borrow() {
+                    self.synced.send_replace(true);
+                    out.push_back(Change::Synced);
+                }
+            }
+        }
+    }
+
+    fn apply(&self, mut object: K, out: &mut VecDeque<Change<K>>) {
+        strip(&mut object);
+        let new = Arc::new(object);
+        let mut old = self
+            .objects
+            .write()
+            .insert(ObjectKey::of(&*new), new.clone());
+        if let Some(before) = &old {
+            let (was, is) = (before.meta(), new.meta());
+            if was.resource_version.is_some() && was.resource_version == is.resource_version {
+                return;
+            }
+            if was.uid != is.uid {
+                out.extend(old.take().map(Change::Deleted));
+            }
+        }
+        out.push_back(Change::Applied { old, new });
+    }
+}
+
+/// Nothing of ours reads managedFields, and they can be half of an object's size.
+fn strip<K: kube::Resource<DynamicType = ()>>(object: &mut K) {
     object.meta_mut().managed_fields = None;
-    let key = ObjectKey::of(&object);
-    let new = Arc::new(object);
-    let old = objects.write().insert(key, new.clone());
-    let same = old.as_ref().is_some_and(|old| {
-        old.meta().resource_version.is_some()
-            && old.meta().resource_version == new.meta().resource_version
-    });
-    (!same).then_some(Change::Applied { old, new })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::watcher::Event;
+
+    fn object(name: &str, uid: &str, version: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.namespace = Some("n".to_owned());
+        object.metadata.name = Some(name.to_owned());
+        object.metadata.uid = Some(uid.to_owned());
+        object.metadata.resource_version = Some(version.to_owned());
+        object.metadata.managed_fields = Some(Vec::new());
+        object
+    }
+
+    fn show(change: &Change<ConfigMap>) -> String {
+        let one = |object: &ConfigMap| {
+            assert_eq!(object.metadata.managed_fields, None);
+            let meta = &object.metadata;
+            format!(
+                "{}{}",
+                meta.name.as_deref().unwrap(),
+                meta.resource_version.as_deref().unwrap()
+            )
+        };
+        match change {
+            Change::Applied { old: None, new } => format!("+{}", one(new)),
+            Change::Applied {
+                old: Some(old),
+                new,
+            } => format!("{}>{}", one(old), one(new)),
+            Change::Deleted(last) => format!("-{}", one(last)),
+            Change::Synced => "synced".to_owned(),
+        }
+    }
+
+    fn informer(events: Vec<Event<ConfigMap>>) -> Informer<ConfigMap> {
+        let (sender, changes) = mpsc::channel(1);
+        let (synced_tx, synced) = watch::channel(false);
+        let objects = Arc::new(RwLock::new(HashMap::new()));
+        let store = Store {
+            objects: objects.clone(),
+            synced,
+        };
+        let events = futures::stream::iter(events.into_iter().map(Ok)).boxed();
+        let mirror = Mirror {
+            objects,
+            synced: synced_tx,
+            listed: None,
+        };
+        tokio::spawn(pump(
+            events.chain(futures::stream::pending()).boxed(),
+            mirror,
+            sender,
+        ));
+        Informer { store, changes }
+    }
+
+    async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {
+        let mut informer = informer(events);
+        for (at, expected) in expected.iter().enumerate() {
+            let change = informer.changes.recv().await.unwrap();
+            assert_eq!(show(&change), *expected, "change {at}");
+        }
+        tokio::task::yield_now().await;
+        assert!(
+            informer.changes.try_recv().is_err(),
+            "more changes than expected"
+        );
+    }
+
+    #[tokio::test]
+    async fn changes_carry_the_old_object_and_the_last_state() {
+        use Event::{Apply, Delete, Init, InitApply, InitDone};
+        let events = vec![
+            Init,
+            InitApply(object("a", "1", "1")),
+            InitDone,
+            Apply(object("a", "1", "2")),
+            Apply(object("a", "1", "2")),
+            Delete(object("a", "1", "3")),
+            Delete(object("a", "1", "3")),
+        ];
+        check(events, &["+a1", "synced", "a1>a2", "-a3"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_relist_shows_what_was_missed_and_nothing_twice() {
+        use Event::{Init, InitApply, InitDone};
+        let events = vec![
+            Init,
+            InitApply(object("a", "1", "1")),
+            InitApply(object("b", "2", "2")),
+            InitApply(object("c", "3", "3")),
+            InitDone,
+            Init,
+            InitApply(object("a", "1", "1")),
+            InitApply(object("b", "9", "7")),
+            InitApply(object("d", "4", "4")),
+            InitDone,
+        ];
+        let expected = ["+a1", "+b2", "+c3", "synced", "-b2", "+b7", "+d4", "-c3"];
+        check(events, &expected).await;
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_delays_neither_store_nor_sync() {
+        let mut events = vec![Event::Init];
+        events.extend((0..1000).map(|n| Event::InitApply(object(&format!("o{n}-"), "1", "1"))));
+        events.push(Event::InitDone);
+        let mut informer = informer(events);
+        assert!(informer.store.wait_synced().await);
+        assert_eq!(informer.store.len(), 1000);
+        let mut read = 0;
+        while !matches!(informer.changes.recv().await.unwrap(), Change::Synced) {
+            read += 1;
+        }
+        assert_eq!(read, 1000);
+    }
 }

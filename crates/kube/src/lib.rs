@@ -5,7 +5,15 @@
 //!
 //! Invariant: no scheduling or QoS rule lives here.
 
+pub mod client;
+pub mod events;
+pub mod evict;
 pub mod informer;
+pub mod lease;
+pub mod patch;
+pub mod queue;
+#[cfg(test)]
+mod testing;
 
 pub use informer::{Change, Informer, ObjectKey, Scope, Store};
-pub use kube::{Api, Client, Error, ResourceExt, core as kube_core, api};
+pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

@@ -1,0 +1,408 @@
+//! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, header};
+use kube::client::{Body, ClientBuilder};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+use tower::{BoxError, Layer, Service};
+
+/// How a client talks, whatever it talks to.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// Sustained requests per second; 0 means no limit. A watch counts as one request.
+    pub qps: f64,
+    /// How many requests may go out at once before `qps` applies.
+    pub burst: u32,
+    /// The `User-Agent` header, for example `koordinator-manager`.
+    pub user_agent: String,
+    /// The kubeconfig context to use instead of the current one.
+    pub context: Option<String>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            qps: 0.0,
+            burst: 0,
+            user_agent: "koord".to_owned(),
+            context: None,
+        }
+    }
+}
+
+/// Why no client could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig is missing, malformed, or points to something missing.
+    #[error("kubeconfig {}: {source}", path.display())]
+    Kubeconfig {
+        /// The file that was read.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: KubeconfigError,
+    },
+    /// The service account of the pod could not be used.
+    #[error("in-cluster configuration: {0}")]
+    InCluster(#[source] kube::config::InClusterError),
+    /// There is nowhere to look.
+    #[error(
+        "no cluster to talk to: no --kubeconfig, KUBECONFIG is not set, this is not a pod \
+         (KUBERNETES_SERVICE_HOST is not set), and {} does not exist",
+        default_path.display()
+    )]
+    Nowhere {
+        /// The last place that was tried.
+        default_path: PathBuf,
+    },
+    /// An option has an impossible value.
+    #[error("client option {field}: {value:?} {problem}")]
+    Option {
+        /// Which one.
+        field: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The configuration was read but no transport could be made from it.
+    #[error("client for {server}: {source}")]
+    Transport {
+        /// The API server's address.
+        server: String,
+        /// What failed, for example a bad certificate.
+        source: Box<kube::Error>,
+    },
+}
+
+/// A client for the cluster that `path` names, else `KUBECONFIG`, else the pod this process runs
+/// in, else `~/.kube/config`: the order controller-runtime uses.
+///
+/// # Errors
+///
+/// When no configuration is found or the one found cannot be used; the text names file and field.
+pub async fn from_kubeconfig(
+    path: Option<&Path>,
+    options: &ClientOptions,
+) -> Result<kube::Client, ClientError> {
+    let config = load(path, options).await?;
+    build(config, options)
+}
+
+async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Config, ClientError> {
+    if let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) {
+        return from_file(path, options).await;
+    }
+    if let Some(list) = std::env::var_os("KUBECONFIG").filter(|list| !list.is_empty()) {
+        let selection = KubeConfigOptions {
+            context: options.context.clone(),
+            ..Default::default()
+        };
+        return kube::Config::from_kubeconfig(&selection)
+            .await
+            .map_err(|source| ClientError::Kubeconfig {
+                path: PathBuf::from(list),
+                source,
+            });
+    }
+    if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+        return kube::Config::incluster().map_err(ClientError::InCluster);
+    }
+    let default_path = std::env::home_dir()
+        .unwrap_or_else(|| PathBuf::from("/"))
+        .join(".kube/config");
+    if default_path.exists() {
+        return from_file(&default_path, options).await;
+    }
+    Err(ClientError::Nowhere { default_path })
+}
+
+async fn from_file(path: &Path, options: &ClientOptions) -> Result<kube::Config, ClientError> {
+    let wrong = |source| ClientError::Kubeconfig {
+        path: path.to_owned(),
+        source,
+    };
+    let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    let selection = KubeConfigOptions {
+        context: options.context.clone(),
+        ..Default::default()
+    };
+    kube::Config::from_custom_kubeconfig(file, &selection)
+        .await
+        .map_err(wrong)
+}
+
+fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Client, ClientError> {
+    let agent = HeaderValue::from_str(&options.user_agent).map_err(|_| ClientError::Option {
+        field: "user agent",
+        value: options.user_agent.clone(),
+        problem: "is not a valid header value",
+    })?;
+    let limit = RateLimit::new(options.qps, options.burst)?;
+    config.headers.push((header::USER_AGENT, agent));
+    // Its policy retries every 429, evictions included, for minutes.
+    config.default_retry = false;
+    // Only one provider is compiled in; installing it twice is harmless.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let server = config.cluster_url.to_string();
+    let namespace = config.default_namespace.clone();
+    let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
+        server,
+        source: Box::new(source),
+    })?;
+    let client = match limit {
+        Some(limit) => builder.with_layer(&limit).build(),
+        None => builder.build(),
+    };
+    Ok(kube::Client::new(
+        tower::service_fn(move |request| retrying(client.clone(), request)),
+        namespace,
+    ))
+}
+
+/// How often one request is sent again.
+const RETRIES: u32 = 10;
+
+/// Sends `request`, and sends it again when the server says when (`Retry-After` on 429 or 5xx), as
+/// client-go does. An eviction is never repeated: its 429 is an answer, not an overload.
+async fn retrying(
+    client: kube::Client,
+    request: Request<Body>,
+) -> Result<Response<Body>, kube::Error> {
+    let (head, body) = request.into_parts();
+    let mut left = if head.uri.path().ends_with("/eviction") {
+        0
+    } else {
+        RETRIES
+    };
+    let mut body = body;
+    loop {
+        let spare = if left > 0 { body.try_clone() } else { None };
+        let response = client.send(Request::from_parts(head.clone(), body)).await?;
+        let Some((again, delay)) = spare.zip(retry_after(&response)) else {
+            return Ok(response);
+        };
+        tracing::debug!(uri = %head.uri, status = %response.status(), ?delay, "asked to retry");
+        tokio::time::sleep(delay).await;
+        body = again;
+        left -= 1;
+    }
+}
+
+/// The delay that a refusal asks for, if it is one that may be repeated.
+pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
+    let code = response.status();
+    let repeatable = code == http::StatusCode::TOO_MANY_REQUESTS || code.is_server_error();
+    let value = response
+        .headers()
+        .get(header::RETRY_AFTER)
+        .filter(|_| repeatable)?;
+    value.to_str().ok()?.parse().ok().map(Duration::from_secs)
+}
+
+/// A client whose requests go straight into `service`, for example an axum router: no socket, no
+/// TLS, no authentication, no rate limit. Must be called inside a tokio runtime.
+pub fn in_process<S, B>(service: S) -> kube::Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    kube::Client::new(service, "default")
+}
+
+/// A token bucket in front of a service, as client-go's flow control: `burst` tokens, refilled at
+/// `qps` per second, one per request.
+#[derive(Debug, Clone, Copy)]
+struct RateLimit {
+    interval: Duration,
+    burst: u32,
+}
+
+impl RateLimit {
+    fn new(qps: f64, burst: u32) -> Result<Option<Self>, ClientError> {
+        if qps == 0.0 {
+            return Ok(None);
+        }
+        match Duration::try_from_secs_f64(1.0 / qps) {
+            Ok(interval) if qps.is_sign_positive() && !interval.is_zero() => Ok(Some(Self {
+                interval,
+                burst: burst.max(1),
+            })),
+            _ => Err(ClientError::Option {
+                field: "qps",
+                value: qps.to_string(),
+                problem: "is not a positive number of requests per second",
+            }),
+        }
+    }
+}
+
+impl<S> Layer<S> for RateLimit {
+    type Service = RateLimited<S>;
+
+    fn layer(&self, inner: S) -> RateLimited<S> {
+        RateLimited {
+            inner,
+            limit: *self,
+            spent_until: None,
+            sleep: None,
+        }
+    }
+}
+
+/// The bucket is kept as the instant at which it would be full again.
+#[derive(Debug)]
+struct RateLimited<S> {
+    inner: S,
+    limit: RateLimit,
+    spent_until: Option<Instant>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S, R> Service<R> for RateLimited<S>
+where
+    S: Service<R>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        // Holding back here holds back every request behind this one too, which is the point.
+        let now = Instant::now();
+        let full_in = self
+            .spent_until
+            .map_or(Duration::ZERO, |full| full.duration_since(now));
+        let room = self.limit.interval.saturating_mul(self.limit.burst - 1);
+        if full_in > room {
+            let deadline = now + (full_in - room);
+            let sleep = self
+                .sleep
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+            ready!(sleep.as_mut().poll(cx));
+        }
+        self.sleep = None;
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> S::Future {
+        let now = Instant::now();
+        let from = self.spent_until.map_or(now, |full| full.max(now));
+        self.spent_until = Some(from + self.limit.interval);
+        self.inner.call(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use tower::{ServiceExt, service_fn};
+
+    async fn error_for(content: &str) -> String {
+        let dir = std::env::temp_dir().join(format!("koord-kube-{}", fastrand::u64(..)));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("config");
+        std::fs::File::create(&path)
+            .unwrap()
+            .write_all(content.as_bytes())
+            .unwrap();
+        let error = from_kubeconfig(Some(&path), &ClientOptions::default())
+            .await
+            .err();
+        std::fs::remove_dir_all(&dir).unwrap();
+        let text = error.expect("a broken kubeconfig is refused").to_string();
+        assert!(text.contains(path.to_str().unwrap()), "no path in: {text}");
+        text
+    }
+
+    #[tokio::test]
+    async fn errors_name_file_and_field() {
+        assert!(error_for("clusters: 7").await.contains("clusters"));
+        let nowhere = "current-context: a\ncontexts: [{name: b, context: {cluster: c}}]\n";
+        assert!(error_for(nowhere).await.contains('a'));
+        let no_cluster =
+            "current-context: a\ncontexts: [{name: a, context: {cluster: lost, user: u}}]\n";
+        assert!(error_for(no_cluster).await.contains("lost"));
+        let missing = Path::new("/nonexistent/koord/config");
+        let error = from_kubeconfig(Some(missing), &ClientOptions::default())
+            .await
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("/nonexistent/koord/config"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn impossible_rates_are_refused() {
+        assert!(RateLimit::new(0.0, 0).unwrap().is_none());
+        assert!(RateLimit::new(30.0, 50).unwrap().is_some());
+        let error = RateLimit::new(-1.0, 5).unwrap_err().to_string();
+        assert!(error.contains("qps") && error.contains("-1"), "{error}");
+        assert!(RateLimit::new(f64::NAN, 5).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_refusals_that_say_when_are_repeated_and_evictions_never() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let calls = Arc::new(AtomicU32::new(0));
+        let counter = calls.clone();
+        let server = in_process(service_fn(move |request: Request<Body>| {
+            let call = counter.fetch_add(1, Ordering::SeqCst);
+            let patient = request.uri().query() == Some("say-when");
+            async move {
+                let mut response = Response::new(Body::empty());
+                if call < 2 {
+                    *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+                    if patient {
+                        response
+                            .headers_mut()
+                            .insert(header::RETRY_AFTER, HeaderValue::from_static("3"));
+                    }
+                }
+                Ok::<_, BoxError>(response)
+            }
+        }));
+        for (uri, status, sent) in [
+            ("/api/v1/nodes/a?say-when", 200, 3),
+            ("/api/v1/nodes/a", 429, 1),
+            ("/api/v1/namespaces/n/pods/p/eviction?say-when", 429, 1),
+        ] {
+            calls.store(0, Ordering::SeqCst);
+            let request = Request::get(uri).body(Body::empty()).unwrap();
+            let response = retrying(server.clone(), request).await.unwrap();
+            assert_eq!(
+                (response.status().as_u16(), calls.load(Ordering::SeqCst)),
+                (status, sent)
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_beyond_the_burst_wait_for_their_turn() {
+        let limit = RateLimit::new(10.0, 3).unwrap().unwrap();
+        let mut service = limit.layer(service_fn(async |(): ()| Ok::<_, BoxError>(())));
+        let start = Instant::now();
+        let mut at = Vec::new();
+        for _ in 0..5 {
+            service.ready().await.unwrap().call(()).await.unwrap();
+            at.push(start.elapsed().as_millis());
+        }
+        assert_eq!(at[..3], [0, 0, 0]);
+        assert!(
+            (99..=102).contains(&at[3]) && (198..=204).contains(&at[4]),
+            "{at:?}"
+        );
+    }
+}

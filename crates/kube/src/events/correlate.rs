@@ -1,0 +1,268 @@
+//! Folding and limiting of events; pure, time is a parameter.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event;
+use std::collections::{HashMap, HashSet};
+
+/// Similar events are folded once there are more different messages than this ...
+const FOLD_AFTER: usize = 10;
+/// ... each at most this long after the one before, in seconds.
+const FOLD_WINDOW: f64 = 600.0;
+const FOLDED_PREFIX: &str = "(combined from similar events): ";
+/// Events one source may send about one object at once ...
+const BURST: f64 = 25.0;
+/// ... and per second afterwards.
+const REFILL: f64 = 1.0 / 300.0;
+/// Remembered keys of each sort; the ones used least recently are forgotten first.
+const REMEMBER: usize = 4096;
+
+/// What to do with an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Send it as a new object.
+    Create,
+    /// Raise the count of the object it is a repeat of; its name is filled in.
+    Count,
+    /// Too many: say nothing.
+    Drop,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Correlator {
+    similar: Memory<Similar>,
+    sent: Memory<Sent>,
+    buckets: Memory<Bucket>,
+}
+
+#[derive(Debug, Default)]
+struct Similar {
+    messages: HashSet<String>,
+    last: Option<Timestamp>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Sent {
+    name: Option<String>,
+    count: i32,
+    first: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    spent: f64,
+    last: Option<Timestamp>,
+}
+
+impl Correlator {
+    /// Decides about `event`, adapting message, name and count.
+    pub(super) fn judge(&mut self, mut event: Event, now: Timestamp) -> (Verdict, Event) {
+        let speaker = {
+            let source = event.source.clone().unwrap_or_default();
+            let object = &event.involved_object;
+            key(&[
+                &source.component,
+                &source.host,
+                &object.kind,
+                &object.namespace,
+                &object.name,
+                &object.uid,
+                &object.api_version,
+            ])
+        };
+        let what = key(&[
+            &Some(speaker.clone()),
+            &event.type_,
+            &event.reason,
+            &event.action,
+            &event.reporting_component,
+            &event.reporting_instance,
+        ]);
+        let message = event.message.clone().unwrap_or_default();
+
+        let similar = self.similar.entry(&what);
+        if similar
+            .last
+            .is_some_and(|last| seconds(last, now) > FOLD_WINDOW)
+        {
+            similar.messages.clear();
+        }
+        similar.last = Some(now);
+        let folded = similar.messages.len() >= FOLD_AFTER && !similar.messages.contains(&message);
+        if !folded {
+            similar.messages.insert(message.clone());
+        }
+        // A folded event is one object however its message changes.
+        let identity = if folded {
+            event.message = Some(format!("{FOLDED_PREFIX}{message}"));
+            key(&[&Some(what), &None])
+        } else {
+            key(&[&Some(what), &Some(message)])
+        };
+
+        let sent = self.sent.entry(&identity);
+        sent.count = sent.count.saturating_add(1);
+        let verdict = match &sent.name {
+            Some(name) => {
+                event.metadata.name = Some(name.clone());
+                event.first_timestamp = sent.first.clone();
+                Verdict::Count
+            }
+            None => {
+                sent.name = event.metadata.name.clone();
+                sent.first = event.first_timestamp.clone();
+                Verdict::Create
+            }
+        };
+        event.count = Some(sent.count);
+
+        let bucket = self.buckets.entry(&speaker);
+        let refill = bucket.last.map_or(0.0, |last| seconds(last, now) * REFILL);
+        bucket.spent = (bucket.spent - refill).max(0.0);
+        bucket.last = Some(now);
+        if bucket.spent + 1.0 > BURST {
+            if verdict == Verdict::Create {
+                // Never sent, so there is nothing whose count could be raised later.
+                self.sent.forget(&identity);
+            }
+            return (Verdict::Drop, event);
+        }
+        bucket.spent += 1.0;
+        (verdict, event)
+    }
+}
+
+fn seconds(from: Timestamp, to: Timestamp) -> f64 {
+    to.duration_since(from).as_secs_f64().max(0.0)
+}
+
+fn key(parts: &[&Option<String>]) -> String {
+    let mut key = String::new();
+    for part in parts {
+        key.push_str(part.as_deref().unwrap_or_default());
+        key.push('\u{1f}');
+    }
+    key
+}
+
+/// A map that forgets the least recently used half when it is full.
+#[derive(Debug)]
+struct Memory<V> {
+    entries: HashMap<String, (u64, V)>,
+    tick: u64,
+}
+
+impl<V> Default for Memory<V> {
+    fn default() -> Self {
+        Self {
+            entries: HashMap::new(),
+            tick: 0,
+        }
+    }
+}
+
+impl<V: Default> Memory<V> {
+    fn entry(&mut self, key: &str) -> &mut V {
+        self.tick += 1;
+        if self.entries.len() >= REMEMBER && !self.entries.contains_key(key) {
+            let mut ages: Vec<u64> = self.entries.values().map(|(age, _)| *age).collect();
+            let (_, middle, _) = ages.select_nth_unstable(REMEMBER / 2);
+            let middle = *middle;
+            self.entries.retain(|_, (age, _)| *age > middle);
+        }
+        let entry = self.entries.entry(key.to_owned()).or_default();
+        entry.0 = self.tick;
+        &mut entry.1
+    }
+
+    fn forget(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{EventSource, ObjectReference};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    fn event(number: u32, object: &str, message: &str) -> Event {
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("e{number}")),
+                ..ObjectMeta::default()
+            },
+            involved_object: ObjectReference {
+                name: Some(object.to_owned()),
+                ..ObjectReference::default()
+            },
+            source: Some(EventSource {
+                component: Some("c".to_owned()),
+                host: None,
+            }),
+            reason: Some("R".to_owned()),
+            message: Some(message.to_owned()),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn many_messages_fold_into_one_event() {
+        let mut correlator = Correlator::default();
+        for number in 0..10 {
+            let (verdict, _) = correlator.judge(event(number, "a", &number.to_string()), at(1));
+            assert_eq!(verdict, Verdict::Create);
+        }
+        let (verdict, folded) = correlator.judge(event(10, "a", "ten"), at(2));
+        assert_eq!(verdict, Verdict::Create);
+        assert_eq!(
+            folded.message.as_deref(),
+            Some("(combined from similar events): ten")
+        );
+        let (verdict, folded) = correlator.judge(event(11, "a", "eleven"), at(3));
+        assert_eq!(verdict, Verdict::Count);
+        assert_eq!(folded.metadata.name.as_deref(), Some("e10"));
+        assert_eq!(folded.count, Some(2));
+        // A message known from before is still its own event.
+        let (verdict, known) = correlator.judge(event(12, "a", "3"), at(4));
+        assert_eq!(
+            (verdict, known.metadata.name.as_deref()),
+            (Verdict::Count, Some("e3"))
+        );
+        // After a quiet while messages are told apart again.
+        let (_, fresh) = correlator.judge(event(13, "a", "new"), at(700));
+        assert_eq!(fresh.message.as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn one_object_gets_so_many_events_and_others_are_not_affected() {
+        let mut correlator = Correlator::default();
+        let mut judge = |number, object: &str, time| {
+            correlator.judge(event(number, object, "same"), at(time)).0
+        };
+        assert_eq!(judge(0, "a", 0), Verdict::Create);
+        for number in 1..25 {
+            assert_eq!(judge(number, "a", 0), Verdict::Count);
+        }
+        assert_eq!(judge(25, "a", 0), Verdict::Drop);
+        assert_eq!(judge(26, "b", 0), Verdict::Create);
+        assert_eq!(judge(27, "a", 299), Verdict::Drop);
+        assert_eq!(judge(28, "a", 301), Verdict::Count);
+        assert_eq!(judge(29, "a", 302), Verdict::Drop);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_keeps_the_recent() {
+        let mut memory = Memory::<u32>::default();
+        for number in 0..REMEMBER + 10 {
+            *memory.entry(&number.to_string()) = 1;
+        }
+        assert!(memory.entries.len() <= REMEMBER);
+        assert_eq!(*memory.entry(&(REMEMBER + 9).to_string()), 1);
+        assert_eq!(*memory.entry("0"), 0);
+    }
+}

@@ -1,0 +1,150 @@
+//! Eviction of pods through the `eviction` subresource.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::client::Body;
+use kube::core::Status;
+use std::time::Duration;
+
+/// Details of an eviction.
+#[derive(Debug, Clone, Default)]
+pub struct EvictOptions {
+    /// Evict only this incarnation of the pod.
+    pub uid: Option<String>,
+    /// Overrides the pod's own grace period, in seconds.
+    pub grace_period_seconds: Option<i64>,
+    /// Ask what would happen, change nothing.
+    pub dry_run: bool,
+}
+
+/// What the API server made of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictOutcome {
+    /// The pod is being deleted.
+    Evicted,
+    /// There is no such pod (any more), or it is another incarnation.
+    Gone,
+    /// A disruption budget or the server's load forbids it for now (429).
+    Blocked {
+        /// The server's reason.
+        message: String,
+        /// When to ask again, if the server said so.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// Asks for the eviction of a pod. Waits for nothing and retries nothing: a refusal is an answer
+/// that the caller has to plan with.
+///
+/// # Errors
+///
+/// Every other answer of the API server, and failures of the transport.
+pub async fn evict_pod(
+    client: &kube::Client,
+    namespace: &str,
+    name: &str,
+    options: &EvictOptions,
+) -> Result<EvictOutcome, kube::Error> {
+    let eviction = Eviction {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
+        delete_options: Some(DeleteOptions {
+            grace_period_seconds: options.grace_period_seconds,
+            dry_run: options.dry_run.then(|| vec!["All".to_owned()]),
+            preconditions: options.uid.clone().map(|uid| Preconditions {
+                uid: Some(uid),
+                ..Preconditions::default()
+            }),
+            ..DeleteOptions::default()
+        }),
+    };
+    let bytes = serde_json::to_vec(&eviction).map_err(kube::Error::SerdeError)?;
+    let collection = <Pod as kube::Resource>::url_path(&(), Some(namespace));
+    let request = http::Request::post(format!("{collection}/{name}/eviction"))
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(Body::from(bytes))
+        .map_err(kube::Error::HttpError)?;
+    let response = client.send(request).await?;
+    let code = response.status();
+    let retry_after = crate::client::retry_after(&response);
+    if code.is_success() {
+        return Ok(EvictOutcome::Evicted);
+    }
+    let bytes = response.into_body().collect_bytes().await?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let mut status = serde_json::from_slice::<Status>(&bytes)
+        .unwrap_or_else(|_| Status::failure(&text, "Unknown"));
+    status.code = code.as_u16();
+    Ok(match status.code {
+        404 => EvictOutcome::Gone,
+        // A uid precondition that does not hold is answered with a conflict.
+        409 if options.uid.is_some() => EvictOutcome::Gone,
+        429 => {
+            let after = status
+                .details
+                .as_ref()
+                .map(|details| details.retry_after_seconds);
+            let after = after.filter(|seconds| *seconds > 0);
+            EvictOutcome::Blocked {
+                message: status.message,
+                retry_after: after.map(|s| Duration::from_secs(s.into())).or(retry_after),
+            }
+        }
+        _ => return Err(kube::Error::Api(status.boxed())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::in_process;
+    use crate::testing;
+    use http::StatusCode;
+    use serde_json::json;
+
+    async fn outcome(code: u16, body: serde_json::Value) -> Result<EvictOutcome, kube::Error> {
+        let client = in_process(testing::answer(move |request| {
+            assert_eq!(
+                request.uri().path(),
+                "/api/v1/namespaces/shop/pods/cart-0/eviction"
+            );
+            (StatusCode::from_u16(code).unwrap(), body.clone())
+        }));
+        let options = EvictOptions {
+            uid: Some("u".to_owned()),
+            ..EvictOptions::default()
+        };
+        evict_pod(&client, "shop", "cart-0", &options).await
+    }
+
+    #[tokio::test]
+    async fn answers_become_outcomes() {
+        let ok = json!({"kind": "Status", "status": "Success", "code": 201});
+        assert_eq!(outcome(201, ok).await.unwrap(), EvictOutcome::Evicted);
+        assert_eq!(
+            outcome(404, json!({"message": "gone"})).await.unwrap(),
+            EvictOutcome::Gone
+        );
+        assert_eq!(
+            outcome(409, json!({"message": "uid"})).await.unwrap(),
+            EvictOutcome::Gone
+        );
+        let budget = json!({"message": "disruption budget", "reason": "TooManyRequests",
+            "details": {"retryAfterSeconds": 10}});
+        assert_eq!(
+            outcome(429, budget).await.unwrap(),
+            EvictOutcome::Blocked {
+                message: "disruption budget".to_owned(),
+                retry_after: Some(Duration::from_secs(10)),
+            }
+        );
+        let error = outcome(403, json!({"message": "not you"}))
+            .await
+            .unwrap_err();
+        assert!(crate::patch::is_status(&error, 403), "{error}");
+    }
+}

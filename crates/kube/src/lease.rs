@@ -1,0 +1,474 @@
+//! Leader election and node heartbeats over `coordination.k8s.io/v1` Leases.
+//!
+//! The election speaks client-go's protocol, so that replicas of both implementations can contend
+//! for the same Lease: time is only ever measured locally, from when a renewal was *seen*.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use koord_app::Clock;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use std::future::Future;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::patch::{is_conflict, is_not_found};
+
+/// The namespace of node heartbeats.
+pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
+
+/// Which Lease to contend for, and how patiently.
+#[derive(Debug, Clone)]
+pub struct Election {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub name: String,
+    /// This contender; must be unique, for example `<host>_<uuid>`.
+    pub identity: String,
+    /// How long others wait after the last renewal they saw. Default 15 s.
+    pub lease_duration: Duration,
+    /// How long the leader tries to renew before it gives up. Default 10 s.
+    pub renew_deadline: Duration,
+    /// Pause between attempts. Default 2 s.
+    pub retry_period: Duration,
+}
+
+impl Election {
+    /// The default timing.
+    #[must_use]
+    pub fn new(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        identity: impl Into<String>,
+    ) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Why there is no election, or no leadership any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ElectionError {
+    /// A setting makes no sense.
+    #[error("leader election {field}: {value} {problem}")]
+    Setting {
+        /// Which setting.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The Lease could not be renewed in time. Somebody else may lead now: stop.
+    #[error("leadership of lease {namespace}/{name} was lost")]
+    Lost {
+        /// Namespace of the Lease.
+        namespace: String,
+        /// Name of the Lease.
+        name: String,
+    },
+}
+
+/// Jitter on the pause between attempts to become leader: up to 120 % longer, as client-go.
+const ACQUIRE_JITTER: f64 = 1.2;
+
+/// A contender for a Lease.
+#[derive(Debug)]
+pub struct LeaderElector {
+    api: kube::Api<Lease>,
+    election: Election,
+    clock: Clock,
+    observed: Option<Observed>,
+}
+
+/// The Lease as last seen, and when it was first seen so.
+#[derive(Debug)]
+struct Observed {
+    lease: Lease,
+    since: Instant,
+}
+
+impl Observed {
+    fn spec(&self) -> LeaseSpec {
+        self.lease.spec.clone().unwrap_or_default()
+    }
+
+    fn holder(&self) -> Option<String> {
+        self.spec()
+            .holder_identity
+            .filter(|holder| !holder.is_empty())
+    }
+}
+
+impl LeaderElector {
+    /// A contender that has not contended yet.
+    ///
+    /// # Errors
+    ///
+    /// When a duration or a name makes no sense.
+    pub fn new(
+        client: kube::Client,
+        election: Election,
+        clock: Clock,
+    ) -> Result<Self, ElectionError> {
+        let wrong = |field, value: String, problem| {
+            Err(ElectionError::Setting {
+                field,
+                value,
+                problem,
+            })
+        };
+        for (field, value) in [
+            ("namespace", &election.namespace),
+            ("name", &election.name),
+            ("identity", &election.identity),
+        ] {
+            if value.is_empty() {
+                return wrong(field, format!("{value:?}"), "must not be empty");
+            }
+        }
+        let Election {
+            lease_duration,
+            renew_deadline,
+            retry_period,
+            ..
+        } = &election;
+        if lease_duration <= renew_deadline {
+            let value = format!("{lease_duration:?}");
+            return wrong(
+                "lease duration",
+                value,
+                "must be longer than the renew deadline",
+            );
+        }
+        if renew_deadline.as_secs_f64() <= ACQUIRE_JITTER * retry_period.as_secs_f64() {
+            let value = format!("{renew_deadline:?}");
+            return wrong(
+                "renew deadline",
+                value,
+                "must be longer than 1.2 retry periods",
+            );
+        }
+        if retry_period.is_zero() {
+            return wrong("retry period", "0s".to_owned(), "must be positive");
+        }
+        let api = kube::Api::namespaced(client, &election.namespace);
+        Ok(Self {
+            api,
+            election,
+            clock,
+            observed: None,
+        })
+    }
+
+    /// Contends until leader, then runs what `lead` returns.
+    ///
+    /// `lead` gets a token that is cancelled when `shutdown` is, or when the Lease could not be
+    /// renewed in time. After `shutdown` its future is awaited, the Lease still being renewed, and
+    /// then released, so that the next leader need not wait. If the future ends by itself, the
+    /// Lease is released too and its output returned.
+    ///
+    /// Returns `None` when `shutdown` came before leadership.
+    ///
+    /// # Errors
+    ///
+    /// [`ElectionError::Lost`]; the future has been dropped then.
+    pub async fn run<F: Future>(
+        mut self,
+        shutdown: CancellationToken,
+        lead: impl FnOnce(CancellationToken) -> F,
+    ) -> Result<Option<F::Output>, ElectionError> {
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(None),
+            () = self.acquire() => {}
+        }
+        tracing::info!(lease = %self.lease(), identity = %self.election.identity, "leading");
+        let token = shutdown.child_token();
+        let _stop_on_drop = token.clone().drop_guard();
+        let output = tokio::select! {
+            output = lead(token) => output,
+            () = self.renew_until_lost() => {
+                let Election { namespace, name, .. } = self.election;
+                return Err(ElectionError::Lost { namespace, name });
+            }
+        };
+        self.release().await;
+        Ok(Some(output))
+    }
+
+    fn lease(&self) -> String {
+        format!("{}/{}", self.election.namespace, self.election.name)
+    }
+
+    async fn acquire(&mut self) {
+        while !self.try_acquire_or_renew().await {
+            let jitter = 1.0 + ACQUIRE_JITTER * fastrand::f64();
+            tokio::time::sleep(self.election.retry_period.mul_f64(jitter)).await;
+        }
+    }
+
+    async fn renew_until_lost(&mut self) {
+        let Election {
+            renew_deadline,
+            retry_period,
+            ..
+        } = self.election;
+        loop {
+            tokio::time::sleep(retry_period).await;
+            let attempts = async {
+                while !self.try_acquire_or_renew().await {
+                    tokio::time::sleep(retry_period).await;
+                }
+            };
+            if tokio::time::timeout(renew_deadline, attempts)
+                .await
+                .is_err()
+            {
+                tracing::error!(lease = %self.lease(), "lease could not be renewed in time");
+                return;
+            }
+        }
+    }
+
+    /// One attempt. `true` means this contender holds the Lease now.
+    async fn try_acquire_or_renew(&mut self) -> bool {
+        match self.attempt().await {
+            Ok(held) => held,
+            Err(error) if is_conflict(&error) => false,
+            Err(error) => {
+                tracing::warn!(lease = %self.lease(), %error, "lease attempt failed");
+                false
+            }
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<bool, kube::Error> {
+        let found = match self.api.get(&self.election.name).await {
+            Ok(lease) => lease,
+            Err(error) if is_not_found(&error) => {
+                let lease = Lease {
+                    metadata: ObjectMeta {
+                        name: Some(self.election.name.clone()),
+                        namespace: Some(self.election.namespace.clone()),
+                        ..ObjectMeta::default()
+                    },
+                    spec: Some(self.record(&LeaseSpec::default())),
+                };
+                let lease = self.api.create(&PostParams::default(), &lease).await?;
+                self.observe(lease);
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        };
+        self.observe(found.clone());
+        let spec = found.spec.clone().unwrap_or_default();
+        let holder = spec
+            .holder_identity
+            .clone()
+            .filter(|holder| !holder.is_empty());
+        let mine = holder.as_deref() == Some(&self.election.identity);
+        let fresh = self.observed.as_ref().is_some_and(|observed| {
+            // As client-go, the patience is the one the holder wrote down.
+            let patience = spec
+                .lease_duration_seconds
+                .and_then(|s| u64::try_from(s).ok());
+            let patience = patience.map_or(self.election.lease_duration, Duration::from_secs);
+            observed.since.elapsed() < patience
+        });
+        if holder.is_some() && !mine && fresh {
+            return Ok(false);
+        }
+        let lease = Lease {
+            spec: Some(self.record(&spec)),
+            ..found
+        };
+        let lease = self
+            .api
+            .replace(&self.election.name, &PostParams::default(), &lease)
+            .await?;
+        self.observe(lease);
+        Ok(true)
+    }
+
+    /// What to write, given what is there.
+    fn record(&self, before: &LeaseSpec) -> LeaseSpec {
+        let now = MicroTime(self.clock.now());
+        let mine = before.holder_identity.as_deref() == Some(&self.election.identity);
+        let transitions = before.lease_transitions.unwrap_or(0);
+        let first = before.holder_identity.is_none() && before.acquire_time.is_none();
+        LeaseSpec {
+            holder_identity: Some(self.election.identity.clone()),
+            lease_duration_seconds: Some(seconds(self.election.lease_duration)),
+            acquire_time: before
+                .acquire_time
+                .clone()
+                .filter(|_| mine)
+                .or(Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(transitions + i32::from(!mine && !first)),
+            ..before.clone()
+        }
+    }
+
+    fn observe(&mut self, lease: Lease) {
+        let known = self
+            .observed
+            .as_ref()
+            .is_some_and(|observed| observed.spec() == lease.spec.clone().unwrap_or_default());
+        if !known {
+            self.observed = Some(Observed {
+                lease,
+                since: Instant::now(),
+            });
+        }
+    }
+
+    /// Gives the Lease up, if it is still held. Best effort: it runs out anyway.
+    async fn release(&mut self) {
+        let Some(observed) = &self.observed else {
+            return;
+        };
+        if observed.holder().as_deref() != Some(&self.election.identity) {
+            return;
+        }
+        let now = MicroTime(self.clock.now());
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(1),
+            acquire_time: Some(now.clone()),
+            renew_time: Some(now),
+            ..observed.spec()
+        };
+        let name = &self.election.name;
+        let released = async {
+            // The current version, unless somebody else took over meanwhile.
+            let current = self.api.get(name).await?;
+            if current
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.as_deref())
+                != Some(&self.election.identity)
+            {
+                return Ok(());
+            }
+            let lease = Lease {
+                spec: Some(spec),
+                ..current
+            };
+            self.api
+                .replace(name, &PostParams::default(), &lease)
+                .await
+                .map(drop)
+        };
+        match tokio::time::timeout(self.election.renew_deadline, released).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(lease = %self.lease(), %error, "lease not released"),
+            Err(_) => tracing::warn!(lease = %self.lease(), "lease not released in time"),
+        }
+    }
+}
+
+fn seconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)
+}
+
+/// The heartbeat of a node: a Lease named like it in `kube-node-lease`.
+#[derive(Debug, Clone)]
+pub struct NodeLease {
+    /// The node.
+    pub node: String,
+    /// The node's uid, so that the Lease goes when the node does.
+    pub owner_uid: Option<String>,
+    /// How long a renewal counts. The kubelet's default is 40 s.
+    pub duration: Duration,
+    /// Pause between renewals. The kubelet's default is a quarter of the duration.
+    pub interval: Duration,
+}
+
+impl NodeLease {
+    /// The kubelet's timing: 40 s, renewed every 10 s.
+    #[must_use]
+    pub fn new(node: impl Into<String>, owner_uid: Option<String>) -> Self {
+        let (duration, interval) = (Duration::from_secs(40), Duration::from_secs(10));
+        Self {
+            node: node.into(),
+            owner_uid,
+            duration,
+            interval,
+        }
+    }
+
+    /// Renews until `shutdown`. Failures are logged and tried again at the next interval.
+    pub async fn run(self, client: kube::Client, clock: Clock, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                result = self.renew(&client, &clock) => if let Err(error) = result {
+                    tracing::warn!(node = %self.node, %error, "node lease not renewed");
+                },
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(self.interval) => {}
+            }
+        }
+    }
+
+    /// Renews once, creating the Lease if need be.
+    ///
+    /// # Errors
+    ///
+    /// What the API server or the transport says.
+    pub async fn renew(&self, client: &kube::Client, clock: &Clock) -> Result<Lease, kube::Error> {
+        let api: kube::Api<Lease> = kube::Api::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
+        let spec = LeaseSpec {
+            holder_identity: Some(self.node.clone()),
+            lease_duration_seconds: Some(seconds(self.duration)),
+            renew_time: Some(MicroTime(clock.now())),
+            ..LeaseSpec::default()
+        };
+        let patch = json!({ "spec": &spec });
+        match api
+            .patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+        {
+            Err(error) if is_not_found(&error) => {}
+            other => return other,
+        }
+        let owner = self.owner_uid.clone().map(|uid| {
+            vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: self.node.clone(),
+                uid,
+                ..OwnerReference::default()
+            }]
+        });
+        let metadata = ObjectMeta {
+            name: Some(self.node.clone()),
+            namespace: Some(NODE_LEASE_NAMESPACE.to_owned()),
+            owner_references: owner,
+            ..ObjectMeta::default()
+        };
+        api.create(
+            &PostParams::default(),
+            &Lease {
+                metadata,
+                spec: Some(spec),
+            },
+        )
+        .await
+    }
+}
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

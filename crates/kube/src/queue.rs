@@ -1,0 +1,376 @@
+//! A work queue with client-go's semantics: a key waits at most once, is worked on by at most one
+//! worker, comes back if it was added meanwhile, and can be delayed or backed off.
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Back-off of keys that fail: exponential per key, and a token bucket over all keys.
+#[derive(Debug, Clone, Copy)]
+pub struct RateLimit {
+    /// First delay of a key. Default 5 ms.
+    pub base: Duration,
+    /// Longest delay of a key. Default 1000 s.
+    pub max: Duration,
+    /// Retries per second over all keys. Default 10.
+    pub qps: f64,
+    /// Retries that may happen at once over all keys. Default 100.
+    pub burst: u32,
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_millis(5),
+            max: Duration::from_secs(1000),
+            qps: 10.0,
+            burst: 100,
+        }
+    }
+}
+
+/// The queue. Clones share the same content.
+#[derive(Debug)]
+pub struct WorkQueue<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for WorkQueue<T> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    changed: Notify,
+    limit: RateLimit,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    ready: VecDeque<T>,
+    /// Waiting to be worked on, in `ready` or (if being worked on now) afterwards.
+    dirty: HashSet<T>,
+    processing: HashSet<T>,
+    /// By due time, then order of arrival.
+    delayed: BTreeMap<(Instant, u64), T>,
+    due: HashMap<T, (Instant, u64)>,
+    sequence: u64,
+    failures: HashMap<T, u32>,
+    /// When the token bucket would be full again.
+    spent_until: Option<Instant>,
+    closed: bool,
+}
+
+impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
+    fn default() -> Self {
+        Self::new(RateLimit::default())
+    }
+}
+
+impl<T: Clone + Eq + Hash> WorkQueue<T> {
+    /// An empty queue.
+    #[must_use]
+    pub fn new(limit: RateLimit) -> Self {
+        let state = State {
+            ready: VecDeque::new(),
+            dirty: HashSet::new(),
+            processing: HashSet::new(),
+            delayed: BTreeMap::new(),
+            due: HashMap::new(),
+            sequence: 0,
+            failures: HashMap::new(),
+            spent_until: None,
+            closed: false,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                changed: Notify::new(),
+                limit,
+            }),
+        }
+    }
+
+    /// Adds a key, unless it waits already. One that is being worked on waits until it is done.
+    pub fn add(&self, key: T) {
+        self.shared.state.lock().add(key);
+        self.shared.changed.notify_one();
+    }
+
+    /// Adds a key after a delay. The earliest of several delays counts.
+    pub fn add_after(&self, key: T, delay: Duration) {
+        if delay.is_zero() {
+            return self.add(key);
+        }
+        self.shared.state.lock().delay(key, Instant::now() + delay);
+        self.shared.changed.notify_one();
+    }
+
+    /// Adds a key that failed, after its back-off.
+    pub fn add_rate_limited(&self, key: T) {
+        let limit = self.shared.limit;
+        let mut state = self.shared.state.lock();
+        let failures = state.failures.entry(key.clone()).or_default();
+        let own = limit
+            .base
+            .saturating_mul(2_u32.saturating_pow(*failures))
+            .min(limit.max);
+        *failures = failures.saturating_add(1);
+        let now = Instant::now();
+        let interval = Duration::try_from_secs_f64(1.0 / limit.qps).unwrap_or_default();
+        let spent = state.spent_until.map_or(now, |until| until.max(now)) + interval;
+        state.spent_until = Some(spent);
+        let shared = (spent - now).saturating_sub(interval.saturating_mul(limit.burst));
+        state.delay(key, now + own.max(shared));
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
+    /// Forgets a key's failures.
+    pub fn forget(&self, key: &T) {
+        self.shared.state.lock().failures.remove(key);
+    }
+
+    /// How often a key was added with back-off since it was last forgotten.
+    #[must_use]
+    pub fn failures(&self, key: &T) -> u32 {
+        self.shared
+            .state
+            .lock()
+            .failures
+            .get(key)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// How many keys are ready to be worked on.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.state.lock().ready.len()
+    }
+
+    /// Whether no key is ready.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets workers end once the ready keys are done; nothing can be added any more.
+    pub fn close(&self) {
+        self.shared.state.lock().closed = true;
+        self.shared.changed.notify_waiters();
+        self.shared.changed.notify_one();
+    }
+
+    /// Waits for a key to work on; `None` once closed and drained. The key counts as being worked
+    /// on until the guard is dropped.
+    pub async fn next(&self) -> Option<Work<T>> {
+        loop {
+            let next_due = {
+                let mut state = self.shared.state.lock();
+                let next_due = state.promote(Instant::now());
+                if let Some(key) = state.ready.pop_front() {
+                    state.dirty.remove(&key);
+                    state.processing.insert(key.clone());
+                    if !state.ready.is_empty() {
+                        // Another worker may have been woken for two additions at once.
+                        self.shared.changed.notify_one();
+                    }
+                    return Some(Work {
+                        queue: self.clone(),
+                        key,
+                    });
+                }
+                if state.closed {
+                    // The wake-up is passed on: there may be more workers than wake-ups.
+                    self.shared.changed.notify_one();
+                    return None;
+                }
+                next_due
+            };
+            let changed = self.shared.changed.notified();
+            match next_due {
+                Some(due) => tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(due) => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+}
+
+impl<T: Clone + Eq + Hash> State<T> {
+    fn add(&mut self, key: T) {
+        if self.closed || !self.dirty.insert(key.clone()) {
+            return;
+        }
+        if !self.processing.contains(&key) {
+            self.ready.push_back(key);
+        }
+    }
+
+    fn delay(&mut self, key: T, due: Instant) {
+        if self.closed {
+            return;
+        }
+        if let Some(at) = self.due.get(&key).copied() {
+            if at.0 <= due {
+                return;
+            }
+            self.delayed.remove(&at);
+        }
+        self.sequence += 1;
+        self.due.insert(key.clone(), (due, self.sequence));
+        self.delayed.insert((due, self.sequence), key);
+    }
+
+    /// Moves what is due to the ready keys; returns when the next one will be.
+    fn promote(&mut self, now: Instant) -> Option<Instant> {
+        while let Some(entry) = self.delayed.first_entry() {
+            if entry.key().0 > now {
+                return Some(entry.key().0);
+            }
+            let key = entry.remove();
+            self.due.remove(&key);
+            self.add(key);
+        }
+        None
+    }
+}
+
+/// A key being worked on. Dropping it lets the key be worked on again.
+#[derive(Debug)]
+pub struct Work<T: Clone + Eq + Hash> {
+    queue: WorkQueue<T>,
+    key: T,
+}
+
+impl<T: Clone + Eq + Hash> Work<T> {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &T {
+        &self.key
+    }
+}
+
+impl<T: Clone + Eq + Hash> Drop for Work<T> {
+    fn drop(&mut self) {
+        let mut state = self.queue.shared.state.lock();
+        state.processing.remove(&self.key);
+        if state.dirty.contains(&self.key) {
+            state.ready.push_back(self.key.clone());
+            drop(state);
+            self.queue.shared.changed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    #[tokio::test]
+    async fn a_key_waits_once_and_is_worked_on_once() {
+        let queue = WorkQueue::default();
+        for key in ["a", "b", "a"] {
+            queue.add(key);
+        }
+        let a = queue.next().await.unwrap();
+        assert_eq!(*a.key(), "a");
+        queue.add("a");
+        let b = queue.next().await.unwrap();
+        assert_eq!(*b.key(), "b");
+        assert!(
+            queue.next().now_or_never().is_none(),
+            "a is being worked on"
+        );
+        drop(a);
+        assert_eq!(*queue.next().await.unwrap().key(), "a");
+        assert!(queue.next().now_or_never().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delays_count_from_the_earliest() {
+        let queue = WorkQueue::default();
+        let start = Instant::now();
+        queue.add_after("late", Duration::from_secs(9));
+        queue.add_after("late", Duration::from_secs(5));
+        queue.add_after("late", Duration::from_secs(7));
+        queue.add_after("soon", Duration::from_secs(1));
+        assert_eq!(*queue.next().await.unwrap().key(), "soon");
+        assert_eq!(start.elapsed().as_secs(), 1);
+        assert_eq!(*queue.next().await.unwrap().key(), "late");
+        assert_eq!(start.elapsed().as_secs(), 5);
+        assert!(queue.next().now_or_never().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_back_off_until_forgotten() {
+        let queue = WorkQueue::default();
+        let mut delays = Vec::new();
+        for _ in 0..4 {
+            let start = Instant::now();
+            queue.add_rate_limited("a");
+            drop(queue.next().await.unwrap());
+            delays.push(start.elapsed().as_millis());
+        }
+        assert_eq!(delays, [5, 10, 20, 40]);
+        assert_eq!(queue.failures(&"a"), 4);
+        queue.forget(&"a");
+        assert_eq!(queue.failures(&"a"), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_failures_share_a_bucket() {
+        let queue = WorkQueue::new(RateLimit {
+            burst: 2,
+            ..RateLimit::default()
+        });
+        let start = Instant::now();
+        for key in 0..4 {
+            queue.add_rate_limited(key);
+        }
+        for _ in 0..4 {
+            drop(queue.next().await.unwrap());
+        }
+        assert_eq!(start.elapsed().as_millis(), 200);
+    }
+
+    #[tokio::test]
+    async fn closing_drains_and_ends_every_worker() {
+        let queue = WorkQueue::default();
+        queue.add(1);
+        let workers: Vec<_> = (0..3)
+            .map(|_| {
+                let queue = queue.clone();
+                tokio::spawn(async move {
+                    let mut done = 0;
+                    while queue.next().await.is_some() {
+                        done += 1;
+                    }
+                    done
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        queue.add(2);
+        queue.close();
+        queue.add(3);
+        let mut total = 0;
+        for worker in workers {
+            total += worker.await.unwrap();
+        }
+        assert_eq!(total, 2);
+    }
+}
