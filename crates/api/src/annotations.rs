@@ -1,0 +1,211 @@
+//! Annotation keys. The JSON formats behind them are in [`crate::extension`].
+//!
+//! Source: Koordinator `apis/extension`.
+
+// Pods: QoS, admission, eviction.
+
+/// Number as text; higher is pre-allocated first.
+pub const POD_PRE_ALLOCATABLE_PRIORITY: &str = "pod.koordinator.sh/pre-allocatable-priority";
+/// `from:to,from2:to2,erase:`; an empty target erases the resource.
+pub const POD_REPLACE_RESOURCES: &str = "pod.koordinator.sh/replace-resources";
+/// Which koordlet eviction policies may act on the pod.
+pub const POD_EVICTION_POLICY: &str = "koordinator.sh/eviction-policy";
+/// 32-bit integer, default 0; lower is evicted first.
+pub const POD_EVICTION_PRIORITY: &str = "koordinator.sh/eviction-priority";
+/// Integer in −1000..=1000 for all containers.
+pub const POD_OOM_SCORE_ADJ: &str = "koordinator.sh/oom-score-adj";
+/// JSON map of container name to `oom_score_adj`.
+pub const POD_OOM_SCORE_ADJ_SPEC: &str = "koordinator.sh/oom-score-adj-spec";
+/// Pod bandwidth, JSON with quantities in bits per second.
+pub const POD_NETWORK_QOS: &str = "koordinator.sh/networkQOS";
+/// JSON [`crate::extension::ExtendedResourceSpec`].
+pub const POD_EXTENDED_RESOURCE_SPEC: &str = "node.koordinator.sh/extended-resource-spec";
+/// JSON [`crate::slo::CPUBurstConfig`].
+pub const POD_CPU_BURST: &str = "koordinator.sh/cpuBurst";
+/// JSON [`crate::slo::CPUQOSCfg`]; group identity must be in −1..=2.
+pub const POD_CPU_QOS: &str = "koordinator.sh/cpuQOS";
+/// JSON [`crate::extension::PodMemoryQOSConfig`].
+pub const POD_MEMORY_QOS: &str = "koordinator.sh/memoryQOS";
+/// JSON [`crate::slo::BlkIOQOSCfg`].
+pub const POD_BLKIO_QOS: &str = "koordinator.sh/blkioQOS";
+/// JSON [`crate::extension::Resctrl`].
+pub const POD_RESCTRL: &str = "node.koordinator.sh/resctrl";
+
+// Pods: scheduling.
+
+/// Scheduler name before a transformer replaced it.
+pub const ORIGINAL_SCHEDULER_NAME: &str =
+    "internal.scheduling.koordinator.sh/original-scheduler-name";
+/// JSON [`crate::extension::SchedulingHint`].
+pub const SCHEDULING_HINT: &str = "internal.scheduling.koordinator.sh/scheduling-hint";
+/// Old spelling of [`SCHEDULING_HINT`].
+pub const SCHEDULING_HINT_DEPRECATED: &str = "scheduling.koordinator.sh/scheduling-hint";
+/// JSON [`crate::extension::ResourceSpec`]: wanted CPU binding.
+pub const RESOURCE_SPEC: &str = "scheduling.koordinator.sh/resource-spec";
+/// JSON [`crate::extension::ResourceStatus`]: CPUs and NUMA resources given.
+pub const RESOURCE_STATUS: &str = "scheduling.koordinator.sh/resource-status";
+/// JSON [`crate::extension::NumaTopologySpec`].
+pub const NUMA_TOPOLOGY_SPEC: &str = "scheduling.koordinator.sh/numa-topology-spec";
+/// JSON [`crate::extension::DeviceAllocations`].
+pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
+/// JSON [`crate::extension::DeviceAllocateHints`].
+pub const DEVICE_ALLOCATE_HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
+/// JSON [`crate::extension::DeviceJointAllocate`].
+pub const DEVICE_JOINT_ALLOCATE: &str = "scheduling.koordinator.sh/device-joint-allocate";
+/// JSON [`crate::extension::GpuPartitionSpec`].
+pub const GPU_PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
+/// JSON [`crate::extension::ReservationAllocated`].
+pub const RESERVATION_ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
+/// JSON [`crate::extension::ReservationAffinity`].
+pub const RESERVATION_AFFINITY: &str = "scheduling.koordinator.sh/reservation-affinity";
+/// JSON [`crate::extension::ExactMatchReservationSpec`].
+pub const EXACT_MATCH_RESERVATION: &str = "scheduling.koordinator.sh/exact-match-reservation";
+/// 32-bit integer; the maximum means never evict.
+pub const EVICTION_COST: &str = "scheduling.koordinator.sh/eviction-cost";
+/// JSON [`crate::extension::SoftEvictionSpec`].
+pub const SOFT_EVICTION: &str = "scheduling.koordinator.sh/soft-eviction";
+/// JSON map of resource to percent.
+pub const LOAD_ESTIMATED_SCALING_FACTORS: &str =
+    "scheduling.koordinator.sh/load-estimated-scaling-factors";
+/// Seconds as text.
+pub const LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED: &str =
+    "scheduling.koordinator.sh/load-estimated-seconds-after-pod-scheduled";
+/// Seconds as text.
+pub const LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED: &str =
+    "scheduling.koordinator.sh/load-estimated-seconds-after-initialized";
+/// Network topology the pod asks for.
+pub const NETWORK_TOPOLOGY_SELECTOR: &str = "scheduling.koordinator.sh/network-topology-selector";
+/// JSON list of [`crate::scheduling::ReservationOwner`] on reservation-mode pods.
+pub const RESERVATION_OWNERS: &str = "scheduling.koordinator.sh/reservation-owners";
+/// JSON object reference on reservation-mode pods.
+pub const RESERVATION_CURRENT_OWNER: &str = "scheduling.koordinator.sh/reservation-current-owner";
+/// `true` on the pods that stand for a reservation inside a scheduler.
+pub const RESERVE_POD: &str = "scheduling.koordinator.sh/reserve-pod";
+/// Reservation such a pod stands for.
+pub const RESERVATION_NAME: &str = "scheduling.koordinator.sh/reservation-name";
+/// Node such a pod is bound to.
+pub const RESERVATION_NODE: &str = "scheduling.koordinator.sh/reservation-node";
+/// JSON resource list the reservation was resized to.
+pub const RESERVATION_RESIZE_ALLOCATABLE: &str =
+    "scheduling.koordinator.sh/reservation-resize-allocatable";
+/// `true` on pods that stand for a pre-allocating reservation.
+pub const IS_PRE_ALLOCATION: &str = "scheduling.koordinator.sh/is-pre-allocation";
+
+// Gangs.
+
+/// Gang of the pod, when no PodGroup label is set.
+pub const GANG_NAME: &str = "gang.scheduling.koordinator.sh/name";
+/// Least number of members that must start together.
+pub const GANG_MIN_AVAILABLE: &str = "gang.scheduling.koordinator.sh/min-available";
+/// Go duration members wait for the rest.
+pub const GANG_WAITING_TIME: &str = "gang.scheduling.koordinator.sh/waiting-time";
+/// Number of members of the gang.
+pub const GANG_TOTAL_NUMBER: &str = "gang.scheduling.koordinator.sh/total-number";
+/// `Strict` (the default) or `NonStrict`.
+pub const GANG_MODE: &str = "gang.scheduling.koordinator.sh/mode";
+/// JSON list of `namespace/name`: gangs that start together.
+pub const GANG_GROUPS: &str = "gang.scheduling.koordinator.sh/groups";
+/// Written when the gang gave up.
+pub const GANG_TIMEOUT: &str = "gang.scheduling.koordinator.sh/timeout";
+/// `only-waiting`, `waiting-and-running` or `once-satisfied` (the default).
+pub const GANG_MATCH_POLICY: &str = "gang.scheduling.koordinator.sh/match-policy";
+/// Other spelling of [`GANG_MATCH_POLICY`].
+pub const GANG_MATCH_POLICY_ALIAS: &str = "pod-group.scheduling.sigs.k8s.io/match-policy";
+/// Index of the member within its topology placement.
+pub const GANG_NETWORK_TOPOLOGY_INDEX: &str =
+    "gang.scheduling.koordinator.sh/network-topology-index";
+/// JSON [`crate::extension::NetworkTopologySpec`].
+pub const GANG_NETWORK_TOPOLOGY_SPEC: &str = "gang.scheduling.koordinator.sh/network-topology-spec";
+/// Gang group a binding belongs to.
+pub const BIND_GANG_GROUP_ID: &str = "internal.scheduling.koordinator.sh/bind-gang-group-id";
+/// Members bound together.
+pub const BIND_GANG_MEMBER_COUNT: &str =
+    "internal.scheduling.koordinator.sh/bind-gang-member-count";
+/// Old spelling of [`BIND_GANG_GROUP_ID`].
+pub const BIND_GANG_GROUP_ID_DEPRECATED: &str = "scheduling.koordinator.sh/bind-gang-group-id";
+/// Old spelling of [`BIND_GANG_MEMBER_COUNT`].
+pub const BIND_GANG_MEMBER_COUNT_DEPRECATED: &str =
+    "scheduling.koordinator.sh/bind-gang-member-count";
+
+// Quotas: JSON resource lists unless noted.
+
+/// Weights for sharing; invalid or all zero means `spec.max`.
+pub const QUOTA_SHARED_WEIGHT: &str = "quota.scheduling.koordinator.sh/shared-weight";
+/// What the quota may use now.
+pub const QUOTA_RUNTIME: &str = "quota.scheduling.koordinator.sh/runtime";
+/// What its pods and children ask for.
+pub const QUOTA_REQUEST: &str = "quota.scheduling.koordinator.sh/request";
+/// What its children ask for.
+pub const QUOTA_CHILD_REQUEST: &str = "quota.scheduling.koordinator.sh/child-request";
+/// Resources of the tree.
+pub const QUOTA_TOTAL_RESOURCE: &str = "quota.scheduling.koordinator.sh/total-resource";
+/// Part of the tree on unschedulable nodes.
+pub const QUOTA_UNSCHEDULABLE_RESOURCE: &str =
+    "quota.scheduling.koordinator.sh/unschedulable-resource";
+/// Guaranteed part.
+pub const QUOTA_GUARANTEED: &str = "quota.scheduling.koordinator.sh/guaranteed";
+/// Allocated part.
+pub const QUOTA_ALLOCATED: &str = "quota.scheduling.koordinator.sh/allocated";
+/// Request of non-preemptible pods.
+pub const QUOTA_NON_PREEMPTIBLE_REQUEST: &str =
+    "quota.scheduling.koordinator.sh/non-preemptible-request";
+/// Use of non-preemptible pods.
+pub const QUOTA_NON_PREEMPTIBLE_USED: &str = "quota.scheduling.koordinator.sh/non-preemptible-used";
+/// Upper bound at admission.
+pub const QUOTA_ADMISSION: &str = "quota.scheduling.koordinator.sh/admission";
+/// JSON list of resource names the profile counts.
+pub const QUOTA_RESOURCE_KEYS: &str = "quota.scheduling.koordinator.sh/resource-keys";
+/// JSON list of namespaces charged to the quota.
+pub const QUOTA_NAMESPACES: &str = "quota.scheduling.koordinator.sh/namespaces";
+/// JSON list of resource names checked strictly against `max`.
+pub const QUOTA_MAX_STRICT_CHECK_RESOURCE_KEYS: &str =
+    "quota.scheduling.koordinator.sh/max-strict-check-resource-keys";
+
+// Nodes.
+
+/// JSON [`crate::configmap::ColocationStrategy`]; overrides the ConfigMap.
+pub const NODE_COLOCATION_STRATEGY: &str = "node.koordinator.sh/colocation-strategy";
+/// JSON [`crate::extension::NodeReservation`].
+pub const NODE_RESERVATION: &str = "node.koordinator.sh/reservation";
+/// JSON [`crate::extension::AmplificationRatios`], two decimals.
+pub const NODE_RESOURCE_AMPLIFICATION_RATIO: &str =
+    "node.koordinator.sh/resource-amplification-ratio";
+/// JSON resource list (cpu, memory) before amplification.
+pub const NODE_RAW_ALLOCATABLE: &str = "node.koordinator.sh/raw-allocatable";
+/// Ratio > 0 as text with two decimals.
+pub const NODE_CPU_NORMALIZATION_RATIO: &str = "node.koordinator.sh/cpu-normalization-ratio";
+/// JSON [`crate::extension::OriginAllocatable`]: batch resources before third-party use.
+pub const NODE_ORIGIN_EXTENDED_ALLOCATABLE: &str = "node.koordinator.sh/originExtendedAllocatable";
+/// JSON [`crate::extension::ThirdPartyAllocations`].
+pub const NODE_THIRD_PARTY_ALLOCATIONS: &str = "node.koordinator.sh/thirdPartyAllocations";
+/// Total bandwidth, a quantity in bits per second.
+pub const NODE_BANDWIDTH: &str = "node.koordinator.sh/network-bandwidth";
+/// JSON [`crate::extension::SystemQosResource`].
+pub const NODE_SYSTEM_QOS_RESOURCE: &str = "node.koordinator.sh/system-qos-resource";
+/// JSON [`crate::extension::CustomUsageThresholds`].
+pub const NODE_USAGE_THRESHOLDS: &str = "scheduling.koordinator.sh/usage-thresholds";
+
+// NodeResourceTopology objects.
+
+/// JSON [`crate::extension::CpuBasicInfo`].
+pub const NODE_CPU_BASIC_INFO: &str = "node.koordinator.sh/cpu-basic-info";
+/// JSON [`crate::extension::CpuTopology`].
+pub const NODE_CPU_TOPOLOGY: &str = "node.koordinator.sh/cpu-topology";
+/// JSON list of [`crate::extension::PodCpuAlloc`].
+pub const NODE_CPU_ALLOCS: &str = "node.koordinator.sh/pod-cpu-allocs";
+/// JSON list of [`crate::extension::CpuSharedPool`] for LS pods.
+pub const NODE_CPU_SHARED_POOLS: &str = "node.koordinator.sh/cpu-shared-pools";
+/// JSON list of [`crate::extension::CpuSharedPool`] for BE pods.
+pub const NODE_BE_CPU_SHARED_POOLS: &str = "node.koordinator.sh/be-cpu-shared-pools";
+/// JSON [`crate::extension::KubeletCpuManagerPolicy`].
+pub const KUBELET_CPU_MANAGER_POLICY: &str = "kubelet.koordinator.sh/cpu-manager-policy";
+
+// Devices, reservations, profiles.
+
+/// JSON [`crate::extension::GpuPartitionTable`] on Device objects.
+pub const DEVICE_GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
+/// JSON [`crate::extension::ReservationRestrictedOptions`].
+pub const RESERVATION_RESTRICTED_OPTIONS: &str =
+    "scheduling.koordinator.sh/reservation-restricted-options";
+/// Present: the profile does not translate resources.
+pub const PROFILE_SKIP_UPDATE_RESOURCES: &str = "config.koordinator.sh/skip-update-resources";

@@ -1,0 +1,22 @@
+//! The key prefixes Koordinator owns. Each ends before its slash: `format!("{KOORDINATOR}/name")`.
+
+/// QoS, priority and general pod protocol.
+pub const KOORDINATOR: &str = "koordinator.sh";
+/// Resource prefix of batch and mid resources.
+pub const KUBERNETES: &str = "kubernetes.io";
+/// Scheduling protocol.
+pub const SCHEDULING: &str = "scheduling.koordinator.sh";
+/// Written and read by schedulers only.
+pub const INTERNAL_SCHEDULING: &str = "internal.scheduling.koordinator.sh";
+/// Node protocol.
+pub const NODE: &str = "node.koordinator.sh";
+/// Pod admission protocol.
+pub const POD: &str = "pod.koordinator.sh";
+/// Gang scheduling.
+pub const GANG: &str = "gang.scheduling.koordinator.sh";
+/// Elastic quota.
+pub const QUOTA: &str = "quota.scheduling.koordinator.sh";
+/// What koordlet learned from the kubelet.
+pub const KUBELET: &str = "kubelet.koordinator.sh";
+/// Colocation profiles.
+pub const CONFIG: &str = "config.koordinator.sh";

@@ -1,0 +1,109 @@
+//! Extended resource names and how priority classes translate native ones.
+//!
+//! Units: `batch-cpu` and `mid-cpu` count **milli-cores** as whole numbers; the memory resources count
+//! bytes. `gpu`, `gpu-core`, `gpu-memory-ratio`, `rdma` and `fpga` are percent, 100 for one device.
+//! Source: Koordinator `apis/extension/resource.go`, `device_share.go`.
+
+use crate::priority::PriorityClass;
+
+/// Native CPU, in cores.
+pub const CPU: &str = "cpu";
+/// Native memory, in bytes.
+pub const MEMORY: &str = "memory";
+/// Number of pods a node takes.
+pub const PODS: &str = "pods";
+/// Local storage, in bytes.
+pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+/// Reclaimed CPU for batch pods, in milli-cores.
+pub const BATCH_CPU: &str = "kubernetes.io/batch-cpu";
+/// Reclaimed memory for batch pods, in bytes.
+pub const BATCH_MEMORY: &str = "kubernetes.io/batch-memory";
+/// Reclaimed CPU for mid pods, in milli-cores.
+pub const MID_CPU: &str = "kubernetes.io/mid-cpu";
+/// Reclaimed memory for mid pods, in bytes.
+pub const MID_MEMORY: &str = "kubernetes.io/mid-memory";
+
+// Devices.
+
+/// Whole NVIDIA GPUs.
+pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+/// Whole DCUs.
+pub const DCU: &str = "dcu.com/gpu";
+/// Whole AMD GPUs.
+pub const AMD_GPU: &str = "amd.com/gpu";
+/// RDMA devices, percent.
+pub const RDMA: &str = "koordinator.sh/rdma";
+/// FPGAs, percent.
+pub const FPGA: &str = "koordinator.sh/fpga";
+/// GPUs, percent of core and memory alike.
+pub const GPU: &str = "koordinator.sh/gpu";
+/// Number of shared GPU instances; a node reports 100 for each healthy GPU.
+pub const GPU_SHARED: &str = "koordinator.sh/gpu.shared";
+/// GPU cores, percent.
+pub const GPU_CORE: &str = "koordinator.sh/gpu-core";
+/// GPU memory, bytes.
+pub const GPU_MEMORY: &str = "koordinator.sh/gpu-memory";
+/// GPU memory, percent.
+pub const GPU_MEMORY_RATIO: &str = "koordinator.sh/gpu-memory-ratio";
+/// AI cores of Ascend devices.
+pub const HUAWEI_NPU_CORE: &str = "huawei.com/npu-core";
+/// AI CPUs of Ascend devices.
+pub const HUAWEI_NPU_CPU: &str = "huawei.com/npu-cpu";
+/// Video units of Ascend devices.
+pub const HUAWEI_NPU_DVPP: &str = "huawei.com/npu-dvpp";
+
+/// Deprecated resource names and what informers rewrite them to.
+pub const DEPRECATED: [(&str, &str); 8] = [
+    ("koordinator.sh/batch-cpu", BATCH_CPU),
+    ("koordinator.sh/batch-memory", BATCH_MEMORY),
+    ("kubernetes.io/rdma", RDMA),
+    ("kubernetes.io/fpga", FPGA),
+    ("kubernetes.io/gpu", GPU),
+    ("kubernetes.io/gpu-core", GPU_CORE),
+    ("kubernetes.io/gpu-memory", GPU_MEMORY),
+    ("kubernetes.io/gpu-memory-ratio", GPU_MEMORY_RATIO),
+];
+
+/// The name a pod of `class` uses for a native `resource` (`cpu` or `memory`).
+///
+/// Prod and unclassified pods use the native name. `None` means there is no translation: the resource
+/// is not cpu or memory, or the class has no resources of its own (free).
+#[must_use]
+pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
+    match (class, resource) {
+        (PriorityClass::Prod | PriorityClass::None, _) => Some(resource),
+        (PriorityClass::Batch, CPU) => Some(BATCH_CPU),
+        (PriorityClass::Batch, MEMORY) => Some(BATCH_MEMORY),
+        (PriorityClass::Mid, CPU) => Some(MID_CPU),
+        (PriorityClass::Mid, MEMORY) => Some(MID_MEMORY),
+        _ => None,
+    }
+}
+
+/// The class a batch or mid resource belongs to; `None` for every other resource.
+#[must_use]
+pub fn class_of(resource: &str) -> PriorityClass {
+    match resource {
+        BATCH_CPU | BATCH_MEMORY => PriorityClass::Batch,
+        MID_CPU | MID_MEMORY => PriorityClass::Mid,
+        _ => PriorityClass::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn translation_is_by_class_and_native_resource() {
+        assert_eq!(translate(PriorityClass::Prod, CPU), Some(CPU));
+        assert_eq!(translate(PriorityClass::None, MEMORY), Some(MEMORY));
+        assert_eq!(translate(PriorityClass::Batch, CPU), Some(BATCH_CPU));
+        assert_eq!(translate(PriorityClass::Mid, MEMORY), Some(MID_MEMORY));
+        assert_eq!(translate(PriorityClass::Batch, GPU), None);
+        assert_eq!(translate(PriorityClass::Free, CPU), None);
+        assert_eq!(class_of(BATCH_MEMORY), PriorityClass::Batch);
+        assert_eq!(class_of(MID_CPU), PriorityClass::Mid);
+        assert_eq!(class_of(CPU), PriorityClass::None);
+    }
+}

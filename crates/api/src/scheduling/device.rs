@@ -1,0 +1,163 @@
+//! Device: the GPUs, RDMA adapters and FPGAs of a node.
+//!
+//! Written by koordlet, read by the scheduler and the manager; has no status subresource.
+//! Source: Koordinator `apis/scheduling/v1alpha1/device_types.go`.
+
+use crate::quantity::ResourceList;
+use crate::serde_util::open_enum;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+open_enum! {
+    /// Kind of device.
+    DeviceType {
+        /// Graphics or AI accelerator.
+        Gpu = "gpu",
+        /// FPGA.
+        Fpga = "fpga",
+        /// RDMA adapter.
+        Rdma = "rdma",
+    }
+}
+
+/// Type of the [`DeviceInfo::conditions`] entry that tells whether the device works.
+pub const CONDITION_HEALTHY: &str = "Healthy";
+
+/// The devices of the node the object is named after.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "scheduling.koordinator.sh",
+    version = "v1alpha1",
+    kind = "Device",
+    plural = "devices",
+    status = "DeviceStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    attr = "cfg_attr(all(), serde(default))"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceSpec {
+    /// All devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceInfo {
+    /// Unique id, such as a GPU UUID.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// Minor number; identifies the device within its type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<i32>,
+    /// Kind of device.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<DeviceType>,
+    /// Physical slot.
+    #[serde(rename = "moduleID", skip_serializing_if = "Option::is_none")]
+    pub module_id: Option<i32>,
+    /// Labels that device selectors match.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Whether the device can be used.
+    #[serde(default)]
+    #[schemars(extend("default" = false))]
+    pub health: bool,
+    /// What the device offers, see [`crate::resources`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: ResourceList,
+    /// Where the device sits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<DeviceTopology>,
+    /// Virtual functions of the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vf_groups: Vec<VirtualFunctionGroup>,
+    /// Health details.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Position of a device in the machine.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceTopology {
+    /// CPU socket.
+    #[serde(rename = "socketID")]
+    pub socket_id: i32,
+    /// NUMA node.
+    #[serde(rename = "nodeID")]
+    pub node_id: i32,
+    /// PCIe root.
+    #[serde(rename = "pcieID")]
+    pub pcie_id: String,
+    /// PCI bus id.
+    #[serde(rename = "busID", default, skip_serializing_if = "String::is_empty")]
+    pub bus_id: String,
+}
+
+/// Virtual functions with the same labels.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualFunctionGroup {
+    /// Labels that virtual-function selectors match.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// The functions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vfs: Vec<VirtualFunction>,
+}
+
+/// One virtual function.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualFunction {
+    /// Minor number.
+    pub minor: i32,
+    /// PCI bus id.
+    #[serde(rename = "busID", default, skip_serializing_if = "String::is_empty")]
+    pub bus_id: String,
+}
+
+/// Which pods hold which devices.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceStatus {
+    /// By device type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allocations: Vec<DeviceAllocation>,
+}
+
+/// Allocations of one device type.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceAllocation {
+    /// Kind of device.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<DeviceType>,
+    /// By pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entries: Vec<DeviceAllocationItem>,
+}
+
+/// Devices held by one pod.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceAllocationItem {
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Pod namespace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Pod UID.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uuid: String,
+    /// Minor numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub minors: Vec<i32>,
+}

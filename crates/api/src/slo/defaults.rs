@@ -1,0 +1,1 @@
+//! What unset fields of a NodeSLO mean.

@@ -1,0 +1,64 @@
+//! Services that run on a node outside Kubernetes but take part in co-location.
+//!
+//! Source: Koordinator `apis/slo/v1alpha1/host_application.go`.
+
+use crate::priority::PriorityClass;
+use crate::qos::QosClass;
+use crate::serde_util::open_enum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+open_enum! {
+    /// Directory a host application's cgroup path starts from.
+    CgroupBase {
+        /// The root of the cgroup tree.
+        Root = "CgroupRoot",
+        /// The kubepods directory.
+        Kubepods = "Kubepods",
+        /// The burstable directory under kubepods.
+        KubepodsBurstable = "KubepodsBurstable",
+        /// The besteffort directory under kubepods.
+        KubepodsBesteffort = "KubepodsBesteffort",
+    }
+}
+
+/// One host application.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostApplicationSpec {
+    /// Name it is reported under.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Priority class.
+    #[serde(default, skip_serializing_if = "PriorityClass::is_unset")]
+    pub priority: PriorityClass,
+    /// QoS class.
+    #[serde(default, skip_serializing_if = "QosClass::is_unset")]
+    pub qos: QosClass,
+    /// Its cgroup; unset means `host-latency-sensitive/<name>` and the like by QoS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup_path: Option<CgroupPath>,
+    /// How it is managed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<HostApplicationStrategy>,
+}
+
+/// A cgroup directory.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CgroupPath {
+    /// Where the path starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<CgroupBase>,
+    /// Directory below the base.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parent_dir: String,
+    /// Directory below that.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub relative_path: String,
+}
+
+/// No settings yet.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostApplicationStrategy {}

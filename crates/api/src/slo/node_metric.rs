@@ -1,0 +1,228 @@
+//! NodeMetric: what koordlet measures on a node, and how it is asked to.
+//!
+//! The manager writes the spec, koordlet the status. CPU amounts are cores, memory bytes.
+//! Source: Koordinator `apis/slo/v1alpha1/nodemetric_types.go`.
+
+use crate::duration::GoDuration;
+use crate::priority::PriorityClass;
+use crate::qos::QosClass;
+use crate::quantity::ResourceList;
+use crate::scheduling::DeviceInfo;
+use crate::serde_util::open_enum;
+use crate::slo::ExtensionsMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+open_enum! {
+    /// Which memory counts as used.
+    MemoryCollectPolicy {
+        /// Without page cache; the default.
+        WithoutPageCache = "usageWithoutPageCache",
+        /// With the page cache that is in use.
+        WithHotPageCache = "usageWithHotPageCache",
+        /// With all page cache.
+        WithPageCache = "usageWithPageCache",
+    }
+}
+
+open_enum! {
+    /// Keys of aggregated usage.
+    AggregationType {
+        /// Mean.
+        Avg = "avg",
+        /// 99th percentile.
+        P99 = "p99",
+        /// 95th percentile.
+        P95 = "p95",
+        /// 90th percentile.
+        P90 = "p90",
+        /// Median.
+        P50 = "p50",
+    }
+}
+
+/// What koordlet shall collect.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "slo.koordinator.sh",
+    version = "v1alpha1",
+    kind = "NodeMetric",
+    plural = "nodemetrics",
+    status = "NodeMetricStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    attr = "cfg_attr(all(), serde(default))"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMetricSpec {
+    /// Collection windows; unset until the manager has configured the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_collect_policy: Option<NodeMetricCollectPolicy>,
+}
+
+/// How usage is sampled, aggregated and reported.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMetricCollectPolicy {
+    /// Window of the plain usage averages, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregate_duration_seconds: Option<i64>,
+    /// Time between two reports, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report_interval_seconds: Option<i64>,
+    /// Windows of the aggregated usages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_aggregate_policy: Option<AggregatePolicy>,
+    /// Which memory counts as used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["usageWithHotPageCache", "usageWithoutPageCache", "usageWithPageCache"]))]
+    pub node_memory_collect_policy: Option<MemoryCollectPolicy>,
+}
+
+/// Windows over which percentiles are reported.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AggregatePolicy {
+    /// One aggregate is reported for each window.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub durations: Vec<GoDuration>,
+}
+
+/// The newest report of a node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMetricStatus {
+    /// When the report was made. Unset or old means the values must not be trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update_time: Option<Time>,
+    /// Usage of the node and of its system part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_metric: Option<NodeMetricInfo>,
+    /// Usage by pod, sorted by namespace and name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods_metric: Vec<PodMetricInfo>,
+    /// Usage by host application, sorted by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_application_metric: Vec<HostApplicationMetricInfo>,
+    /// What the predictor thinks prod pods request but will not use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prod_reclaimable_metric: Option<ReclaimableMetric>,
+    /// Predicted peak of prod pods and the system, safety margin included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prod_peak_metric: Option<ReclaimableMetric>,
+}
+
+/// Usage of a node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMetricInfo {
+    /// Average use of the whole node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_usage: Option<ResourceMap>,
+    /// Percentiles of the use of the whole node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aggregated_node_usages: Vec<AggregatedUsage>,
+    /// Average use outside pods and host applications.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_usage: Option<ResourceMap>,
+    /// Percentiles of the use outside pods and host applications.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aggregated_system_usages: Vec<AggregatedUsage>,
+    /// Average use by NUMA node, sorted by id.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa_usages: Vec<NumaUsage>,
+}
+
+/// Usage of one NUMA node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NumaUsage {
+    /// NUMA node.
+    #[serde(rename = "numaNodeID")]
+    pub numa_node_id: i32,
+    /// Average use of the NUMA node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_usage: Option<ResourceMap>,
+    /// Average use outside pods and host applications.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_usage: Option<ResourceMap>,
+}
+
+/// Percentiles over one window.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AggregatedUsage {
+    /// Aggregation type ([`AggregationType`]) to use. Empty until half of the window is covered.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub usage: BTreeMap<String, ResourceMap>,
+    /// The window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration: Option<GoDuration>,
+}
+
+/// An amount of plain resources and of devices.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceMap {
+    /// Resource name to amount.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: ResourceList,
+    /// Device usage; only id, minor, type and resources are filled in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// Usage of one pod.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodMetricInfo {
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Pod namespace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Average use of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_usage: Option<ResourceMap>,
+    /// Priority class, with default.
+    #[serde(default, skip_serializing_if = "PriorityClass::is_unset")]
+    pub priority: PriorityClass,
+    /// QoS class, with default.
+    #[serde(default, skip_serializing_if = "QosClass::is_unset")]
+    pub qos: QosClass,
+    /// Free-form additions of third parties.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::free_form_object")]
+    pub extensions: Option<ExtensionsMap>,
+}
+
+/// Usage of one host application.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostApplicationMetricInfo {
+    /// Name from the NodeSLO.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Average use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<ResourceMap>,
+    /// Priority class.
+    #[serde(default, skip_serializing_if = "PriorityClass::is_unset")]
+    pub priority: PriorityClass,
+    /// QoS class.
+    #[serde(default, skip_serializing_if = "QosClass::is_unset")]
+    pub qos: QosClass,
+}
+
+/// A predicted amount.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReclaimableMetric {
+    /// The amount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<ResourceMap>,
+}

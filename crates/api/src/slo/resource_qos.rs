@@ -1,0 +1,310 @@
+//! Kernel settings by QoS class: the part `resourceQOSStrategy` of a NodeSLO.
+//!
+//! Source: Koordinator `apis/slo/v1alpha1/nodeslo_types.go`.
+
+use crate::serde_util::open_enum;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+open_enum! {
+    /// Mechanism behind CPU QoS.
+    CPUQOSPolicy {
+        /// Group identity (`cpu.bvt_warp_ns`).
+        GroupIdentity = "groupIdentity",
+        /// Core scheduling.
+        CoreSched = "coreSched",
+    }
+}
+
+open_enum! {
+    /// Mechanism behind network QoS.
+    NETQOSPolicy {
+        /// Linux traffic control.
+        Tc = "tc",
+        /// The Terway plugin.
+        TerwayQos = "terway-qos",
+    }
+}
+
+open_enum! {
+    /// What a block-IO setting applies to.
+    BlockType {
+        /// A device.
+        Device = "device",
+        /// A volume group.
+        VolumeGroup = "volumegroup",
+        /// The volume of a pod.
+        PodVolume = "podvolume",
+    }
+}
+
+/// Kernel settings by QoS class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceQOSStrategy {
+    /// Mechanisms in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policies: Option<ResourceQOSPolicies>,
+    /// For LSE and LSR pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lsr_class: Option<ResourceQOS>,
+    /// For LS pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ls_class: Option<ResourceQOS>,
+    /// For BE pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub be_class: Option<ResourceQOS>,
+    /// For system daemons.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_class: Option<ResourceQOS>,
+    /// For the root cgroup; only block IO is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup_root: Option<ResourceQOS>,
+}
+
+/// Mechanisms behind CPU and network QoS.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceQOSPolicies {
+    /// CPU mechanism.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_policy: Option<CPUQOSPolicy>,
+    /// Network mechanism.
+    #[serde(rename = "netQOSPolicy", skip_serializing_if = "Option::is_none")]
+    pub net_qos_policy: Option<NETQOSPolicy>,
+}
+
+/// Settings of one class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceQOS {
+    /// CPU scheduler.
+    #[serde(rename = "cpuQOS", skip_serializing_if = "Option::is_none")]
+    pub cpu_qos: Option<CPUQOSCfg>,
+    /// Memory controller.
+    #[serde(rename = "memoryQOS", skip_serializing_if = "Option::is_none")]
+    pub memory_qos: Option<MemoryQOSCfg>,
+    /// Block IO.
+    #[serde(rename = "blkioQOS", skip_serializing_if = "Option::is_none")]
+    pub blkio_qos: Option<BlkIOQOSCfg>,
+    /// Cache and memory bandwidth.
+    #[serde(rename = "resctrlQOS", skip_serializing_if = "Option::is_none")]
+    pub resctrl_qos: Option<ResctrlQOSCfg>,
+    /// Network bandwidth.
+    #[serde(rename = "networkQOS", skip_serializing_if = "Option::is_none")]
+    pub network_qos: Option<NetworkQOSCfg>,
+}
+
+/// CPU scheduler settings of one class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CPUQOSCfg {
+    /// Whether the settings are applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Group identity, −1 (yields) to 2 (goes first).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group_identity: Option<i64>,
+    /// `cpu.idle`: 0 or 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sched_idle: Option<i64>,
+    /// Whether the class keeps BE tasks off its sibling hyper-threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core_expeller: Option<bool>,
+}
+
+/// Memory settings of one class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryQOSCfg {
+    /// Whether the settings are applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// `memory.min` as percent of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub min_limit_percent: Option<i64>,
+    /// `memory.low` as percent of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub low_limit_percent: Option<i64>,
+    /// `memory.high` as percent of the limit; 0 is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub throttling_percent: Option<i64>,
+    /// Usage at which background reclaim starts, percent of the limit; 0 is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub wmark_ratio: Option<i64>,
+    /// How much background reclaim frees, per mill of the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub wmark_scale_permill: Option<i64>,
+    /// Adjustment of the global minimum watermark, percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -25, max = 50))]
+    pub wmark_min_adj: Option<i64>,
+    /// Whether page cache is limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache_enable: Option<bool>,
+    /// Page-cache limit in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache_limit_size: Option<i64>,
+    /// Page-cache limit as percent of the memory limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub page_cache_limit_percent: Option<i64>,
+    /// Whether reclaim is done by the allocating task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache_reclaim_sync: Option<bool>,
+    /// OOM priority: 0 or 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_enable: Option<i64>,
+    /// OOM priority, 0 to 12; lower dies first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i64>,
+    /// `memory.oom.group`: 0 or 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_kill_group: Option<i64>,
+}
+
+/// Block-IO settings of one class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlkIOQOSCfg {
+    /// Whether the settings are applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// By block device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<BlockCfg>,
+}
+
+/// Settings for one block device.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockCfg {
+    /// Device, volume group or volume name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// What the name refers to.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<BlockType>,
+    /// Limits and weights.
+    #[serde(default)]
+    pub io_cfg: IOCfg,
+}
+
+/// Block-IO limits, weights and the cost model.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IOCfg {
+    /// Reads per second; 0 is no limit.
+    #[serde(rename = "readIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub read_iops: Option<i64>,
+    /// Writes per second; 0 is no limit.
+    #[serde(rename = "writeIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub write_iops: Option<i64>,
+    /// Bytes read per second; 0 is no limit.
+    #[serde(rename = "readBPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub read_bps: Option<i64>,
+    /// Bytes written per second; 0 is no limit.
+    #[serde(rename = "writeBPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub write_bps: Option<i64>,
+    /// Weight, 1 to 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub io_weight_percent: Option<i64>,
+    /// Read latency target in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_latency: Option<i64>,
+    /// Write latency target in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_latency: Option<i64>,
+    /// Percentile the read target is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub read_latency_percent: Option<i64>,
+    /// Percentile the write target is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub write_latency_percent: Option<i64>,
+    /// Whether the model below replaces the kernel's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_user_model: Option<bool>,
+    /// Model: bytes read per second.
+    #[serde(rename = "modelReadBPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_read_bps: Option<i64>,
+    /// Model: bytes written per second.
+    #[serde(rename = "modelWriteBPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_write_bps: Option<i64>,
+    /// Model: sequential reads per second.
+    #[serde(rename = "modelReadSeqIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_read_seq_iops: Option<i64>,
+    /// Model: sequential writes per second.
+    #[serde(rename = "modelWriteSeqIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_write_seq_iops: Option<i64>,
+    /// Model: random reads per second.
+    #[serde(rename = "modelReadRandIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_read_rand_iops: Option<i64>,
+    /// Model: random writes per second.
+    #[serde(rename = "modelWriteRandIOPS", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub model_write_rand_iops: Option<i64>,
+}
+
+/// Last-level cache and memory bandwidth of one class.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResctrlQOSCfg {
+    /// Whether the settings are applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Start of the cache range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub cat_range_start_percent: Option<i64>,
+    /// End of the cache range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub cat_range_end_percent: Option<i64>,
+    /// Memory bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub mba_percent: Option<i64>,
+}
+
+/// Network bandwidth of one class: percent of the node (number) or bits per second (quantity text).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkQOSCfg {
+    /// Whether the settings are applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Guaranteed incoming bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = 0))]
+    pub ingress_request: Option<IntOrString>,
+    /// Most incoming bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = 100))]
+    pub ingress_limit: Option<IntOrString>,
+    /// Guaranteed outgoing bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = 0))]
+    pub egress_request: Option<IntOrString>,
+    /// Most outgoing bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = 100))]
+    pub egress_limit: Option<IntOrString>,
+}
