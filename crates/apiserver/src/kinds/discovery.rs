@@ -1,0 +1,266 @@
+//! Discovery documents: the aggregated form (`apidiscovery.k8s.io`) and the legacy ones.
+
+use serde_json::{Map, Value, json};
+
+use super::registry::Registry;
+use super::resource::{GroupVersionKind, Resource, Subresource};
+use std::sync::Arc;
+
+/// Content type of [`aggregated`] answers; clients compare the parameters exactly.
+pub const AGGREGATED_V2: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// The same for clients that only know the beta.
+pub const AGGREGATED_V2BETA1: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+
+/// The versions of one group in order of preference, each with its resources.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Group name, empty for core.
+    pub name: Arc<str>,
+    /// Versions, preferred first.
+    pub versions: Vec<(Arc<str>, Vec<Arc<Resource>>)>,
+}
+
+/// All groups in serving order.
+#[must_use]
+pub fn groups(registry: &Registry) -> Vec<Group> {
+    let mut out: Vec<Group> = Vec::new();
+    for resource in registry.all() {
+        let at = match out.iter().position(|g| g.name == resource.group) {
+            Some(at) => at,
+            None => {
+                out.push(Group { name: resource.group.clone(), versions: Vec::new() });
+                out.len() - 1
+            }
+        };
+        let versions = &mut out[at].versions;
+        match versions.iter_mut().find(|(v, _)| *v == resource.version) {
+            Some((_, list)) => list.push(resource),
+            None => versions.push((resource.version.clone(), vec![resource])),
+        }
+    }
+    for group in &mut out {
+        group.versions.sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
+    }
+    out
+}
+
+/// Orders versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
+#[must_use]
+pub fn version_rank(version: &str) -> (u8, u32, u32) {
+    let parse = || -> Option<(u8, u32, u32)> {
+        let rest = version.strip_prefix('v')?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (major, tail) = rest.split_at(digits);
+        let major = major.parse().ok()?;
+        if tail.is_empty() {
+            return Some((3, major, 0));
+        }
+        let (stage, minor) = if let Some(m) = tail.strip_prefix("beta") {
+            (2, m)
+        } else {
+            (1, tail.strip_prefix("alpha")?)
+        };
+        Some((stage, major, if minor.is_empty() { 0 } else { minor.parse().ok()? }))
+    };
+    parse().unwrap_or((0, 0, 0))
+}
+
+fn kind_value(gvk: &GroupVersionKind) -> Value {
+    json!({"group": &*gvk.group, "version": &*gvk.version, "kind": &*gvk.kind})
+}
+
+/// The aggregated document for `/api` (`core`) or `/apis`; `version` is `v2` or `v2beta1`.
+#[must_use]
+pub fn aggregated(registry: &Registry, core: bool, version: &str) -> Value {
+    let items: Vec<Value> = groups(registry)
+        .iter()
+        .filter(|g| g.name.is_empty() == core)
+        .map(|g| {
+            let versions: Vec<Value> = g
+                .versions
+                .iter()
+                .map(|(v, resources)| {
+                    let resources: Vec<Value> =
+                        resources.iter().map(|r| aggregated_resource(r)).collect();
+                    json!({"version": &**v, "resources": resources, "freshness": "Current"})
+                })
+                .collect();
+            let mut meta = Map::new();
+            if !g.name.is_empty() {
+                meta.insert("name".to_owned(), (&*g.name).into());
+            }
+            meta.insert("creationTimestamp".to_owned(), Value::Null);
+            json!({"metadata": meta, "versions": versions})
+        })
+        .collect();
+    json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+        "metadata": {},
+        "items": items,
+    })
+}
+
+fn aggregated_resource(r: &Resource) -> Value {
+    let mut out = json!({
+        "resource": &*r.plural,
+        "responseKind": kind_value(&r.gvk()),
+        "scope": if r.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": &*r.singular,
+        "verbs": r.verbs,
+    });
+    if let Value::Object(map) = &mut out {
+        if !r.short_names.is_empty() {
+            map.insert("shortNames".to_owned(), strings(&r.short_names));
+        }
+        if !r.categories.is_empty() {
+            map.insert("categories".to_owned(), strings(&r.categories));
+        }
+        if !r.subresources.is_empty() {
+            let subs: Vec<Value> = r
+                .subresources
+                .iter()
+                .map(|s| {
+                    json!({
+                        "subresource": s.name,
+                        "responseKind": kind_value(&s.response),
+                        "verbs": s.verbs,
+                    })
+                })
+                .collect();
+            map.insert("subresources".to_owned(), subs.into());
+        }
+    }
+    out
+}
+
+fn strings(list: &[Arc<str>]) -> Value {
+    list.iter().map(|s| Value::from(&**s)).collect()
+}
+
+/// `GET /api`; `address` is `host:port` of the server.
+#[must_use]
+pub fn core_versions(address: &str) -> Value {
+    json!({
+        "kind": "APIVersions",
+        "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
+    })
+}
+
+fn group_value(group: &Group) -> Value {
+    let version = |v: &str| json!({"groupVersion": format!("{}/{v}", group.name), "version": v});
+    let versions: Vec<Value> = group.versions.iter().map(|(v, _)| version(v)).collect();
+    let preferred = versions.first().cloned().unwrap_or(Value::Null);
+    json!({"name": &*group.name, "versions": versions, "preferredVersion": preferred})
+}
+
+/// `GET /apis`.
+#[must_use]
+pub fn group_list(registry: &Registry) -> Value {
+    let all = groups(registry);
+    let items: Vec<Value> = all.iter().filter(|g| !g.name.is_empty()).map(group_value).collect();
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": items})
+}
+
+/// `GET /apis/{group}`.
+#[must_use]
+pub fn group(registry: &Registry, name: &str) -> Option<Value> {
+    let all = groups(registry);
+    let group = all.iter().find(|g| !g.name.is_empty() && &*g.name == name)?;
+    let mut out = group_value(group);
+    out["kind"] = "APIGroup".into();
+    out["apiVersion"] = "v1".into();
+    Some(out)
+}
+
+/// `GET /apis/{group}/{version}` or `GET /api/v1` (empty group).
+#[must_use]
+pub fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
+    let all = groups(registry);
+    let group = all.iter().find(|g| &*g.name == group)?;
+    let (_, resources) = group.versions.iter().find(|(v, _)| &**v == version)?;
+    let mut list = Vec::new();
+    for r in resources {
+        let mut entry = json!({
+            "name": &*r.plural,
+            "singularName": &*r.singular,
+            "namespaced": r.namespaced,
+            "kind": &*r.kind,
+            "verbs": r.verbs,
+        });
+        if !r.short_names.is_empty() {
+            entry["shortNames"] = strings(&r.short_names);
+        }
+        if !r.categories.is_empty() {
+            entry["categories"] = strings(&r.categories);
+        }
+        list.push(entry);
+        list.extend(r.subresources.iter().map(|s| legacy_subresource(r, s)));
+    }
+    Some(json!({
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": super::meta::api_version(&group.name, version),
+        "resources": list,
+    }))
+}
+
+fn legacy_subresource(r: &Resource, s: &Subresource) -> Value {
+    let mut entry = json!({
+        "name": format!("{}/{}", r.plural, s.name),
+        "singularName": "",
+        "namespaced": r.namespaced,
+        "kind": &*s.response.kind,
+        "verbs": s.verbs,
+    });
+    // Clients find out here which group and version e.g. an eviction must have.
+    if s.response.group != r.group || s.response.version != r.version {
+        entry["group"] = (&*s.response.group).into();
+        entry["version"] = (&*s.response.version).into();
+    }
+    entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_ordered() {
+        let mut v = ["foo", "v1alpha1", "v2beta1", "v1", "v10", "v1beta2", "v2"];
+        v.sort_by_key(|v| std::cmp::Reverse(version_rank(v)));
+        assert_eq!(v, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "foo"]);
+    }
+
+    #[test]
+    fn core_comes_first_and_eviction_names_its_group() {
+        let registry = Registry::builtin();
+        assert_eq!(&*groups(&registry)[0].name, "");
+        let list = resource_list(&registry, "", "v1").unwrap();
+        let eviction = list["resources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|r| r["name"] == "pods/eviction")
+            .unwrap();
+        assert_eq!(eviction["group"], "policy");
+        assert_eq!(eviction["version"], "v1");
+        assert!(resource_list(&registry, "apps", "v2").is_none());
+        let apps = group(&registry, "apps").unwrap();
+        assert_eq!(apps["preferredVersion"]["groupVersion"], "apps/v1");
+    }
+
+    #[test]
+    fn get_all_order() {
+        let all: Vec<String> = Registry::builtin()
+            .all()
+            .iter()
+            .filter(|r| r.categories.iter().any(|c| &**c == "all"))
+            .map(|r| r.plural.to_string())
+            .collect();
+        assert_eq!(all[..3], ["pods", "replicationcontrollers", "services"]);
+    }
+}

@@ -1,0 +1,79 @@
+//! Reading and checking what all objects have: apiVersion, kind, metadata.
+
+use serde_json::{Map, Value};
+
+/// `v1` for the core group, `group/version` otherwise.
+#[must_use]
+pub fn api_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+}
+
+/// Splits `apps/v1` into group and version; `v1` has the empty group.
+#[must_use]
+pub fn split_api_version(text: &str) -> (&str, &str) {
+    text.split_once('/').unwrap_or(("", text))
+}
+
+/// The string at `metadata.<key>`, empty if absent.
+#[must_use]
+pub fn text<'a>(object: &'a Value, key: &str) -> &'a str {
+    object.get("metadata").and_then(|m| m.get(key)).and_then(Value::as_str).unwrap_or("")
+}
+
+/// `metadata.name`.
+#[must_use]
+pub fn name(object: &Value) -> &str {
+    text(object, "name")
+}
+
+/// `metadata.namespace`.
+#[must_use]
+pub fn namespace(object: &Value) -> &str {
+    text(object, "namespace")
+}
+
+/// `metadata`, created when absent. `None` when the object or its metadata is not a JSON object.
+pub fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
+    let map = object.as_object_mut()?;
+    let slot = map.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    if slot.is_null() {
+        *slot = Value::Object(Map::new());
+    }
+    slot.as_object_mut()
+}
+
+/// `metadata.generation`, 0 if absent.
+#[must_use]
+pub fn generation(object: &Value) -> i64 {
+    object
+        .get("metadata")
+        .and_then(|m| m.get("generation"))
+        .and_then(Value::as_i64)
+        .unwrap_or(0)
+}
+
+/// The value at a path of object keys.
+#[must_use]
+pub fn at<'a>(object: &'a Value, path: &[&str]) -> Option<&'a Value> {
+    path.iter().try_fold(object, |v, key| v.get(key))
+}
+
+/// The string at a path of object keys, empty if absent.
+#[must_use]
+pub fn str_at<'a>(object: &'a Value, path: &[&str]) -> &'a str {
+    at(object, path).and_then(Value::as_str).unwrap_or("")
+}
+
+/// Checks the types of `apiVersion`, `kind` and `metadata` of a custom resource.
+///
+/// # Errors
+/// A description that names the field.
+pub fn check_types(object: &Value) -> Result<(), String> {
+    let shape = super::facts::find("meta/v1.ObjectMeta");
+    match (object.get("metadata"), shape) {
+        (Some(meta), Some(shape)) if !meta.is_null() => {
+            super::facts::check_types(shape, meta).map_err(|e| e.replace("field ", "field metadata."))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,342 @@
+//! Strategic merge patch: a merge patch that knows which lists are merged by a key.
+
+use serde_json::{Map, Value};
+
+use super::PatchError;
+use crate::kinds::facts::{self, Field, Merge, Shape, StructId};
+
+const PATCH: &str = "$patch";
+const RETAIN: &str = "$retainKeys";
+const ORDER: &str = "$setElementOrder/";
+const DELETE: &str = "$deleteFromPrimitiveList/";
+
+/// Nesting deeper than this is refused instead of exhausting the stack.
+const MAX_DEPTH: usize = 128;
+
+pub(super) fn merge(
+    shape: StructId,
+    original: &Value,
+    patch: &Value,
+) -> Result<Value, PatchError> {
+    let Value::Object(patch) = patch else {
+        return Err(PatchError::Malformed("a strategic merge patch must be an object".to_owned()));
+    };
+    let original = original.as_object().cloned().unwrap_or_default();
+    let merged = merge_map(Some(&Shape::Struct(shape)), original, patch, 0)?;
+    Ok(Value::Object(merged))
+}
+
+/// What is known of the member `key` of an object of shape `parent`.
+fn member<'a>(parent: Option<&'a Shape>, key: &str) -> (Option<&'a Shape>, Option<&'a Field>) {
+    match parent {
+        Some(Shape::Struct(id)) => {
+            let field = facts::get(*id).json_field(key);
+            (field.map(|f| &f.shape), field)
+        }
+        Some(Shape::Map(inner)) => (Some(&**inner), None),
+        _ => (None, None),
+    }
+}
+
+fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
+    match patch.get(PATCH) {
+        None => Ok(None),
+        Some(Value::String(s)) if matches!(s.as_str(), "merge" | "replace" | "delete") => {
+            Ok(Some(s))
+        }
+        Some(other) => {
+            Err(PatchError::Failed(format!("Unknown patch type found: {other}")))
+        }
+    }
+}
+
+fn merge_map(
+    shape: Option<&Shape>,
+    mut original: Map<String, Value>,
+    patch: &Map<String, Value>,
+    depth: usize,
+) -> Result<Map<String, Value>, PatchError> {
+    if depth > MAX_DEPTH {
+        return Err(PatchError::Failed("the patch is nested too deeply".to_owned()));
+    }
+    match directive(patch)? {
+        Some("replace") => {
+            let mut out = patch.clone();
+            out.remove(PATCH);
+            return Ok(out);
+        }
+        Some("delete") => return Ok(Map::new()),
+        _ => {}
+    }
+    if let Some(keep) = patch.get(RETAIN) {
+        let keep = keep
+            .as_array()
+            .ok_or_else(|| PatchError::Failed(format!("{RETAIN} must be a list")))?;
+        original.retain(|k, _| keep.iter().any(|v| v.as_str() == Some(k)));
+    }
+    for (key, value) in patch {
+        if let Some(field) = key.strip_prefix(DELETE) {
+            let gone = value
+                .as_array()
+                .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
+            if let Some(Value::Array(items)) = original.get_mut(field) {
+                items.retain(|item| !gone.contains(item));
+            }
+        }
+    }
+    let server_lists: Map<String, Value> = patch
+        .keys()
+        .filter_map(|k| k.strip_prefix(ORDER))
+        .filter_map(|f| Some((f.to_owned(), original.get(f)?.clone())))
+        .collect();
+    for (key, value) in patch {
+        if key == PATCH || key == RETAIN || key.starts_with(ORDER) || key.starts_with(DELETE) {
+            continue;
+        }
+        if value.is_null() {
+            original.remove(key);
+            continue;
+        }
+        let (inner, field) = member(shape, key);
+        let replace = field.is_some_and(|f| f.replace);
+        let merged = match value {
+            Value::Object(p) if !replace => {
+                let old = match original.remove(key) {
+                    Some(Value::Object(old)) => old,
+                    _ => Map::new(),
+                };
+                Value::Object(merge_map(inner, old, p, depth + 1)?)
+            }
+            Value::Array(p) => {
+                let old = match original.remove(key) {
+                    Some(Value::Array(old)) => old,
+                    _ => Vec::new(),
+                };
+                let element = match inner {
+                    Some(Shape::List(e)) => Some(&**e),
+                    _ => None,
+                };
+                match field.map(|f| &f.merge) {
+                    Some(Merge::Key(k)) => {
+                        Value::Array(merge_list(element, k, old, p, depth + 1)?)
+                    }
+                    Some(Merge::Set) => Value::Array(union(old, p)),
+                    _ => value.clone(),
+                }
+            }
+            other => other.clone(),
+        };
+        original.insert(key.clone(), merged);
+    }
+    for (key, order) in patch {
+        let Some(name) = key.strip_prefix(ORDER) else { continue };
+        let (_, field) = member(shape, name);
+        let order = order
+            .as_array()
+            .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
+        let merge_key = match field.map(|f| &f.merge) {
+            Some(Merge::Key(k)) => Some(*k),
+            Some(Merge::Set) => None,
+            _ => continue,
+        };
+        let server = server_lists.get(name).and_then(Value::as_array).map_or(&[][..], |v| v);
+        if let Some(Value::Array(items)) = original.get_mut(name) {
+            let old = std::mem::take(items);
+            *items = reorder(old, order, server, merge_key);
+        }
+    }
+    Ok(original)
+}
+
+fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
+    for item in patch {
+        if !old.contains(item) {
+            old.push(item.clone());
+        }
+    }
+    old
+}
+
+fn merge_list(
+    element: Option<&Shape>,
+    merge_key: &str,
+    mut old: Vec<Value>,
+    patch: &[Value],
+    depth: usize,
+) -> Result<Vec<Value>, PatchError> {
+    let mut maps = Vec::with_capacity(patch.len());
+    let mut replace_all = false;
+    for item in patch {
+        let Value::Object(map) = item else {
+            return Err(PatchError::Failed(format!(
+                "expected an object with merge key {merge_key}, got {item}"
+            )));
+        };
+        match directive(map)? {
+            Some("replace") => replace_all = true,
+            kind => maps.push((map, kind == Some("delete"))),
+        }
+    }
+    if replace_all {
+        old.clear();
+    }
+    for (map, delete) in maps {
+        let key = map.get(merge_key).ok_or_else(|| {
+            PatchError::Failed(format!(
+                "map: {} does not contain declared merge key: {merge_key}",
+                Value::Object(map.clone())
+            ))
+        })?;
+        let position = old.iter().position(|o| o.get(merge_key) == Some(key));
+        if delete {
+            old.retain(|o| o.get(merge_key) != Some(key));
+            continue;
+        }
+        match position {
+            Some(at) => {
+                let base = match std::mem::take(&mut old[at]) {
+                    Value::Object(base) => base,
+                    _ => Map::new(),
+                };
+                old[at] = Value::Object(merge_map(element, base, map, depth)?);
+            }
+            None => old.push(Value::Object(merge_map(element, Map::new(), map, depth)?)),
+        }
+    }
+    Ok(old)
+}
+
+/// Puts the elements named in `order` in that order; the others keep their place relative to how
+/// the server's list was ordered before the patch.
+fn reorder(
+    items: Vec<Value>,
+    order: &[Value],
+    server: &[Value],
+    merge_key: Option<&str>,
+) -> Vec<Value> {
+    let id = |v: &Value| -> Value {
+        match merge_key {
+            Some(k) => v.get(k).cloned().unwrap_or(Value::Null),
+            None => v.clone(),
+        }
+    };
+    let order: Vec<Value> = order.iter().map(&id).collect();
+    let server: Vec<Value> = server.iter().map(&id).collect();
+    let rank = |v: &Value| order.iter().position(|o| *o == id(v));
+    let server_rank = |v: &Value| server.iter().position(|o| *o == id(v));
+    let (mut named, rest): (Vec<Value>, Vec<Value>) =
+        items.into_iter().partition(|v| rank(v).is_some());
+    named.sort_by_key(&rank);
+    let mut out = Vec::with_capacity(named.len() + rest.len());
+    let mut named = named.into_iter().peekable();
+    let mut rest = rest.into_iter().peekable();
+    loop {
+        let named_first = match (named.peek(), rest.peek()) {
+            (None, None) => return out,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (Some(n), Some(r)) => match (server_rank(n), server_rank(r)) {
+                (Some(n), Some(r)) => n < r,
+                _ => true,
+            },
+        };
+        out.extend(if named_first { named.next() } else { rest.next() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(original: Value, patch: Value) -> Result<Value, PatchError> {
+        merge(facts::find("core/v1.Pod").unwrap(), &original, &patch)
+    }
+
+    #[test]
+    fn merges_lists_by_key() {
+        let old = json!({"spec": {
+            "containers": [{"name": "a", "image": "x", "args": ["1", "2"]}, {"name": "b"}],
+            "tolerations": [{"key": "k"}],
+        }});
+        let out = pod(
+            old.clone(),
+            json!({"spec": {
+                "containers": [{"name": "b", "image": "y"}, {"name": "a", "args": ["3"]}],
+                "tolerations": [{"key": "other"}],
+            }}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {
+                "containers": [
+                    {"name": "a", "image": "x", "args": ["3"]}, {"name": "b", "image": "y"}],
+                "tolerations": [{"key": "other"}],
+            }})
+        );
+        let gone = pod(old.clone(), json!({"spec": {"containers": [{"$patch": "delete", "name": "a"}]}}));
+        assert_eq!(gone.unwrap()["spec"]["containers"], json!([{"name": "b"}]));
+        let replaced = pod(
+            old.clone(),
+            json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "c"}]}}),
+        );
+        assert_eq!(replaced.unwrap()["spec"]["containers"], json!([{"name": "c"}]));
+        assert!(pod(old.clone(), json!({"spec": {"containers": [{"image": "x"}]}})).is_err());
+        assert!(pod(old, json!({"spec": {"$patch": "burn"}})).is_err());
+    }
+
+    #[test]
+    fn directives() {
+        let old = json!({"metadata": {"finalizers": ["a", "b"], "labels": {"x": "1", "y": "2"}}});
+        let out = pod(
+            old,
+            json!({"metadata": {
+                "finalizers": ["c", "a"],
+                "$deleteFromPrimitiveList/finalizers": ["b"],
+                "$setElementOrder/finalizers": ["c", "a"],
+                "labels": {"x": null, "z": "3"},
+            }}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"metadata": {"finalizers": ["c", "a"], "labels": {"y": "2", "z": "3"}}})
+        );
+        let out = pod(
+            json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}),
+            json!({"spec": {"volumes": [
+                {"name": "v", "emptyDir": {}, "$retainKeys": ["name", "emptyDir"]}]}}),
+        );
+        assert_eq!(out.unwrap(), json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
+        let out = pod(json!({"spec": {"nodeSelector": {"a": "b"}}}), json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "d"}}}));
+        assert_eq!(out.unwrap(), json!({"spec": {"nodeSelector": {"c": "d"}}}));
+    }
+
+    #[test]
+    fn set_element_order_keeps_server_only_items_in_place() {
+        let old = json!({"spec": {"containers": [{"name": "a"}, {"name": "s"}, {"name": "b"}]}});
+        let out = pod(
+            old,
+            json!({"spec": {
+                "$setElementOrder/containers": [{"name": "b"}, {"name": "n"}, {"name": "a"}],
+                "containers": [{"name": "n"}],
+            }}),
+        )
+        .unwrap();
+        let names: Vec<&str> = out["spec"]["containers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| c["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["s", "b", "n", "a"]);
+    }
+
+    #[test]
+    fn a_new_object_in_the_patch_loses_its_nulls_and_directives() {
+        let out = pod(
+            json!({}),
+            json!({"spec": {"a": null, "securityContext": {"runAsUser": null, "fsGroup": 1}}}),
+        );
+        assert_eq!(out.unwrap(), json!({"spec": {"securityContext": {"fsGroup": 1}}}));
+    }
+}

@@ -1,0 +1,3 @@
+//! Validation.
+
+pub(in crate::kinds) mod names;
