@@ -14,21 +14,31 @@ pub struct Clock {
 #[derive(Debug, Clone)]
 enum Source {
     System,
-    Tokio { base: Timestamp, origin: tokio::time::Instant },
+    Tokio {
+        base: Timestamp,
+        origin: tokio::time::Instant,
+    },
 }
 
 impl Clock {
     /// The machine's real-time clock.
     #[must_use]
     pub fn system() -> Self {
-        Self { source: Source::System }
+        Self {
+            source: Source::System,
+        }
     }
 
     /// A clock that reads `base` now and advances with tokio's (pausable) time.
     /// Must be called inside a tokio runtime.
     #[must_use]
     pub fn following_tokio(base: Timestamp) -> Self {
-        Self { source: Source::Tokio { base, origin: tokio::time::Instant::now() } }
+        Self {
+            source: Source::Tokio {
+                base,
+                origin: tokio::time::Instant::now(),
+            },
+        }
     }
 
     /// The current time.

@@ -2,8 +2,14 @@
 //!
 //! Invariant: this crate knows nothing about Kubernetes.
 
+pub mod admin;
 pub mod clock;
 pub mod context;
+pub mod features;
+pub mod flags;
+pub mod logging;
+pub mod metrics;
+pub mod shutdown;
 
 pub use clock::Clock;
 pub use context::Context;

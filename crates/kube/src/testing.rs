@@ -22,9 +22,11 @@ where
     }
 }
 
+type Respond = dyn Fn(&Seen) -> (StatusCode, Value) + Send + Sync;
+
 #[derive(Clone)]
 pub(crate) struct Canned {
-    respond: Arc<dyn Fn(&Seen) -> (StatusCode, Value) + Send + Sync>,
+    respond: Arc<Respond>,
 }
 
 impl tower::Service<Request<Body>> for Canned {

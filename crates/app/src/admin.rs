@@ -1,0 +1,255 @@
+//! The HTTP server every daemon has for its operator: health, readiness, metrics, debugging.
+
+use crate::metrics;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus::Registry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
+
+/// Why the server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// Others could read it, unprotected, and nobody said that this is wanted.
+    #[error("refusing to serve plain HTTP on {0}, which is not a loopback address")]
+    Exposed(SocketAddr),
+    /// The address is taken or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Who may reach the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// Only this machine; other addresses are refused.
+    Loopback,
+    /// Whoever can route to it. There is no TLS and no authentication: meant for probes and
+    /// metrics on a pod network, which upstream serves so by default.
+    Anyone,
+}
+
+/// What the server shows.
+#[derive(Clone)]
+pub struct Admin {
+    registry: Registry,
+    ready: Vec<(&'static str, Check)>,
+    pages: Vec<(&'static str, Page)>,
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ready: Vec<_> = self.ready.iter().map(|(name, _)| name).collect();
+        let pages: Vec<_> = self.pages.iter().map(|(path, _)| path).collect();
+        f.debug_struct("Admin")
+            .field("ready", &ready)
+            .field("pages", &pages)
+            .finish()
+    }
+}
+
+impl Admin {
+    /// `/healthz`, `/livez`, `/readyz` and the metrics of `registry`.
+    #[must_use]
+    pub fn new(registry: Registry) -> Self {
+        Self {
+            registry,
+            ready: Vec::new(),
+            pages: Vec::new(),
+        }
+    }
+
+    /// Adds a condition for `/readyz`; `Err` says what is missing.
+    #[must_use]
+    pub fn ready_when(
+        mut self,
+        name: &'static str,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.ready.push((name, Arc::new(check)));
+        self
+    }
+
+    /// Adds a JSON page, for example at `/debug/plugins`.
+    #[must_use]
+    pub fn page(
+        mut self,
+        path: &'static str,
+        content: impl Fn() -> serde_json::Value + Send + Sync + 'static,
+    ) -> Self {
+        self.pages.push((path, Arc::new(content)));
+        self
+    }
+
+    /// The routes, for a server of one's own.
+    pub fn router(&self) -> Router {
+        let mut router = Router::new()
+            .route("/healthz", get(|| async { "ok" }))
+            .route("/livez", get(|| async { "ok" }))
+            .route(
+                "/readyz",
+                get(ready).with_state(Arc::new(self.ready.clone())),
+            );
+        for path in [
+            "/metrics",
+            "/all-metrics",
+            "/internal-metrics",
+            "/external-metrics",
+        ] {
+            router = router.route(path, get(text).with_state(self.registry.clone()));
+        }
+        for (path, page) in &self.pages {
+            let page = page.clone();
+            router = router.route(path, get(move || async move { axum::Json(page()) }));
+        }
+        router
+    }
+
+    /// Starts to serve on `address` until `shutdown`; returns the address really used.
+    ///
+    /// # Errors
+    ///
+    /// When the address is not allowed or not free.
+    pub async fn serve(
+        &self,
+        address: SocketAddr,
+        exposure: Exposure,
+        shutdown: CancellationToken,
+    ) -> Result<SocketAddr, AdminError> {
+        if exposure == Exposure::Loopback && !address.ip().is_loopback() {
+            return Err(AdminError::Exposed(address));
+        }
+        let fail = |source| AdminError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(fail)?;
+        let local = listener.local_addr().map_err(fail)?;
+        let router = self.router();
+        tokio::spawn(async move {
+            let stop = shutdown.cancelled_owned();
+            if let Err(error) = axum::serve(listener, router)
+                .with_graceful_shutdown(stop)
+                .await
+            {
+                tracing::error!(%error, "admin server failed");
+            }
+        });
+        Ok(local)
+    }
+}
+
+async fn ready(State(checks): State<Arc<Vec<(&'static str, Check)>>>) -> Response {
+    let mut lines = String::new();
+    let mut code = StatusCode::OK;
+    for (name, check) in checks.iter() {
+        match check() {
+            Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
+            Err(reason) => {
+                code = StatusCode::INTERNAL_SERVER_ERROR;
+                lines.push_str(&format!("[-]{name} failed: {reason}\n"));
+            }
+        }
+    }
+    let end = if code == StatusCode::OK {
+        "ok"
+    } else {
+        "readyz check failed\n"
+    };
+    lines.push_str(end);
+    (code, lines).into_response()
+}
+
+async fn text(State(registry): State<Registry>) -> Response {
+    match metrics::encode(&registry) {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::IntGauge;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn health_readiness_metrics_and_pages_are_served() {
+        let registry = Registry::new();
+        let gauge = IntGauge::new("koordinator_manager_is_leader", "Leader").unwrap();
+        metrics::register(&registry, gauge).unwrap().set(1);
+        let synced = Arc::new(AtomicBool::new(false));
+        let seen = synced.clone();
+        let admin = Admin::new(registry)
+            .ready_when("informers", move || {
+                seen.load(Ordering::SeqCst)
+                    .then_some(())
+                    .ok_or("nodes not synced".to_owned())
+            })
+            .page("/debug/answer", || serde_json::json!({"answer": 42}));
+        let shutdown = CancellationToken::new();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let address = admin
+            .serve(any, Exposure::Loopback, shutdown.clone())
+            .await
+            .unwrap();
+        assert!(get(address, "/healthz").await.ends_with("\r\n\r\nok"));
+        let answer = get(address, "/readyz").await;
+        assert!(answer.contains("500 ") && answer.contains("[-]informers failed: nodes not"));
+        synced.store(true, Ordering::SeqCst);
+        assert!(
+            get(address, "/readyz")
+                .await
+                .contains("[+]informers ok\nok")
+        );
+        let answer = get(address, "/metrics").await;
+        assert!(answer.contains("text/plain; version=0.0.4"));
+        assert!(answer.contains("koordinator_manager_is_leader 1"));
+        assert!(
+            get(address, "/debug/answer")
+                .await
+                .contains("{\"answer\":42}")
+        );
+        assert!(get(address, "/nope").await.contains("404 "));
+        shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn exposure_has_to_be_meant_and_a_taken_port_is_named() {
+        let admin = Admin::new(Registry::new());
+        let shutdown = CancellationToken::new();
+        let open = "0.0.0.0:0".parse().unwrap();
+        let error = admin
+            .serve(open, Exposure::Loopback, shutdown.clone())
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("0.0.0.0:0"), "{error}");
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = admin
+            .serve(address, Exposure::Loopback, shutdown)
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    }
+}

@@ -1,0 +1,324 @@
+//! Go-style command lines on top of clap.
+//!
+//! Upstream's manifests mix single-dash long options, klog's flags and booleans with values
+//! (`-feature-gates=A=true --v=4 --enable-leader-election=false`). [`parse`] rewrites such a line
+//! into what clap understands, so that the components can declare plain clap arguments.
+
+mod values;
+
+pub use values::{
+    FlagValueError, Selection, bind_address, boolean, duration, list, map, selection,
+};
+
+use clap::{Arg, ArgAction, Command};
+use std::ffi::OsString;
+
+/// What a command line says that is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum FlagError {
+    /// No flag has this name.
+    #[error("flag provided but not defined: {flag}")]
+    Unknown {
+        /// As typed, without the value.
+        flag: String,
+    },
+    /// The flag needs a value and there is none.
+    #[error("flag needs an argument: {flag}")]
+    NoValue {
+        /// As typed.
+        flag: String,
+    },
+    /// The value does not fit the flag.
+    #[error("invalid value {value:?} for flag {flag}: {problem}")]
+    Value {
+        /// As typed.
+        flag: String,
+        /// As typed.
+        value: String,
+        /// Why not.
+        problem: String,
+    },
+    /// An argument is not text.
+    #[error("argument {0:?} is not valid UTF-8")]
+    NotText(OsString),
+    /// What clap says; this includes `--help` and `--version`.
+    #[error(transparent)]
+    Clap(#[from] clap::Error),
+}
+
+impl FlagError {
+    /// Whether the user asked for help or the version, so that nothing is wrong.
+    #[must_use]
+    pub fn is_help(&self) -> bool {
+        matches!(self, Self::Clap(error) if !error.use_stderr())
+    }
+}
+
+/// A parsed command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parsed<A> {
+    /// The component's own flags.
+    pub args: A,
+    /// What klog's flags said about logging.
+    pub logging: crate::logging::LogOptions,
+}
+
+/// Parses a Go-style command line; the first element is the program's name.
+///
+/// # Errors
+///
+/// On unknown flags and values that do not fit; the text names flag and value.
+pub fn parse<A: clap::Parser>(
+    argv: impl IntoIterator<Item = OsString>,
+) -> Result<Parsed<A>, FlagError> {
+    let (argv, logging) = normalize(&A::command(), argv)?;
+    let args = A::try_parse_from(argv)?;
+    Ok(Parsed { args, logging })
+}
+
+/// klog's and component-base's flags, and whether each is a boolean. Accepted by every daemon.
+const LOG_FLAGS: [(&str, bool); 18] = [
+    ("v", false),
+    ("vmodule", false),
+    ("logtostderr", true),
+    ("alsologtostderr", true),
+    ("stderrthreshold", false),
+    ("legacy-stderr-threshold-behavior", true),
+    ("log-dir", false),
+    ("log-file", false),
+    ("log-file-max-size", false),
+    ("log-flush-frequency", false),
+    ("log-backtrace-at", false),
+    ("skip-headers", true),
+    ("skip-log-headers", true),
+    ("one-output", true),
+    ("add-dir-header", true),
+    ("logging-format", false),
+    ("log-json-split-stream", true),
+    ("log-json-info-buffer-size", false),
+];
+
+enum Known<'a> {
+    Own(&'a Arg),
+    Log(&'static str, bool),
+}
+
+/// Rewrites `argv` for `command`: every flag becomes `--name=value`, klog's flags are taken out.
+///
+/// # Errors
+///
+/// As [`parse`], except for what only clap can check.
+pub fn normalize(
+    command: &Command,
+    argv: impl IntoIterator<Item = OsString>,
+) -> Result<(Vec<String>, crate::logging::LogOptions), FlagError> {
+    let mut argv = argv
+        .into_iter()
+        .map(|arg| arg.into_string().map_err(FlagError::NotText));
+    let mut out = Vec::new();
+    let mut logging = crate::logging::LogOptions::default();
+    out.extend(argv.next().transpose()?);
+    while let Some(arg) = argv.next().transpose()? {
+        if arg == "--" {
+            out.push(arg);
+            for rest in argv {
+                out.push(rest?);
+            }
+            break;
+        }
+        let Some(body) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
+            out.push(arg);
+            continue;
+        };
+        if body.is_empty() {
+            out.push(arg);
+            continue;
+        }
+        let (name, value) = match body.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (body, None),
+        };
+        let flag = arg.split('=').next().unwrap_or(&arg).to_owned();
+        let known = lookup(command, name);
+        let is_boolean = match &known {
+            None if matches!(name, "h" | "help") => {
+                out.push("--help".to_owned());
+                continue;
+            }
+            None if name == "version" => {
+                out.push("--version".to_owned());
+                continue;
+            }
+            None => return Err(FlagError::Unknown { flag }),
+            Some(Known::Own(arg)) => takes_no_value(arg),
+            Some(Known::Log(_, boolean)) => *boolean,
+        };
+        let value = match value {
+            Some(value) if is_boolean => boolean(&value)
+                .map_err(|error| FlagError::Value {
+                    flag: flag.clone(),
+                    value,
+                    problem: error.to_string(),
+                })?
+                .to_string(),
+            Some(value) => value,
+            None if is_boolean => "true".to_owned(),
+            None => argv
+                .next()
+                .transpose()?
+                .ok_or_else(|| FlagError::NoValue { flag: flag.clone() })?,
+        };
+        match known {
+            Some(Known::Own(arg)) => {
+                let long = arg.get_long().unwrap_or(name);
+                match arg.get_action() {
+                    ArgAction::SetTrue if value == "true" => out.push(format!("--{long}")),
+                    ArgAction::SetTrue => {}
+                    _ => out.push(format!("--{long}={value}")),
+                }
+            }
+            Some(Known::Log(name, _)) => {
+                logging
+                    .apply(name, &value)
+                    .map_err(|problem| FlagError::Value {
+                        flag,
+                        value: value.clone(),
+                        problem: problem.to_owned(),
+                    })?
+            }
+            None => {}
+        }
+    }
+    Ok((out, logging))
+}
+
+/// The flag called `name`; dashes and underscores are the same, as in pflag.
+fn lookup<'a>(command: &'a Command, name: &str) -> Option<Known<'a>> {
+    let same = |long: &str| {
+        long.len() == name.len()
+            && long
+                .bytes()
+                .zip(name.bytes())
+                .all(|(a, b)| a == b || matches!((a, b), (b'-', b'_')))
+    };
+    let own = command.get_arguments().find(|arg| {
+        arg.get_long_and_visible_aliases()
+            .into_iter()
+            .flatten()
+            .any(same)
+            || arg.get_all_aliases().into_iter().flatten().any(same)
+    });
+    let log = || LOG_FLAGS.iter().find(|(long, _)| same(long));
+    own.map(Known::Own)
+        .or_else(|| log().map(|(long, boolean)| Known::Log(long, *boolean)))
+}
+
+fn takes_no_value(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
+        || arg
+            .get_num_args()
+            .is_some_and(|range| range.min_values() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::LogFormat;
+    use clap::Parser;
+    use std::time::Duration;
+
+    #[derive(Debug, Clone, PartialEq, Eq, Parser)]
+    struct Args {
+        #[arg(long, default_value = "")]
+        kubeconfig: String,
+        #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
+              default_missing_value = "true", action = ArgAction::Set, value_parser = boolean)]
+        enable_leader_election: bool,
+        #[arg(long)]
+        dry_run: bool,
+        #[arg(long, default_value = "30s", value_parser = duration)]
+        interval: Duration,
+        #[arg(long, default_value = "")]
+        feature_gates: String,
+    }
+
+    fn run(line: &str) -> Result<Parsed<Args>, FlagError> {
+        parse(
+            std::iter::once("prog")
+                .chain(line.split_whitespace())
+                .map(OsString::from),
+        )
+    }
+
+    #[test]
+    fn go_style_lines_are_understood() {
+        let parsed = run(
+            "-kubeconfig=/k --enable-leader-election=false -feature_gates=A=true,B=false \
+             --dry-run=t -interval 1m30s",
+        )
+        .unwrap();
+        assert_eq!(
+            parsed.args,
+            Args {
+                kubeconfig: "/k".to_owned(),
+                enable_leader_election: false,
+                dry_run: true,
+                interval: Duration::from_secs(90),
+                feature_gates: "A=true,B=false".to_owned(),
+            }
+        );
+        assert!(!run("--dry-run=0").unwrap().args.dry_run);
+        assert!(
+            run("-enable-leader-election")
+                .unwrap()
+                .args
+                .enable_leader_election
+        );
+    }
+
+    #[test]
+    fn klog_flags_are_taken_out() {
+        for line in [
+            "-v=4",
+            "--v=4",
+            "-v 4",
+            "-v 4 --logtostderr=true --alsologtostderr",
+        ] {
+            assert_eq!(run(line).unwrap().logging.verbosity, 4, "{line}");
+        }
+        let line = "--stderrthreshold INFO --log_dir=/tmp --legacy_stderr_threshold_behavior=false";
+        assert_eq!(
+            run(line).unwrap().logging,
+            crate::logging::LogOptions::default()
+        );
+        let json = run("--logging-format=json").unwrap();
+        assert_eq!(json.logging.format, LogFormat::Json);
+    }
+
+    #[test]
+    fn mistakes_name_flag_and_value() {
+        let check = |line: &str, names: &[&str]| {
+            let error = run(line).unwrap_err().to_string();
+            for name in names {
+                assert!(error.contains(name), "{line}: {error}");
+            }
+        };
+        check("-kube-config=/k", &["-kube-config", "not defined"]);
+        check("--interval", &["--interval", "argument"]);
+        check("--interval=5", &["--interval", "5", "missing unit"]);
+        check(
+            "--enable-leader-election=maybe",
+            &["--enable-leader-election", "maybe"],
+        );
+        check("-v=high", &["-v", "high"]);
+        check("--logging-format=xml", &["--logging-format", "xml"]);
+    }
+
+    #[test]
+    fn help_is_not_a_mistake() {
+        for line in ["-h", "-help", "--help"] {
+            assert!(run(line).unwrap_err().is_help(), "{line}");
+        }
+        assert!(!run("-nope").unwrap_err().is_help());
+    }
+}

@@ -1,0 +1,148 @@
+//! Metrics in the Prometheus text format, under exactly the names they are given.
+
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc, MetricVec, MetricVecBuilder};
+use prometheus::proto::MetricFamily;
+use prometheus::{Encoder, Registry, TextEncoder};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The content type of [`encode`]'s text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Registers `collector` and hands it back, for use.
+///
+/// # Errors
+///
+/// When a metric of that name is registered already.
+pub fn register<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: C,
+) -> prometheus::Result<C> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+/// All metrics of `registry` as text.
+///
+/// # Errors
+///
+/// When a metric has no content, which the library refuses to write.
+pub fn encode(registry: &Registry) -> prometheus::Result<String> {
+    let mut buffer = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut buffer)?;
+    Ok(String::from_utf8_lossy(&buffer).into_owned())
+}
+
+/// A vector of metrics whose series vanish when they have not been touched for a while, so that
+/// deleted pods and nodes do not stay in the text for ever. Clones share the series.
+#[derive(Clone)]
+pub struct Expiring<B: MetricVecBuilder> {
+    vector: MetricVec<B>,
+    touched: Arc<Mutex<HashMap<Vec<String>, Instant>>>,
+    life: Duration,
+}
+
+impl<B: MetricVecBuilder> std::fmt::Debug for Expiring<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Expiring")
+            .field("series", &self.touched.lock().len())
+            .finish()
+    }
+}
+
+impl<B: MetricVecBuilder> Expiring<B> {
+    /// Series of `vector` live for `life` after their last use.
+    #[must_use]
+    pub fn new(vector: MetricVec<B>, life: Duration) -> Self {
+        Self {
+            vector,
+            touched: Arc::default(),
+            life,
+        }
+    }
+
+    /// The metric with these label values, made if need be.
+    ///
+    /// # Errors
+    ///
+    /// When there are more or fewer values than labels.
+    pub fn with(&self, values: &[&str]) -> prometheus::Result<B::M> {
+        let metric = self.vector.get_metric_with_label_values(values)?;
+        let key = values.iter().map(|value| (*value).to_owned()).collect();
+        self.touched.lock().insert(key, Instant::now());
+        Ok(metric)
+    }
+
+    /// Forgets a series at once.
+    pub fn remove(&self, values: &[&str]) {
+        let key: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
+        if self.touched.lock().remove(&key).is_some() {
+            // The only error is that it is gone already.
+            let _ = self.vector.remove_label_values(&key);
+        }
+    }
+
+    fn expire(&self) {
+        let now = Instant::now();
+        self.touched.lock().retain(|values, touched| {
+            let keep = now.duration_since(*touched) <= self.life;
+            if !keep {
+                let _ = self.vector.remove_label_values(values);
+            }
+            keep
+        });
+    }
+}
+
+impl<B: MetricVecBuilder> Collector for Expiring<B> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.vector.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.expire();
+        self.vector.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::{GaugeVec, IntCounter, Opts};
+
+    #[test]
+    fn names_are_written_as_given() {
+        let registry = Registry::new();
+        let counter = IntCounter::new("slo_controller_reconcile_count", "Reconciles").unwrap();
+        register(&registry, counter).unwrap().inc();
+        let text = encode(&registry).unwrap();
+        assert!(
+            text.contains("\nslo_controller_reconcile_count 1\n"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn untouched_series_vanish() {
+        let registry = Registry::new();
+        let vector = GaugeVec::new(Opts::new("usage", "Usage"), &["node"]).unwrap();
+        let vector = Expiring::new(vector, Duration::from_secs(300));
+        let vector = register(&registry, vector).unwrap();
+        vector.with(&["a"]).unwrap().set(1.0);
+        vector.with(&["b"]).unwrap().set(2.0);
+        tokio::time::advance(Duration::from_secs(200)).await;
+        vector.with(&["b"]).unwrap().set(3.0);
+        tokio::time::advance(Duration::from_secs(200)).await;
+        let text = encode(&registry).unwrap();
+        assert!(
+            !text.contains("\"a\"") && text.contains("usage{node=\"b\"} 3"),
+            "{text}"
+        );
+        vector.remove(&["b"]);
+        assert!(!encode(&registry).unwrap().contains("\"b\""));
+        assert!(vector.with(&["a", "b"]).is_err());
+    }
+}
