@@ -1,1 +1,10 @@
-//! The `koord` command.
+//! The `koord` command: argument parsing and wiring. Decisions live in the component crates.
+
+pub mod bench;
+pub mod cli;
+pub mod cluster;
+pub mod console;
+pub mod daemon;
+pub mod demo;
+pub mod up;
+pub mod workload;

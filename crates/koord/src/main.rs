@@ -1,2 +1,9 @@
 //! The `koord` command.
-fn main() {}
+
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    koord::cli::main()
+}

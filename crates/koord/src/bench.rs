@@ -1,0 +1,1 @@
+//! `koord bench`: one component measured by itself.

@@ -1,0 +1,117 @@
+//! Arguments of `koord`, and which of its parts they start.
+
+use crate::{bench, console, daemon, demo, up, workload};
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// QoS-based co-location for Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "koord", version, about, propagate_version = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a whole cluster on this machine: API server, manager, scheduler, koordlet and this
+    /// machine as a node.
+    Up(up::Args),
+    /// Show what koord is for, on this machine.
+    Demo {
+        #[command(subcommand)]
+        demo: Option<Demo>,
+        #[command(flatten)]
+        colocation: demo::Args,
+    },
+    /// Print the CRDs as YAML.
+    Crds,
+    /// Measure one component by itself.
+    #[command(subcommand)]
+    Bench(bench::Command),
+    /// Run koord-scheduler against a cluster.
+    Scheduler(daemon::SchedulerArgs),
+    /// Run koord-manager against a cluster.
+    Manager(daemon::ManagerArgs),
+    /// Run koordlet on this node.
+    Koordlet(daemon::KoordletArgs),
+    /// The programs that the demo runs.
+    #[command(subcommand, hide = true)]
+    Workload(Workload),
+}
+
+#[derive(Debug, Subcommand)]
+enum Demo {
+    /// A latency-sensitive service and batch work share the CPUs, four ways.
+    Colocation(demo::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum Workload {
+    /// The latency-sensitive service.
+    Serve(workload::serve::Args),
+    /// The batch job.
+    Hog(workload::hog::Args),
+    /// The load generator; prints its outcome as JSON.
+    Load(workload::load::Args),
+}
+
+/// Parses the process's arguments and runs. Exit code 2 for bad arguments, 1 for a failure.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            console::warn(format_args!("koord: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Workload(Workload::Serve(args)) => workload::serve::run(&args),
+        Command::Workload(Workload::Hog(args)) => workload::hog::run(&args),
+        Command::Workload(Workload::Load(args)) => {
+            let outcome = workload::load::run(&args)?;
+            console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
+            Ok(())
+        }
+        Command::Crds => {
+            console::say(koord_api::crds_yaml().trim_end());
+            Ok(())
+        }
+        Command::Up(args) => up::main(args),
+        Command::Demo { demo: Some(Demo::Colocation(args)), .. } => demo::main(args),
+        Command::Demo { demo: None, colocation } => demo::main(colocation),
+        Command::Bench(command) => bench::main(command),
+        Command::Scheduler(args) => daemon::scheduler(args),
+        Command::Manager(args) => daemon::manager(args),
+        Command::Koordlet(args) => daemon::koordlet(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_argument_tree_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn demo_alone_is_demo_colocation() {
+        for line in ["koord demo --repeat 3", "koord demo colocation --repeat 3"] {
+            let parsed = Args::try_parse_from(line.split(' ')).unwrap();
+            let Command::Demo { demo, colocation } = parsed.command else { panic!("not demo") };
+            let args = match demo {
+                Some(Demo::Colocation(args)) => args,
+                None => colocation,
+            };
+            assert_eq!(args.repeat, 3);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! A whole cluster in this process: what `koord up` and `koord demo` start.
+
+use anyhow::{Context as _, Result, anyhow};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_app::Context;
+use koord_apiserver::{ApiServer, Config, Storage};
+use koord_kube::{Api, Client, api::PostParams};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// Namespace and name of the ConfigMap that drives the manager.
+pub const CONFIG_NAMESPACE: &str = "koordinator-system";
+/// See [`CONFIG_NAMESPACE`].
+pub const CONFIG_NAME: &str = "slo-controller-config";
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where the cluster keeps its state, its certificates and the node's files.
+    pub data_dir: PathBuf,
+    /// Keep objects in memory only.
+    pub memory: bool,
+    /// Where the API server listens.
+    pub listen: SocketAddr,
+    /// Simulated nodes besides this machine.
+    pub simulated_nodes: usize,
+    /// The first content of `slo-controller-config`, by key.
+    pub slo_config: Value,
+}
+
+/// A running cluster.
+pub struct Cluster {
+    /// Access to its API server, in process.
+    pub client: Client,
+    /// Shared by all components; cancelling `shutdown` stops them.
+    pub context: Context,
+    /// The API server.
+    pub server: Arc<ApiServer>,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The kubeconfig that was written.
+    pub kubeconfig: PathBuf,
+    /// What koordlet wrote to the kernel.
+    pub audit: koordlet::audit::Log,
+    /// This machine's node name.
+    pub node_name: String,
+    components: JoinSet<(&'static str, Result<()>)>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// The multi-threaded runtime all components share.
+///
+/// # Errors
+/// When threads cannot be started.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("tokio runtime")
+}
+
+/// Sends logs to standard error; `RUST_LOG` overrides `default`.
+pub fn init_logging(default: &str) {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second call (tests) keeps the first subscriber.
+    let _ = logs.with_target(false).try_init();
+}
+
+impl Cluster {
+    /// Starts everything and returns once the API server answers and the components run.
+    ///
+    /// # Errors
+    /// When the data directory cannot be used, the port is taken, or the first objects cannot be
+    /// written.
+    pub async fn start(options: Options) -> Result<Self> {
+        install_crypto_provider();
+        std::fs::create_dir_all(&options.data_dir)
+            .with_context(|| format!("cannot create {}", options.data_dir.display()))?;
+        let context = Context::new();
+        let listener = tokio::net::TcpListener::bind(options.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", options.listen))?;
+        let address = listener.local_addr().context("local address")?;
+        let node_name = koord_node::host_name();
+        let node_logs = koord_node::Logs::new(options.data_dir.join("node"));
+
+        let mut config = Config::new(if options.memory {
+            Storage::Memory
+        } else {
+            Storage::Dir(options.data_dir.join("apiserver"))
+        });
+        config.bind = address;
+        config.clock = context.clock.clone();
+        config.pod_logs = Some(Arc::new(crate::up::NodeLogs(node_logs.clone())));
+        let server = ApiServer::open(config).await.context("API server")?;
+        let kubeconfig = options.data_dir.join("kubeconfig");
+        server.write_kubeconfig(&kubeconfig).context("kubeconfig")?;
+        server.install_crds(koord_api::crds_json()).await.context("CRDs")?;
+        let client = koord_kube::client::in_process(server.service());
+
+        let mut components = JoinSet::new();
+        let serving = server.clone().serve(listener, context.shutdown.clone());
+        components.spawn(async move {
+            ("apiserver", serving.await.map_err(|error| anyhow!(error)))
+        });
+        first_objects(&client, &options.slo_config).await?;
+
+        let audit = koordlet::audit::Log::default();
+        let mut cluster = Self {
+            client,
+            context,
+            server,
+            address,
+            kubeconfig,
+            audit,
+            node_name,
+            components,
+        };
+        cluster.start_components(&options, node_logs);
+        Ok(cluster)
+    }
+
+    fn start_components(&mut self, options: &Options, node_logs: koord_node::Logs) {
+        let (client, context) = (self.client.clone(), self.context.clone());
+        let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
+            components.spawn(async move { (name, run.await) });
+        };
+        let manager = koord_manager::Options { leader_elect: false, ..Default::default() };
+        spawn(
+            &mut self.components,
+            "manager",
+            running(koord_manager::run(manager, client.clone(), context.clone())),
+        );
+        let scheduler = koord_scheduler::Options {
+            leader_elect: false,
+            profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
+            ..koord_scheduler::Options::new(koord_plugins::registry())
+        };
+        spawn(
+            &mut self.components,
+            "scheduler",
+            running(koord_scheduler::run(scheduler, client.clone(), context.clone())),
+        );
+        let node = koord_node::Options {
+            node_name: self.node_name.clone(),
+            data_dir: options.data_dir.join("node"),
+            logs: Some(node_logs),
+            ..Default::default()
+        };
+        spawn(
+            &mut self.components,
+            "node",
+            running(koord_node::run(node, client.clone(), context.clone())),
+        );
+        let agent = koordlet::Options {
+            node_name: self.node_name.clone(),
+            audit: self.audit.clone(),
+            data_dir: options.data_dir.join("koordlet"),
+            ..Default::default()
+        };
+        spawn(
+            &mut self.components,
+            "koordlet",
+            running(koordlet::run(agent, client.clone(), context.clone())),
+        );
+        if options.simulated_nodes > 0 {
+            let sim = koord_sim::Options { nodes: options.simulated_nodes, ..Default::default() };
+            spawn(&mut self.components, "sim", running(koord_sim::run(sim, client, context)));
+        }
+    }
+
+    /// Waits until a component ends by itself, which none should, and says which and why.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        match self.components.join_next().await {
+            Some(Ok((name, Ok(())))) => anyhow!("{name} ended"),
+            Some(Ok((name, Err(error)))) => error.context(format!("{name} failed")),
+            Some(Err(error)) => anyhow!("a component panicked: {error}"),
+            None => anyhow!("nothing runs"),
+        }
+    }
+
+    /// Stops all components and waits for them.
+    pub async fn stop(mut self) {
+        self.context.shutdown.cancel();
+        let all = async {
+            while let Some(ended) = self.components.join_next().await {
+                if let Ok((name, Err(error))) = ended {
+                    tracing::warn!(component = name, "ended with an error: {error:#}");
+                }
+            }
+        };
+        if tokio::time::timeout(std::time::Duration::from_secs(20), all).await.is_err() {
+            tracing::warn!("some components did not stop within 20 s");
+        }
+    }
+}
+
+type Running = futures::future::BoxFuture<'static, Result<()>>;
+
+fn running<E>(future: futures::future::BoxFuture<'static, Result<(), E>>) -> Running
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    Box::pin(async move { future.await.map_err(anyhow::Error::from) })
+}
+
+/// rustls refuses to guess a crypto provider; the first caller chooses.
+pub fn install_crypto_provider() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// The objects that a Koordinator installation brings along: priority classes and the manager's
+/// ConfigMap. Existing ones stay as the user left them.
+async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
+    let classes: Api<PriorityClass> = Api::all(client.clone());
+    for (name, value) in
+        [("koord-prod", 9999), ("koord-mid", 7999), ("koord-batch", 5999), ("koord-free", 3999)]
+    {
+        let class: PriorityClass = serde_json::from_value(json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": name}, "value": value,
+            "description": format!("Koordinator's {} band", name.trim_start_matches("koord-")),
+        }))
+        .context("priority class")?;
+        create(&classes, &class).await.with_context(|| format!("PriorityClass {name}"))?;
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_NAMESPACE);
+    let map: ConfigMap = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE},
+        "data": config_data(slo_config),
+    }))
+    .context("ConfigMap")?;
+    create(&maps, &map).await.context("ConfigMap slo-controller-config")
+}
+
+/// The `data` of the ConfigMap: each key's value as JSON text.
+#[must_use]
+pub fn config_data(slo_config: &Value) -> Value {
+    let texts = slo_config.as_object().into_iter().flatten();
+    texts.map(|(key, value)| (key.clone(), Value::String(value.to_string()))).collect()
+}
+
+async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
+where
+    K: koord_kube::kube_core::Resource + Clone + std::fmt::Debug,
+    K: serde::Serialize + serde::de::DeserializeOwned,
+{
+    match api.create(&PostParams::default(), object).await {
+        Ok(_) => Ok(()),
+        Err(error) if koord_kube::patch::is_status(&error, 409) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What `koord up` and the demo configure: co-location on, with intervals of seconds instead of
+/// minutes, because nobody waits minutes for a first impression.
+#[must_use]
+pub fn quick_config() -> Value {
+    json!({
+        "colocation-config": {
+            "enable": true,
+            "metricAggregateDurationSeconds": 30,
+            "metricReportIntervalSeconds": 2,
+            "updateTimeThresholdSeconds": 10,
+            "cpuReclaimThresholdPercent": 60,
+            "memoryReclaimThresholdPercent": 65,
+        },
+        "resource-threshold-config": {
+            "clusterStrategy": {
+                "enable": true,
+                "cpuSuppressThresholdPercent": 65,
+                "cpuSuppressPolicy": "cfsQuota",
+            },
+        },
+    })
+}
+
+/// The directory of `koord up` when none is given.
+#[must_use]
+pub fn default_data_dir() -> PathBuf {
+    let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
+    std::env::var_os("XDG_STATE_HOME")
+        .map_or_else(|| home.join(".local/state"), PathBuf::from)
+        .join("koord")
+}
+
+/// `path` as a person would type it.
+#[must_use]
+pub fn shown(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,1 @@
+//! The components as daemons of their own, against any cluster.

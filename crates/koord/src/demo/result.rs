@@ -1,0 +1,341 @@
+//! What the demo measured, as data: the JSON that `--json` writes and everything the table and the
+//! page are drawn from.
+
+use crate::workload::load::Outcome;
+use serde::{Deserialize, Serialize};
+
+/// The four phases, in the order they are reported.
+pub const PHASES: [Phase; 4] =
+    [Phase::Alone, Phase::Unmanaged, Phase::Suppressed, Phase::Managed];
+
+/// One way to share the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The service has the machine for itself.
+    Alone,
+    /// Batch runs as ordinary burstable pods, without any QoS.
+    Unmanaged,
+    /// Batch runs as BE under upstream's suppression formula and constants.
+    Suppressed,
+    /// Batch runs as BE under koord's default, pressure-guided suppression.
+    Managed,
+}
+
+impl Phase {
+    /// The name used in the JSON and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Alone => "alone",
+            Phase::Unmanaged => "unmanaged",
+            Phase::Suppressed => "suppressed",
+            Phase::Managed => "managed",
+        }
+    }
+
+    /// One line that says what the phase is.
+    #[must_use]
+    pub fn summary(self) -> &'static str {
+        match self {
+            Phase::Alone => "the service has the machine for itself",
+            Phase::Unmanaged => "batch as ordinary burstable pods, no QoS",
+            Phase::Suppressed => "batch as BE, upstream's fixed 65 % cap",
+            Phase::Managed => "batch as BE, koord's default: pressure-guided",
+        }
+    }
+}
+
+/// CPU use of the machine by class over one sampling interval, each as a fraction of the machine.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct CpuSample {
+    /// Seconds since the start of the phase's measured window (negative while it warms up).
+    pub at_s: f64,
+    /// The latency-sensitive service.
+    pub service: f64,
+    /// Batch pods, however they run.
+    pub batch: f64,
+    /// Everything else: load generator, control plane, other processes of the machine.
+    pub other: f64,
+    /// The BE cap at that moment in cores, `None` when there is none.
+    pub be_cap_cores: Option<f64>,
+}
+
+/// A kernel file that koordlet wrote during a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Write {
+    /// Seconds since the start of the measured window.
+    pub at_s: f64,
+    /// The file, relative to the cgroup root.
+    pub file: String,
+    /// Its former value, where known.
+    pub old: String,
+    /// The value written.
+    pub new: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// One measured window of one phase.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Run {
+    /// Which repeat, from 1.
+    pub repeat: usize,
+    /// What the load generator saw.
+    pub ls: Outcome,
+    /// Busy fraction of the machine, 0 to 1.
+    pub cpu_utilization: f64,
+    /// Fraction of the machine used by neither service, batch, generator nor koord.
+    pub strangers: f64,
+    /// Fraction of the time the hypervisor took away.
+    pub steal: f64,
+    /// Batch operations per second.
+    pub be_ops_per_s: f64,
+    /// CPU pressure of the service (`some`, fraction of the window), where the kernel tells it.
+    pub ls_psi_some: Option<f64>,
+    /// Why the noise rules reject this run; such a run is listed and not counted.
+    pub rejected: Option<String>,
+    /// CPU over time.
+    pub cpu: Vec<CpuSample>,
+    /// What koordlet wrote, and when.
+    pub writes: Vec<Write>,
+}
+
+/// Latency figures of a phase, medians over its counted runs, in microseconds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median of the medians.
+    pub p50_us: f64,
+    /// 90th percentile.
+    pub p90_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// Requests due.
+    pub requests: u64,
+    /// Requests never answered.
+    pub errors: u64,
+}
+
+/// Batch work of a phase.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct BatchWork {
+    /// Median operations per second.
+    pub ops_per_s: f64,
+}
+
+/// One phase: medians, and every run behind them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PhaseResult {
+    /// `alone`, `unmanaged`, `suppressed` or `managed`.
+    pub name: Phase,
+    /// Latency of the service.
+    pub ls: Latency,
+    /// Busy fraction of the machine, 0 to 1.
+    pub cpu_utilization: f64,
+    /// Batch work done.
+    pub be: BatchWork,
+    /// Runs that count towards the medians.
+    pub counted: usize,
+    /// Every run, rejected ones included.
+    pub repeats: Vec<Run>,
+}
+
+/// The figures the demo exists for. Each is a quotient of the medians above; `None` where a phase
+/// has no counted run or the divisor is zero.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Ratios {
+    /// p99 unmanaged / p99 alone.
+    pub p99_unmanaged_over_alone: Option<f64>,
+    /// p99 suppressed / p99 alone.
+    pub p99_suppressed_over_alone: Option<f64>,
+    /// p99 managed / p99 alone.
+    pub p99_managed_over_alone: Option<f64>,
+    /// Batch work managed / unmanaged.
+    pub be_managed_over_unmanaged: Option<f64>,
+    /// Batch work managed / suppressed.
+    pub be_managed_over_suppressed: Option<f64>,
+    /// Effective machine utilisation in `managed`: service load over its peak load, plus batch work
+    /// over the batch work of an otherwise idle machine.
+    pub emu: Option<f64>,
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Setup {
+    /// CPUs the demo may use.
+    pub cpus: usize,
+    /// Kernel release.
+    pub kernel: String,
+    /// Which cgroup hierarchy enforces.
+    pub cgroup: String,
+    /// Whether cgroups were enforced (root and a writable tree).
+    pub enforced: bool,
+    /// Arrivals per second.
+    pub rate: f64,
+    /// CPU cost of one request, in microseconds, as calibrated.
+    pub service_us: f64,
+    /// Length of a measured window.
+    pub phase_seconds: f64,
+    /// Repeats of every phase.
+    pub repeat: usize,
+    /// Batch operations per second of the otherwise idle machine.
+    pub be_alone_ops_per_s: f64,
+    /// Seconds from the start of the demo until batch resources were published on the node.
+    pub batch_resources_after_s: f64,
+}
+
+/// Everything that was measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// Where and how.
+    pub setup: Setup,
+    /// The four phases.
+    pub phases: Vec<PhaseResult>,
+    /// The headline quotients.
+    pub ratios: Ratios,
+    /// What these figures do not show.
+    pub caveats: Vec<String>,
+}
+
+/// The median; 0 for no values. The mean of the middle two for an even count.
+#[must_use]
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
+    }
+}
+
+impl PhaseResult {
+    /// Medians over the counted runs of `phase`. When noise rejected every run, all of them count:
+    /// the figures are then weak, and each run still says why.
+    #[must_use]
+    pub fn from_runs(phase: Phase, repeats: Vec<Run>) -> Self {
+        let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();
+        let counted: Vec<&Run> =
+            repeats.iter().filter(|run| clean == 0 || run.rejected.is_none()).collect();
+        let of = |value: fn(&Run) -> f64| median(counted.iter().map(|run| value(run)));
+        let ls = Latency {
+            p50_us: of(|run| run.ls.p50_us),
+            p90_us: of(|run| run.ls.p90_us),
+            p99_us: of(|run| run.ls.p99_us),
+            p999_us: of(|run| run.ls.p999_us),
+            requests: counted.iter().map(|run| run.ls.requests).sum(),
+            errors: counted.iter().map(|run| run.ls.errors).sum(),
+        };
+        let cpu_utilization = of(|run| run.cpu_utilization);
+        let be = BatchWork { ops_per_s: of(|run| run.be_ops_per_s) };
+        Self { name: phase, ls, cpu_utilization, be, counted: clean, repeats }
+    }
+}
+
+impl Ratios {
+    /// The quotients of `phases`; `setup` supplies the references for EMU.
+    #[must_use]
+    pub fn of(phases: &[PhaseResult], setup: &Setup) -> Self {
+        let find = |phase: Phase| phases.iter().find(|result| result.name == phase);
+        let p99 = |phase| find(phase).map(|result| result.ls.p99_us);
+        let work = |phase| find(phase).map(|result| result.be.ops_per_s);
+        let over = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) if b > 0.0 => Some(a / b),
+            _ => None,
+        };
+        let alone = p99(Phase::Alone);
+        #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
+        let peak_rate = setup.cpus as f64 * 1e6 / setup.service_us.max(f64::MIN_POSITIVE);
+        let emu = over(work(Phase::Managed), Some(setup.be_alone_ops_per_s))
+            .map(|batch| batch + setup.rate / peak_rate);
+        Self {
+            p99_unmanaged_over_alone: over(p99(Phase::Unmanaged), alone),
+            p99_suppressed_over_alone: over(p99(Phase::Suppressed), alone),
+            p99_managed_over_alone: over(p99(Phase::Managed), alone),
+            be_managed_over_unmanaged: over(work(Phase::Managed), work(Phase::Unmanaged)),
+            be_managed_over_suppressed: over(work(Phase::Managed), work(Phase::Suppressed)),
+            emu,
+        }
+    }
+}
+
+/// What a demo of this kind cannot show.
+#[must_use]
+pub fn caveats(cpus: usize) -> Vec<String> {
+    vec![
+        format!("{cpus} CPUs of one machine; service, load generator and batch share it."),
+        "Batch is CPU-bound: no memory-bandwidth or last-level-cache neighbour is measured, and \
+         there a cap may well be needed."
+            .to_owned(),
+        "No SMT siblings are told apart; a busy sibling slows a service in a way weights cannot \
+         prevent."
+            .to_owned(),
+        "On a virtual machine p99.9 carries the host's own stalls; compare p99.".to_owned(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(p99: f64, ops: f64, rejected: bool) -> Run {
+        Run {
+            repeat: 1,
+            ls: Outcome { p99_us: p99, requests: 10, ..Outcome::default() },
+            cpu_utilization: 0.5,
+            strangers: 0.0,
+            steal: 0.0,
+            be_ops_per_s: ops,
+            ls_psi_some: None,
+            rejected: rejected.then(|| "noise".to_owned()),
+            cpu: Vec::new(),
+            writes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0]), 2.5);
+        assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn rejected_runs_are_listed_and_not_counted() {
+        let result = PhaseResult::from_runs(
+            Phase::Managed,
+            vec![run(500.0, 900.0, false), run(9000.0, 1.0, true), run(520.0, 920.0, false)],
+        );
+        assert_eq!(result.ls.p99_us, 510.0);
+        assert_eq!(result.counted, 2);
+        assert_eq!(result.repeats.len(), 3);
+        let all_noisy = PhaseResult::from_runs(Phase::Managed, vec![run(7.0, 1.0, true)]);
+        assert_eq!((all_noisy.ls.p99_us, all_noisy.counted), (7.0, 0));
+    }
+
+    #[test]
+    fn ratios_follow_the_medians_and_are_absent_without_a_divisor() {
+        let phases: Vec<PhaseResult> = [
+            (Phase::Alone, 500.0, 0.0),
+            (Phase::Unmanaged, 2000.0, 1000.0),
+            (Phase::Suppressed, 700.0, 500.0),
+            (Phase::Managed, 550.0, 980.0),
+        ]
+        .map(|(phase, p99, ops)| PhaseResult::from_runs(phase, vec![run(p99, ops, false)]))
+        .into();
+        let setup = Setup {
+            cpus: 2,
+            rate: 2000.0,
+            service_us: 250.0,
+            be_alone_ops_per_s: 1280.0,
+            ..Setup::default()
+        };
+        let ratios = Ratios::of(&phases, &setup);
+        assert_eq!(ratios.p99_unmanaged_over_alone, Some(4.0));
+        assert_eq!(ratios.be_managed_over_suppressed, Some(1.96));
+        assert!((ratios.emu.unwrap() - (0.25 + 980.0 / 1280.0)).abs() < 1e-9);
+        assert_eq!(Ratios::of(&phases[1..], &setup).p99_managed_over_alone, None);
+    }
+}

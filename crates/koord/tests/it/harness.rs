@@ -1,0 +1,89 @@
+//! Starts `koord up` as a process of its own and talks to it.
+
+use koord_kube::Client;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine before the test calls it broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A running `koord up`; killed with SIGKILL when dropped.
+pub(crate) struct Up {
+    child: Child,
+    pub(crate) kubeconfig: PathBuf,
+}
+
+impl Up {
+    /// Starts on a free port and waits for the welcome text.
+    pub(crate) fn start(data_dir: &Path, extra: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_koord"))
+            .args(["up", "--port", "0", "--data-dir"])
+            .arg(data_dir)
+            .args(extra)
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("koord starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let kubeconfig = loop {
+            let line = lines.next().expect("koord up ended before it was up").expect("utf-8");
+            if let Some(path) = line.trim().strip_prefix("export KUBECONFIG=") {
+                break PathBuf::from(path);
+            }
+        };
+        // The rest of what it prints is drained so that it never blocks on a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, kubeconfig }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL, as a crash of the machine's out-of-memory killer would.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGINT, as Ctrl-C, and the exit code.
+    pub(crate) fn interrupt(&mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
+        self.child.wait().expect("exit status").code()
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        koord::cluster::install_crypto_provider();
+        let options = koord_kube::client::ClientOptions::default();
+        koord_kube::client::from_kubeconfig(Some(&self.kubeconfig), options)
+            .await
+            .expect("the written kubeconfig works")
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Repeats `check` until it answers, at most [`PATIENCE`].
+pub(crate) fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = check() {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::park_timeout(Duration::from_millis(200));
+    }
+}
+
+/// Says that a test did not run, in the one form that is counted.
+pub(crate) fn skip(why: &str) {
+    eprintln!("skipped: {why}");
+}
