@@ -1,1 +1,36 @@
-//! koord-host
+//! The Linux kernel under an injectable root: cgroup v1 and v2, procfs, sysfs, PSI, scheduling
+//! attributes and process placement.
+//!
+//! Start from a [`Root`]: it knows where procfs, sysfs and the cgroup tree are and which cgroup
+//! hierarchies are mounted. A [`Cgroup`] is one group seen through all of them; it reads typed
+//! values and writes them back, and never cares which cgroup version the machine runs.
+//!
+//! Conventions, everywhere in this crate:
+//! * a group, process or file that is gone is `Ok(None)` when reading, and an error for which
+//!   [`HostError::is_gone`] holds when writing;
+//! * content that cannot be understood is [`HostError::Malformed`], with path and content;
+//! * values are in the units of the cgroup v1 files (shares, microseconds, bytes), -1 means
+//!   unlimited where v1 says so.
+//!
+//! Invariants: nothing here knows Kubernetes; this is the only crate of the workspace where
+//! `unsafe` may appear, and each use says why it is sound.
+
+pub mod cgroup;
+pub mod cpuset;
+pub mod error;
+pub mod fake;
+pub mod features;
+pub mod path;
+pub mod process;
+pub mod procfs;
+pub mod reader;
+pub mod root;
+pub mod sched;
+pub mod topology;
+
+pub use cgroup::{Cgroup, Resource, Written};
+pub use cpuset::CpuSet;
+pub use error::{HostError, Malformed, Result};
+pub use path::CgroupPath;
+pub use reader::{Reader, Scratch};
+pub use root::{Controller, Dirs, Root, Version};

@@ -1,0 +1,383 @@
+//! One control group, seen through every mounted hierarchy.
+
+mod lifecycle;
+pub mod psi;
+pub mod resource;
+pub mod stat;
+
+pub use lifecycle::KillReport;
+pub use psi::{Pressure, PressureKind, PressureLine};
+pub use resource::Resource;
+pub use stat::{CpuStat, MemoryStat};
+
+use crate::cpuset::CpuSet;
+use crate::error::{HostError, Malformed, Result};
+use crate::path::CgroupPath;
+use crate::reader::{self, Reader};
+use crate::root::{Controller, Root, Version};
+use std::path::PathBuf;
+
+/// What a write did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The file.
+    pub path: PathBuf,
+    /// The value before, in v1 units.
+    pub old: String,
+    /// The requested value, in v1 units.
+    pub new: String,
+    /// Whether the file was written: `false` when it already said `new`.
+    pub changed: bool,
+}
+
+/// A control group. Holding one says nothing about whether the group exists.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    root: Root,
+    path: CgroupPath,
+}
+
+impl Cgroup {
+    pub(crate) fn new(root: Root, path: CgroupPath) -> Self {
+        Self { root, path }
+    }
+
+    /// Where in the hierarchies.
+    #[must_use]
+    pub fn path(&self) -> &CgroupPath {
+        &self.path
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// The directory in the tree that carries `controller`; `None` when it is not mounted.
+    #[must_use]
+    pub fn dir(&self, controller: Controller) -> Option<PathBuf> {
+        self.root
+            .mount_of(controller)
+            .map(|mount| self.path.under(mount))
+    }
+
+    /// The directory in the unified tree.
+    #[must_use]
+    pub fn unified_dir(&self) -> Option<PathBuf> {
+        self.root
+            .unified_mount()
+            .map(|mount| self.path.under(mount))
+    }
+
+    /// The file of `resource`. PSI files are taken from the unified tree where one is mounted.
+    ///
+    /// # Errors
+    /// [`HostError::Unsupported`] when the mounted version has no such file.
+    pub fn file(&self, resource: Resource) -> Result<PathBuf> {
+        let version = self.root.version();
+        let unsupported = |version| HostError::Unsupported {
+            resource: resource.name(),
+            version,
+        };
+        let (controller, name) = resource
+            .file(version)
+            .ok_or_else(|| unsupported(version.as_str()))?;
+        let pressure = matches!(
+            resource,
+            Resource::CpuPressure | Resource::MemoryPressure | Resource::IoPressure
+        );
+        let dir = if pressure { self.unified_dir() } else { None };
+        let dir = dir
+            .or_else(|| self.dir(controller))
+            .ok_or_else(|| unsupported("the mounted hierarchies"))?;
+        Ok(dir.join(name))
+    }
+
+    /// Whether the group has a file for `resource`.
+    #[must_use]
+    pub fn supports(&self, resource: Resource) -> bool {
+        self.file(resource).is_ok_and(|path| path.exists())
+    }
+
+    /// The value of `resource` in v1 units; `None` when the group or the file is gone.
+    ///
+    /// # Errors
+    /// When the version has no such file, or it cannot be read or understood.
+    pub fn value(&self, resource: Resource) -> Result<Option<String>> {
+        let version = self.root.version();
+        self.root
+            .read_with(&self.file(resource)?, |text| resource.decode(version, text))
+    }
+
+    /// Writes `value` (v1 units) unless the file already says it.
+    ///
+    /// # Errors
+    /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
+    /// and value. [`HostError::is_gone`] tells a vanished group.
+    pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
+        let version = self.root.version();
+        let value = value.trim();
+        resource.validate(value)?;
+        let path = self.file(resource)?;
+        let current = std::fs::read(&path).map_err(|error| HostError::io("read", &path, error))?;
+        let current = String::from_utf8_lossy(&current);
+        let old = resource
+            .decode(version, &current)
+            .unwrap_or_else(|_| current.trim().to_owned());
+        let changed = !resource.says(version, &current, value);
+        if changed {
+            self.root
+                .write(&path, &resource.encode(version, value, &current))?;
+        }
+        Ok(Written {
+            path,
+            old,
+            new: value.to_owned(),
+            changed,
+        })
+    }
+
+    fn number(&self, resource: Resource) -> Result<Option<i64>> {
+        let path = self.file(resource)?;
+        match self.value(resource)? {
+            None => Ok(None),
+            Some(text) => reader::signed(&text)
+                .map(Some)
+                .map_err(|bad| HostError::malformed(&path, bad)),
+        }
+    }
+
+    fn parsed<T>(
+        &self,
+        resource: Resource,
+        parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
+    ) -> Result<Option<T>> {
+        self.root.read_with(&self.file(resource)?, parse)
+    }
+
+    /// CPU weight in shares.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cpu_shares(&self) -> Result<Option<i64>> {
+        self.number(Resource::CpuShares)
+    }
+
+    /// CFS quota in microseconds per period; -1 is unlimited.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cfs_quota(&self) -> Result<Option<i64>> {
+        self.number(Resource::CfsQuota)
+    }
+
+    /// CFS period in microseconds.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cfs_period(&self) -> Result<Option<i64>> {
+        self.number(Resource::CfsPeriod)
+    }
+
+    /// CFS burst in microseconds.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cfs_burst(&self) -> Result<Option<i64>> {
+        self.number(Resource::CfsBurst)
+    }
+
+    /// Whether the group has the idle policy.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cpu_idle(&self) -> Result<Option<bool>> {
+        Ok(self.number(Resource::CpuIdle)?.map(|idle| idle == 1))
+    }
+
+    /// The configured CPU list; empty on v2 when nothing is configured.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cpuset(&self) -> Result<Option<CpuSet>> {
+        self.parsed(Resource::CpusetCpus, str::parse)
+    }
+
+    /// The CPUs that the group can really use.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn effective_cpuset(&self) -> Result<Option<CpuSet>> {
+        self.parsed(Resource::CpusetCpusEffective, str::parse)
+    }
+
+    /// CPU time used so far, in nanoseconds.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cpu_usage(&self) -> Result<Option<u64>> {
+        Ok(self
+            .number(Resource::CpuacctUsage)?
+            .map(|usage| u64::try_from(usage).unwrap_or(0)))
+    }
+
+    /// Throttling counters.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn cpu_stat(&self) -> Result<Option<CpuStat>> {
+        self.parsed(Resource::CpuStat, CpuStat::parse)
+    }
+
+    /// Memory charged to the group, in bytes, page cache included.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn memory_usage(&self) -> Result<Option<u64>> {
+        self.parsed(Resource::MemoryUsage, reader::number)
+    }
+
+    /// Memory limit in bytes; -1 is unlimited.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn memory_limit(&self) -> Result<Option<i64>> {
+        self.number(Resource::MemoryLimit)
+    }
+
+    /// Memory by kind, with descendants.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn memory_stat(&self) -> Result<Option<MemoryStat>> {
+        self.parsed(
+            Resource::MemoryStat,
+            stat::memory_stat_parser(self.root.version()),
+        )
+    }
+
+    /// Memory per NUMA node, in pages, indexed by node id.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn memory_numa_pages(&self) -> Result<Option<Vec<(u32, u64)>>> {
+        let version = self.root.version();
+        self.parsed(Resource::MemoryNumaStat, |text| {
+            stat::numa_pages(version, text)
+        })
+    }
+
+    /// How often the kernel killed for lack of memory in this group.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn oom_kills(&self) -> Result<Option<u64>> {
+        self.parsed(Resource::MemoryEvents, stat::oom_kills)
+    }
+
+    /// Pressure of `kind`; `None` when the group is gone or the kernel keeps no PSI for it.
+    ///
+    /// # Errors
+    /// As [`Cgroup::value`].
+    pub fn pressure(&self, kind: PressureKind) -> Result<Option<Pressure>> {
+        match self.parsed(kind.resource(), Pressure::parse) {
+            Err(error) if error.is_unsupported() => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Sets the CPU weight, in shares.
+    ///
+    /// # Errors
+    /// As [`Cgroup::set_value`].
+    pub fn set_cpu_shares(&self, shares: i64) -> Result<Written> {
+        self.set_value(Resource::CpuShares, &shares.to_string())
+    }
+
+    /// Sets the CFS quota in microseconds per period; -1 removes it.
+    ///
+    /// # Errors
+    /// As [`Cgroup::set_value`].
+    pub fn set_cfs_quota(&self, quota: i64) -> Result<Written> {
+        self.set_value(Resource::CfsQuota, &quota.to_string())
+    }
+
+    /// Sets the idle policy. Switching it off leaves the group at the default weight, not at its
+    /// former one (the kernel forgets it), so the caller must write the wanted shares next.
+    ///
+    /// # Errors
+    /// As [`Cgroup::set_value`].
+    pub fn set_cpu_idle(&self, idle: bool) -> Result<Written> {
+        self.set_value(Resource::CpuIdle, if idle { "1" } else { "0" })
+    }
+
+    /// Sets the CPU list.
+    ///
+    /// # Errors
+    /// As [`Cgroup::set_value`].
+    pub fn set_cpuset(&self, cpus: &CpuSet) -> Result<Written> {
+        self.set_value(Resource::CpusetCpus, &cpus.to_string())
+    }
+
+    /// Sets the memory limit in bytes; -1 removes it.
+    ///
+    /// # Errors
+    /// As [`Cgroup::set_value`].
+    pub fn set_memory_limit(&self, bytes: i64) -> Result<Written> {
+        self.set_value(Resource::MemoryLimit, &bytes.to_string())
+    }
+
+    /// A reader of the CPU time used, in nanoseconds.
+    ///
+    /// # Errors
+    /// When the file exists but cannot be opened.
+    pub fn cpu_usage_reader(&self) -> Result<Option<Reader<u64>>> {
+        let parse = match self.root.version() {
+            Version::V1 => reader::number,
+            Version::V2 => stat::usage_of_cpu_stat,
+        };
+        Reader::open(self.file(Resource::CpuacctUsage)?, parse)
+    }
+
+    /// A reader of the throttling counters.
+    ///
+    /// # Errors
+    /// When the file exists but cannot be opened.
+    pub fn cpu_stat_reader(&self) -> Result<Option<Reader<CpuStat>>> {
+        Reader::open(self.file(Resource::CpuStat)?, CpuStat::parse)
+    }
+
+    /// A reader of the memory kinds.
+    ///
+    /// # Errors
+    /// When the file exists but cannot be opened.
+    pub fn memory_stat_reader(&self) -> Result<Option<Reader<MemoryStat>>> {
+        let parse = stat::memory_stat_parser(self.root.version());
+        Reader::open(self.file(Resource::MemoryStat)?, parse)
+    }
+
+    /// A reader of the charged memory, in bytes.
+    ///
+    /// # Errors
+    /// When the file exists but cannot be opened.
+    pub fn memory_usage_reader(&self) -> Result<Option<Reader<u64>>> {
+        Reader::open(self.file(Resource::MemoryUsage)?, reader::number)
+    }
+
+    /// A reader of pressure; `None` when the group has no PSI files or PSI is switched off.
+    ///
+    /// # Errors
+    /// When the file exists but cannot be opened.
+    pub fn pressure_reader(&self, kind: PressureKind) -> Result<Option<Reader<Pressure>>> {
+        let path = match self.file(kind.resource()) {
+            Ok(path) => path,
+            Err(error) if error.is_unsupported() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match Reader::open(path, Pressure::parse) {
+            Err(error) if error.is_unsupported() => Ok(None),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The writer of the fake: directories, processes, and the dispatch of writes to the rules.
+
+use super::{Attempt, files, rules};
+use crate::cpuset::CpuSet;
+use crate::root::KernelWriter;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+#[derive(Debug, Default)]
+struct State {
+    attempts: Vec<Attempt>,
+    refusals: Vec<(String, i32)>,
+}
+
+/// The fake kernel. All state of the groups is in the files themselves.
+#[derive(Debug)]
+pub(super) struct FakeKernel {
+    cgroup: PathBuf,
+    trees: Vec<(String, PathBuf)>,
+    online: CpuSet,
+    state: Mutex<State>,
+}
+
+/// A directory, placed in its tree.
+pub(super) struct Place<'k> {
+    pub(super) tree: &'k str,
+    pub(super) mount: &'k Path,
+    pub(super) dir: &'k Path,
+    pub(super) online: &'k CpuSet,
+}
+
+pub(super) fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+impl Place<'_> {
+    pub(super) fn is_root(&self) -> bool {
+        self.dir == self.mount
+    }
+
+    pub(super) fn read(&self, name: &str) -> String {
+        read(self.dir, name)
+    }
+
+    pub(super) fn set(&self, name: &str, value: &str) -> io::Result<()> {
+        fs::write(self.dir.join(name), format!("{value}\n"))
+    }
+}
+
+pub(super) fn read(dir: &Path, name: &str) -> String {
+    fs::read_to_string(dir.join(name))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+pub(super) fn child_dirs(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut dirs: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    dirs.sort();
+    dirs
+}
+
+impl FakeKernel {
+    pub(super) fn new(
+        cgroup: PathBuf,
+        trees: Vec<(String, PathBuf)>,
+        online: CpuSet,
+    ) -> io::Result<Self> {
+        let list = format!("{online}\n");
+        for (tree, mount) in &trees {
+            fs::create_dir_all(mount)?;
+            for (name, content) in files::of_group(tree, true, &list) {
+                fs::write(mount.join(name), content)?;
+            }
+        }
+        Ok(Self {
+            cgroup,
+            trees,
+            online,
+            state: Mutex::default(),
+        })
+    }
+
+    pub(super) fn take_attempts(&self) -> Vec<Attempt> {
+        std::mem::take(&mut self.lock().attempts)
+    }
+
+    pub(super) fn refuse(&self, suffix: &str, errno: Option<i32>) {
+        let mut state = self.lock();
+        state.refusals.retain(|(known, _)| known != suffix);
+        state
+            .refusals
+            .extend(errno.map(|errno| (suffix.to_owned(), errno)));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // The state is two lists; a panic elsewhere leaves nothing half done in them.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place<'k>(&'k self, dir: &'k Path) -> Option<Place<'k>> {
+        let (tree, mount) = self
+            .trees
+            .iter()
+            .find(|(_, mount)| dir.starts_with(mount))?;
+        Some(Place {
+            tree,
+            mount,
+            dir,
+            online: &self.online,
+        })
+    }
+
+    fn apply(&self, path: &Path, value: &str) -> io::Result<()> {
+        let value = value.trim();
+        if !path.is_file() {
+            return Err(errno(libc::ENOENT));
+        }
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
+        else {
+            return Err(errno(libc::ENOENT));
+        };
+        // procfs, sysfs and vendor files put by a test: no rules.
+        let Some(place) = self.place(dir) else {
+            return fs::write(path, format!("{value}\n"));
+        };
+        match name {
+            "cgroup.procs" | "tasks" | "cgroup.threads" => enter(&place, value),
+            "cgroup.subtree_control" => delegate(&place, value),
+            "cgroup.kill" => {
+                if value != "1" {
+                    return Err(errno(libc::ERANGE));
+                }
+                kill(dir)
+            }
+            _ => rules::write(&place, name, value),
+        }
+    }
+}
+
+impl KernelWriter for FakeKernel {
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        let file = path
+            .strip_prefix(&self.cgroup)
+            .unwrap_or(path)
+            .to_string_lossy()
+            .into_owned();
+        let refused = state
+            .refusals
+            .iter()
+            .find(|(suffix, _)| file.ends_with(suffix.as_str()));
+        let result = match refused {
+            Some((_, code)) => Err(errno(*code)),
+            None => self.apply(path, value),
+        };
+        let refused = result
+            .as_ref()
+            .err()
+            .map(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        state.attempts.push(Attempt {
+            file,
+            value: value.to_owned(),
+            refused,
+        });
+        result
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        let _state = self.lock();
+        let Some(parent) = path.parent().filter(|parent| parent.is_dir()) else {
+            return Err(errno(libc::ENOENT));
+        };
+        let Some(place) = self.place(path) else {
+            return Err(errno(libc::EPERM));
+        };
+        fs::create_dir(path)?;
+        let cpus = match place.tree {
+            "cpuset" => read(parent, "cpuset.effective_cpus"),
+            _ => read(parent, "cpuset.cpus.effective"),
+        };
+        // A v1 group starts with no CPUs of its own and nothing effective.
+        let cpus = if place.tree == "cpuset" {
+            String::from("\n")
+        } else {
+            format!("{cpus}\n")
+        };
+        for (name, content) in files::of_group(place.tree, false, &cpus) {
+            fs::write(path.join(name), content)?;
+        }
+        if place.tree == "v2" {
+            let enabled = read(parent, "cgroup.subtree_control");
+            fs::write(path.join("cgroup.controllers"), format!("{enabled}\n"))?;
+            for controller in enabled.split_ascii_whitespace() {
+                for (name, content) in files::of_v2_controller(controller, &cpus) {
+                    fs::write(path.join(name), content)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        let _state = self.lock();
+        if !path.is_dir() {
+            return Err(errno(libc::ENOENT));
+        }
+        let Some(place) = self.place(path) else {
+            return Err(errno(libc::EPERM));
+        };
+        if place.is_root() || !read(path, "cgroup.procs").is_empty() || !child_dirs(path).is_empty()
+        {
+            return Err(errno(libc::EBUSY));
+        }
+        files::clear(path)?;
+        fs::remove_dir(path)
+    }
+}
+
+/// Moves a process into a group, out of every other group of the tree.
+fn enter(place: &Place<'_>, value: &str) -> io::Result<()> {
+    let pid: u32 = value.parse().map_err(|_| errno(libc::EINVAL))?;
+    let pid = if pid == 0 { std::process::id() } else { pid };
+    let empty = |name: &str| place.read(name).is_empty();
+    if place.tree == "cpuset" && (empty("cpuset.cpus") || empty("cpuset.mems")) {
+        return Err(errno(libc::ENOSPC));
+    }
+    if place.tree == "v2" && !place.is_root() && !empty("cgroup.subtree_control") {
+        // Processes live in leaves only.
+        return Err(errno(libc::EBUSY));
+    }
+    leave(place.mount, pid)?;
+    for name in ["cgroup.procs", "tasks", "cgroup.threads"] {
+        let path = place.dir.join(name);
+        if path.is_file() {
+            let mut text = fs::read_to_string(&path)?;
+            text.push_str(&format!("{pid}\n"));
+            fs::write(&path, text)?;
+        }
+    }
+    Ok(())
+}
+
+fn leave(dir: &Path, pid: u32) -> io::Result<()> {
+    let line = pid.to_string();
+    for name in ["cgroup.procs", "tasks", "cgroup.threads"] {
+        let path = dir.join(name);
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        if text.lines().any(|known| known == line) {
+            let kept: Vec<&str> = text.lines().filter(|known| *known != line).collect();
+            let tail = if kept.is_empty() { "" } else { "\n" };
+            fs::write(&path, kept.join("\n") + tail)?;
+        }
+    }
+    for child in child_dirs(dir) {
+        leave(&child, pid)?;
+    }
+    Ok(())
+}
+
+/// The fake's processes are numbers only: killing forgets them.
+fn kill(dir: &Path) -> io::Result<()> {
+    for name in ["cgroup.procs", "cgroup.threads"] {
+        fs::write(dir.join(name), "")?;
+    }
+    for child in child_dirs(dir) {
+        kill(&child)?;
+    }
+    Ok(())
+}
+
+/// `+cpu -memory` on `cgroup.subtree_control`.
+fn delegate(place: &Place<'_>, value: &str) -> io::Result<()> {
+    let available = place.read("cgroup.controllers");
+    let mut enabled: Vec<String> = place
+        .read("cgroup.subtree_control")
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect();
+    if !place.is_root() && !place.read("cgroup.procs").is_empty() {
+        return Err(errno(libc::EBUSY));
+    }
+    for word in value.split_ascii_whitespace() {
+        let (on, name) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
+            (Some(name), _) => (true, name),
+            (_, Some(name)) => (false, name),
+            _ => return Err(errno(libc::EINVAL)),
+        };
+        if !available
+            .split_ascii_whitespace()
+            .any(|known| known == name)
+        {
+            return Err(errno(libc::ENOENT));
+        }
+        enabled.retain(|known| known != name);
+        if on {
+            enabled.push(name.to_owned());
+        }
+        for child in child_dirs(place.dir) {
+            let cpus = format!("{}\n", place.read("cpuset.cpus.effective"));
+            for (file, content) in files::of_v2_controller(name, &cpus) {
+                let path = child.join(file);
+                match (on, path.exists()) {
+                    (true, false) => fs::write(&path, content)?,
+                    (true, true) if file == "cpu.stat" => fs::write(&path, content)?,
+                    (false, true) if file != "cpu.stat" => fs::remove_file(&path)?,
+                    _ => {}
+                }
+            }
+        }
+    }
+    enabled.sort();
+    let list = enabled.join(" ");
+    for child in child_dirs(place.dir) {
+        fs::write(child.join("cgroup.controllers"), format!("{list}\n"))?;
+    }
+    place.set("cgroup.subtree_control", &list)
+}

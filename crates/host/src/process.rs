@@ -1,0 +1,363 @@
+//! Starting processes inside control groups, and watching them.
+
+use crate::error::{HostError, Result};
+use crate::procfs::ProcessStat;
+use crate::root::Root;
+use crate::sched;
+use rustix::process::{PidfdFlags, Signal, pidfd_open};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+
+/// What to start and where.
+#[derive(Debug, Clone, Default)]
+pub struct Spawn {
+    /// Program, looked up in `PATH` of `env` when it has no slash.
+    pub program: OsString,
+    /// Arguments after the program name.
+    pub args: Vec<OsString>,
+    /// The whole environment: nothing is inherited.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory; ours when `None`.
+    pub dir: Option<PathBuf>,
+    /// `cgroup.procs` files to enter before exec: see [`crate::Cgroup::entrances`].
+    pub cgroups: Vec<PathBuf>,
+    /// User to become before exec; ours when `None`.
+    pub uid: Option<u32>,
+    /// Group to become before exec; ours when `None`.
+    pub gid: Option<u32>,
+}
+
+/// A started process. Dropping it neither kills nor reaps: call [`Spawned::reap`] once
+/// [`Spawned::pidfd`] is readable.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Process id, also the id of its process group.
+    pub pid: u32,
+    /// Start time in clock ticks since boot; with the pid it identifies the process.
+    pub start_ticks: u64,
+    /// Becomes readable when the process ends.
+    pub pidfd: OwnedFd,
+    /// What the process writes to its standard output.
+    pub stdout: Option<OwnedFd>,
+    /// What the process writes to its standard error.
+    pub stderr: Option<OwnedFd>,
+    child: Child,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It returned this code.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The code as a shell and a container runtime report it: 128 + signal for a killed process.
+    #[must_use]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl Spawned {
+    /// How the process ended; `None` when it still runs.
+    ///
+    /// # Errors
+    /// When it was already reaped by somebody else.
+    pub fn reap(&mut self) -> Result<Option<Exit>> {
+        let status = self
+            .child
+            .try_wait()
+            .map_err(|error| HostError::call(format!("wait for process {}", self.pid), error))?;
+        Ok(status.map(|status| match status.signal() {
+            Some(signal) => Exit::Signal(signal),
+            None => Exit::Code(status.code().unwrap_or(-1)),
+        }))
+    }
+}
+
+/// A thread that starts processes, for as long as the spawner lives.
+///
+/// The kernel sends a child its "parent died" signal when the *thread* that forked it ends, and
+/// pool threads come and go: so all children are forked by this one. When our process is killed,
+/// the children die with it.
+#[derive(Debug)]
+pub struct Spawner {
+    requests: mpsc::Sender<(Spawn, mpsc::SyncSender<Result<Spawned>>)>,
+}
+
+impl Spawner {
+    /// Starts the thread. The children of a spawner are killed when it is dropped.
+    ///
+    /// # Errors
+    /// When the system has no room for a thread.
+    pub fn start(root: Root) -> Result<Self> {
+        let (requests, inbox) = mpsc::channel::<(Spawn, mpsc::SyncSender<Result<Spawned>>)>();
+        std::thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                for (spawn, reply) in inbox {
+                    // The receiver is only gone when its thread panicked.
+                    let _ = reply.send(start(&root, &spawn));
+                }
+            })
+            .map_err(|error| HostError::call("start the spawner thread", error))?;
+        Ok(Self { requests })
+    }
+
+    /// Starts a process; blocks for the few milliseconds of fork and exec.
+    ///
+    /// # Errors
+    /// When a group cannot be entered or the program cannot be executed; the text names it.
+    pub fn spawn(&self, spawn: Spawn) -> Result<Spawned> {
+        let stopped = || HostError::call("spawner", io::Error::from(io::ErrorKind::BrokenPipe));
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.requests.send((spawn, reply)).map_err(|_| stopped())?;
+        answer.recv().map_err(|_| stopped())?
+    }
+}
+
+#[allow(
+    unsafe_code,
+    reason = "std's pre_exec, to enter the groups between fork and exec"
+)]
+fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
+    let mut entrances = Vec::with_capacity(spawn.cgroups.len());
+    for path in &spawn.cgroups {
+        let file = OpenOptions::new()
+            .write(true)
+            .open(path)
+            .map_err(|error| HostError::io("open", path, error))?;
+        entrances.push(file);
+    }
+    let mut command = Command::new(&spawn.program);
+    command
+        .args(&spawn.args)
+        .env_clear()
+        .envs(spawn.env.iter().map(|(key, value)| (key, value)))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    if let Some(dir) = &spawn.dir {
+        command.current_dir(dir);
+    }
+    // uid and gid are applied by std before the hook runs, so entering groups would lack the right:
+    // they are set in the hook instead.
+    let (uid, gid) = (spawn.uid, spawn.gid);
+    let parent = rustix::process::getpid();
+    // SAFETY: the hook runs in the forked child before exec. It only makes system calls that are
+    // async-signal-safe (write, prctl, getppid, setgroups, setgid, setuid) on values that were
+    // prepared before the fork, and does not allocate: io::Error from a raw code is a plain number.
+    unsafe {
+        command.pre_exec(move || prepare_child(&mut entrances, parent, uid, gid));
+    }
+    let mut child = command.spawn().map_err(|error| {
+        HostError::call(
+            format!("start {:?}", spawn.program.to_string_lossy()),
+            error,
+        )
+    })?;
+    let pid = child.id();
+    let opened = sched::pid(pid).and_then(|raw| {
+        pidfd_open(raw, PidfdFlags::NONBLOCK)
+            .map_err(|error| HostError::call(format!("pidfd_open({pid})"), error))
+    });
+    let pidfd = match opened {
+        Ok(pidfd) => pidfd,
+        Err(error) => {
+            // Without the descriptor nobody would ever reap it.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+    };
+    // The child is not reaped yet, so its entry exists even if it already ended.
+    let start_ticks = ProcessStat::read(root, pid)
+        .ok()
+        .flatten()
+        .map_or(0, |stat| stat.start_ticks);
+    let stdout = child.stdout.take().map(OwnedFd::from);
+    let stderr = child.stderr.take().map(OwnedFd::from);
+    Ok(Spawned {
+        pid,
+        start_ticks,
+        pidfd,
+        stdout,
+        stderr,
+        child,
+    })
+}
+
+#[allow(
+    unsafe_code,
+    reason = "raw set*id calls: rustix sets them per thread on purpose"
+)]
+fn prepare_child(
+    entrances: &mut [File],
+    parent: rustix::process::Pid,
+    uid: Option<u32>,
+    gid: Option<u32>,
+) -> io::Result<()> {
+    for entrance in entrances {
+        // "0" is the writing process itself.
+        entrance.write_all(b"0")?;
+    }
+    if let Some(gid) = gid {
+        // SAFETY: no pointers are read with a count of 0; gid is a plain number.
+        if unsafe { libc::setgroups(0, std::ptr::null()) == -1 || libc::setgid(gid) == -1 } {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    if let Some(uid) = uid {
+        // SAFETY: uid is a plain number.
+        if unsafe { libc::setuid(uid) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // After setuid, which clears it.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The parent may have died before the call above took effect.
+    if rustix::process::getppid() != Some(parent) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    Ok(())
+}
+
+/// Sends `signal` to every process of the group `pgid`; a group without processes is no error.
+///
+/// # Errors
+/// When we lack the right.
+pub fn signal_group(pgid: u32, signal: Signal) -> Result<()> {
+    let pid = sched::pid(pgid)?;
+    match rustix::process::kill_process_group(pid, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(HostError::call(format!("kill process group {pgid}"), error)),
+    }
+}
+
+/// SIGTERM to every process of the group.
+///
+/// # Errors
+/// As [`signal_group`].
+pub fn terminate_group(pgid: u32) -> Result<()> {
+    signal_group(pgid, Signal::TERM)
+}
+
+/// SIGKILL to every process of the group.
+///
+/// # Errors
+/// As [`signal_group`].
+pub fn kill_group(pgid: u32) -> Result<()> {
+    signal_group(pgid, Signal::KILL)
+}
+
+/// SIGKILL to `pid`, but only if it is still the process that started at `start_ticks`. Race free:
+/// a descriptor is held while the identity is checked. Returns whether it was signalled.
+///
+/// # Errors
+/// When we lack the right, or procfs cannot be read.
+pub fn kill_if_same(root: &Root, pid: u32, start_ticks: u64) -> Result<bool> {
+    let Ok(raw) = sched::pid(pid) else {
+        return Ok(false);
+    };
+    let fd = match pidfd_open(raw, PidfdFlags::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH) => return Ok(false),
+        Err(error) => return Err(HostError::call(format!("pidfd_open({pid})"), error)),
+    };
+    match ProcessStat::read(root, pid)? {
+        Some(stat) if stat.start_ticks == start_ticks => {}
+        _ => return Ok(false),
+    }
+    match rustix::process::pidfd_send_signal(&fd, Signal::KILL) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::SRCH) => Ok(false),
+        Err(error) => Err(HostError::call(format!("kill {pid}"), error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    fn wait(spawned: &mut Spawned) -> Exit {
+        let mut fds = [PollFd::new(&spawned.pidfd, PollFlags::IN)];
+        poll(&mut fds, None).unwrap();
+        spawned.reap().unwrap().unwrap()
+    }
+
+    fn shell(script: &str) -> Spawn {
+        Spawn {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), script.into()],
+            env: vec![("X".into(), "7".into())],
+            ..Spawn::default()
+        }
+    }
+
+    #[test]
+    fn exit_codes_output_and_environment() {
+        use std::io::Read;
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let mut spawned = spawner.spawn(shell("echo $X; exit 3")).unwrap();
+        assert_eq!(wait(&mut spawned), Exit::Code(3));
+        let mut text = String::new();
+        File::from(spawned.stdout.take().unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "7\n");
+    }
+
+    #[test]
+    fn signals_reach_the_whole_group() {
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let mut spawned = spawner.spawn(shell("sleep 1000 & wait")).unwrap();
+        kill_group(spawned.pid).unwrap();
+        let exit = wait(&mut spawned);
+        assert_eq!((exit, exit.code()), (Exit::Signal(9), 137));
+    }
+
+    #[test]
+    fn children_die_with_the_spawner() {
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let mut spawned = spawner.spawn(shell("exec sleep 1000")).unwrap();
+        drop(spawner);
+        assert_eq!(wait(&mut spawned), Exit::Signal(9));
+    }
+
+    #[test]
+    fn only_the_recorded_process_is_killed() {
+        let root = Root::system().unwrap();
+        let spawner = Spawner::start(root.clone()).unwrap();
+        let mut spawned = spawner.spawn(shell("exec sleep 1000")).unwrap();
+        assert!(!kill_if_same(&root, spawned.pid, spawned.start_ticks + 1).unwrap());
+        assert!(kill_if_same(&root, spawned.pid, spawned.start_ticks).unwrap());
+        assert_eq!(wait(&mut spawned), Exit::Signal(9));
+        assert!(!kill_if_same(&root, spawned.pid, spawned.start_ticks).unwrap());
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let spawn = Spawn {
+            program: "/no/such/program".into(),
+            ..Spawn::default()
+        };
+        let error = spawner.spawn(spawn).unwrap_err();
+        assert!(error.to_string().contains("/no/such/program"), "{error}");
+        assert!(error.is_gone());
+    }
+}

@@ -1,0 +1,622 @@
+//! Where the kernel's pseudo-filesystems are, and which cgroup hierarchies are mounted.
+
+use crate::cgroup::Cgroup;
+use crate::error::{HostError, Malformed, Result, is_gone};
+use crate::path::CgroupPath;
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The directories under which the kernel is found. In a container they are often bind mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dirs {
+    /// procfs, usually `/proc`.
+    pub proc: PathBuf,
+    /// sysfs, usually `/sys`.
+    pub sys: PathBuf,
+    /// The directory that holds (v1, hybrid) or is (v2) the cgroup tree, usually `/sys/fs/cgroup`.
+    pub cgroup: PathBuf,
+}
+
+impl Dirs {
+    /// The usual places below `prefix` (`/` for the running machine).
+    #[must_use]
+    pub fn below(prefix: &Path) -> Self {
+        Self {
+            proc: prefix.join("proc"),
+            sys: prefix.join("sys"),
+            cgroup: prefix.join("sys/fs/cgroup"),
+        }
+    }
+}
+
+/// Which cgroup version carries the resource controllers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Version {
+    /// One hierarchy per controller; a unified tree may be mounted beside them (hybrid).
+    V1,
+    /// One unified tree with all controllers.
+    V2,
+}
+
+impl Version {
+    /// `cgroup v1` or `cgroup v2`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V1 => "cgroup v1",
+            Self::V2 => "cgroup v2",
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A resource controller, as cgroup v1 names its hierarchies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the kernel's own names")]
+pub enum Controller {
+    Cpu,
+    Cpuacct,
+    Cpuset,
+    Memory,
+    Blkio,
+    Pids,
+    Freezer,
+    NetCls,
+    Hugetlb,
+    PerfEvent,
+}
+
+impl Controller {
+    /// Every controller that this crate knows.
+    pub const ALL: [Self; 10] = [
+        Self::Cpu,
+        Self::Cpuacct,
+        Self::Cpuset,
+        Self::Memory,
+        Self::Blkio,
+        Self::Pids,
+        Self::Freezer,
+        Self::NetCls,
+        Self::Hugetlb,
+        Self::PerfEvent,
+    ];
+
+    /// The name in mount options and v1 directory names.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cpuacct => "cpuacct",
+            Self::Cpuset => "cpuset",
+            Self::Memory => "memory",
+            Self::Blkio => "blkio",
+            Self::Pids => "pids",
+            Self::Freezer => "freezer",
+            Self::NetCls => "net_cls",
+            Self::Hugetlb => "hugetlb",
+            Self::PerfEvent => "perf_event",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|controller| controller.name() == name)
+    }
+}
+
+/// Changes to the kernel's files go through this, so that a fake can refuse what the kernel
+/// refuses and a dry run can record instead of write.
+pub trait KernelWriter: Send + Sync + fmt::Debug {
+    /// Writes `value` into the existing file `path` in one call.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn write(&self, path: &Path, value: &str) -> io::Result<()>;
+    /// Creates the cgroup directory `path`, whose parent exists.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes the cgroup directory `path`, which must have no processes and no children.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+}
+
+/// Writes for real.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealWriter;
+
+impl KernelWriter for RealWriter {
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        // No create, no truncate: a missing file must stay missing and be reported.
+        OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(value.as_bytes())
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+}
+
+/// A handle to one machine's kernel. Clones are cheap and share everything.
+#[derive(Clone)]
+pub struct Root(Arc<Inner>);
+
+struct Inner {
+    dirs: Dirs,
+    version: Version,
+    v1: Vec<(Controller, PathBuf)>,
+    unified: Option<PathBuf>,
+    /// Each mounted tree once, by its real path, with the v1 controllers that it carries.
+    trees: Vec<(PathBuf, Vec<Controller>)>,
+    writer: Arc<dyn KernelWriter>,
+}
+
+impl Root {
+    /// The running machine.
+    ///
+    /// # Errors
+    /// When `/proc/self/mountinfo` is there but cannot be read or understood.
+    pub fn system() -> Result<Self> {
+        Self::below(Path::new("/"))
+    }
+
+    /// A machine whose `/proc` and `/sys` are below `prefix`. Mount points in
+    /// `<prefix>/proc/self/mountinfo` are taken as seen from inside the prefix.
+    ///
+    /// # Errors
+    /// As [`Root::system`].
+    pub fn below(prefix: &Path) -> Result<Self> {
+        Self::build(Dirs::below(prefix), prefix, Arc::new(RealWriter))
+    }
+
+    /// A machine whose pseudo-filesystems are at explicit places.
+    ///
+    /// # Errors
+    /// As [`Root::system`].
+    pub fn with_dirs(dirs: Dirs) -> Result<Self> {
+        Self::build(dirs, Path::new("/"), Arc::new(RealWriter))
+    }
+
+    /// As [`Root::below`], with every change going through `writer`.
+    ///
+    /// # Errors
+    /// As [`Root::system`].
+    pub fn with_writer(prefix: &Path, writer: Arc<dyn KernelWriter>) -> Result<Self> {
+        Self::build(Dirs::below(prefix), prefix, writer)
+    }
+
+    fn build(dirs: Dirs, prefix: &Path, writer: Arc<dyn KernelWriter>) -> Result<Self> {
+        let mountinfo = dirs.proc.join("self/mountinfo");
+        let mut mounts = match fs::read_to_string(&mountinfo) {
+            Ok(text) => {
+                let all = parse_mountinfo(&text)
+                    .map_err(|malformed| HostError::malformed(&mountinfo, malformed))?;
+                relevant_mounts(all, prefix, &dirs.cgroup)
+            }
+            Err(error) if is_gone(&error) => Mounts::default(),
+            Err(error) => return Err(HostError::io("read", &mountinfo, error)),
+        };
+        if mounts.v1.is_empty() && mounts.unified.is_none() {
+            // A bind mount or a copy of another machine's tree: trust the layout.
+            mounts = mounts_by_layout(&dirs.cgroup);
+        }
+        let version = if mounts.v1.is_empty() && mounts.unified.is_some() {
+            Version::V2
+        } else {
+            Version::V1
+        };
+        let Mounts { v1, unified } = mounts;
+        let trees = distinct_trees(&v1, unified.as_deref());
+        Ok(Self(Arc::new(Inner {
+            dirs,
+            version,
+            v1,
+            unified,
+            trees,
+            writer,
+        })))
+    }
+
+    /// The directories this root was made with.
+    #[must_use]
+    pub fn dirs(&self) -> &Dirs {
+        &self.0.dirs
+    }
+
+    /// `<proc>/relative`.
+    #[must_use]
+    pub fn proc(&self, relative: &str) -> PathBuf {
+        self.0.dirs.proc.join(relative)
+    }
+
+    /// `<sys>/relative`.
+    #[must_use]
+    pub fn sys(&self, relative: &str) -> PathBuf {
+        self.0.dirs.sys.join(relative)
+    }
+
+    /// Which version carries the controllers. Hybrid set-ups are [`Version::V1`].
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The mount point of a v1 hierarchy.
+    #[must_use]
+    pub fn v1_mount(&self, controller: Controller) -> Option<&Path> {
+        self.0
+            .v1
+            .iter()
+            .find(|(known, _)| *known == controller)
+            .map(|(_, path)| path.as_path())
+    }
+
+    /// The v1 controllers that are mounted.
+    pub fn v1_controllers(&self) -> impl Iterator<Item = Controller> + '_ {
+        self.0.v1.iter().map(|(controller, _)| *controller)
+    }
+
+    /// The mount point of the unified tree: the only tree on v2, the tree beside the v1
+    /// hierarchies on a hybrid set-up.
+    #[must_use]
+    pub fn unified_mount(&self) -> Option<&Path> {
+        self.0.unified.as_deref()
+    }
+
+    /// Whether v1 hierarchies and the unified tree are both mounted.
+    #[must_use]
+    pub fn is_hybrid(&self) -> bool {
+        self.0.version == Version::V1 && self.0.unified.is_some()
+    }
+
+    /// Whether any cgroup tree was found.
+    #[must_use]
+    pub fn has_cgroups(&self) -> bool {
+        self.0.unified.is_some() || !self.0.v1.is_empty()
+    }
+
+    /// Where files of `controller` are for the running version: its own v1 hierarchy, or the
+    /// unified tree on v2.
+    #[must_use]
+    pub fn mount_of(&self, controller: Controller) -> Option<&Path> {
+        match self.0.version {
+            Version::V1 => self.v1_mount(controller),
+            Version::V2 => self.unified_mount(),
+        }
+    }
+
+    /// Every distinct mounted tree that carries one of `controllers`, and the unified tree.
+    pub fn trees<'a>(&'a self, controllers: &'a [Controller]) -> impl Iterator<Item = &'a Path> {
+        self.0
+            .trees
+            .iter()
+            .filter(|(_, carried)| {
+                carried.is_empty() || carried.iter().any(|known| controllers.contains(known))
+            })
+            .map(|(path, _)| path.as_path())
+    }
+
+    /// The group at `path`, seen through all hierarchies. Does not check that it exists.
+    #[must_use]
+    pub fn cgroup(&self, path: &CgroupPath) -> Cgroup {
+        Cgroup::new(self.clone(), path.clone())
+    }
+
+    /// Reads a whole small file; `None` when it, its group or its process is gone.
+    ///
+    /// # Errors
+    /// Any other failure.
+    pub fn read(&self, path: &Path) -> Result<Option<String>> {
+        match fs::read(path) {
+            Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(HostError::io("read", path, error)),
+        }
+    }
+
+    /// Reads and parses a whole small file; `None` when it is gone.
+    ///
+    /// # Errors
+    /// When it cannot be read or parsed.
+    pub fn read_with<T>(
+        &self,
+        path: &Path,
+        parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
+    ) -> Result<Option<T>> {
+        self.read(path)?
+            .map(|text| parse(&text).map_err(|malformed| HostError::malformed(path, malformed)))
+            .transpose()
+    }
+
+    /// Writes `value` to the existing file `path` in one call.
+    ///
+    /// # Errors
+    /// [`HostError::Write`] with path and value.
+    pub fn write(&self, path: &Path, value: &str) -> Result<()> {
+        self.0
+            .writer
+            .write(path, value)
+            .map_err(|source| HostError::Write {
+                path: path.to_owned(),
+                value: value.to_owned(),
+                source,
+            })
+    }
+
+    pub(crate) fn writer(&self) -> &dyn KernelWriter {
+        &*self.0.writer
+    }
+}
+
+impl fmt::Debug for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Root")
+            .field("dirs", &self.0.dirs)
+            .field("version", &self.0.version)
+            .field("v1", &self.0.v1)
+            .field("unified", &self.0.unified)
+            .finish()
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Mounts {
+    v1: Vec<(Controller, PathBuf)>,
+    unified: Option<PathBuf>,
+}
+
+/// One line of mountinfo, reduced to what is needed here.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    point: String,
+    filesystem: String,
+    /// Super options; for cgroup v1 they name the controllers.
+    options: String,
+}
+
+fn parse_mountinfo(text: &str) -> std::result::Result<Vec<Mount>, Malformed> {
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| {
+            let bad = || Malformed::new("a mountinfo line", line);
+            // "id parent major:minor root POINT options [tags] - FSTYPE source SUPEROPTIONS"
+            let (left, right) = line.split_once(" - ").ok_or_else(bad)?;
+            let point = left.split(' ').nth(4).ok_or_else(bad)?;
+            let mut right = right.split(' ');
+            let filesystem = right.next().ok_or_else(bad)?;
+            let options = right.nth(1).unwrap_or("");
+            Ok(Mount {
+                point: unescape(point),
+                filesystem: filesystem.to_owned(),
+                options: options.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Undoes the octal escapes (`\040` for a space) of mountinfo.
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut index = 0;
+    while let Some(&byte) = bytes.get(index) {
+        let code = bytes
+            .get(index + 1..index + 4)
+            .filter(|_| byte == b'\\')
+            .and_then(|digits| {
+                let digits = std::str::from_utf8(digits).ok()?;
+                u8::from_str_radix(digits, 8).ok()
+            });
+        match code {
+            Some(code) => {
+                out.push(code);
+                index += 4;
+            }
+            None => {
+                out.push(byte);
+                index += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn relevant_mounts(all: Vec<Mount>, prefix: &Path, cgroup_dir: &Path) -> Mounts {
+    let mut mounts = Mounts::default();
+    for mount in all {
+        let point = prefix.join(mount.point.trim_start_matches('/'));
+        if !point.starts_with(cgroup_dir) || !point.is_dir() {
+            continue;
+        }
+        match mount.filesystem.as_str() {
+            "cgroup2" if mounts.unified.is_none() => mounts.unified = Some(point),
+            "cgroup" => {
+                for controller in mount.options.split(',').filter_map(Controller::from_name) {
+                    if mounts.v1.iter().all(|(known, _)| *known != controller) {
+                        mounts.v1.push((controller, point.clone()));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    mounts
+}
+
+/// cpu and cpuacct are often one hierarchy behind two names (symbolic links): each tree is listed
+/// once. The unified tree comes last, with no v1 controllers.
+fn distinct_trees(
+    v1: &[(Controller, PathBuf)],
+    unified: Option<&Path>,
+) -> Vec<(PathBuf, Vec<Controller>)> {
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut trees: Vec<(PathBuf, Vec<Controller>)> = Vec::new();
+    for (controller, mount) in v1 {
+        let mount = real(mount);
+        match trees.iter_mut().find(|(known, _)| *known == mount) {
+            Some((_, carried)) => carried.push(*controller),
+            None => trees.push((mount, vec![*controller])),
+        }
+    }
+    trees.extend(unified.map(|mount| (real(mount), Vec::new())));
+    trees
+}
+
+/// What the directory names say: `cgroup.controllers` marks a unified tree, a directory named
+/// after controllers (`cpu,cpuacct`) a v1 hierarchy.
+fn mounts_by_layout(cgroup_dir: &Path) -> Mounts {
+    let is_unified = |dir: &Path| dir.join("cgroup.controllers").exists();
+    if is_unified(cgroup_dir) {
+        return Mounts {
+            v1: Vec::new(),
+            unified: Some(cgroup_dir.to_owned()),
+        };
+    }
+    let unified = Some(cgroup_dir.join("unified")).filter(|dir| is_unified(dir));
+    let mut names: Vec<String> = fs::read_dir(cgroup_dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    // Single names first: `cpu` is preferred to `cpu,cpuacct` when both are there.
+    names.sort_by_key(|name| (name.matches(',').count(), name.clone()));
+    let mut v1: Vec<(Controller, PathBuf)> = Vec::new();
+    for name in names {
+        let point = cgroup_dir.join(&name);
+        for controller in name.split(',').filter_map(Controller::from_name) {
+            if point.is_dir() && v1.iter().all(|(known, _)| *known != controller) {
+                v1.push((controller, point.clone()));
+            }
+        }
+    }
+    Mounts { v1, unified }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
+34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset
+37 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
+38 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+39 31 0:39 / /elsewhere/memory rw - cgroup cgroup rw,memory
+";
+
+    fn tree(mountinfo: Option<&str>, dirs: &[&str], files: &[&str]) -> tempfile::TempDir {
+        let temp = tempfile::tempdir().unwrap();
+        for dir in dirs {
+            fs::create_dir_all(temp.path().join(dir)).unwrap();
+        }
+        for file in files {
+            fs::write(temp.path().join(file), "").unwrap();
+        }
+        if let Some(text) = mountinfo {
+            fs::create_dir_all(temp.path().join("proc/self")).unwrap();
+            fs::write(temp.path().join("proc/self/mountinfo"), text).unwrap();
+        }
+        temp
+    }
+
+    #[test]
+    fn hybrid_mounts_are_found_by_mountinfo() {
+        let temp = tree(
+            Some(HYBRID),
+            &[
+                "sys/fs/cgroup/cpu,cpuacct",
+                "sys/fs/cgroup/cpuset",
+                "sys/fs/cgroup/unified",
+                "elsewhere/memory",
+            ],
+            &[],
+        );
+        let root = Root::below(temp.path()).unwrap();
+        assert_eq!(root.version(), Version::V1);
+        assert!(root.is_hybrid());
+        assert!(
+            root.v1_mount(Controller::Cpuacct)
+                .unwrap()
+                .ends_with("cpu,cpuacct")
+        );
+        assert!(
+            root.v1_mount(Controller::Memory).is_none(),
+            "not below the cgroup directory"
+        );
+        assert!(root.unified_mount().unwrap().ends_with("unified"));
+        assert_eq!(
+            root.trees(&[Controller::Cpu, Controller::Cpuacct]).count(),
+            2
+        );
+    }
+
+    #[test]
+    fn v2_by_mountinfo_and_layouts_without_it() {
+        let line = "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let temp = tree(Some(line), &["sys/fs/cgroup"], &[]);
+        assert_eq!(Root::below(temp.path()).unwrap().version(), Version::V2);
+
+        let temp = tree(
+            None,
+            &["sys/fs/cgroup"],
+            &["sys/fs/cgroup/cgroup.controllers"],
+        );
+        assert_eq!(Root::below(temp.path()).unwrap().version(), Version::V2);
+
+        let temp = tree(
+            None,
+            &["sys/fs/cgroup/cpu,cpuacct", "sys/fs/cgroup/memory"],
+            &[],
+        );
+        let root = Root::below(temp.path()).unwrap();
+        assert_eq!((root.version(), root.is_hybrid()), (Version::V1, false));
+        assert!(root.v1_mount(Controller::Cpu).is_some());
+
+        let temp = tree(None, &[], &[]);
+        assert!(!Root::below(temp.path()).unwrap().has_cgroups());
+    }
+
+    #[test]
+    fn a_broken_mountinfo_is_reported() {
+        let temp = tree(Some("nonsense\n"), &[], &[]);
+        let error = Root::below(temp.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("mountinfo") && error.contains("nonsense"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn escapes() {
+        assert_eq!(unescape("/a\\040b\\134"), "/a b\\");
+        assert_eq!(unescape("\\04"), "\\04");
+    }
+
+    proptest! {
+        #[test]
+        fn any_mountinfo_is_handled(text in ".*") {
+            let _ = parse_mountinfo(&text);
+            let _ = unescape(&text);
+        }
+    }
+}

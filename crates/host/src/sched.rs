@@ -1,0 +1,186 @@
+//! Scheduling attributes of processes and threads.
+
+use crate::cpuset::CpuSet;
+use crate::error::{HostError, Result};
+use rustix::process::Pid;
+use std::io;
+
+/// Which thread a call is about; a process id names its main thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The calling thread.
+    Current,
+    /// The thread with this id.
+    Thread(u32),
+}
+
+impl Target {
+    fn raw(self) -> i32 {
+        match self {
+            Self::Current => 0,
+            // Ids above i32::MAX do not exist; -1 makes the kernel refuse them.
+            Self::Thread(id) => i32::try_from(id).unwrap_or(-1),
+        }
+    }
+}
+
+/// Pins `target` to `cpus`.
+///
+/// # Errors
+/// When no CPU of the set may be used, the thread is gone, or we lack the right.
+#[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
+pub fn set_affinity(target: Target, cpus: &CpuSet) -> Result<()> {
+    let mut mask = vec![0 as libc::c_ulong; 4096 / libc::c_ulong::BITS as usize];
+    for cpu in cpus.iter() {
+        let cpu = cpu as usize;
+        let bits = libc::c_ulong::BITS as usize;
+        if let Some(word) = mask.get_mut(cpu / bits) {
+            *word |= 1 << (cpu % bits);
+        }
+    }
+    let size = std::mem::size_of_val(mask.as_slice());
+    // SAFETY: the kernel reads `size` bytes from `mask`, which is exactly that long and lives
+    // across the call; cpu_set_t is an array of unsigned longs.
+    let code = unsafe { libc::sched_setaffinity(target.raw(), size, mask.as_ptr().cast()) };
+    check(code, || format!("sched_setaffinity({target:?}, {cpus})"))
+}
+
+/// The CPUs on which `target` may run.
+///
+/// # Errors
+/// When the thread is gone.
+#[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
+pub fn affinity(target: Target) -> Result<CpuSet> {
+    let bits = libc::c_ulong::BITS as usize;
+    let mut mask = vec![0 as libc::c_ulong; 4096 / bits];
+    let size = std::mem::size_of_val(mask.as_slice());
+    // SAFETY: the kernel writes at most `size` bytes into `mask`, which is exactly that long.
+    let code = unsafe { libc::sched_getaffinity(target.raw(), size, mask.as_mut_ptr().cast()) };
+    check(code, || format!("sched_getaffinity({target:?})"))?;
+    let member = |cpu: &u32| {
+        let cpu = *cpu as usize;
+        mask.get(cpu / bits)
+            .is_some_and(|word| word & (1 << (cpu % bits)) != 0)
+    };
+    Ok((0..=CpuSet::MAX_CPU).filter(member).collect())
+}
+
+/// Gives `target` real-time priority `priority` (1..=99) under SCHED_FIFO. Children start with
+/// the normal policy (SCHED_RESET_ON_FORK), so that nothing we spawn can starve the machine.
+///
+/// # Errors
+/// When we lack CAP_SYS_NICE, or the v1 cpu group of the thread has no real-time budget.
+pub fn set_fifo(target: Target, priority: i32) -> Result<()> {
+    set_scheduler(
+        target,
+        libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+        priority,
+    )
+}
+
+/// Returns `target` to the normal policy.
+///
+/// # Errors
+/// When the thread is gone or we lack the right.
+pub fn set_normal(target: Target) -> Result<()> {
+    set_scheduler(target, libc::SCHED_OTHER, 0)
+}
+
+#[allow(unsafe_code, reason = "libc call that rustix lacks")]
+fn set_scheduler(target: Target, policy: i32, priority: i32) -> Result<()> {
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: `param` is a valid sched_param that lives across the call, which only reads it.
+    let code = unsafe { libc::sched_setscheduler(target.raw(), policy, &raw const param) };
+    check(code, || {
+        format!("sched_setscheduler({target:?}, policy {policy}, {priority})")
+    })
+}
+
+/// Sets the nice value (-20..=19) of `target`.
+///
+/// # Errors
+/// When the thread is gone or we lack the right.
+pub fn set_nice(target: Target, nice: i32) -> Result<()> {
+    let pid = match target {
+        Target::Current => None,
+        Target::Thread(id) => Some(pid(id)?),
+    };
+    rustix::process::setpriority_process(pid, nice)
+        .map_err(|error| HostError::call(format!("setpriority({target:?}, {nice})"), error))
+}
+
+/// Keeps all present and future memory of this process in RAM.
+///
+/// # Errors
+/// When the limit RLIMIT_MEMLOCK does not allow it.
+#[allow(
+    unsafe_code,
+    reason = "libc call; rustix has it behind a feature that we do not build"
+)]
+pub fn lock_memory() -> Result<()> {
+    // SAFETY: mlockall takes flags only and touches no memory of ours that could be invalid.
+    let code = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
+    check(code, || "mlockall".to_owned())
+}
+
+/// Makes this process the new parent of orphaned descendants. It must then reap them.
+///
+/// # Errors
+/// Only on kernels without the call.
+pub fn become_subreaper() -> Result<()> {
+    let me = rustix::process::getpid();
+    rustix::process::set_child_subreaper(Some(me))
+        .map_err(|error| HostError::call("prctl(PR_SET_CHILD_SUBREAPER)", error))
+}
+
+pub(crate) fn pid(id: u32) -> Result<Pid> {
+    i32::try_from(id)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| {
+            HostError::call(
+                format!("process id {id}"),
+                io::Error::from_raw_os_error(libc::ESRCH),
+            )
+        })
+}
+
+fn check(code: i32, call: impl FnOnce() -> String) -> Result<()> {
+    if code == -1 {
+        Err(HostError::call(call(), io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn affinity_of_a_thread() {
+        // In its own thread: the pin must not outlive the test.
+        std::thread::spawn(|| {
+            let all = affinity(Target::Current).unwrap();
+            let one: CpuSet = all.iter().take(1).collect();
+            set_affinity(Target::Current, &one).unwrap();
+            assert_eq!(affinity(Target::Current).unwrap(), one);
+            assert!(set_affinity(Target::Current, &CpuSet::new()).is_err());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn unknown_threads_are_gone() {
+        let error = set_nice(Target::Thread(u32::MAX), 0).unwrap_err();
+        assert!(error.is_gone(), "{error}");
+        assert!(
+            set_normal(Target::Thread(i32::MAX as u32))
+                .unwrap_err()
+                .is_gone()
+        );
+    }
+}
