@@ -9,20 +9,22 @@ mod accept;
 mod admission;
 mod binding;
 mod body;
+mod bootstrap;
 mod crd;
 mod delete;
 mod dispatch;
 mod eviction;
 mod list;
-mod namespaces;
+pub(crate) mod meta;
 mod nonresource;
-mod path;
 mod patch;
+mod path;
 mod podlog;
 mod query;
 mod respond;
 mod review;
 mod scale;
+mod selection;
 mod transform;
 mod watch;
 mod write;
@@ -30,11 +32,16 @@ mod write;
 use crate::kinds::Registry;
 use crate::store::Store;
 use koord_app::Clock;
-use logs::PodLogs;
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
-pub use delete::DeleteOptions;
-pub use write::WriteOptions;
+pub(crate) use admission::CRD_FINALIZER;
+pub(crate) use crd::CRDS;
+pub use delete::{DeleteOptions, Propagation};
+pub(crate) use delete::{Deleted, FOREGROUND, ORPHAN};
+pub use logs::{LogOptions, LogStream, PodLogs};
+pub use write::{FieldValidation, WriteOptions};
+pub(crate) use write::{Input, Outcome};
 
 /// Who sends a request. The server puts it into the request's extensions after it has
 /// authenticated the connection; without it the caller is the in-process administrator.
@@ -53,7 +60,10 @@ impl Default for User {
         Self {
             name: "kubernetes-admin".to_owned(),
             uid: String::new(),
-            groups: vec!["system:masters".to_owned(), "system:authenticated".to_owned()],
+            groups: vec![
+                "system:masters".to_owned(),
+                "system:authenticated".to_owned(),
+            ],
         }
     }
 }
@@ -78,6 +88,8 @@ pub struct ApiOptions {
     pub pod_logs: Option<Arc<dyn PodLogs>>,
     /// Issues and reviews service account tokens; without it tokens are opaque random text.
     pub tokens: Option<Arc<dyn Tokens>>,
+    /// Ends the open watches when it is cancelled.
+    pub shutdown: CancellationToken,
 }
 
 impl std::fmt::Debug for ApiOptions {
@@ -98,6 +110,8 @@ struct Inner {
     clock: Clock,
     pod_logs: Option<Arc<dyn PodLogs>>,
     tokens: Option<Arc<dyn Tokens>>,
+    shutdown: CancellationToken,
+    documents: nonresource::Documents,
 }
 
 impl std::fmt::Debug for Api {
@@ -110,8 +124,27 @@ impl Api {
     /// An API over `options`. Call [`Api::bootstrap`] before serving.
     #[must_use]
     pub fn new(options: ApiOptions) -> Self {
-        let ApiOptions { store, registry, clock, pod_logs, tokens } = options;
-        Self { inner: Arc::new(Inner { store, registry, clock, pod_logs, tokens }) }
+        let ApiOptions {
+            store,
+            registry,
+            clock,
+            pod_logs,
+            tokens,
+            shutdown,
+        } = options;
+        let documents = nonresource::Documents::default();
+        let inner = Inner {
+            store,
+            registry,
+            clock,
+            pod_logs,
+            tokens,
+            shutdown,
+            documents,
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// The store below.
@@ -130,6 +163,12 @@ impl Api {
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.inner.clock
+    }
+
+    /// Cancelled when the server stops.
+    #[must_use]
+    pub fn shutdown(&self) -> &CancellationToken {
+        &self.inner.shutdown
     }
 
     /// The HTTP side: answers every path, unknown ones with a Status.

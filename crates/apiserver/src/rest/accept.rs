@@ -1,0 +1,224 @@
+//! Which representation of an object the client wants.
+
+use http::HeaderMap;
+
+/// How objects are written into a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The object itself.
+    Object,
+    /// `meta.k8s.io` Table, with the version asked for.
+    Table(MetaVersion),
+    /// Only the metadata: `PartialObjectMetadata` or its list.
+    Metadata(MetaVersion),
+}
+
+/// Version of `meta.k8s.io`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MetaVersion {
+    V1,
+    V1Beta1,
+}
+
+impl MetaVersion {
+    /// `apiVersion` of the reply.
+    pub(super) fn api_version(self) -> &'static str {
+        match self {
+            Self::V1 => "meta.k8s.io/v1",
+            Self::V1Beta1 => "meta.k8s.io/v1beta1",
+        }
+    }
+}
+
+/// One clause of an `Accept` header.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Clause {
+    /// Media type without parameters, lower case.
+    pub(super) media: String,
+    /// Parameters without `q`.
+    params: Vec<(String, String)>,
+    q: f32,
+}
+
+impl Clause {
+    /// Value of a parameter.
+    pub(super) fn param(&self, name: &str) -> Option<&str> {
+        self.params
+            .iter()
+            .find(|(k, _)| k == name)
+            .map(|(_, v)| v.as_str())
+    }
+
+    /// The clause admits JSON.
+    pub(super) fn json(&self) -> bool {
+        matches!(
+            self.media.as_str(),
+            "application/json" | "*/*" | "application/*"
+        )
+    }
+
+    /// The clause admits YAML.
+    fn yaml(&self) -> bool {
+        self.media == "application/yaml"
+    }
+}
+
+/// The clauses, best first.
+pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
+    let mut out: Vec<Clause> = headers
+        .get_all(http::header::ACCEPT)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .filter_map(clause)
+        .collect();
+    out.sort_by(|a, b| b.q.total_cmp(&a.q));
+    out
+}
+
+fn clause(text: &str) -> Option<Clause> {
+    let mut parts = text.split(';').map(str::trim);
+    let media = parts.next().filter(|m| !m.is_empty())?.to_ascii_lowercase();
+    let mut q = 1.0;
+    let mut params = Vec::new();
+    for part in parts {
+        let Some((k, v)) = part.split_once('=') else {
+            continue;
+        };
+        let (k, v) = (
+            k.trim().to_ascii_lowercase(),
+            v.trim().trim_matches('"').to_owned(),
+        );
+        if k == "q" {
+            q = v.parse().unwrap_or(0.0);
+        } else {
+            params.push((k, v));
+        }
+    }
+    (q > 0.0).then_some(Clause { media, params, q })
+}
+
+/// The body encodings we can answer with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Json,
+    Yaml,
+}
+
+/// What was agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Negotiated {
+    pub(super) form: Form,
+    pub(super) encoding: Encoding,
+}
+
+impl Default for Negotiated {
+    fn default() -> Self {
+        Self {
+            form: Form::Object,
+            encoding: Encoding::Json,
+        }
+    }
+}
+
+/// What kind of read asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    One,
+    List,
+    Watch,
+}
+
+/// Chooses the representation of the reply. `None` means 406.
+pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negotiated> {
+    let clauses = clauses(headers);
+    if clauses.is_empty() {
+        return Some(Negotiated::default());
+    }
+    for clause in &clauses {
+        let encoding = if clause.json() {
+            Encoding::Json
+        } else if clause.yaml() {
+            Encoding::Yaml
+        } else {
+            continue;
+        };
+        let Some(form) = form(clause, endpoint) else {
+            continue;
+        };
+        return Some(Negotiated { form, encoding });
+    }
+    None
+}
+
+fn form(clause: &Clause, endpoint: Endpoint) -> Option<Form> {
+    let Some(kind) = clause.param("as") else {
+        return Some(Form::Object);
+    };
+    if clause.param("g") != Some("meta.k8s.io") {
+        return None;
+    }
+    let version = match clause.param("v") {
+        Some("v1") => MetaVersion::V1,
+        Some("v1beta1") => MetaVersion::V1Beta1,
+        _ => return None,
+    };
+    match kind {
+        "Table" => Some(Form::Table(version)),
+        "PartialObjectMetadata" if endpoint != Endpoint::List => Some(Form::Metadata(version)),
+        "PartialObjectMetadataList" if endpoint != Endpoint::One => Some(Form::Metadata(version)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(accept: &str) -> HeaderMap {
+        let mut h = HeaderMap::new();
+        h.insert(http::header::ACCEPT, accept.parse().unwrap());
+        h
+    }
+
+    #[test]
+    fn kubectl_gets_tables_and_typed_clients_json() {
+        let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;\
+                       v=v1beta1;g=meta.k8s.io,application/json";
+        let got = negotiate(&headers(kubectl), Endpoint::List).unwrap();
+        assert_eq!(got.form, Form::Table(MetaVersion::V1));
+        let got = negotiate(
+            &headers("application/vnd.kubernetes.protobuf,application/json"),
+            Endpoint::List,
+        );
+        assert_eq!(got, Some(Negotiated::default()));
+        assert_eq!(
+            negotiate(
+                &headers("application/vnd.kubernetes.protobuf"),
+                Endpoint::List
+            ),
+            None
+        );
+        assert_eq!(
+            negotiate(&headers("application/json;q=0, */*"), Endpoint::One)
+                .unwrap()
+                .form,
+            Form::Object
+        );
+    }
+
+    #[test]
+    fn metadata_of_a_list_needs_the_list_kind() {
+        let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let many = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        assert_eq!(negotiate(&headers(one), Endpoint::List), None);
+        assert_eq!(
+            negotiate(&headers(many), Endpoint::List).unwrap().form,
+            Form::Metadata(MetaVersion::V1)
+        );
+        assert_eq!(
+            negotiate(&headers(one), Endpoint::One).unwrap().form,
+            Form::Metadata(MetaVersion::V1)
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! `pods/binding`: the scheduler's word.
+
+use super::dispatch::Call;
+use super::write::{Object, Outcome, WriteOptions, store_error};
+use super::{Api, meta, respond};
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::store::{Key, StoreError};
+use axum::response::Response;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+impl Api {
+    /// Changes a stored object past the strategies of its kind: for sub-resources that may write
+    /// what clients may not. `change` returns `None` to leave it as it is.
+    pub(crate) async fn modify_raw(
+        &self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        dry_run: bool,
+        mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let storage = self.storage_of(resource);
+        loop {
+            let entry = self.entry(resource, key)?;
+            let unchanged = |object| Outcome {
+                object,
+                created: false,
+                removed: false,
+                warnings: Vec::new(),
+            };
+            let Some(new) = change(&entry.value())? else {
+                return Ok(unchanged(Object::Stored(entry)));
+            };
+            if dry_run {
+                return Ok(unchanged(Object::Computed(new)));
+            }
+            let index = storage.index(&new);
+            let done = self
+                .store()
+                .update(
+                    resource.table.clone(),
+                    key.clone(),
+                    Some(entry.revision),
+                    new,
+                    index,
+                )
+                .await;
+            match done {
+                Ok(entry) => return Ok(unchanged(Object::Stored(entry))),
+                Err(StoreError::Conflict { .. }) => {}
+                Err(e) => return Err(store_error(resource, key, e)),
+            }
+        }
+    }
+
+    /// The built-in resource `group/version/plural`.
+    pub(crate) fn builtin(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+    ) -> Result<Arc<Resource>, ApiError> {
+        self.registry()
+            .find(group, version, plural)
+            .ok_or_else(ApiError::unknown_path)
+    }
+
+    /// POST of a Binding for pod `name`.
+    pub(super) async fn serve_binding(
+        &self,
+        name: &str,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        let options = call
+            .query
+            .write_options("CreateOptions", call.user_agent())?;
+        let mut binding = call.decode()?.value;
+        let pods = self.builtin("", "v1", "pods")?;
+        let bindings = self.builtin("", "v1", "bindings")?;
+        super::write::check_identity(&bindings, &mut binding, false)?;
+        let given = meta::name(&binding);
+        if !given.is_empty() && given != name {
+            return Err(ApiError::bad_request(
+                "name in URL does not match name in Binding object",
+            ));
+        }
+        let namespace = meta::namespace(&binding);
+        if !namespace.is_empty() && namespace != call.namespace() {
+            return Err(ApiError::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        if name.is_empty() || call.namespace().is_empty() {
+            let e = FieldError::required("metadata.name", "name or generateName is required");
+            return Err(ApiError::invalid("", "Binding", name, &[e]));
+        }
+        check_target(name, &binding)?;
+        let key = Self::key(&pods, call.namespace(), name);
+        self.bind(&pods, &key, &binding, &options).await?;
+        let mut done = respond::success(Value::Null);
+        if let Some(map) = done.as_object_mut() {
+            map.remove("details");
+            map.insert("code".to_owned(), 201.into());
+        }
+        Ok(respond::value(201, &done, call.style()))
+    }
+
+    async fn bind(
+        &self,
+        pods: &Arc<Resource>,
+        key: &Key,
+        binding: &Value,
+        options: &WriteOptions,
+    ) -> Result<Outcome, ApiError> {
+        let now = self.clock().now();
+        self.modify_raw(pods, key, options.dry_run, |pod| {
+            bound(pod, binding, key, now).map(Some)
+        })
+        .await
+    }
+}
+
+fn check_target(name: &str, binding: &Value) -> Result<(), ApiError> {
+    let kind = meta::text(binding, &["target", "kind"]);
+    let mut errors = Vec::new();
+    if !kind.is_empty() && kind != "Node" {
+        errors.push(FieldError::not_supported(
+            "target.kind",
+            kind,
+            &["Node", "<empty>"],
+        ));
+    }
+    if meta::text(binding, &["target", "name"]).is_empty() {
+        errors.push(FieldError::required("target.name", ""));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::invalid("", "Binding", name, &errors))
+}
+
+/// The pod after the binding.
+fn bound(pod: &Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result<Value, ApiError> {
+    let name = &*key.name;
+    let precondition = |what, wanted: &str, have: &str| {
+        ApiError::precondition("", "pods/binding", name, what, wanted, have)
+    };
+    let (uid, have) = (meta::uid(binding), meta::uid(pod));
+    if !uid.is_empty() && uid != have {
+        return Err(precondition("UID", uid, have));
+    }
+    let (version, have) = (meta::resource_version(binding), meta::resource_version(pod));
+    if !version.is_empty() && version != have {
+        return Err(precondition("ResourceVersion", version, have));
+    }
+    let conflict = |why: String| ApiError::conflict("", "pods/binding", name, &why);
+    if meta::deleting(pod) {
+        return Err(conflict(format!(
+            "pod {name} is being deleted, cannot be assigned to a host"
+        )));
+    }
+    let node = meta::text(pod, &["spec", "nodeName"]);
+    if !node.is_empty() {
+        return Err(conflict(format!(
+            "pod {name} is already assigned to node {node:?}"
+        )));
+    }
+    let gates = meta::at(pod, &["spec", "schedulingGates"]).and_then(Value::as_array);
+    if gates.is_some_and(|g| !g.is_empty()) {
+        return Err(conflict(format!(
+            "pod {name} has non-empty .spec.schedulingGates"
+        )));
+    }
+    let mut new = pod.clone();
+    let target = meta::text(binding, &["target", "name"]);
+    meta::section(&mut new, "spec").insert("nodeName".to_owned(), target.into());
+    for part in ["annotations", "labels"] {
+        let added = meta::at(binding, &["metadata", part]).and_then(Value::as_object);
+        if let Some(added) = added.filter(|a| !a.is_empty()) {
+            let metadata = meta::section(&mut new, "metadata");
+            let into = meta::as_object(metadata.entry(part).or_insert(Value::Null));
+            for (k, v) in added {
+                into.insert(k.clone(), v.clone());
+            }
+        }
+    }
+    meta::set_condition(
+        meta::section(&mut new, "status"),
+        "PodScheduled",
+        "True",
+        "",
+        "",
+        now,
+    );
+    let conditions = new
+        .pointer_mut("/status/conditions")
+        .and_then(Value::as_array_mut);
+    for c in conditions.into_iter().flatten() {
+        if meta::text(c, &["type"]) == "PodScheduled" {
+            meta::as_object(c)
+                .entry("lastProbeTime")
+                .or_insert(json!(null));
+        }
+    }
+    Ok(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binding_sets_node_and_condition_once() {
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
+        let key = Key::new("default", "p");
+        let now: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let to = json!({"metadata": {"name": "p", "annotations": {"a": "b"}},
+            "target": {"kind": "Node", "name": "n1"}});
+        let new = bound(&pod, &to, &key, now).unwrap();
+        assert_eq!(new["spec"]["nodeName"], "n1");
+        assert_eq!(new["metadata"]["annotations"]["a"], "b");
+        let c = &new["status"]["conditions"][0];
+        assert_eq!(c["status"], "True");
+        assert!(c.get("reason").is_none());
+        let e = bound(&new, &to, &key, now).unwrap_err();
+        assert_eq!((e.code, e.reason.as_ref()), (409, "Conflict"));
+        assert!(
+            e.message
+                .ends_with("pod p is already assigned to node \"n1\""),
+            "{}",
+            e.message
+        );
+        let other = json!({"metadata": {"uid": "v"}, "target": {"name": "n1"}});
+        assert_eq!(bound(&pod, &other, &key, now).unwrap_err().code, 409);
+    }
+}

@@ -1,0 +1,244 @@
+//! Request bodies: JSON with duplicate keys noticed, YAML, Kubernetes protobuf.
+
+use crate::kinds::proto;
+use crate::kinds::status::ApiError;
+use bytes::Bytes;
+use http::HeaderMap;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use std::fmt;
+
+/// Largest body we read, as upstream.
+pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
+
+/// What a body may be, for 415.
+const SUPPORTED: &[&str] = &[
+    "application/json",
+    "application/yaml",
+    "application/vnd.kubernetes.protobuf",
+];
+
+/// A decoded body.
+#[derive(Debug, Default)]
+pub(super) struct Decoded {
+    /// The object; `Null` for an empty body.
+    pub(super) value: Value,
+    /// `duplicate field "..."`, one per key that occurred twice.
+    pub(super) duplicates: Vec<String>,
+}
+
+/// The media type of the body without parameters, lower case.
+pub(super) fn content_type(headers: &HeaderMap) -> String {
+    headers
+        .get(http::header::CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .map(|v| v.split(';').next().unwrap_or(v).trim().to_ascii_lowercase())
+        .unwrap_or_default()
+}
+
+/// Reads the whole body, up to [`MAX_BODY`].
+pub(super) async fn read(body: axum::body::Body) -> Result<Bytes, ApiError> {
+    use http_body_util::{BodyExt, LengthLimitError, Limited};
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(whole) => Ok(whole.to_bytes()),
+        Err(e) if e.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
+        Err(e) => Err(ApiError::bad_request(format!(
+            "failed to read the request body: {e}"
+        ))),
+    }
+}
+
+/// Decodes a body by its content type; an empty one is `Null`.
+pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiError> {
+    if bytes.is_empty() {
+        return Ok(Decoded::default());
+    }
+    match content_type {
+        "" | "application/json" | "*/*" | "text/plain" => json(bytes),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => yaml(bytes),
+        "application/vnd.kubernetes.protobuf" => {
+            let value = proto::decode(bytes)?;
+            Ok(Decoded {
+                value,
+                duplicates: Vec::new(),
+            })
+        }
+        _ => Err(ApiError::unsupported_media_type(SUPPORTED)),
+    }
+}
+
+/// Parses JSON. Later duplicates of a key win, and are reported.
+pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
+    let mut duplicates = Vec::new();
+    let mut path = Vec::new();
+    let mut de = serde_json::Deserializer::from_slice(bytes);
+    let seed = Seed {
+        path: &mut path,
+        duplicates: &mut duplicates,
+    };
+    let value = seed.deserialize(&mut de).and_then(|v| de.end().map(|()| v));
+    match value {
+        Ok(value) => Ok(Decoded { value, duplicates }),
+        Err(e) => Err(ApiError::bad_request(format!(
+            "the object provided is unrecognized (must be of type Object): couldn't get \
+             version/kind; json parse error: {e} ({})",
+            excerpt(bytes)
+        ))),
+    }
+}
+
+fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
+    // JSON is YAML; the JSON parser knows about duplicates and is much faster.
+    if text.trim_start().starts_with('{')
+        && let Ok(done) = json(bytes)
+    {
+        return Ok(done);
+    }
+    let value: Value = serde_saphyr::from_str(text)
+        .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
+    Ok(Decoded {
+        value,
+        duplicates: Vec::new(),
+    })
+}
+
+/// The first bytes of a body in hex, as upstream shows what it could not read.
+fn excerpt(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .take(16)
+        .map(|b| format!("{b:02x}"))
+        .collect::<String>()
+        + " ..."
+}
+
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+fn show(path: &[Step], key: &str) -> String {
+    let mut out = String::new();
+    for step in path {
+        match step {
+            Step::Key(k) => {
+                if !out.is_empty() {
+                    out.push('.');
+                }
+                out.push_str(k);
+            }
+            Step::Index(i) => {
+                out.push_str(&format!("[{i}]"));
+            }
+        }
+    }
+    if !out.is_empty() {
+        out.push('.');
+    }
+    out.push_str(key);
+    out
+}
+
+/// Builds a [`Value`] and remembers duplicate keys.
+struct Seed<'a> {
+    path: &'a mut Vec<Step>,
+    duplicates: &'a mut Vec<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Value;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+    fn visit_bool<E>(self, v: bool) -> Result<Value, E> {
+        Ok(Value::Bool(v))
+    }
+    fn visit_i64<E>(self, v: i64) -> Result<Value, E> {
+        Ok(Value::Number(v.into()))
+    }
+    fn visit_u64<E>(self, v: u64) -> Result<Value, E> {
+        Ok(Value::Number(v.into()))
+    }
+    fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<Value, E> {
+        Number::from_f64(v)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom("number out of range"))
+    }
+    fn visit_str<E>(self, v: &str) -> Result<Value, E> {
+        Ok(Value::String(v.to_owned()))
+    }
+    fn visit_string<E>(self, v: String) -> Result<Value, E> {
+        Ok(Value::String(v))
+    }
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let Seed { path, duplicates } = self;
+        let mut out = Vec::new();
+        loop {
+            path.push(Step::Index(out.len()));
+            let next = seq.next_element_seed(Seed { path, duplicates });
+            path.pop();
+            match next? {
+                Some(value) => out.push(value),
+                None => return Ok(Value::Array(out)),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let Seed { path, duplicates } = self;
+        let mut out = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if out.contains_key(&key) && duplicates.len() < 100 {
+                duplicates.push(format!("duplicate field {:?}", show(path, &key)));
+            }
+            path.push(Step::Key(key.clone()));
+            let value = map.next_value_seed(Seed { path, duplicates });
+            path.pop();
+            out.insert(key, value?);
+        }
+        if out.len() > 1_000_000 {
+            return Err(A::Error::custom("too many keys"));
+        }
+        Ok(Value::Object(out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duplicates_are_reported_with_their_path() {
+        let got = json(br#"{"a":1,"spec":{"c":[{"x":1,"x":2}]},"a":3}"#).unwrap();
+        assert_eq!(got.value["a"], 3);
+        assert_eq!(
+            got.duplicates,
+            [r#"duplicate field "spec.c[0].x""#, r#"duplicate field "a""#]
+        );
+    }
+
+    #[test]
+    fn broken_bodies_are_bad_requests() {
+        for body in ["{", "{}x", "[1,", "nul", "\"\u{1}\"", &"[".repeat(100_000)] {
+            assert_eq!(json(body.as_bytes()).unwrap_err().code, 400, "{body:.20}");
+        }
+        let e = decode("application/cbor", &Bytes::from_static(b"x")).unwrap_err();
+        assert_eq!(e.code, 415);
+        let e = decode("application/yaml", &Bytes::from_static(b"a: [")).unwrap_err();
+        assert_eq!(e.code, 400);
+    }
+}

@@ -1,0 +1,137 @@
+//! What exists before anybody asks for it.
+
+use super::Api;
+use super::write::{Input, WriteOptions};
+use crate::kinds::status::ApiError;
+use serde_json::{Value, json};
+
+/// Namespaces that every cluster has, and the one of the Koordinator components.
+const NAMESPACES: [&str; 5] = [
+    "default",
+    "kube-system",
+    "kube-public",
+    "kube-node-lease",
+    "koordinator-system",
+];
+
+impl Api {
+    /// Serves the definitions the store holds and makes the default namespaces, priority classes
+    /// and the `kubernetes` service where they are missing. Run it before serving.
+    ///
+    /// # Errors
+    /// When the store does not take them.
+    pub async fn bootstrap(&self) -> Result<(), ApiError> {
+        self.load_definitions();
+        for name in NAMESPACES {
+            self.ensure(
+                "",
+                "v1",
+                "namespaces",
+                "",
+                json!({ "metadata": { "name": name } }),
+            )
+            .await?;
+        }
+        for (name, value, description) in [
+            (
+                "system-cluster-critical",
+                2_000_000_000_i64,
+                "Used for system critical pods that must run in the cluster, but can be moved to \
+                 another node if necessary.",
+            ),
+            (
+                "system-node-critical",
+                2_000_001_000,
+                "Used for system critical pods that must not be moved from their current node.",
+            ),
+        ] {
+            let class = json!({
+                "metadata": { "name": name },
+                "value": value,
+                "description": description,
+            });
+            self.ensure("scheduling.k8s.io", "v1", "priorityclasses", "", class)
+                .await?;
+        }
+        for name in NAMESPACES {
+            let account = json!({ "metadata": { "name": "default" } });
+            self.ensure("", "v1", "serviceaccounts", name, account)
+                .await?;
+        }
+        let service = json!({
+            "metadata": {
+                "name": "kubernetes",
+                "labels": { "component": "apiserver", "provider": "kubernetes" },
+            },
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": "10.96.0.1",
+                "ports": [{ "name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443 }],
+            },
+        });
+        self.ensure("", "v1", "services", "default", service).await
+    }
+
+    /// Creates an object unless one of its name exists.
+    ///
+    /// # Errors
+    /// What a create answers, except that the object exists.
+    pub async fn ensure(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+        namespace: &str,
+        object: Value,
+    ) -> Result<(), ApiError> {
+        let resource = self.builtin(group, version, plural)?;
+        let key = Self::key(&resource, namespace, super::meta::name(&object));
+        if self.store().get(&resource.table, &key).is_some() {
+            return Ok(());
+        }
+        let done = self
+            .create_object(
+                &resource,
+                namespace,
+                Input::from(object),
+                &WriteOptions::default(),
+            )
+            .await;
+        match done {
+            Err(e) if e.reason != "AlreadyExists" => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates a custom resource definition, or brings an existing one to this spec.
+    ///
+    /// # Errors
+    /// What a create or update answers.
+    pub async fn install_crd(&self, mut definition: Value) -> Result<(), ApiError> {
+        let (group, plural) = super::crd::CRDS;
+        let crds = self.builtin(group, "v1", plural)?;
+        let key = Self::key(&crds, "", super::meta::name(&definition));
+        let options = WriteOptions::default();
+        if self.store().get(&crds.table, &key).is_none() {
+            let done = self
+                .create_object(&crds, "", Input::from(definition.clone()), &options)
+                .await;
+            match done {
+                Err(e) if e.reason != "AlreadyExists" => return Err(e),
+                Err(_) => {}
+                Ok(_) => return Ok(()),
+            }
+        }
+        let spec = definition
+            .get_mut("spec")
+            .map(Value::take)
+            .unwrap_or_default();
+        self.modify(&crds, None, &key, &options, |old| {
+            let mut new = old.clone();
+            super::meta::as_object(&mut new).insert("spec".to_owned(), spec.clone());
+            Ok(Input::from(new))
+        })
+        .await
+        .map(|_| ())
+    }
+}

@@ -1,0 +1,136 @@
+//! Custom resource definitions: serving what was stored, and saying so in the status.
+
+use super::{Api, meta};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::store::{Entry, StoreError};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Group and plural of the definitions.
+pub(crate) const CRDS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
+
+impl Api {
+    /// What follows from an object having been stored.
+    pub(crate) async fn stored(
+        &self,
+        resource: &Arc<Resource>,
+        entry: &Arc<Entry>,
+    ) -> Result<(), ApiError> {
+        if resource.is(CRDS.0, CRDS.1) {
+            self.establish(resource, entry.clone()).await?;
+        }
+        Ok(())
+    }
+
+    /// What follows from an object being gone.
+    pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
+        if resource.is(CRDS.0, CRDS.1) {
+            self.registry().remove_crd(&entry.key.name);
+        }
+    }
+
+    /// Serves a stored definition, then reports it established: never the other way round.
+    async fn establish(
+        &self,
+        resource: &Arc<Resource>,
+        mut entry: Arc<Entry>,
+    ) -> Result<(), ApiError> {
+        let name = entry.key.name.clone();
+        if let Err(errors) = self.registry().install_crd(&entry.value()) {
+            return Err(super::write::invalid(resource, &name, &errors));
+        }
+        loop {
+            let mut object = entry.value();
+            if !self.mark_established(&mut object) {
+                return Ok(());
+            }
+            let index = resource.index(&object);
+            let done = self
+                .store()
+                .update(
+                    resource.table.clone(),
+                    entry.key.clone(),
+                    Some(entry.revision),
+                    object,
+                    index,
+                )
+                .await;
+            match done {
+                Ok(_) | Err(StoreError::NotFound { .. }) => return Ok(()),
+                Err(StoreError::Conflict { current }) => entry = current,
+                Err(e) => return Err(super::write::store_error(resource, &entry.key, e)),
+            }
+        }
+    }
+
+    /// Writes the status of an established definition; false when it is already so.
+    fn mark_established(&self, object: &mut Value) -> bool {
+        let now = self.clock().now();
+        let before = object.get("status").cloned();
+        let names = meta::at(object, &["spec", "names"])
+            .cloned()
+            .unwrap_or_else(|| json!({}));
+        let storage: Vec<String> = meta::at(object, &["spec", "versions"])
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
+            .map(|v| meta::text(v, &["name"]).to_owned())
+            .collect();
+        let status = meta::section(object, "status");
+        status.insert("acceptedNames".to_owned(), names);
+        let stored = status.entry("storedVersions").or_insert_with(|| json!([]));
+        if !stored.is_array() {
+            *stored = json!([]);
+        }
+        if let Some(list) = stored.as_array_mut() {
+            for version in storage {
+                if !list.iter().any(|v| v.as_str() == Some(version.as_str())) {
+                    list.push(version.into());
+                }
+            }
+        }
+        meta::set_condition(
+            status,
+            "NamesAccepted",
+            "True",
+            "NoConflicts",
+            "no conflicts found",
+            now,
+        );
+        meta::set_condition(
+            status,
+            "Established",
+            "True",
+            "InitialNamesAccepted",
+            "the initial names have been accepted",
+            now,
+        );
+        before.as_ref() != object.get("status")
+    }
+
+    /// Serves the definitions that the store already holds. One that no longer validates is left
+    /// out and named in the log.
+    pub(super) fn load_definitions(&self) {
+        let Some(resource) = self.registry().find(CRDS.0, "v1", CRDS.1) else {
+            return;
+        };
+        let Ok(page) = self
+            .store()
+            .list(&resource.table, None, None, None, None, &|_| true)
+        else {
+            return;
+        };
+        for entry in page.items {
+            if let Err(errors) = self.registry().install_crd(&entry.value()) {
+                let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                tracing::warn!(
+                    definition = %entry.key.name,
+                    errors = errors.join("; "),
+                    "a stored custom resource definition is not served"
+                );
+            }
+        }
+    }
+}

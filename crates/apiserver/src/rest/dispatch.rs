@@ -1,0 +1,405 @@
+//! From a request to the verb that answers it.
+
+use super::accept::{Encoding, Endpoint, Negotiated, negotiate};
+use super::body::{self, Decoded};
+use super::delete::{DeleteOptions, Deleted};
+use super::path::{ResourcePath, Target};
+use super::query::Query;
+use super::respond::{self, Style};
+use super::selection::Selection;
+use super::write::{Input, Object, Outcome};
+use super::{Api, User, nonresource, path, transform};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::FutureExt as _;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method};
+use serde_json::{Value, json};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// The representations we write, for 406.
+pub(super) const PRODUCED: &[&str] = &["application/json", "application/yaml"];
+
+/// Everything a handler may look at, with the body read.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) path: ResourcePath,
+    pub(super) query: Query,
+    pub(super) headers: HeaderMap,
+    pub(super) user: User,
+    pub(super) body: Bytes,
+}
+
+impl Call {
+    /// Decodes the body by its content type.
+    pub(super) fn decode(&self) -> Result<Decoded, ApiError> {
+        body::decode(&body::content_type(&self.headers), &self.body)
+    }
+
+    /// The decoded body as the input of a write.
+    pub(super) fn input(&self) -> Result<Input, ApiError> {
+        let Decoded { value, duplicates } = self.decode()?;
+        Ok(Input {
+            value,
+            problems: duplicates,
+            patched: false,
+        })
+    }
+
+    /// The client program.
+    pub(super) fn user_agent(&self) -> Option<&str> {
+        self.headers
+            .get(http::header::USER_AGENT)
+            .and_then(|v| v.to_str().ok())
+    }
+
+    /// Namespace of the path, `""` without.
+    pub(super) fn namespace(&self) -> &str {
+        self.path.namespace.as_deref().unwrap_or("")
+    }
+
+    /// Name in the path, `""` without.
+    pub(super) fn name(&self) -> &str {
+        self.path.name.as_deref().unwrap_or("")
+    }
+
+    /// What representation the reply has.
+    pub(super) fn negotiate(&self, endpoint: Endpoint) -> Result<Negotiated, ApiError> {
+        negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
+    }
+
+    /// How a reply without other representations is written.
+    pub(super) fn style(&self) -> Style {
+        let encoding =
+            negotiate(&self.headers, Endpoint::One).map_or(Encoding::Json, |n| n.encoding);
+        Style {
+            encoding,
+            pretty: self.query.pretty(),
+        }
+    }
+}
+
+/// Answers a request. A bug in a handler answers 500 instead of ending the connection.
+pub(super) async fn serve(api: Api, request: axum::extract::Request) -> Response {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    let audit = uuid::Uuid::new_v4().to_string();
+    let mut response = match AssertUnwindSafe(answer(&api, request)).catch_unwind().await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => respond::error(&error),
+        Err(_) => {
+            tracing::error!(request = what, "a request handler panicked");
+            respond::error(&ApiError::internal("the request handler failed"))
+        }
+    };
+    if let Ok(id) = HeaderValue::from_str(&audit) {
+        response.headers_mut().insert("audit-id", id);
+    }
+    response
+}
+
+async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let Parts {
+        method,
+        uri,
+        headers,
+        mut extensions,
+        ..
+    } = parts;
+    let query = Query::parse(uri.query().unwrap_or(""));
+    let target = path::parse(uri.path())
+        .ok_or_else(|| ApiError::bad_request(format!("invalid path {:?}", uri.path())))?;
+    let path = match target {
+        Target::Resource(path) => path,
+        Target::Other(segments) => {
+            return nonresource::serve(api, &method, &segments, &query, &headers);
+        }
+    };
+    let resource = api
+        .registry()
+        .find(&path.group, &path.version, &path.plural)
+        .filter(|r| r.namespaced || path.namespace.is_none())
+        .ok_or_else(ApiError::unknown_path)?;
+    if resource.namespaced && path.namespace.is_none() && path.name.is_some() {
+        return Err(ApiError::unknown_path());
+    }
+    let user = extensions.remove::<User>().unwrap_or_default();
+    let body = match method {
+        Method::POST | Method::PUT | Method::PATCH | Method::DELETE => body::read(body).await?,
+        _ => Bytes::new(),
+    };
+    let call = Call {
+        path,
+        query,
+        headers,
+        user,
+        body,
+    };
+    if call.path.subresource.is_some() {
+        return Box::pin(api.serve_subresource(&method, &resource, &call)).await;
+    }
+    Box::pin(api.serve_resource(&method, &resource, &call)).await
+}
+
+impl Api {
+    async fn serve_resource(
+        &self,
+        method: &Method,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        if !resource.stored {
+            return self.serve_virtual(method, resource, call).await;
+        }
+        let named = call.path.name.is_some();
+        let verb = match (method.as_str(), named) {
+            ("GET" | "HEAD", _) if call.path.watch || call.query.flag("watch").unwrap_or(false) => {
+                "watch"
+            }
+            ("GET" | "HEAD", true) => "get",
+            ("GET" | "HEAD", false) => "list",
+            ("POST", false) => "create",
+            ("PUT", true) => "update",
+            ("PATCH", true) => "patch",
+            ("DELETE", true) => "delete",
+            ("DELETE", false) => "deletecollection",
+            _ => return Err(method_not_allowed()),
+        };
+        if !resource.verbs.contains(&verb) {
+            return Err(ApiError::method_not_allowed(
+                &resource.group,
+                &resource.plural,
+                verb,
+            ));
+        }
+        let (namespace, name) = (call.namespace(), call.name());
+        match verb {
+            "get" => {
+                let negotiated = call.negotiate(Endpoint::One)?;
+                self.serve_get(resource, namespace, name, &call.query, negotiated)
+            }
+            "list" => {
+                let negotiated = call.negotiate(Endpoint::List)?;
+                let selection = Selection::parse(resource, &call.path, &call.query)?;
+                self.serve_list(resource, &selection, &call.query, negotiated)
+            }
+            "watch" => {
+                let negotiated = call.negotiate(Endpoint::Watch)?;
+                let selection = Selection::parse(resource, &call.path, &call.query)?;
+                self.serve_watch(resource, selection, &call.query, negotiated)
+            }
+            "create" => {
+                if resource.namespaced && namespace.is_empty() {
+                    return Err(method_not_allowed());
+                }
+                let options = call
+                    .query
+                    .write_options("CreateOptions", call.user_agent())?;
+                let done = self
+                    .create_object(resource, namespace, call.input()?, &options)
+                    .await?;
+                self.reply(resource, call, &done)
+            }
+            "update" => {
+                let options = call
+                    .query
+                    .write_options("UpdateOptions", call.user_agent())?;
+                let input = call.input()?;
+                let key = Self::key(resource, namespace, name);
+                let done = self
+                    .modify(resource, None, &key, &options, |_| Ok(input.clone()))
+                    .await;
+                let done = match done {
+                    Err(e) if e.code == 404 && resource.allows_create_on_update() => {
+                        let mut input = input;
+                        super::meta::section(&mut input.value, "metadata")
+                            .remove("resourceVersion");
+                        self.create_object(resource, namespace, input, &options)
+                            .await?
+                    }
+                    other => other?,
+                };
+                self.reply(resource, call, &done)
+            }
+            "patch" => {
+                let done = self.patch_object(resource, None, call).await?;
+                self.reply(resource, call, &done)
+            }
+            "delete" => {
+                let options = DeleteOptions::parse(&call.decode()?.value, &call.query)?;
+                let key = Self::key(resource, namespace, name);
+                let deleted = self.delete_object(resource, &key, &options).await?;
+                Ok(self.reply_deleted(resource, call, &deleted))
+            }
+            _ => self.delete_collection(resource, call).await,
+        }
+    }
+
+    async fn delete_collection(
+        &self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        let options = DeleteOptions::parse(&call.decode()?.value, &call.query)?;
+        let selection = Selection::parse(resource, &call.path, &call.query)?;
+        let mut items = Vec::new();
+        for entry in self.selected(resource, &selection) {
+            match self.delete_object(resource, &entry.key, &options).await {
+                Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
+                    items.push(resource.from_storage(e.value()));
+                }
+                Err(e) if e.code == 404 => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let list = json!({
+            "kind": &*resource.list_kind,
+            "apiVersion": resource.api_version(),
+            "metadata": { "resourceVersion": self.store().revision().to_string() },
+            "items": items,
+        });
+        Ok(respond::value(200, &list, call.style()))
+    }
+
+    /// The reply to a write.
+    pub(super) fn reply(
+        &self,
+        resource: &Arc<Resource>,
+        call: &Call,
+        done: &Outcome,
+    ) -> Result<Response, ApiError> {
+        let negotiated = call.negotiate(Endpoint::One)?;
+        let include = transform::include(&call.query)?;
+        let bytes = transform::one(
+            resource,
+            &done.object,
+            negotiated.form,
+            include,
+            self.clock().now(),
+        );
+        let style = Style {
+            encoding: negotiated.encoding,
+            pretty: call.query.pretty(),
+        };
+        let mut response = respond::bytes(if done.created { 201 } else { 200 }, bytes, style);
+        respond::warn(&mut response, &done.warnings);
+        Ok(response)
+    }
+
+    /// The reply to a delete: the object while it lives on (and for pods always), else a Status.
+    fn reply_deleted(&self, resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Response {
+        match deleted {
+            Deleted::Gone(entry) if !resource.is("", "pods") => {
+                let details = json!({
+                    "name": &*entry.key.name,
+                    "group": &*resource.group,
+                    "kind": &*resource.plural,
+                    "uid": &*entry.index.uid,
+                });
+                respond::value(200, &respond::success(without_empty(details)), call.style())
+            }
+            Deleted::Gone(entry) | Deleted::Pending(entry) => {
+                let bytes = Object::Stored(entry.clone()).bytes(resource);
+                respond::bytes(200, bytes, call.style())
+            }
+        }
+    }
+
+    async fn serve_subresource(
+        &self,
+        method: &Method,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        let sub = call.path.subresource.as_deref().unwrap_or("");
+        if resource.subresource(sub).is_none() {
+            return Err(ApiError::unknown_path());
+        }
+        match (sub, method.as_str()) {
+            ("scale", _) => self.serve_scale(method, resource, call).await,
+            ("binding", "POST") => self.serve_binding(call.name(), call).await,
+            ("eviction", "POST") => self.serve_eviction(call).await,
+            ("token", "POST") => self.serve_token(call),
+            ("log", "GET" | "HEAD") => self.serve_log(call).await,
+            ("exec" | "attach" | "portforward", _) => Err(ApiError::not_implemented(format!(
+                "{sub} is not supported by this server"
+            ))),
+            (_, "GET" | "HEAD") => {
+                let negotiated = call.negotiate(Endpoint::One)?;
+                self.serve_get(
+                    resource,
+                    call.namespace(),
+                    call.name(),
+                    &call.query,
+                    negotiated,
+                )
+            }
+            (_, "PUT") => {
+                let options = call
+                    .query
+                    .write_options("UpdateOptions", call.user_agent())?;
+                let input = call.input()?;
+                let key = Self::key(resource, call.namespace(), call.name());
+                let done = self
+                    .modify(resource, Some(sub), &key, &options, |_| Ok(input.clone()))
+                    .await?;
+                self.reply(resource, call, &done)
+            }
+            (_, "PATCH") => {
+                let done = self.patch_object(resource, Some(sub), call).await?;
+                self.reply(resource, call, &done)
+            }
+            _ => Err(method_not_allowed()),
+        }
+    }
+
+    /// Resources that are asked, not stored.
+    async fn serve_virtual(
+        &self,
+        method: &Method,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        let get = matches!(*method, Method::GET | Method::HEAD);
+        if get && &*resource.plural == "componentstatuses" {
+            let list = json!({
+                "kind": &*resource.list_kind,
+                "apiVersion": resource.api_version(),
+                "metadata": { "resourceVersion": self.store().revision().to_string() },
+                "items": [],
+            });
+            return match &call.path.name {
+                None => Ok(respond::value(200, &list, call.style())),
+                Some(name) => Err(ApiError::not_found(&resource.group, &resource.plural, name)),
+            };
+        }
+        if *method != Method::POST || call.path.name.is_some() {
+            return Err(method_not_allowed());
+        }
+        if resource.is("", "bindings") {
+            let name = super::meta::name(&call.decode()?.value).to_owned();
+            return self.serve_binding(&name, call).await;
+        }
+        self.serve_review(resource, call)
+    }
+}
+
+/// 405 for a method that no verb stands for.
+pub(super) fn method_not_allowed() -> ApiError {
+    ApiError::new(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+    )
+}
+
+/// Drops the empty strings of an object.
+fn without_empty(mut details: Value) -> Value {
+    if let Some(map) = details.as_object_mut() {
+        map.retain(|_, v| v.as_str() != Some(""));
+    }
+    details
+}

@@ -1,0 +1,237 @@
+//! `pods/eviction`: a delete that disruption budgets may refuse.
+
+use super::delete::{DeleteOptions, Deleted};
+use super::dispatch::Call;
+use super::query::Query;
+use super::write::{Input, WriteOptions};
+use super::{Api, meta, respond};
+use crate::kinds::Resource;
+use crate::kinds::selector::LabelSelector;
+use crate::kinds::status::ApiError;
+use crate::store::{Entry, Key};
+use axum::response::Response;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What a budget says about evicting one more pod.
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    /// Take one disruption from the budget.
+    Take,
+    /// The pod does not count, evict without asking.
+    Free,
+}
+
+/// Asks a budget. `healthy` tells whether the pod is Ready.
+fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
+    let name = meta::name(budget);
+    let number = |path: &[&str]| meta::at(budget, path).and_then(Value::as_i64).unwrap_or(0);
+    if number(&["status", "observedGeneration"]) < number(&["metadata", "generation"]) {
+        return Err(ApiError::too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            10,
+        )
+        .cause(
+            "DisruptionBudget",
+            format!("The disruption budget {name} is still being processed by the server."),
+            "",
+        ));
+    }
+    let (current, desired) = (
+        number(&["status", "currentHealthy"]),
+        number(&["status", "desiredHealthy"]),
+    );
+    if !healthy {
+        match meta::text(budget, &["spec", "unhealthyPodEvictionPolicy"]) {
+            "AlwaysAllow" => return Ok(Verdict::Free),
+            _ if current >= desired && desired > 0 => return Ok(Verdict::Free),
+            _ => {}
+        }
+    }
+    if number(&["status", "disruptionsAllowed"]) <= 0 {
+        return Err(ApiError::disruption_budget(
+            name,
+            format!("needs {desired} healthy pods and has {current} currently"),
+        ));
+    }
+    Ok(Verdict::Take)
+}
+
+/// The budgets of the namespace that select the pod.
+fn budgets_of(entries: &[Arc<Entry>], pod: &Entry) -> Vec<(Key, Value)> {
+    entries
+        .iter()
+        .filter_map(|e| {
+            let value = e.value();
+            let selector =
+                LabelSelector::from_json(meta::at(&value, &["spec", "selector"])).ok()?;
+            selector.matches(&pod.index).then(|| (e.key.clone(), value))
+        })
+        .collect()
+}
+
+/// Pods that no budget protects: they do not serve (any more, or yet).
+fn unprotected(pod: &Value) -> bool {
+    let phase = meta::text(pod, &["status", "phase"]);
+    matches!(phase, "Succeeded" | "Failed" | "Pending") || meta::deleting(pod)
+}
+
+impl Api {
+    /// POST of an Eviction.
+    pub(super) async fn serve_eviction(&self, call: &Call) -> Result<Response, ApiError> {
+        let body = call.decode()?.value;
+        let name = call.name();
+        let (kind, version) = (
+            meta::text(&body, &["kind"]),
+            meta::text(&body, &["apiVersion"]),
+        );
+        if !body.is_object()
+            || (!kind.is_empty() && kind != "Eviction")
+            || !matches!(version, "" | "policy/v1" | "policy/v1beta1")
+        {
+            return Err(ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as an Eviction"
+            )));
+        }
+        let given = meta::name(&body);
+        if !given.is_empty() && given != name {
+            return Err(ApiError::bad_request(
+                "name in URL does not match name in Eviction object",
+            ));
+        }
+        let null = Value::Null;
+        let mut options = DeleteOptions::parse(
+            body.get("deleteOptions").unwrap_or(&null),
+            &Query::default(),
+        )?;
+        options.dry_run |= call.query.dry_run("CreateOptions")?;
+        let pods = self.builtin("", "v1", "pods")?;
+        let key = Self::key(&pods, call.namespace(), name);
+        self.evict(&pods, &key, &options).await?;
+        let mut done = respond::success(Value::Null);
+        if let Some(map) = done.as_object_mut() {
+            map.remove("details");
+            map.insert("code".to_owned(), 201.into());
+        }
+        Ok(respond::value(201, &done, call.style()))
+    }
+
+    async fn evict(
+        &self,
+        pods: &Arc<Resource>,
+        key: &Key,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, ApiError> {
+        let entry = self.entry(pods, key)?;
+        let pod = entry.value();
+        let mut pinned = options.clone();
+        if !unprotected(&pod) {
+            self.ask_budgets(&entry, &pod, options.dry_run).await?;
+            if pinned.uid.is_none() {
+                pinned.uid = Some(entry.index.uid.to_string());
+            }
+        }
+        if !options.dry_run && !meta::deleting(&pod) {
+            let now = self.clock().now();
+            let marked = self
+                .modify_raw(pods, key, false, |old| {
+                    let mut new = old.clone();
+                    let changed = meta::set_condition(
+                        meta::section(&mut new, "status"),
+                        "DisruptionTarget",
+                        "True",
+                        "EvictionByEvictionAPI",
+                        "Eviction API: evicting",
+                        now,
+                    );
+                    Ok(changed.then_some(new))
+                })
+                .await;
+            if let Err(e) = marked
+                && e.code != 404
+            {
+                return Err(e);
+            }
+        }
+        self.delete_object(pods, key, &pinned).await
+    }
+
+    /// Takes the disruption from the budget that protects the pod.
+    async fn ask_budgets(&self, entry: &Entry, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
+        let budgets = self.builtin("policy", "v1", "poddisruptionbudgets")?;
+        let all = self.entries(&budgets, Some(&entry.key.namespace));
+        let found = budgets_of(&all, entry);
+        let key = match found.as_slice() {
+            [] => return Ok(()),
+            [(key, _)] => key.clone(),
+            _ => {
+                return Err(ApiError::internal(
+                    "This pod has more than one PodDisruptionBudget, which the eviction \
+                     subresource does not support.",
+                ));
+            }
+        };
+        let healthy =
+            meta::condition(pod, "Ready").is_some_and(|c| meta::text(c, &["status"]) == "True");
+        let now = meta::time(self.clock().now());
+        let options = WriteOptions {
+            dry_run,
+            ..WriteOptions::default()
+        };
+        let name = &*entry.key.name;
+        let done = self
+            .modify(&budgets, Some("status"), &key, &options, |budget| {
+                let mut new = budget.clone();
+                if ask(budget, healthy)? == Verdict::Take {
+                    let status = meta::section(&mut new, "status");
+                    let left = status
+                        .get("disruptionsAllowed")
+                        .and_then(Value::as_i64)
+                        .unwrap_or(0)
+                        .saturating_sub(1);
+                    status.insert("disruptionsAllowed".to_owned(), left.into());
+                    let disrupted =
+                        meta::as_object(status.entry("disruptedPods").or_insert(json!({})));
+                    disrupted.insert(name.to_owned(), now.as_str().into());
+                }
+                Ok(Input::from(new))
+            })
+            .await;
+        match done {
+            Ok(_) => Ok(()),
+            Err(e) if e.code == 404 => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(allowed: i64, current: i64, desired: i64) -> Value {
+        json!({"metadata": {"name": "b", "generation": 1}, "spec": {}, "status": {
+            "observedGeneration": 1, "disruptionsAllowed": allowed,
+            "currentHealthy": current, "desiredHealthy": desired}})
+    }
+
+    #[test]
+    fn a_used_up_budget_refuses_with_429() {
+        let e = ask(&budget(0, 2, 2), true).unwrap_err();
+        assert_eq!(e.code, 429);
+        assert_eq!(
+            e.details.unwrap().causes[0].message,
+            "The disruption budget b needs 2 healthy pods and has 2 currently"
+        );
+        assert_eq!(ask(&budget(1, 3, 2), true).unwrap(), Verdict::Take);
+        assert_eq!(ask(&budget(0, 2, 2), false).unwrap(), Verdict::Free);
+        assert_eq!(ask(&budget(0, 1, 2), false).unwrap_err().code, 429);
+    }
+
+    #[test]
+    fn a_budget_that_was_not_looked_at_yet_refuses() {
+        let mut b = budget(5, 5, 0);
+        b["metadata"]["generation"] = 2.into();
+        assert_eq!(ask(&b, true).unwrap_err().retry_after_seconds(), Some(10));
+    }
+}

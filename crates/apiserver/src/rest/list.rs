@@ -1,0 +1,472 @@
+//! GET of an object and of a collection.
+
+use super::accept::{Form, MetaVersion, Negotiated};
+use super::query::Query;
+use super::respond::{self, Style};
+use super::selection::Selection;
+use super::write::Object;
+use super::{Api, accept, transform};
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::store::{Entry, Key, Page, Revision, StoreError};
+use axum::body::Body;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::{BufMut, Bytes, BytesMut};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Size of the chunks a long list is sent in.
+const CHUNK: usize = 256 * 1024;
+
+/// What upstream says when a continue token is too old.
+const CONTINUE_EXPIRED: &str = "The provided continue parameter is too old to display a consistent \
+    list result. You can start a new list without the continue parameter, or use the continue token \
+    in this response to retrieve the remainder of the results. Continuing with the provided token \
+    results in an inconsistent list - objects that were created, modified, or deleted between the \
+    time the first chunk was returned and now may show up in the list.";
+
+/// Which state of the collection a list shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Position {
+    /// Exactly this revision; `None`: the newest.
+    at: Option<Revision>,
+    /// After this key.
+    after: Option<Key>,
+    limit: Option<usize>,
+    continued: bool,
+}
+
+/// `resourceVersion` of a query: `None` when absent, an error when it is not a number.
+pub(super) fn revision(query: &Query) -> Result<Option<Revision>, ApiError> {
+    let Some(text) = query.get("resourceVersion") else {
+        return Ok(None);
+    };
+    text.parse().map(Some).map_err(|_| {
+        let e = FieldError::invalid(
+            "resourceVersion",
+            text,
+            "invalid syntax: a resource version is a decimal number",
+        );
+        ApiError::bad_request(format!("Invalid value: {text:?}: {}", e.detail))
+    })
+}
+
+fn forbidden_option(field: &str, why: &str) -> ApiError {
+    super::query::invalid_option("ListOptions", FieldError::forbidden(field, why))
+}
+
+fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
+    let rv = revision(query)?;
+    let matching = query.get("resourceVersionMatch");
+    let token = query.get("continue");
+    if query.get("sendInitialEvents").is_some() {
+        return Err(forbidden_option(
+            "sendInitialEvents",
+            "sendInitialEvents is forbidden for list",
+        ));
+    }
+    if let Some(m) = matching {
+        if !matches!(m, "Exact" | "NotOlderThan") {
+            let e = FieldError::not_supported(
+                "resourceVersionMatch",
+                m,
+                &["Exact", "NotOlderThan", ""],
+            );
+            return Err(super::query::invalid_option("ListOptions", e));
+        }
+        if rv.is_none() {
+            return Err(forbidden_option(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
+        }
+        if token.is_some() {
+            return Err(forbidden_option(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden when continue is provided",
+            ));
+        }
+        if m == "Exact" && rv == Some(0) {
+            return Err(forbidden_option(
+                "resourceVersionMatch",
+                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            ));
+        }
+    }
+    let limit = query
+        .number("limit")?
+        .filter(|l| *l > 0)
+        .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+    if let Some(token) = token {
+        if rv.is_some_and(|v| v != 0) {
+            return Err(ApiError::bad_request(
+                "specifying resource version is not allowed when using continue",
+            ));
+        }
+        let (at, after) = decode_token(token)?;
+        return Ok(Position {
+            at,
+            after: Some(after),
+            limit,
+            continued: true,
+        });
+    }
+    if let Some(v) = rv
+        && v > newest
+    {
+        return Err(ApiError::too_large_resource_version(v, newest));
+    }
+    let exact = match (rv, matching) {
+        (Some(v), Some("Exact")) => Some(v),
+        (Some(v), None) if v > 0 && limit.is_some() => Some(v),
+        _ => None,
+    };
+    Ok(Position {
+        at: exact,
+        after: None,
+        limit,
+        continued: false,
+    })
+}
+
+/// The token of the page after `after`; `revision` `None` asks for whatever is newest then.
+fn encode_token(revision: Option<Revision>, after: &Key) -> String {
+    let rv = revision.and_then(|r| i64::try_from(r).ok()).unwrap_or(-1);
+    let token =
+        json!({ "v": "meta.k8s.io/v1", "rv": rv, "start": [&*after.namespace, &*after.name] });
+    URL_SAFE_NO_PAD.encode(token.to_string())
+}
+
+fn decode_token(token: &str) -> Result<(Option<Revision>, Key), ApiError> {
+    let bad = || {
+        ApiError::bad_request("continue key is not valid: the token was not made by this server")
+    };
+    let bytes = URL_SAFE_NO_PAD
+        .decode(token.trim_end_matches('='))
+        .map_err(|_| bad())?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|_| bad())?;
+    let rv = value.get("rv").and_then(Value::as_i64).ok_or_else(bad)?;
+    let start = value
+        .get("start")
+        .and_then(Value::as_array)
+        .ok_or_else(bad)?;
+    let [Value::String(namespace), Value::String(name)] = start.as_slice() else {
+        return Err(bad());
+    };
+    Ok((
+        Revision::try_from(rv).ok(),
+        Key::new(namespace.as_str(), name.as_str()),
+    ))
+}
+
+/// What a list read found.
+struct Found {
+    page: Page,
+    token: Option<String>,
+}
+
+impl Api {
+    /// GET of one object.
+    pub(super) fn serve_get(
+        &self,
+        resource: &Arc<Resource>,
+        namespace: &str,
+        name: &str,
+        query: &Query,
+        negotiated: Negotiated,
+    ) -> Result<Response, ApiError> {
+        let key = Self::key(resource, namespace, name);
+        if let Some(v) = revision(query)?
+            && v > self.store().revision()
+        {
+            return Err(ApiError::too_large_resource_version(
+                v,
+                self.store().revision(),
+            ));
+        }
+        let entry = self.entry(resource, &key)?;
+        let include = transform::include(query)?;
+        let object = Object::Stored(entry);
+        let bytes = transform::one(
+            resource,
+            &object,
+            negotiated.form,
+            include,
+            self.clock().now(),
+        );
+        let style = Style {
+            encoding: negotiated.encoding,
+            pretty: query.pretty(),
+        };
+        Ok(respond::bytes(200, bytes, style))
+    }
+
+    /// GET of a collection.
+    pub(super) fn serve_list(
+        &self,
+        resource: &Arc<Resource>,
+        selection: &Selection,
+        query: &Query,
+        negotiated: Negotiated,
+    ) -> Result<Response, ApiError> {
+        let position = position(query, self.store().revision())?;
+        let found = match self.read(resource, selection, &position) {
+            Ok(found) => found,
+            Err(StoreError::Expired { .. }) if position.continued => {
+                return Ok(expired_continue(&position));
+            }
+            Err(StoreError::Expired { .. }) => {
+                return Err(ApiError::expired(
+                    "The resourceVersion for the provided list is too old.",
+                ));
+            }
+            Err(e) => {
+                return Err(super::write::store_error(resource, &Key::cluster(""), e));
+            }
+        };
+        let include = transform::include(query)?;
+        let style = Style {
+            encoding: negotiated.encoding,
+            pretty: query.pretty(),
+        };
+        let Found { page, token } = found;
+        let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
+        if let Some(token) = &token {
+            metadata["continue"] = token.as_str().into();
+            if let Some(n) = page.remaining.filter(|_| selection.everything) {
+                metadata["remainingItemCount"] = n.into();
+            }
+        }
+        let head = |kind: &str, api_version: &str| {
+            format!(
+                "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{metadata},\"items\":[",
+                Value::from(kind),
+                Value::from(api_version)
+            )
+        };
+        let plain = style.encoding == accept::Encoding::Json && !style.pretty;
+        match negotiated.form {
+            Form::Object if plain => {
+                let head = head(&resource.list_kind, &resource.api_version());
+                Ok(stream(head, page.items, resource.clone(), as_object))
+            }
+            Form::Object => {
+                let head = head(&resource.list_kind, &resource.api_version());
+                let bytes = collect(head, &page.items, |e| as_object(resource, e));
+                Ok(respond::bytes(200, bytes, style))
+            }
+            Form::Metadata(version) => {
+                let head = head("PartialObjectMetadataList", version.api_version());
+                let bytes = collect(head, &page.items, |e| as_metadata(resource, e, version));
+                Ok(respond::bytes(200, bytes, style))
+            }
+            Form::Table(version) => {
+                let items: Vec<Value> = page
+                    .items
+                    .iter()
+                    .map(|e| resource.from_storage(e.value()))
+                    .collect();
+                let now = self.clock().now();
+                let table = transform::table(resource, &items, include, version, metadata, now);
+                Ok(respond::value(200, &table, style))
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        resource: &Resource,
+        selection: &Selection,
+        position: &Position,
+    ) -> Result<Found, StoreError> {
+        if position.at.is_none()
+            && position.after.is_none()
+            && let Some(key) = selection.only(resource)
+        {
+            // The revision first: the object is at least as new.
+            let revision = self.store().revision();
+            let entry = self.store().get(&resource.table, &key);
+            let items: Vec<_> = entry.into_iter().filter(|e| selection.matches(e)).collect();
+            let revision = items
+                .iter()
+                .map(|e| e.revision)
+                .max()
+                .unwrap_or(0)
+                .max(revision);
+            let page = Page {
+                items,
+                revision,
+                next: None,
+                remaining: None,
+            };
+            return Ok(Found { page, token: None });
+        }
+        let page = self.store().list(
+            &resource.table,
+            selection.namespace.as_deref(),
+            position.at,
+            position.after.as_ref(),
+            position.limit,
+            &|e| selection.matches(e),
+        )?;
+        let inconsistent = position.continued && position.at.is_none();
+        let token = page
+            .next
+            .as_ref()
+            .map(|next| encode_token(Some(page.revision).filter(|_| !inconsistent), next));
+        Ok(Found { page, token })
+    }
+
+    /// The entries of a collection as they are now.
+    pub(crate) fn entries(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Arc<Entry>> {
+        self.store()
+            .list(&resource.table, namespace, None, None, None, &|_| true)
+            .map(|page| page.items)
+            .unwrap_or_default()
+    }
+
+    /// The entries that a selection picks now.
+    pub(super) fn selected(&self, resource: &Resource, selection: &Selection) -> Vec<Arc<Entry>> {
+        self.store()
+            .list(
+                &resource.table,
+                selection.namespace.as_deref(),
+                None,
+                None,
+                None,
+                &|e| selection.matches(e),
+            )
+            .map(|page| page.items)
+            .unwrap_or_default()
+    }
+}
+
+/// 410 with a token to go on with, from which on the list is no longer consistent.
+fn expired_continue(position: &Position) -> Response {
+    let mut status = ApiError::expired(CONTINUE_EXPIRED).to_value();
+    if let Some(after) = &position.after {
+        status["metadata"] = json!({ "continue": encode_token(None, after) });
+    }
+    respond::value(410, &status, Style::default())
+}
+
+/// The bytes of a stored object in the version of `resource`.
+pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
+    if resource.storage_version {
+        entry.bytes.clone()
+    } else {
+        Bytes::from(resource.from_storage(entry.value()).to_string())
+    }
+}
+
+fn as_metadata(resource: &Resource, entry: &Entry, version: MetaVersion) -> Bytes {
+    let value = resource.from_storage(entry.value());
+    Bytes::from(transform::metadata_only(&value, version).to_string())
+}
+
+fn collect(head: String, items: &[Arc<Entry>], write: impl Fn(&Entry) -> Bytes) -> Bytes {
+    let mut out = BytesMut::with_capacity(head.len() + items.len() * 1024);
+    out.put_slice(head.as_bytes());
+    for (i, entry) in items.iter().enumerate() {
+        if i > 0 {
+            out.put_u8(b',');
+        }
+        out.put_slice(&write(entry));
+    }
+    out.put_slice(b"]}");
+    out.freeze()
+}
+
+/// A list whose bytes are put together while they are sent, so that a long one is never in memory
+/// twice. A short one is sent in one piece with its length.
+fn stream(
+    head: String,
+    items: Vec<Arc<Entry>>,
+    resource: Arc<Resource>,
+    write: fn(&Resource, &Entry) -> Bytes,
+) -> Response {
+    let total: usize = items.iter().map(|e| e.bytes.len() + 1).sum();
+    if total <= CHUNK {
+        let bytes = collect(head, &items, |e| write(&resource, e));
+        return respond::bytes(200, bytes, Style::default());
+    }
+    let state = (Some(head), items.into_iter().enumerate(), false);
+    let chunks = futures::stream::unfold(state, move |(mut head, mut items, done)| {
+        let resource = resource.clone();
+        async move {
+            if done {
+                return None;
+            }
+            let mut out = BytesMut::with_capacity(CHUNK + 16 * 1024);
+            if let Some(head) = head.take() {
+                out.put_slice(head.as_bytes());
+            }
+            let mut done = false;
+            while out.len() < CHUNK {
+                let Some((i, entry)) = items.next() else {
+                    out.put_slice(b"]}");
+                    done = true;
+                    break;
+                };
+                if i > 0 {
+                    out.put_u8(b',');
+                }
+                out.put_slice(&write(&resource, &entry));
+            }
+            Some((
+                Ok::<_, std::convert::Infallible>(out.freeze()),
+                (None, items, done),
+            ))
+        }
+    });
+    respond::with_body(200, "application/json", Body::from_stream(chunks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_round_trip_and_foreign_ones_are_refused() {
+        let key = Key::new("ns", "a/b");
+        assert_eq!(
+            decode_token(&encode_token(Some(7), &key)).unwrap(),
+            (Some(7), key.clone())
+        );
+        assert_eq!(
+            decode_token(&encode_token(None, &key)).unwrap(),
+            (None, key)
+        );
+        for bad in ["", "x", "e30", "bm90IGpzb24"] {
+            assert_eq!(decode_token(bad).unwrap_err().code, 400, "{bad}");
+        }
+    }
+
+    #[test]
+    fn resource_version_rules() {
+        let at = |q: &str| position(&Query::parse(q), 100);
+        assert_eq!(at("").unwrap().at, None);
+        assert_eq!(at("resourceVersion=0&limit=5").unwrap().at, None);
+        assert_eq!(at("resourceVersion=50").unwrap().at, None);
+        assert_eq!(at("resourceVersion=50&limit=5").unwrap().at, Some(50));
+        assert_eq!(
+            at("resourceVersion=50&resourceVersionMatch=Exact")
+                .unwrap()
+                .at,
+            Some(50)
+        );
+        assert_eq!(at("resourceVersion=101").unwrap_err().code, 504);
+        for bad in [
+            "resourceVersionMatch=Exact",
+            "resourceVersion=0&resourceVersionMatch=Exact",
+            "resourceVersion=5&resourceVersionMatch=Sometimes",
+            "sendInitialEvents=true",
+        ] {
+            assert_eq!(at(bad).unwrap_err().code, 422, "{bad}");
+        }
+        assert_eq!(at("resourceVersion=x").unwrap_err().code, 400);
+        assert_eq!(at("limit=x").unwrap_err().code, 400);
+    }
+}

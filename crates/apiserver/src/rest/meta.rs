@@ -1,0 +1,185 @@
+//! Reading and changing the metadata of untyped objects.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+/// The string at `path`, or `""`.
+pub(crate) fn text<'a>(object: &'a Value, path: &[&str]) -> &'a str {
+    at(object, path).and_then(Value::as_str).unwrap_or("")
+}
+
+/// The value at `path`.
+pub(crate) fn at<'a>(object: &'a Value, path: &[&str]) -> Option<&'a Value> {
+    path.iter().try_fold(object, |v, key| v.get(key))
+}
+
+/// `metadata.name`.
+pub(crate) fn name(object: &Value) -> &str {
+    text(object, &["metadata", "name"])
+}
+
+/// `metadata.namespace`.
+pub(crate) fn namespace(object: &Value) -> &str {
+    text(object, &["metadata", "namespace"])
+}
+
+/// `metadata.uid`.
+pub(crate) fn uid(object: &Value) -> &str {
+    text(object, &["metadata", "uid"])
+}
+
+/// `metadata.resourceVersion`.
+pub(crate) fn resource_version(object: &Value) -> &str {
+    text(object, &["metadata", "resourceVersion"])
+}
+
+/// The object is being deleted.
+pub(crate) fn deleting(object: &Value) -> bool {
+    at(object, &["metadata", "deletionTimestamp"]).is_some_and(|v| !v.is_null())
+}
+
+/// `metadata.finalizers`.
+pub(crate) fn finalizers(object: &Value) -> Vec<String> {
+    at(object, &["metadata", "finalizers"])
+        .and_then(Value::as_array)
+        .map(|a| {
+            a.iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+/// Replaces `metadata.finalizers`; an empty list removes the field.
+pub(crate) fn set_finalizers(object: &mut Value, finalizers: &[String]) {
+    let meta = section(object, "metadata");
+    if finalizers.is_empty() {
+        meta.remove("finalizers");
+    } else {
+        meta.insert("finalizers".to_owned(), finalizers.to_vec().into());
+    }
+}
+
+/// The object below `key`, made if it is not there (or is not an object).
+pub(crate) fn section<'a>(object: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+    let root = as_object(object);
+    as_object(root.entry(key).or_insert(Value::Null))
+}
+
+/// `value` as a map; anything else becomes an empty one first.
+pub(crate) fn as_object(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    match value {
+        Value::Object(map) => map,
+        _ => unreachable!("made an object above"),
+    }
+}
+
+/// Sets a field of `metadata`.
+pub(crate) fn set(object: &mut Value, key: &str, value: impl Into<Value>) {
+    section(object, "metadata").insert(key.to_owned(), value.into());
+}
+
+/// One entry of `metadata.ownerReferences`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) api_version: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) controller: bool,
+    pub(crate) block_owner_deletion: bool,
+}
+
+/// `metadata.ownerReferences`.
+pub(crate) fn owners(object: &Value) -> Vec<Owner> {
+    let Some(list) = at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array) else {
+        return Vec::new();
+    };
+    let flag = |o: &Value, key: &str| o.get(key).and_then(Value::as_bool).unwrap_or(false);
+    list.iter()
+        .map(|o| Owner {
+            api_version: text(o, &["apiVersion"]).to_owned(),
+            kind: text(o, &["kind"]).to_owned(),
+            name: text(o, &["name"]).to_owned(),
+            uid: text(o, &["uid"]).to_owned(),
+            controller: flag(o, "controller"),
+            block_owner_deletion: flag(o, "blockOwnerDeletion"),
+        })
+        .collect()
+}
+
+/// RFC 3339 with whole seconds, as `metav1.Time` writes it.
+pub(crate) fn time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// RFC 3339 with microseconds, as `metav1.MicroTime` writes it.
+pub(crate) fn micro_time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+}
+
+/// Sets a condition by type; the transition time changes only with the status. Tells whether
+/// anything but the time changed.
+pub(crate) fn set_condition(
+    status: &mut Map<String, Value>,
+    kind: &str,
+    value: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> bool {
+    let list = status
+        .entry("conditions")
+        .or_insert_with(|| Value::Array(Vec::new()));
+    if !list.is_array() {
+        *list = Value::Array(Vec::new());
+    }
+    let Some(list) = list.as_array_mut() else {
+        return false;
+    };
+    let found = list.iter_mut().find(|c| text(c, &["type"]) == kind);
+    let fresh = found.is_none();
+    let condition = match found {
+        Some(c) => c,
+        None => {
+            list.push(serde_json::json!({ "type": kind }));
+            match list.last_mut() {
+                Some(c) => c,
+                None => return false,
+            }
+        }
+    };
+    let same_status = text(condition, &["status"]) == value;
+    let same = !fresh
+        && same_status
+        && text(condition, &["reason"]) == reason
+        && text(condition, &["message"]) == message;
+    if same {
+        return false;
+    }
+    let condition = as_object(condition);
+    condition.insert("status".to_owned(), value.into());
+    for (key, text) in [("reason", reason), ("message", message)] {
+        if text.is_empty() {
+            condition.remove(key);
+        } else {
+            condition.insert(key.to_owned(), text.into());
+        }
+    }
+    if fresh || !same_status {
+        condition.insert("lastTransitionTime".to_owned(), time(now).into());
+    }
+    true
+}
+
+/// The status of a condition, if it is there.
+pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    at(object, &["status", "conditions"])?
+        .as_array()?
+        .iter()
+        .find(|c| text(c, &["type"]) == kind)
+}

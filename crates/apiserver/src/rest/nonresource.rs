@@ -1,0 +1,328 @@
+//! Paths that are not objects: discovery, OpenAPI, version, health.
+
+use super::Api;
+use super::accept::{Encoding, clauses};
+use super::dispatch::method_not_allowed;
+use super::query::Query;
+use super::respond::{self, Style};
+use crate::kinds::status::ApiError;
+use crate::kinds::{discovery, openapi};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, header};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+/// The Kubernetes version whose API this is.
+const MINOR: &str = "35";
+/// `gitVersion` of `/version`.
+const GIT_VERSION: &str = "v1.35.6+koord";
+
+/// Documents that are costly to make, kept until the registry changes.
+#[derive(Debug, Default)]
+pub(super) struct Documents {
+    made: Mutex<(u64, FxHashMap<String, Bytes>)>,
+}
+
+impl Documents {
+    /// The document called `name` of registry `generation`, made by `make` when it is not there.
+    fn get(
+        &self,
+        generation: u64,
+        name: &str,
+        make: impl FnOnce() -> Option<Value>,
+    ) -> Option<Bytes> {
+        {
+            let made = self.made.lock();
+            if made.0 == generation
+                && let Some(bytes) = made.1.get(name)
+            {
+                return Some(bytes.clone());
+            }
+        }
+        let bytes = Bytes::from(make()?.to_string());
+        let mut made = self.made.lock();
+        if made.0 != generation {
+            made.0 = generation;
+            made.1.clear();
+        }
+        made.1.insert(name.to_owned(), bytes.clone());
+        Some(bytes)
+    }
+}
+
+/// How discovery is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Legacy,
+    V2,
+    V2Beta1,
+}
+
+fn shape(headers: &HeaderMap) -> Shape {
+    for clause in clauses(headers) {
+        if !clause.json() {
+            continue;
+        }
+        match (clause.param("as"), clause.param("g"), clause.param("v")) {
+            (None, _, _) => return Shape::Legacy,
+            (Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2")) => {
+                return Shape::V2;
+            }
+            (Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2beta1")) => {
+                return Shape::V2Beta1;
+            }
+            _ => {}
+        }
+    }
+    Shape::Legacy
+}
+
+/// Answers a path outside the resources.
+pub(super) fn serve(
+    api: &Api,
+    method: &Method,
+    segments: &[String],
+    query: &Query,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let registry = api.registry();
+    let generation = registry.generation();
+    let docs = &api.inner.documents;
+    let style = Style {
+        encoding: Encoding::Json,
+        pretty: query.pretty(),
+    };
+    let document = match segments.as_slice() {
+        ["api"] | ["apis"] => {
+            get_only(method)?;
+            let core = segments == ["api"];
+            let shape = shape(headers);
+            return Ok(groups(api, core, shape, headers, style));
+        }
+        ["api", "v1"] => docs.get(generation, "api/v1", || {
+            discovery::resource_list(registry, "", "v1")
+        }),
+        ["apis", group] => docs.get(generation, &format!("apis/{group}"), || {
+            discovery::group(registry, group)
+        }),
+        ["apis", group, version] => {
+            docs.get(generation, &format!("apis/{group}/{version}"), || {
+                discovery::resource_list(registry, group, version)
+            })
+        }
+        ["openapi", "v3"] => docs.get(generation, "openapi/v3", || Some(openapi::index(registry))),
+        ["openapi", "v3", "api", "v1"] => docs.get(generation, "openapi/v3/api/v1", || {
+            openapi::document(registry, "", "v1")
+        }),
+        ["openapi", "v3", "apis", group, version] => docs.get(
+            generation,
+            &format!("openapi/v3/apis/{group}/{version}"),
+            || openapi::document(registry, group, version),
+        ),
+        ["version"] => {
+            get_only(method)?;
+            return Ok(respond::value(200, &version(), style));
+        }
+        ["healthz" | "livez" | "readyz", check @ ..] => {
+            get_only(method)?;
+            return health(api, segments[0], check, query);
+        }
+        [] => {
+            get_only(method)?;
+            return Ok(respond::value(200, &root(api), style));
+        }
+        _ => None,
+    };
+    let Some(bytes) = document else {
+        return Err(ApiError::unknown_path());
+    };
+    get_only(method)?;
+    Ok(cached(bytes, "application/json", headers, style))
+}
+
+fn get_only(method: &Method) -> Result<(), ApiError> {
+    if matches!(*method, Method::GET | Method::HEAD) {
+        Ok(())
+    } else {
+        Err(method_not_allowed())
+    }
+}
+
+/// A document with its ETag; 304 when the client has it.
+fn cached(bytes: Bytes, content_type: &'static str, headers: &HeaderMap, style: Style) -> Response {
+    let etag = format!("\"{:08X}{:08X}\"", crc32fast::hash(&bytes), bytes.len());
+    let known = headers
+        .get(header::IF_NONE_MATCH)
+        .and_then(|v| v.to_str().ok())
+        .is_some_and(|v| v.split(',').any(|t| t.trim() == etag));
+    let mut response = if known {
+        respond::with_body(304, content_type, Body::empty())
+    } else if style.pretty {
+        respond::bytes(200, bytes, style)
+    } else {
+        respond::with_body(200, content_type, Body::from(bytes))
+    };
+    if let Ok(v) = HeaderValue::from_str(&etag) {
+        response.headers_mut().insert(header::ETAG, v);
+    }
+    response
+        .headers_mut()
+        .insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+}
+
+/// `/api` and `/apis`.
+fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style) -> Response {
+    let registry = api.registry();
+    let generation = registry.generation();
+    let docs = &api.inner.documents;
+    let part = if core { "api" } else { "apis" };
+    let (content_type, document) = match shape {
+        Shape::V2 => (
+            discovery::AGGREGATED_V2,
+            docs.get(generation, &format!("{part} v2"), || {
+                Some(discovery::aggregated(registry, core, "v2"))
+            }),
+        ),
+        Shape::V2Beta1 => (
+            discovery::AGGREGATED_V2BETA1,
+            docs.get(generation, &format!("{part} v2beta1"), || {
+                Some(discovery::aggregated(registry, core, "v2beta1"))
+            }),
+        ),
+        Shape::Legacy if core => {
+            let host = headers
+                .get(header::HOST)
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or("");
+            let document = discovery::core_versions(host).to_string();
+            return cached(Bytes::from(document), "application/json", headers, style);
+        }
+        Shape::Legacy => (
+            "application/json",
+            docs.get(generation, part, || Some(discovery::group_list(registry))),
+        ),
+    };
+    // Clients compare the parameters of this content type, so pretty printing gives way to it.
+    let style = if shape == Shape::Legacy {
+        style
+    } else {
+        Style::default()
+    };
+    cached(document.unwrap_or_default(), content_type, headers, style)
+}
+
+fn version() -> Value {
+    json!({
+        "major": "1",
+        "minor": MINOR,
+        "emulationMajor": "1",
+        "emulationMinor": MINOR,
+        "minCompatibilityMajor": "1",
+        "minCompatibilityMinor": "34",
+        "gitVersion": GIT_VERSION,
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "none",
+        "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, platform()),
+    })
+}
+
+/// The architecture in Go's words.
+fn platform() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// The paths there are.
+fn root(api: &Api) -> Value {
+    let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
+    for group in discovery::groups(api.registry()) {
+        if group.name.is_empty() {
+            continue;
+        }
+        paths.push(format!("/apis/{}", group.name));
+        paths.extend(
+            group
+                .versions
+                .iter()
+                .map(|(v, _)| format!("/apis/{}/{v}", group.name)),
+        );
+    }
+    for path in ["/healthz", "/livez", "/openapi/v3", "/readyz", "/version"] {
+        paths.push(path.to_owned());
+    }
+    json!({ "paths": paths })
+}
+
+/// `/healthz` and its kin, with the checks there are.
+fn health(api: &Api, which: &str, check: &[&str], query: &Query) -> Result<Response, ApiError> {
+    let stopping = api.shutdown().is_cancelled();
+    let checks = [
+        ("ping", true),
+        ("storage", true),
+        ("shutdown", which != "readyz" || !stopping),
+    ];
+    match check {
+        [] => {}
+        [one] => {
+            let Some((_, ok)) = checks.iter().find(|(name, _)| name == one) else {
+                return Err(ApiError::unknown_path());
+            };
+            return Ok(if *ok {
+                respond::text(200, "ok")
+            } else {
+                respond::text(500, "internal server error: check failed\n")
+            });
+        }
+        _ => return Err(ApiError::unknown_path()),
+    }
+    let healthy = checks.iter().all(|(_, ok)| *ok);
+    if healthy && query.flag("verbose").is_none() {
+        return Ok(respond::text(200, "ok"));
+    }
+    let mut out = String::new();
+    for (name, ok) in checks {
+        out.push_str(&format!(
+            "[{}]{name} {}\n",
+            if ok { '+' } else { '-' },
+            if ok { "ok" } else { "failed" }
+        ));
+    }
+    out.push_str(&format!(
+        "{which} check {}\n",
+        if healthy { "passed" } else { "failed" }
+    ));
+    Ok(respond::text(if healthy { 200 } else { 500 }, out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn discovery_shape_follows_accept() {
+        let with = |accept: &str| {
+            let mut h = HeaderMap::new();
+            h.insert(header::ACCEPT, accept.parse().unwrap());
+            shape(&h)
+        };
+        let kubectl = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+            application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
+        assert_eq!(with(kubectl), Shape::V2);
+        let newer = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;\
+            profile=nopeer,application/json";
+        assert_eq!(with(newer), Shape::V2);
+        assert_eq!(with("application/json"), Shape::Legacy);
+        assert_eq!(shape(&HeaderMap::new()), Shape::Legacy);
+    }
+}

@@ -1,0 +1,204 @@
+//! PATCH: four kinds of documents, one pipeline.
+
+use super::body;
+use super::dispatch::Call;
+use super::write::{Input, Outcome, WriteOptions};
+use super::{Api, meta};
+use crate::kinds::Resource;
+use crate::kinds::patch;
+use crate::kinds::status::{ApiError, FieldError};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// The four media types of patches.
+const SUPPORTED: &[&str] = &[
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+    "application/apply-patch+yaml",
+];
+
+/// A decoded patch document.
+#[derive(Debug, Clone)]
+pub(super) enum Patch {
+    /// RFC 6902; kept as bytes because its own decoder names what is wrong.
+    Json(bytes::Bytes),
+    /// RFC 7386.
+    Merge(Value),
+    /// With the merge keys of the type.
+    Strategic(Value),
+    /// Server-side apply.
+    Apply(Value),
+}
+
+impl Patch {
+    /// From the body of a request, with the duplicate fields in it.
+    pub(super) fn parse(call: &Call) -> Result<(Self, Vec<String>), ApiError> {
+        let content_type = body::content_type(&call.headers);
+        let json = |bytes| {
+            body::json(bytes)
+                .map_err(|e| ApiError::bad_request(format!("error decoding patch: {}", e.message)))
+        };
+        match content_type.as_str() {
+            "application/json-patch+json" => Ok((Self::Json(call.body.clone()), Vec::new())),
+            "application/merge-patch+json" => {
+                let d = json(&call.body)?;
+                Ok((Self::Merge(d.value), d.duplicates))
+            }
+            "application/strategic-merge-patch+json" => {
+                let d = json(&call.body)?;
+                Ok((Self::Strategic(d.value), d.duplicates))
+            }
+            "application/apply-patch+yaml" => {
+                let d = body::decode("application/yaml", &call.body).map_err(|e| {
+                    ApiError::bad_request(format!("error decoding YAML: {}", e.message))
+                })?;
+                Ok((Self::Apply(d.value), d.duplicates))
+            }
+            _ => Err(ApiError::unsupported_media_type(SUPPORTED)),
+        }
+    }
+
+    /// The patched object.
+    pub(super) fn apply(
+        &self,
+        resource: &Resource,
+        name: &str,
+        old: &Value,
+    ) -> Result<Value, ApiError> {
+        let done = match self {
+            Self::Json(bytes) => patch::json_patch(old, bytes),
+            Self::Merge(p) => patch::merge_patch(old, p),
+            Self::Strategic(p) => patch::strategic_merge(resource, old, p),
+            Self::Apply(p) => patch::merge_patch(old, p),
+        };
+        done.map_err(|e| e.to_api(resource, name))
+    }
+}
+
+impl Api {
+    /// Patches an object or the part of it that `subresource` is.
+    pub(super) async fn patch_object(
+        &self,
+        resource: &Arc<Resource>,
+        subresource: Option<&str>,
+        call: &Call,
+    ) -> Result<Outcome, ApiError> {
+        let (patch, problems) = Patch::parse(call)?;
+        if matches!(patch, Patch::Strategic(_)) && !resource.supports_strategic_merge() {
+            return Err(ApiError::unsupported_media_type(&[
+                SUPPORTED[0],
+                SUPPORTED[1],
+                SUPPORTED[3],
+            ]));
+        }
+        let applying = matches!(patch, Patch::Apply(_));
+        let invalid = |e| super::query::invalid_option("PatchOptions", e);
+        if applying && call.query.get("fieldManager").is_none() {
+            return Err(invalid(FieldError::required(
+                "fieldManager",
+                "is required for apply patch",
+            )));
+        }
+        if !applying && call.query.get("force").is_some() {
+            return Err(invalid(FieldError::forbidden(
+                "force",
+                "may not be specified for non-apply patch",
+            )));
+        }
+        let options = call
+            .query
+            .write_options("PatchOptions", call.user_agent())?;
+        let key = Self::key(resource, call.namespace(), call.name());
+        if let Patch::Apply(document) = patch {
+            let input = Input {
+                value: document,
+                problems,
+                patched: false,
+            };
+            return self
+                .server_side_apply(resource, subresource, call, input, &options)
+                .await;
+        }
+        let name = call.name();
+        self.modify(resource, subresource, &key, &options, |old| {
+            let value = patch.apply(resource, name, old)?;
+            Ok(Input {
+                value,
+                problems: problems.clone(),
+                patched: true,
+            })
+        })
+        .await
+    }
+
+    /// Server-side apply: creates what is missing, else merges what the manager wants.
+    async fn server_side_apply(
+        &self,
+        resource: &Arc<Resource>,
+        subresource: Option<&str>,
+        call: &Call,
+        mut input: Input,
+        options: &WriteOptions,
+    ) -> Result<Outcome, ApiError> {
+        let (namespace, name) = (call.namespace(), call.name());
+        super::write::check_identity(resource, &mut input.value, false)?;
+        let given = meta::name(&input.value);
+        if given.is_empty() {
+            meta::set(&mut input.value, "name", name);
+        } else if given != name {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({given}) does not match the name on the URL ({name})"
+            )));
+        }
+        if meta::at(&input.value, &["metadata", "managedFields"])
+            .is_some_and(|m| m.as_array().is_none_or(|a| !a.is_empty()))
+        {
+            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+        }
+        let key = Self::key(resource, namespace, name);
+        let manager = options.field_manager.as_str();
+        let now = self.clock().now();
+        // Somebody else may create or delete the object between the look and the write.
+        for _ in 0..8 {
+            if self.store().get(&resource.table, &key).is_none() {
+                if subresource.is_some() {
+                    return Err(ApiError::not_found(&resource.group, &resource.plural, name));
+                }
+                let value =
+                    patch::apply(resource, None, &input.value, manager, options.force, now)?;
+                let new = Input {
+                    value,
+                    problems: input.problems.clone(),
+                    patched: false,
+                };
+                match self.create_object(resource, namespace, new, options).await {
+                    Err(e) if e.code == 409 && e.reason == "AlreadyExists" => continue,
+                    other => return other,
+                }
+            }
+            let done = self
+                .modify(resource, subresource, &key, options, |old| {
+                    let value = patch::apply(
+                        resource,
+                        Some(old),
+                        &input.value,
+                        manager,
+                        options.force,
+                        now,
+                    )?;
+                    Ok(Input {
+                        value,
+                        problems: input.problems.clone(),
+                        patched: true,
+                    })
+                })
+                .await;
+            match done {
+                Err(e) if e.code == 404 && subresource.is_none() => {}
+                other => return other,
+            }
+        }
+        Err(ApiError::stale(&resource.group, &resource.plural, name))
+    }
+}

@@ -1,0 +1,151 @@
+//! `pods/log`.
+
+use super::dispatch::Call;
+use super::logs::LogOptions;
+use super::query::Query;
+use super::{Api, meta, respond};
+use crate::kinds::status::{ApiError, FieldError};
+use axum::body::Body;
+use axum::response::Response;
+use serde_json::Value;
+
+fn options(query: &Query) -> Result<LogOptions, ApiError> {
+    let positive = |name: &str| -> Result<Option<i64>, ApiError> {
+        match query.number(name)? {
+            Some(n) if n < 0 => Err(ApiError::invalid(
+                "",
+                "PodLogOptions",
+                "",
+                &[FieldError::invalid(
+                    name,
+                    n,
+                    "must be greater than or equal to 0",
+                )],
+            )),
+            other => Ok(other),
+        }
+    };
+    let since_time = query
+        .get("sinceTime")
+        .map(|t| {
+            t.parse().map_err(|_| {
+                ApiError::bad_request(format!("parsing sinceTime {t:?}: not an RFC 3339 time"))
+            })
+        })
+        .transpose()?;
+    Ok(LogOptions {
+        follow: query.flag("follow").unwrap_or(false),
+        tail_lines: positive("tailLines")?.map(i64::unsigned_abs),
+        since_seconds: positive("sinceSeconds")?,
+        since_time,
+        limit_bytes: positive("limitBytes")?.map(i64::unsigned_abs),
+        timestamps: query.flag("timestamps").unwrap_or(false),
+        previous: query.flag("previous").unwrap_or(false),
+    })
+}
+
+/// The container whose log is asked for.
+fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
+    let name = meta::name(pod);
+    let names: Vec<&str> = ["initContainers", "containers", "ephemeralContainers"]
+        .iter()
+        .filter_map(|list| meta::at(pod, &["spec", list])?.as_array())
+        .flatten()
+        .map(|c| meta::text(c, &["name"]))
+        .collect();
+    if let Some(asked) = asked {
+        if names.contains(&asked) {
+            return Ok(asked.to_owned());
+        }
+        return Err(ApiError::bad_request(format!(
+            "container {asked} is not valid for pod {name}"
+        )));
+    }
+    let main: Vec<&str> = meta::at(pod, &["spec", "containers"])
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .map(|c| meta::text(c, &["name"]))
+        .collect();
+    match main.as_slice() {
+        [one] if names.len() == 1 => Ok((*one).to_owned()),
+        [] => Err(ApiError::bad_request(format!(
+            "pod {name} has no containers"
+        ))),
+        _ => Err(ApiError::bad_request(format!(
+            "a container name must be specified for pod {name}, choose one of: [{}]",
+            names.join(" ")
+        ))),
+    }
+}
+
+impl Api {
+    /// GET of a container's log.
+    pub(super) async fn serve_log(&self, call: &Call) -> Result<Response, ApiError> {
+        let pods = self.builtin("", "v1", "pods")?;
+        let key = Self::key(&pods, call.namespace(), call.name());
+        let pod = self.entry(&pods, &key)?.value();
+        let options = options(&call.query)?;
+        let container = container(&pod, call.query.get("container"))?;
+        if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
+            return Err(ApiError::bad_request(format!(
+                "pod {} does not have a host assigned",
+                call.name()
+            )));
+        }
+        let Some(source) = &self.inner.pod_logs else {
+            return Err(ApiError::bad_request(format!(
+                "container {container:?} in pod {:?} has no log: no node of this cluster keeps logs",
+                call.name()
+            )));
+        };
+        let log = source
+            .logs(call.namespace(), call.name(), &container, options)
+            .await
+            .map_err(ApiError::bad_request)?;
+        Ok(respond::text(200, Body::from_stream(log)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_container_must_be_clear() {
+        let one = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}});
+        assert_eq!(container(&one, None).unwrap(), "a");
+        let two = json!({"metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "a"}, {"name": "b"}]}});
+        assert_eq!(
+            container(&two, None).unwrap_err().message,
+            "a container name must be specified for pod p, choose one of: [a b]"
+        );
+        assert_eq!(
+            container(&two, Some("c")).unwrap_err().message,
+            "container c is not valid for pod p"
+        );
+        assert_eq!(container(&two, Some("b")).unwrap(), "b");
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        assert_eq!(
+            options(&Query::parse("tailLines=-1")).unwrap_err().code,
+            422
+        );
+        assert_eq!(
+            options(&Query::parse("sinceTime=yesterday"))
+                .unwrap_err()
+                .code,
+            400
+        );
+        assert_eq!(
+            options(&Query::parse("tailLines=5&follow=true"))
+                .unwrap()
+                .tail_lines,
+            Some(5)
+        );
+    }
+}

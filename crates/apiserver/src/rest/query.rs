@@ -1,0 +1,160 @@
+//! Query parameters.
+
+use super::path::percent_decode;
+use super::write::{FieldValidation, WriteOptions};
+use crate::kinds::status::{ApiError, FieldError};
+
+/// The decoded parameters, in order. Unknown ones are ignored, as in every Kubernetes server.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Decodes a query string. Pairs that cannot be decoded are dropped.
+    pub(super) fn parse(text: &str) -> Self {
+        let pairs = text
+            .split('&')
+            .filter(|p| !p.is_empty())
+            .filter_map(|pair| {
+                let (k, v) = pair.split_once('=').unwrap_or((pair, ""));
+                Some((
+                    percent_decode(&k.replace('+', " "))?,
+                    percent_decode(&v.replace('+', " "))?,
+                ))
+            });
+        Self(pairs.collect())
+    }
+
+    /// First value of `name`; empty values count as absent.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(k, _)| k == name)
+            .map(|(_, v)| v.as_str())
+            .filter(|v| !v.is_empty())
+    }
+
+    /// A boolean in Go's spelling; a bare `?watch` and `?watch=` count as true for `watch` only in
+    /// the sense of Kubernetes' conversion: present but empty is true.
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        let value = self
+            .0
+            .iter()
+            .find(|(k, _)| k == name)
+            .map(|(_, v)| v.as_str())?;
+        Some(!matches!(
+            value,
+            "0" | "false" | "False" | "FALSE" | "f" | "F"
+        ))
+    }
+
+    /// A decimal number.
+    pub(super) fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
+        self.get(name)
+            .map(|v| {
+                v.parse().map_err(|_| {
+                    ApiError::bad_request(format!(
+                        "strconv.ParseInt: parsing {v:?}: invalid syntax"
+                    ))
+                })
+            })
+            .transpose()
+    }
+
+    /// `pretty=true`.
+    pub(super) fn pretty(&self) -> bool {
+        self.flag("pretty").unwrap_or(false)
+    }
+
+    /// The options of a create, update or patch. `kind` names the options type in errors.
+    pub(super) fn write_options(
+        &self,
+        kind: &str,
+        user_agent: Option<&str>,
+    ) -> Result<WriteOptions, ApiError> {
+        let validation = match self.get("fieldValidation") {
+            None | Some("Warn") => FieldValidation::Warn,
+            Some("Strict") => FieldValidation::Strict,
+            Some("Ignore") => FieldValidation::Ignore,
+            Some(other) => {
+                let e = FieldError::not_supported(
+                    "fieldValidation",
+                    other,
+                    &["", "Ignore", "Strict", "Warn"],
+                );
+                return Err(invalid_option(kind, e));
+            }
+        };
+        let manager = self
+            .get("fieldManager")
+            .map(str::to_owned)
+            .or_else(|| user_agent.map(|a| a.split('/').next().unwrap_or(a).to_owned()))
+            .unwrap_or_else(|| "unknown".to_owned());
+        Ok(WriteOptions {
+            dry_run: self.dry_run(kind)?,
+            field_validation: validation,
+            field_manager: manager,
+            force: self.flag("force").unwrap_or(false),
+        })
+    }
+
+    /// `dryRun=All`.
+    pub(super) fn dry_run(&self, kind: &str) -> Result<bool, ApiError> {
+        let mut dry = false;
+        for (_, value) in self.0.iter().filter(|(k, _)| k == "dryRun") {
+            check_dry_run(kind, value)?;
+            dry |= value == "All";
+        }
+        Ok(dry)
+    }
+}
+
+/// Refuses every `dryRun` value but `All`.
+pub(super) fn check_dry_run(kind: &str, value: &str) -> Result<(), ApiError> {
+    if value.is_empty() || value == "All" {
+        return Ok(());
+    }
+    Err(invalid_option(
+        kind,
+        FieldError::not_supported("dryRun", value, &["All"]),
+    ))
+}
+
+/// 422 about an options object; these carry the group of the options types.
+pub(super) fn invalid_option(kind: &str, error: FieldError) -> ApiError {
+    ApiError::invalid("meta.k8s.io", kind, "", &[error])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_form_decoded() {
+        let q = Query::parse("labelSelector=app%3Dweb%2Cx+in+%28a%29&limit=5&watch=1&empty=&&z");
+        assert_eq!(q.get("labelSelector"), Some("app=web,x in (a)"));
+        assert_eq!(q.number("limit").unwrap(), Some(5));
+        assert_eq!(q.flag("watch"), Some(true));
+        assert_eq!(q.get("empty"), None);
+        assert!(Query::parse("limit=x").number("limit").is_err());
+    }
+
+    #[test]
+    fn unknown_dry_run_and_validation_values_are_refused() {
+        let e = Query::parse("dryRun=Some")
+            .write_options("CreateOptions", None)
+            .unwrap_err();
+        assert_eq!(e.code, 422);
+        let e = Query::parse("fieldValidation=Hard")
+            .write_options("CreateOptions", None)
+            .unwrap_err();
+        assert!(
+            e.message.contains("Unsupported value: \"Hard\""),
+            "{}",
+            e.message
+        );
+        let o = Query::parse("")
+            .write_options("CreateOptions", Some("kubectl/v1"))
+            .unwrap();
+        assert_eq!(o.field_manager, "kubectl");
+    }
+}

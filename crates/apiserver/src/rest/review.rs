@@ -1,0 +1,182 @@
+//! Questions about users and permissions. Every authenticated user may do everything, and these
+//! answer accordingly; `serviceaccounts/token` is here too because it is the same kind of thing.
+
+use super::dispatch::Call;
+use super::{Api, User, meta, respond};
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use axum::response::Response;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Why everything is allowed.
+const ALLOWED: &str = "every authenticated user of this server is an administrator";
+/// Shortest lifetime of a token, seconds.
+const MIN_TOKEN_SECONDS: i64 = 600;
+/// Lifetime of a token unless asked otherwise, seconds.
+const TOKEN_SECONDS: i64 = 3600;
+
+fn user_info(user: &User) -> Value {
+    let mut info = json!({ "username": user.name, "groups": user.groups });
+    if !user.uid.is_empty() {
+        info["uid"] = user.uid.as_str().into();
+    }
+    info
+}
+
+impl Api {
+    /// POST of one of the reviews.
+    pub(super) fn serve_review(
+        &self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        call.query
+            .write_options("CreateOptions", call.user_agent())?;
+        let mut review = call.decode()?.value;
+        super::write::check_identity(resource, &mut review, false)?;
+        let metadata = meta::section(&mut review, "metadata");
+        metadata.entry("creationTimestamp").or_insert(Value::Null);
+        let status = match &*resource.plural {
+            "selfsubjectreviews" => json!({ "userInfo": user_info(&call.user) }),
+            "selfsubjectaccessreviews" => {
+                check_attributes(resource, &review, false)?;
+                json!({ "allowed": true, "reason": ALLOWED })
+            }
+            "subjectaccessreviews" | "localsubjectaccessreviews" => {
+                check_attributes(resource, &review, true)?;
+                json!({ "allowed": true, "reason": ALLOWED })
+            }
+            "selfsubjectrulesreviews" => json!({
+                "resourceRules": [{ "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"] }],
+                "nonResourceRules": [{ "verbs": ["*"], "nonResourceURLs": ["*"] }],
+                "incomplete": false,
+            }),
+            "tokenreviews" => self.review_token(&review)?,
+            _ => return Err(super::dispatch::method_not_allowed()),
+        };
+        meta::as_object(&mut review).insert("status".to_owned(), status);
+        Ok(respond::value(201, &review, call.style()))
+    }
+
+    fn review_token(&self, review: &Value) -> Result<Value, ApiError> {
+        let token = meta::text(review, &["spec", "token"]);
+        if token.is_empty() {
+            return Err(ApiError::bad_request(
+                "token is required for TokenReview in authentication",
+            ));
+        }
+        Ok(
+            match self.inner.tokens.as_ref().and_then(|t| t.review(token)) {
+                Some(user) => json!({ "authenticated": true, "user": user_info(&user) }),
+                None => {
+                    json!({ "authenticated": false, "user": {}, "error": "invalid bearer token" })
+                }
+            },
+        )
+    }
+
+    /// POST of a TokenRequest for a service account.
+    pub(super) fn serve_token(&self, call: &Call) -> Result<Response, ApiError> {
+        let accounts = self.builtin("", "v1", "serviceaccounts")?;
+        let mut request = call.decode()?.value;
+        if !request.is_object() {
+            return Err(ApiError::bad_request("expected a TokenRequest"));
+        }
+        let kind = meta::text(&request, &["kind"]);
+        if !kind.is_empty() && kind != "TokenRequest" {
+            return Err(ApiError::bad_request(format!(
+                "expected a TokenRequest, got {kind}"
+            )));
+        }
+        let key = Self::key(&accounts, call.namespace(), call.name());
+        self.entry(&accounts, &key)?;
+        let seconds = match meta::at(&request, &["spec", "expirationSeconds"]) {
+            None | Some(Value::Null) => TOKEN_SECONDS,
+            Some(v) => v.as_i64().unwrap_or(0),
+        };
+        if seconds < MIN_TOKEN_SECONDS || seconds > i64::from(u32::MAX) {
+            let e = FieldError::invalid(
+                "spec.expirationSeconds",
+                seconds,
+                "may not specify a duration less than 10 minutes",
+            );
+            return Err(ApiError::invalid(
+                "authentication.k8s.io",
+                "TokenRequest",
+                "",
+                &[e],
+            ));
+        }
+        let audiences: Vec<String> = meta::at(&request, &["spec", "audiences"])
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|a| a.as_str().map(str::to_owned))
+            .collect();
+        let token = match &self.inner.tokens {
+            Some(tokens) => tokens.issue(call.namespace(), call.name(), &audiences, seconds),
+            None => format!(
+                "{}.{}",
+                uuid::Uuid::new_v4().simple(),
+                uuid::Uuid::new_v4().simple()
+            ),
+        };
+        let now = self.clock().now();
+        let expires = now
+            .saturating_add(jiff::SignedDuration::from_secs(seconds))
+            .unwrap_or(now);
+        let root = meta::as_object(&mut request);
+        root.insert("kind".to_owned(), "TokenRequest".into());
+        root.insert("apiVersion".to_owned(), "authentication.k8s.io/v1".into());
+        root.insert(
+            "metadata".to_owned(),
+            json!({
+                "name": call.name(),
+                "namespace": call.namespace(),
+                "creationTimestamp": meta::time(now),
+            }),
+        );
+        meta::section(&mut request, "spec").insert("expirationSeconds".to_owned(), seconds.into());
+        meta::as_object(&mut request).insert(
+            "status".to_owned(),
+            json!({ "token": token, "expirationTimestamp": meta::time(expires) }),
+        );
+        Ok(respond::value(201, &request, call.style()))
+    }
+}
+
+/// A review asks about a resource or about a path, and, unless it is about oneself, names a user.
+fn check_attributes(resource: &Resource, review: &Value, subject: bool) -> Result<(), ApiError> {
+    let has = |key: &str| meta::at(review, &["spec", key]).is_some_and(|v| !v.is_null());
+    let mut errors = Vec::new();
+    match (has("resourceAttributes"), has("nonResourceAttributes")) {
+        (true, true) => errors.push(FieldError::invalid(
+            "spec.nonResourceAttributes",
+            Value::Null,
+            "cannot be specified in combination with resourceAttributes",
+        )),
+        (false, false) => errors.push(FieldError::invalid(
+            "spec.resourceAttributes",
+            Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        )),
+        _ => {}
+    }
+    if subject && meta::text(review, &["spec", "user"]).is_empty() && !has("groups") {
+        errors.push(FieldError::invalid(
+            "spec.user",
+            "",
+            "at least one of user or group must be specified",
+        ));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        &resource.group,
+        &resource.kind,
+        "",
+        &errors,
+    ))
+}

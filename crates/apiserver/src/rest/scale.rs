@@ -1,0 +1,284 @@
+//! The `scale` sub-resource: replicas through one face for all workloads.
+
+use super::accept::Endpoint;
+use super::dispatch::{Call, method_not_allowed};
+use super::patch::Patch;
+use super::respond::{self, Style};
+use super::write::Input;
+use super::{Api, meta};
+use crate::kinds::selector::LabelSelector;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::kinds::{Behavior, Resource};
+use axum::response::Response;
+use http::Method;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Where a kind keeps what a Scale shows.
+struct Paths {
+    spec: Vec<String>,
+    status: Vec<String>,
+    selector: Option<Vec<String>>,
+}
+
+fn split(path: &str) -> Vec<String> {
+    path.trim_start_matches('.')
+        .split('.')
+        .map(str::to_owned)
+        .collect()
+}
+
+impl Paths {
+    fn of(api: &Api, resource: &Resource) -> Option<Self> {
+        if matches!(resource.behavior, Behavior::Builtin { .. }) {
+            return Some(Self {
+                spec: split("spec.replicas"),
+                status: split("status.replicas"),
+                selector: None,
+            });
+        }
+        // The definition says where; it is small enough to look it up.
+        let (group, plural) = super::crd::CRDS;
+        let crds = api.registry().find(group, "v1", plural)?;
+        let name = format!("{}.{}", resource.plural, resource.group);
+        let key = crate::store::Key::cluster(name.as_str());
+        let definition = api.store().get(&crds.table, &key)?.value();
+        let version = meta::at(&definition, &["spec", "versions"])?
+            .as_array()?
+            .iter()
+            .find(|v| meta::text(v, &["name"]) == &*resource.version)?;
+        let scale = meta::at(version, &["subresources", "scale"])?;
+        let selector = meta::text(scale, &["labelSelectorPath"]);
+        Some(Self {
+            spec: split(meta::text(scale, &["specReplicasPath"])),
+            status: split(meta::text(scale, &["statusReplicasPath"])),
+            selector: (!selector.is_empty()).then(|| split(selector)),
+        })
+    }
+
+    fn number(object: &Value, path: &[String]) -> i64 {
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
+    }
+
+    /// The Scale of an object.
+    fn scale(&self, object: &Value) -> Value {
+        let mut metadata = json!({});
+        for key in [
+            "name",
+            "namespace",
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+        ] {
+            if let Some(v) = meta::at(object, &["metadata", key]) {
+                metadata[key] = v.clone();
+            }
+        }
+        let mut status = json!({ "replicas": Self::number(object, &self.status) });
+        let selector = match &self.selector {
+            Some(path) => {
+                let path: Vec<&str> = path.iter().map(String::as_str).collect();
+                meta::text(object, &path).to_owned()
+            }
+            None => selector_text(meta::at(object, &["spec", "selector"])),
+        };
+        if !selector.is_empty() {
+            status["selector"] = selector.into();
+        }
+        json!({
+            "kind": "Scale",
+            "apiVersion": "autoscaling/v1",
+            "metadata": metadata,
+            "spec": { "replicas": Self::number(object, &self.spec) },
+            "status": status,
+        })
+    }
+
+    fn set(&self, object: &mut Value, replicas: i64) {
+        let mut at = object;
+        let Some((last, front)) = self.spec.split_last() else {
+            return;
+        };
+        for key in front {
+            at = meta::as_object(at)
+                .entry(key.as_str())
+                .or_insert(Value::Null);
+        }
+        meta::as_object(at).insert(last.clone(), replicas.into());
+    }
+}
+
+/// A selector in the query-string form.
+fn selector_text(selector: Option<&Value>) -> String {
+    let Some(selector) = selector else {
+        return String::new();
+    };
+    let plain = selector.get("matchLabels").or_else(|| {
+        // ReplicationControllers have a plain map.
+        selector
+            .get("matchExpressions")
+            .is_none()
+            .then_some(selector)
+    });
+    let mut parts: Vec<String> = plain
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")))
+        .collect();
+    let expressions = selector.get("matchExpressions").and_then(Value::as_array);
+    for e in expressions.into_iter().flatten() {
+        let key = meta::text(e, &["key"]);
+        let values: Vec<&str> = e
+            .get("values")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        parts.push(match meta::text(e, &["operator"]) {
+            "In" => format!("{key} in ({})", values.join(",")),
+            "NotIn" => format!("{key} notin ({})", values.join(",")),
+            "Exists" => key.to_owned(),
+            _ => format!("!{key}"),
+        });
+    }
+    parts.sort();
+    let text = parts.join(",");
+    // Only what a client could send back.
+    if LabelSelector::parse(&text).is_ok() {
+        text
+    } else {
+        String::new()
+    }
+}
+
+fn invalid(name: &str, error: FieldError) -> ApiError {
+    ApiError::invalid("autoscaling", "Scale", name, &[error])
+}
+
+/// The replicas that a Scale asks for.
+fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
+    let kind = meta::text(scale, &["kind"]);
+    if !scale.is_object() || (!kind.is_empty() && kind != "Scale") {
+        return Err(ApiError::bad_request(format!(
+            "expected a Scale, got {kind:?}"
+        )));
+    }
+    let given = meta::name(scale);
+    if !given.is_empty() && given != name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({name})"
+        )));
+    }
+    let replicas = match meta::at(scale, &["spec", "replicas"]) {
+        None | Some(Value::Null) => 0,
+        Some(v) => v.as_i64().ok_or_else(|| {
+            ApiError::bad_request(format!(
+                "Scale in version \"v1\" cannot be handled as a Scale: json: cannot unmarshal {v} \
+                 into Go struct field ScaleSpec.spec.replicas of type int32"
+            ))
+        })?,
+    };
+    if !(0..=i64::from(i32::MAX)).contains(&replicas) {
+        let e = FieldError::invalid(
+            "spec.replicas",
+            replicas,
+            "must be greater than or equal to 0",
+        );
+        return Err(invalid(name, e));
+    }
+    Ok(replicas)
+}
+
+impl Api {
+    /// GET, PUT and PATCH of a Scale.
+    pub(super) async fn serve_scale(
+        &self,
+        method: &Method,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        let paths = Paths::of(self, resource).ok_or_else(ApiError::unknown_path)?;
+        let name = call.name();
+        let key = Self::key(resource, call.namespace(), name);
+        let negotiated = call.negotiate(Endpoint::One)?;
+        let style = Style {
+            encoding: negotiated.encoding,
+            pretty: call.query.pretty(),
+        };
+        let change: Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync> = match *method {
+            Method::GET | Method::HEAD => {
+                let entry = self.entry(resource, &key)?;
+                let scale = paths.scale(&resource.from_storage(entry.value()));
+                return Ok(respond::value(200, &scale, style));
+            }
+            Method::PUT => {
+                let body = call.decode()?.value;
+                Box::new(move |_| Ok(body.clone()))
+            }
+            Method::PATCH => {
+                let (patch, _) = Patch::parse(call)?;
+                // A Scale has no lists, so that every object patch means the same.
+                let patch = match patch {
+                    Patch::Strategic(p) | Patch::Apply(p) => Patch::Merge(p),
+                    other => other,
+                };
+                let resource = resource.clone();
+                let name = name.to_owned();
+                Box::new(move |scale| patch.apply(&resource, &name, scale))
+            }
+            _ => return Err(method_not_allowed()),
+        };
+        let options = call
+            .query
+            .write_options("UpdateOptions", call.user_agent())?;
+        let done = self
+            .modify(resource, None, &key, &options, |old| {
+                let scale = change(&paths.scale(old))?;
+                let replicas = wanted(name, &scale)?;
+                let given = meta::resource_version(&scale);
+                let mut new = old.clone();
+                if !given.is_empty() {
+                    meta::set(&mut new, "resourceVersion", given);
+                }
+                paths.set(&mut new, replicas);
+                Ok(Input::from(new))
+            })
+            .await?;
+        let scale = paths.scale(&done.object.value(resource));
+        Ok(respond::value(200, &scale, style))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_as_text() {
+        let s = json!({"matchLabels": {"b": "2", "a": "1"},
+            "matchExpressions": [{"key": "c", "operator": "In", "values": ["x", "y"]}]});
+        assert_eq!(selector_text(Some(&s)), "a=1,b=2,c in (x,y)");
+        assert_eq!(selector_text(Some(&json!({"app": "web"}))), "app=web");
+        assert_eq!(selector_text(None), "");
+    }
+
+    #[test]
+    fn bad_scales_are_named() {
+        let e = wanted("web", &json!({"spec": {"replicas": -1}})).unwrap_err();
+        assert_eq!(e.code, 422);
+        assert_eq!(
+            wanted("web", &json!({"spec": {"replicas": "3"}}))
+                .unwrap_err()
+                .code,
+            400
+        );
+        assert_eq!(
+            wanted("web", &json!({"kind": "Pod"})).unwrap_err().code,
+            400
+        );
+        assert_eq!(wanted("web", &json!({"spec": {"replicas": 3}})).unwrap(), 3);
+    }
+}

@@ -1,0 +1,85 @@
+//! Objects in the representation a client asked for.
+
+use super::accept::{Form, MetaVersion};
+use super::meta;
+use super::query::Query;
+use super::write::Object;
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::kinds::table::Include;
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+/// `includeObject` of a Table request.
+pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
+    match query.get("includeObject") {
+        None | Some("Metadata") => Ok(Include::Metadata),
+        Some("Object") => Ok(Include::Object),
+        Some("None") => Ok(Include::None),
+        Some(other) => Err(ApiError::bad_request(format!(
+            "unrecognized includeObject value: {other:?}"
+        ))),
+    }
+}
+
+/// One object in the form asked for.
+pub(super) fn one(
+    resource: &Resource,
+    object: &Object,
+    form: Form,
+    include: Include,
+    now: jiff::Timestamp,
+) -> Bytes {
+    match form {
+        Form::Object => object.bytes(resource),
+        Form::Metadata(version) => {
+            Bytes::from(metadata_only(&object.value(resource), version).to_string())
+        }
+        Form::Table(version) => {
+            let value = object.value(resource);
+            let list = json!({ "resourceVersion": meta::resource_version(&value) });
+            Bytes::from(table(resource, &[value], include, version, list, now).to_string())
+        }
+    }
+}
+
+/// `PartialObjectMetadata` of an object.
+pub(super) fn metadata_only(object: &Value, version: MetaVersion) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": version.api_version(),
+        "metadata": object.get("metadata").cloned().unwrap_or_else(|| Value::Object(Map::new())),
+    })
+}
+
+/// A Table with list metadata.
+pub(super) fn table(
+    resource: &Resource,
+    items: &[Value],
+    include: Include,
+    version: MetaVersion,
+    list_metadata: Value,
+    now: jiff::Timestamp,
+) -> Value {
+    let mut table = resource.to_table(items, include, now);
+    let root = meta::as_object(&mut table);
+    root.insert("metadata".to_owned(), list_metadata);
+    root.insert("apiVersion".to_owned(), version.api_version().into());
+    if version == MetaVersion::V1Beta1 {
+        for row in root
+            .get_mut("rows")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            if let Some(object) = row
+                .get_mut("object")
+                .filter(|o| o.get("kind").and_then(Value::as_str) == Some("PartialObjectMetadata"))
+            {
+                meta::as_object(object)
+                    .insert("apiVersion".to_owned(), version.api_version().into());
+            }
+        }
+    }
+    table
+}

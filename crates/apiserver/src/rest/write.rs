@@ -1,0 +1,645 @@
+//! Create and update: the pipeline every write goes through.
+
+use super::{Api, admission, meta};
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::store::{Entry, Key, Revision, StoreError};
+use bytes::Bytes;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// What to do with unknown and duplicate fields in a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FieldValidation {
+    /// Drop them silently.
+    #[default]
+    Ignore,
+    /// Drop them and warn.
+    Warn,
+    /// Refuse the request.
+    Strict,
+}
+
+/// Options of creates, updates and patches.
+#[derive(Debug, Clone, Default)]
+pub struct WriteOptions {
+    /// Do everything but store.
+    pub dry_run: bool,
+    /// What happens to unknown fields.
+    pub field_validation: FieldValidation,
+    /// Who writes, for server-side apply.
+    pub field_manager: String,
+    /// Take fields over from other managers (apply only).
+    pub force: bool,
+}
+
+/// An object as the result of a verb: stored, or only computed (dry run, other version).
+#[derive(Debug, Clone)]
+pub(crate) enum Object {
+    /// In its storage version.
+    Stored(Arc<Entry>),
+    /// In the version of the request.
+    Computed(Value),
+}
+
+/// What a write did.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) object: Object,
+    /// A new object was made.
+    pub(crate) created: bool,
+    /// The update removed the object, because it took its last finalizer.
+    pub(crate) removed: bool,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Outcome {
+    fn stored(entry: Arc<Entry>) -> Self {
+        Self {
+            object: Object::Stored(entry),
+            created: false,
+            removed: false,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn computed(value: Value) -> Self {
+        Self {
+            object: Object::Computed(value),
+            ..Self::empty()
+        }
+    }
+
+    fn empty() -> Self {
+        Self {
+            object: Object::Computed(Value::Null),
+            created: false,
+            removed: false,
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Object {
+    /// The object in the version of `resource`.
+    pub(crate) fn value(&self, resource: &Resource) -> Value {
+        match self {
+            Self::Stored(entry) => resource.from_storage(entry.value()),
+            Self::Computed(value) => value.clone(),
+        }
+    }
+
+    /// The JSON of the object in the version of `resource`.
+    pub(crate) fn bytes(&self, resource: &Resource) -> Bytes {
+        match self {
+            Self::Stored(entry) if resource.storage_version => entry.bytes.clone(),
+            other => Bytes::from(other.value(resource).to_string()),
+        }
+    }
+}
+
+/// A decoded body of a write.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Input {
+    pub(crate) value: Value,
+    /// Problems the decoder noticed, in the words of strict decoding.
+    pub(crate) problems: Vec<String>,
+    /// The object is the result of a patch: what is wrong with it is wrong with the patch.
+    pub(crate) patched: bool,
+}
+
+impl From<Value> for Input {
+    fn from(value: Value) -> Self {
+        Self {
+            value,
+            ..Self::default()
+        }
+    }
+}
+
+/// Suffix alphabet of generated names.
+const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Longest prefix that leaves room for the suffix.
+const NAME_PREFIX: usize = 58;
+/// How often a write is tried again after losing a race.
+const ATTEMPTS: usize = 64;
+
+/// `prefix` with five random characters.
+pub(crate) fn generated_name(prefix: &str) -> String {
+    let mut end = prefix.len().min(NAME_PREFIX);
+    while !prefix.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut name = prefix[..end].to_owned();
+    for _ in 0..5 {
+        name.push(char::from(
+            NAME_ALPHABET[fastrand::usize(..NAME_ALPHABET.len())],
+        ));
+    }
+    name
+}
+
+/// Translates what the store says into what a client is told.
+pub(crate) fn store_error(resource: &Resource, key: &Key, error: StoreError) -> ApiError {
+    let (group, plural) = (&*resource.group, &*resource.plural);
+    match error {
+        StoreError::NotFound { .. } => ApiError::not_found(group, plural, &key.name),
+        StoreError::Exists { current } => {
+            if meta::deleting(&current.value()) {
+                ApiError::already_exists_terminating(group, plural, &key.name)
+            } else {
+                ApiError::already_exists(group, plural, &key.name)
+            }
+        }
+        StoreError::Conflict { .. } => ApiError::stale(group, plural, &key.name),
+        StoreError::Expired { requested, oldest } => ApiError::too_old(requested, oldest),
+        StoreError::Future { requested, current } => {
+            ApiError::too_large_resource_version(requested, current)
+        }
+        StoreError::Closed => {
+            ApiError::new(503, "ServiceUnavailable", "the server is shutting down")
+        }
+        other => ApiError::internal(other.to_string()),
+    }
+}
+
+impl Api {
+    /// The key of an object of `resource`.
+    pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
+        if resource.namespaced {
+            Key::new(namespace, name)
+        } else {
+            Key::cluster(name)
+        }
+    }
+
+    /// The stored entry, or 404.
+    pub(crate) fn entry(&self, resource: &Resource, key: &Key) -> Result<Arc<Entry>, ApiError> {
+        self.store()
+            .get(&resource.table, key)
+            .ok_or_else(|| ApiError::not_found(&resource.group, &resource.plural, &key.name))
+    }
+
+    /// The resource whose version the objects of `resource` are stored in.
+    pub(crate) fn storage_of(&self, resource: &Arc<Resource>) -> Arc<Resource> {
+        if resource.storage_version {
+            return resource.clone();
+        }
+        self.registry()
+            .storage(&resource.table)
+            .unwrap_or_else(|| resource.clone())
+    }
+
+    /// Creates an object.
+    pub(crate) async fn create_object(
+        &self,
+        resource: &Arc<Resource>,
+        namespace: &str,
+        input: Input,
+        options: &WriteOptions,
+    ) -> Result<Outcome, ApiError> {
+        let Input {
+            value: mut object,
+            problems,
+            patched,
+        } = input;
+        check_identity(resource, &mut object, patched)?;
+        let mut warnings = Vec::new();
+        check_fields(resource, &object, problems, options, &mut warnings, patched)?;
+        resource.prune(&mut object);
+        self.claim_namespace(resource, namespace, &mut object)?;
+        if !meta::resource_version(&object).is_empty() {
+            return Err(ApiError::new(
+                500,
+                "InternalError",
+                "resourceVersion should not be set on objects to be created",
+            ));
+        }
+        let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
+        let generated = meta::name(&object).is_empty() && !generate.is_empty();
+        if generated {
+            meta::set(&mut object, "name", generated_name(&generate));
+        }
+        admission::namespace_exists(self, resource, namespace, meta::name(&object))?;
+        let now = self.clock().now();
+        {
+            let metadata = meta::section(&mut object, "metadata");
+            for key in [
+                "deletionTimestamp",
+                "deletionGracePeriodSeconds",
+                "selfLink",
+                "resourceVersion",
+            ] {
+                metadata.remove(key);
+            }
+            metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
+            metadata.insert("creationTimestamp".to_owned(), meta::time(now).into());
+        }
+        resource.default_object(&mut object);
+        resource.prepare_create(&mut object);
+        admission::on_create(self, resource, namespace, &mut object)?;
+        let errors = resource.validate_create(&object);
+        if !errors.is_empty() {
+            return Err(invalid(resource, meta::name(&object), &errors));
+        }
+        let storage = self.storage_of(resource);
+        for _ in 0..8 {
+            let name = meta::name(&object).to_owned();
+            let key = Self::key(resource, namespace, &name);
+            if options.dry_run {
+                if let Some(current) = self.store().get(&resource.table, &key) {
+                    return Err(store_error(resource, &key, StoreError::Exists { current }));
+                }
+                return Ok(Outcome {
+                    created: true,
+                    warnings,
+                    ..Outcome::computed(object)
+                });
+            }
+            let stored = resource.to_storage(object.clone());
+            let index = storage.index(&stored);
+            match self
+                .store()
+                .create(resource.table.clone(), key.clone(), stored, index)
+                .await
+            {
+                Ok(entry) => {
+                    self.stored(resource, &entry).await?;
+                    return Ok(Outcome {
+                        created: true,
+                        warnings,
+                        ..Outcome::stored(entry)
+                    });
+                }
+                Err(StoreError::Exists { .. }) if generated => {
+                    meta::set(&mut object, "name", generated_name(&generate));
+                }
+                Err(e) => return Err(store_error(resource, &key, e)),
+            }
+        }
+        Err(ApiError::already_exists(
+            &resource.group,
+            &resource.plural,
+            meta::name(&object),
+        ))
+    }
+
+    /// Changes an object: `change` gets it as it is now, in the version of `resource`, and returns
+    /// what it shall be. A race with another writer is run again, unless the result of `change`
+    /// names a `resourceVersion` that is not the current one.
+    pub(crate) async fn modify(
+        &self,
+        resource: &Arc<Resource>,
+        subresource: Option<&str>,
+        key: &Key,
+        options: &WriteOptions,
+        mut change: impl FnMut(&Value) -> Result<Input, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let storage = self.storage_of(resource);
+        for _ in 0..ATTEMPTS {
+            let entry = self.entry(resource, key)?;
+            let old = resource.from_storage(entry.value());
+            let Input {
+                value: mut new,
+                problems,
+                patched,
+            } = change(&old)?;
+            let mut warnings = Vec::new();
+            check_identity(resource, &mut new, patched)?;
+            check_fields(resource, &new, problems, options, &mut warnings, patched)?;
+            resource.prune(&mut new);
+            check_update_identity(resource, key, &old, &mut new, subresource)?;
+            resource.default_object(&mut new);
+            resource.prepare_update(subresource, &old, &mut new);
+            keep_identity(&old, &mut new);
+            admission::on_update(self, resource, subresource, &old, &mut new)?;
+            let mut errors = new_finalizers_while_deleting(&old, &new);
+            errors.extend(resource.validate_update(subresource, &new, &old));
+            if !errors.is_empty() {
+                return Err(invalid(resource, &key.name, &errors));
+            }
+            meta::set(&mut new, "resourceVersion", entry.revision.to_string());
+            if new == old {
+                return Ok(Outcome {
+                    warnings,
+                    ..Outcome::stored(entry)
+                });
+            }
+            let leaves = meta::deleting(&new)
+                && meta::finalizers(&new).is_empty()
+                && !pending_grace(&new)
+                && !(resource.is("", "namespaces") && namespace_held(&new));
+            if options.dry_run {
+                return Ok(Outcome {
+                    warnings,
+                    removed: leaves,
+                    ..Outcome::computed(new)
+                });
+            }
+            if leaves {
+                match self.remove(resource, key, Some(entry.revision)).await {
+                    Ok(_) => {
+                        return Ok(Outcome {
+                            removed: true,
+                            warnings,
+                            ..Outcome::computed(new)
+                        });
+                    }
+                    Err(StoreError::Conflict { .. }) => continue,
+                    Err(e) => return Err(store_error(resource, key, e)),
+                }
+            }
+            let stored = resource.to_storage(new);
+            let index = storage.index(&stored);
+            let done = self
+                .store()
+                .update(
+                    resource.table.clone(),
+                    key.clone(),
+                    Some(entry.revision),
+                    stored,
+                    index,
+                )
+                .await;
+            match done {
+                Ok(entry) => {
+                    self.stored(resource, &entry).await?;
+                    return Ok(Outcome {
+                        warnings,
+                        ..Outcome::stored(entry)
+                    });
+                }
+                Err(StoreError::Conflict { .. }) => {}
+                Err(e) => return Err(store_error(resource, key, e)),
+            }
+        }
+        Err(ApiError::stale(
+            &resource.group,
+            &resource.plural,
+            &key.name,
+        ))
+    }
+
+    /// Removes an entry for good, with what that entails.
+    pub(crate) async fn remove(
+        &self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        expected: Option<Revision>,
+    ) -> Result<Arc<Entry>, StoreError> {
+        let gone = self
+            .store()
+            .delete(resource.table.clone(), key.clone(), expected, None)
+            .await?;
+        self.removed(resource, &gone);
+        Ok(gone)
+    }
+
+    /// Sets `metadata.namespace` from the URL and refuses a body that says otherwise.
+    fn claim_namespace(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        object: &mut Value,
+    ) -> Result<(), ApiError> {
+        let given = meta::namespace(object);
+        if resource.namespaced {
+            if !given.is_empty() && given != namespace {
+                return Err(namespace_mismatch());
+            }
+            meta::set(object, "namespace", namespace);
+        } else {
+            if !given.is_empty() {
+                return Err(namespace_mismatch());
+            }
+            meta::section(object, "metadata").remove("namespace");
+        }
+        Ok(())
+    }
+}
+
+/// 422 about an object.
+pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> ApiError {
+    ApiError::invalid(&resource.group, &resource.kind, name, errors)
+}
+
+fn namespace_mismatch() -> ApiError {
+    ApiError::bad_request(
+        "the namespace of the provided object does not match the namespace sent on the request",
+    )
+}
+
+/// A namespace that `spec.finalizers` still holds.
+fn namespace_held(object: &Value) -> bool {
+    meta::at(object, &["spec", "finalizers"])
+        .and_then(Value::as_array)
+        .is_some_and(|f| !f.is_empty())
+}
+
+/// The object's deletion waits for somebody (the kubelet) to end it.
+fn pending_grace(object: &Value) -> bool {
+    meta::at(object, &["metadata", "deletionGracePeriodSeconds"])
+        .and_then(Value::as_i64)
+        .is_some_and(|s| s > 0)
+}
+
+/// Checks `apiVersion` and `kind`; absent ones are filled in from the URL.
+pub(crate) fn check_identity(
+    resource: &Resource,
+    object: &mut Value,
+    patched: bool,
+) -> Result<(), ApiError> {
+    if !object.is_object() {
+        let what = if object.is_null() {
+            format!("unable to decode an empty body as {}", resource.kind)
+        } else {
+            format!(
+                "the object provided is unrecognized (must be of type {}): it is not a JSON object",
+                resource.kind
+            )
+        };
+        return Err(ApiError::bad_request(what));
+    }
+    let want = resource.api_version();
+    let (got, kind) = (
+        meta::text(object, &["apiVersion"]),
+        meta::text(object, &["kind"]),
+    );
+    if !kind.is_empty() && kind != &*resource.kind {
+        let (_, version) =
+            crate::kinds::meta::split_api_version(if got.is_empty() { &want } else { got });
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {}: converting ({got}).{kind} to \
+             ({want}).{}: unknown conversion",
+            resource.kind, resource.kind
+        )));
+    }
+    if !got.is_empty() && got != want {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({got}) does not match the expected API version ({want})"
+        )));
+    }
+    let kind: Value = (&*resource.kind).into();
+    let root = meta::as_object(object);
+    root.insert("apiVersion".to_owned(), want.into());
+    root.insert("kind".to_owned(), kind);
+    resource.check_types(object).map_err(|why| {
+        if patched {
+            bad_patch(object, why)
+        } else {
+            ApiError::bad_request(why)
+        }
+    })
+}
+
+/// 422 about the object that a patch makes.
+fn bad_patch(object: &Value, why: String) -> ApiError {
+    let shown = object.to_string();
+    ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, why)])
+}
+
+/// Unknown and duplicate fields, by the option of the request.
+fn check_fields(
+    resource: &Resource,
+    object: &Value,
+    mut problems: Vec<String>,
+    options: &WriteOptions,
+    warnings: &mut Vec<String>,
+    patched: bool,
+) -> Result<(), ApiError> {
+    if options.field_validation == FieldValidation::Ignore {
+        return Ok(());
+    }
+    problems.extend(resource.unknown_fields(object));
+    if problems.is_empty() {
+        return Ok(());
+    }
+    if options.field_validation == FieldValidation::Warn {
+        warnings.append(&mut problems);
+        return Ok(());
+    }
+    let why = ApiError::strict_decoding(&problems).message;
+    Err(if patched {
+        bad_patch(object, why)
+    } else {
+        ApiError::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {why}",
+            resource.kind, resource.version, resource.kind
+        ))
+    })
+}
+
+/// Name, namespace, uid and resourceVersion of an update.
+fn check_update_identity(
+    resource: &Resource,
+    key: &Key,
+    old: &Value,
+    new: &mut Value,
+    subresource: Option<&str>,
+) -> Result<(), ApiError> {
+    let name = meta::name(new);
+    if name != &*key.name {
+        return Err(ApiError::bad_request(if name.is_empty() {
+            "name must be provided".to_owned()
+        } else {
+            format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                key.name
+            )
+        }));
+    }
+    let namespace = meta::namespace(new);
+    if !namespace.is_empty() && namespace != &*key.namespace {
+        return Err(namespace_mismatch());
+    }
+    let (group, plural) = (&*resource.group, &*resource.plural);
+    let (uid, have) = (meta::uid(new), meta::uid(old));
+    if !uid.is_empty() && uid != have {
+        return Err(ApiError::precondition(
+            group, plural, &key.name, "UID", uid, have,
+        ));
+    }
+    let (given, current) = (meta::resource_version(new), meta::resource_version(old));
+    if given.is_empty() || given == "0" {
+        if !resource.allows_unconditional_update() && subresource.is_none() {
+            let e = FieldError::invalid(
+                "metadata.resourceVersion",
+                0,
+                "must be specified for an update",
+            );
+            return Err(invalid(resource, &key.name, &[e]));
+        }
+    } else if given != current {
+        if given.parse::<u64>().is_err() {
+            return Err(invalid(
+                resource,
+                &key.name,
+                &[FieldError::invalid(
+                    "metadata.resourceVersion",
+                    given,
+                    "must be a number",
+                )],
+            ));
+        }
+        return Err(ApiError::stale(group, plural, &key.name));
+    }
+    Ok(())
+}
+
+/// What no update may change.
+fn keep_identity(old: &Value, new: &mut Value) {
+    const KEPT: [&str; 6] = [
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generateName",
+    ];
+    let metadata = meta::section(new, "metadata");
+    for key in KEPT {
+        match meta::at(old, &["metadata", key]) {
+            Some(v) => {
+                metadata.insert(key.to_owned(), v.clone());
+            }
+            None => {
+                metadata.remove(key);
+            }
+        }
+    }
+    metadata.remove("selfLink");
+}
+
+/// An object that is being deleted takes no new finalizers.
+fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<FieldError> {
+    if !meta::deleting(old) {
+        return Vec::new();
+    }
+    let before = meta::finalizers(old);
+    let added: Vec<String> = meta::finalizers(new)
+        .into_iter()
+        .filter(|f| !before.contains(f))
+        .collect();
+    if added.is_empty() {
+        return Vec::new();
+    }
+    vec![FieldError::forbidden(
+        "metadata.finalizers",
+        format!(
+            "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+        ),
+    )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_names_keep_their_prefix_and_fit() {
+        let name = generated_name("web-");
+        assert!(name.starts_with("web-") && name.len() == 9, "{name}");
+        assert_eq!(generated_name(&"x".repeat(200)).len(), 63);
+        assert!(generated_name(&"é".repeat(60)).len() <= 63);
+    }
+}
