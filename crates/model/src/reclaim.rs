@@ -1,0 +1,260 @@
+//! What batch and mid pods may use: the capacity that services do not use, with a safety margin.
+//!
+//! All functions take a [`NodeView`] of one node and a policy, and return amounts. The formulas and
+//! their rounding are Koordinator's (`pkg/slo-controller/noderesource/plugins`): whole percents are
+//! applied in floating point and cut off, so `100000 × 0.29` is `28999`.
+
+mod batch;
+mod mid;
+mod request;
+
+pub use batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Zone, batch, batch_by_zone, explain};
+pub use mid::{Mid, MidMode, MidPolicy, mid};
+pub use request::of_pod as pod_request;
+
+use koord_api::priority::PriorityClass;
+use koord_api::qos::QosClass;
+use koord_api::quantity::Quantity;
+use std::ops::{Add, AddAssign, Sub};
+
+/// CPU in cores and memory in bytes, exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Amount {
+    /// Cores.
+    pub cpu: Quantity,
+    /// Bytes.
+    pub memory: Quantity,
+}
+
+impl Amount {
+    /// Nothing.
+    pub const ZERO: Self = Self {
+        cpu: Quantity::ZERO,
+        memory: Quantity::ZERO,
+    };
+
+    /// `cpu` cores and `memory` bytes.
+    #[must_use]
+    pub const fn new(cpu: Quantity, memory: Quantity) -> Self {
+        Self { cpu, memory }
+    }
+
+    /// The larger of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu.max(other.cpu),
+            memory: self.memory.max(other.memory),
+        }
+    }
+
+    /// The smaller of each.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu.min(other.cpu),
+            memory: self.memory.min(other.memory),
+        }
+    }
+
+    /// Nothing where the amount is negative.
+    #[must_use]
+    pub fn clamp(self) -> Self {
+        let keep = |quantity: Quantity| {
+            if quantity.signum() < 0 {
+                Quantity::ZERO
+            } else {
+                quantity
+            }
+        };
+        Self {
+            cpu: keep(self.cpu),
+            memory: keep(self.memory),
+        }
+    }
+
+    /// An equal share for each of `parts`, rounded up to a thousandth; no parts leave it as it is.
+    #[must_use]
+    pub fn share(self, parts: usize) -> Self {
+        Self {
+            cpu: divide(self.cpu, parts),
+            memory: divide(self.memory, parts),
+        }
+    }
+}
+
+impl Add for Amount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu + other.cpu,
+            memory: self.memory + other.memory,
+        }
+    }
+}
+
+impl AddAssign for Amount {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Amount {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu - other.cpu,
+            memory: self.memory - other.memory,
+        }
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "the published rounding goes through f64"
+)]
+fn to_f64(value: i64) -> f64 {
+    value as f64
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "cutting off is the published rounding"
+)]
+fn cut_off(value: f64) -> i64 {
+    value as i64
+}
+
+/// `percent` of `quantity` in thousandths, cut off.
+#[must_use]
+pub fn scale_milli(quantity: Quantity, ratio: f64) -> Quantity {
+    Quantity::from_milli(cut_off(to_f64(quantity.milli_value()) * ratio))
+        .with_format(quantity.format())
+}
+
+/// `ratio` of `quantity` in whole units, cut off.
+#[must_use]
+pub fn scale(quantity: Quantity, ratio: f64) -> Quantity {
+    Quantity::from_value(cut_off(to_f64(quantity.value()) * ratio)).with_format(quantity.format())
+}
+
+/// `percent` as a factor.
+fn ratio(percent: i64) -> f64 {
+    to_f64(percent) / 100.0
+}
+
+fn divide(quantity: Quantity, parts: usize) -> Quantity {
+    match i64::try_from(parts) {
+        Ok(0) | Err(_) => quantity,
+        Ok(parts) => {
+            let milli = (to_f64(quantity.milli_value()) / to_f64(parts)).ceil();
+            Quantity::from_milli(cut_off(milli)).with_format(quantity.format())
+        }
+    }
+}
+
+/// A running or pending pod of the node.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PodView {
+    /// Priority class, with default.
+    pub priority: PriorityClass,
+    /// QoS class, with default.
+    pub qos: QosClass,
+    /// What it asks for.
+    pub request: Amount,
+    /// What it uses; `None` if it was not measured.
+    pub usage: Option<Amount>,
+    /// The NUMA nodes it is bound to; none if it is not bound.
+    pub numa_nodes: Vec<usize>,
+}
+
+/// Something measured that is no known pod: a host application, or a pod that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Measured {
+    /// Priority class, as reported.
+    pub priority: PriorityClass,
+    /// What it uses.
+    pub usage: Amount,
+}
+
+/// One node, as far as reclaiming is concerned.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct NodeView {
+    /// `status.capacity`.
+    pub capacity: Amount,
+    /// `status.allocatable`.
+    pub allocatable: Amount,
+    /// What the reservation annotation takes away.
+    pub reserved_by_annotation: Amount,
+    /// Use outside pods and host applications.
+    pub system_usage: Amount,
+    /// Use of the whole node; `None` if cpu or memory is missing in the report.
+    pub node_usage: Option<Amount>,
+    /// What the predictor says prod pods ask for and will not use.
+    pub prod_reclaimable: Amount,
+    /// Running and pending pods.
+    pub pods: Vec<PodView>,
+    /// Measured pods that are not among them.
+    pub dangling: Vec<Measured>,
+    /// Services outside Kubernetes.
+    pub host_apps: Vec<Measured>,
+}
+
+impl NodeView {
+    /// What the kubelet keeps for itself and the system: capacity − allocatable.
+    #[must_use]
+    pub fn reserved_by_kubelet(&self) -> Amount {
+        (self.capacity - self.allocatable).clamp()
+    }
+
+    /// The larger of both reservations.
+    #[must_use]
+    pub fn reserved(&self) -> Amount {
+        self.reserved_by_annotation.max(self.reserved_by_kubelet())
+    }
+
+    /// System usage, host applications above `priority` included.
+    fn system_usage_above(&self, priority: i32) -> Amount {
+        let apps = self
+            .host_apps
+            .iter()
+            .filter(|app| app.priority.default_value() > priority);
+        apps.fold(self.system_usage, |sum, app| sum + app.usage)
+    }
+}
+
+/// Whether `class` runs on reclaimed batch resources and below, so that batch is not charged for it.
+fn is_low(class: PriorityClass) -> bool {
+    matches!(class, PriorityClass::Batch | PriorityClass::Free)
+}
+
+/// Whether a report of `updated` is too old at `now` (both in seconds), or was never made.
+#[must_use]
+pub fn is_stale(updated: Option<i64>, now: i64, degrade_time_minutes: i64) -> bool {
+    updated.is_none_or(|updated| now > updated.saturating_add(degrade_time_minutes * 60))
+}
+
+/// Whether an amount has changed by more than the part `threshold` of the old one. Appearing and
+/// vanishing are always changes.
+#[must_use]
+pub fn differs(old: Option<Quantity>, new: Option<Quantity>, threshold: f64) -> bool {
+    match (old, new) {
+        (None, None) => false,
+        (Some(old), Some(new)) => {
+            let (old, new) = (old.milli_value(), new.milli_value());
+            to_f64(new.abs_diff(old).try_into().unwrap_or(i64::MAX)) > to_f64(old) * threshold
+        }
+        _ => true,
+    }
+}
+
+/// What is really published as batch after other schedulers' allocations on the node are taken off.
+#[must_use]
+pub fn after_third_parties(original: Quantity, allocated: Quantity) -> Quantity {
+    (original - allocated).max(Quantity::ZERO.with_format(original.format()))
+}
+
+#[cfg(test)]
+mod tests;

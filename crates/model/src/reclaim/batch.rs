@@ -1,0 +1,294 @@
+//! Batch resources: what is left of a node when services, the system and a margin are served.
+
+use super::{Amount, NodeView, PodView, is_low, ratio, scale, scale_milli};
+use koord_api::priority::PriorityClass;
+use koord_api::qos::QosClass;
+use koord_api::quantity::Quantity;
+
+/// What services are charged for in CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpuPolicy {
+    /// Their use.
+    #[default]
+    Usage,
+    /// The larger of use and request.
+    MaxUsageRequest,
+}
+
+/// What services are charged for in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MemoryPolicy {
+    /// Their use.
+    #[default]
+    Usage,
+    /// Their request.
+    Request,
+    /// The larger of use and request.
+    MaxUsageRequest,
+}
+
+/// How batch resources are computed. Percents are whole percents of the capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchPolicy {
+    /// How far CPU may be filled; the rest is the safety margin. May exceed 100.
+    pub cpu_reclaim_percent: i64,
+    /// How far memory may be filled.
+    pub memory_reclaim_percent: i64,
+    /// What services are charged for in CPU.
+    pub cpu: CpuPolicy,
+    /// What services are charged for in memory.
+    pub memory: MemoryPolicy,
+    /// Upper bound of batch CPU.
+    pub cpu_limit_percent: Option<i64>,
+    /// Upper bound of batch memory.
+    pub memory_limit_percent: Option<i64>,
+    /// Whether a pod without measurement counts with its request where the larger of use and
+    /// request is charged. Koordinator forgets it there on node level, so that a pod is not seen
+    /// until it is measured.
+    pub charge_unmeasured: bool,
+}
+
+impl Default for BatchPolicy {
+    fn default() -> Self {
+        Self {
+            cpu_reclaim_percent: 60,
+            memory_reclaim_percent: 65,
+            cpu: CpuPolicy::Usage,
+            memory: MemoryPolicy::Usage,
+            cpu_limit_percent: None,
+            memory_limit_percent: None,
+            charge_unmeasured: true,
+        }
+    }
+}
+
+/// Batch resources and what they were computed from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Batch {
+    /// Cores; published as `batch-cpu` in milli-cores.
+    pub cpu: Quantity,
+    /// Bytes.
+    pub memory: Quantity,
+    capacity: Amount,
+    safety: Amount,
+    system: Amount,
+    reserved: Amount,
+    services: Services,
+}
+
+impl Batch {
+    /// `batch-cpu`: milli-cores as a whole number.
+    #[must_use]
+    pub fn milli_cpu(&self) -> Quantity {
+        Quantity::from_value(self.cpu.milli_value())
+    }
+}
+
+/// What services are charged for, by each of the three measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Services {
+    used: Amount,
+    requested: Amount,
+    max: Amount,
+}
+
+impl Services {
+    fn charge(&mut self, pod: &PodView, charge_unmeasured: bool) {
+        let request = pod.request;
+        self.requested += request;
+        match pod.usage {
+            None => {
+                self.used += request;
+                if charge_unmeasured {
+                    self.max += request;
+                }
+            }
+            Some(usage) => {
+                self.used += used(pod, usage);
+                self.max += request.max(usage);
+            }
+        }
+    }
+
+    fn charge_dangling(&mut self, usage: Amount) {
+        self.used += usage;
+        self.max += usage;
+    }
+}
+
+/// Exclusive CPUs are used even while they idle.
+fn used(pod: &PodView, usage: Amount) -> Amount {
+    match pod.qos {
+        QosClass::Lse => Amount {
+            cpu: pod.request.cpu,
+            memory: usage.memory,
+        },
+        _ => usage,
+    }
+}
+
+/// Batch resources of a node.
+#[must_use]
+pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
+    let mut services = Services::default();
+    for pod in node.pods.iter().filter(|pod| !is_low(pod.priority)) {
+        services.charge(pod, policy.charge_unmeasured);
+    }
+    for dangling in node
+        .dangling
+        .iter()
+        .filter(|metric| !is_low(metric.priority))
+    {
+        services.charge_dangling(dangling.usage);
+    }
+    // Prod and mid host applications count as system, batch and free ones do not.
+    let system = node.system_usage_above(PriorityClass::Batch.default_value());
+    left(node.capacity, system, node.reserved(), services, policy)
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Zone {
+    /// The number in `node-<n>`.
+    pub index: usize,
+    /// What the zone can allocate.
+    pub allocatable: Amount,
+}
+
+/// Batch resources by NUMA node, in the order of `zones`. What has no place is split equally.
+#[must_use]
+pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> Vec<Batch> {
+    let mut services = vec![Services::default(); zones.len()];
+    for pod in node.pods.iter().filter(|pod| !is_low(pod.priority)) {
+        let bound = |zone: &Zone| pod.numa_nodes.contains(&zone.index);
+        let count = zones.iter().filter(|zone| bound(zone)).count();
+        let parts = if count == 0 { zones.len() } else { count };
+        let part = PodView {
+            request: pod.request.share(parts),
+            usage: pod.usage.map(|usage| usage.share(parts)),
+            ..pod.clone()
+        };
+        for (zone, services) in zones.iter().zip(&mut services) {
+            if count == 0 || bound(zone) {
+                services.charge(&part, true);
+            }
+        }
+    }
+    for dangling in node
+        .dangling
+        .iter()
+        .filter(|metric| !is_low(metric.priority))
+    {
+        for services in &mut services {
+            services.charge_dangling(dangling.usage.share(zones.len()));
+        }
+    }
+    let system = node
+        .system_usage_above(PriorityClass::Batch.default_value())
+        .share(zones.len());
+    let reserved = node.reserved().share(zones.len());
+    let zones = zones.iter().zip(services);
+    zones
+        .map(|(zone, services)| left(zone.allocatable, system, reserved, services, policy))
+        .collect()
+}
+
+fn left(
+    capacity: Amount,
+    system: Amount,
+    reserved: Amount,
+    services: Services,
+    policy: &BatchPolicy,
+) -> Batch {
+    // Negative above 100 %: more than the capacity may be promised.
+    let safety = Amount {
+        cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),
+        memory: scale(capacity.memory, ratio(100 - policy.memory_reclaim_percent)),
+    };
+    let held = system.max(reserved);
+    let by_usage = (capacity - safety - held - services.used).clamp();
+    let by_request = (capacity - safety - reserved - services.requested).clamp();
+    let by_max = (capacity - safety - held - services.max).clamp();
+    let mut cpu = match policy.cpu {
+        CpuPolicy::Usage => by_usage.cpu,
+        CpuPolicy::MaxUsageRequest => by_max.cpu,
+    };
+    let mut memory = match policy.memory {
+        MemoryPolicy::Usage => by_usage.memory,
+        MemoryPolicy::Request => by_request.memory,
+        MemoryPolicy::MaxUsageRequest => by_max.memory,
+    };
+    if let Some(percent) = policy.cpu_limit_percent {
+        cpu = cpu.min(scale_milli(capacity.cpu, ratio(percent)));
+    }
+    if let Some(percent) = policy.memory_limit_percent {
+        memory = memory.min(scale(capacity.memory, ratio(percent)));
+    }
+    Batch {
+        cpu,
+        memory,
+        capacity,
+        safety,
+        system,
+        reserved,
+        services,
+    }
+}
+
+/// The arithmetic behind `batch`, for the operator: one line for CPU, one for memory.
+#[must_use]
+pub fn explain(batch: &Batch, policy: &BatchPolicy) -> (String, String) {
+    let Batch {
+        capacity,
+        safety,
+        system,
+        reserved,
+        services,
+        ..
+    } = batch;
+    let held = system.max(*reserved);
+    let milli = |quantity: Quantity| quantity.milli_value();
+    let charged = match policy.cpu {
+        CpuPolicy::Usage => format!("podHPUsed:{}", milli(services.used.cpu)),
+        CpuPolicy::MaxUsageRequest => format!("podHPMaxUsedRequest:{}", milli(services.max.cpu)),
+    };
+    let cpu = format!(
+        "batchAllocatable[CPU(Milli-Core)]:{} = nodeCapacity:{} - nodeSafetyMargin:{} \
+         - systemUsageOrNodeReserved:{} - {charged}",
+        milli(batch.cpu),
+        milli(capacity.cpu),
+        milli(safety.cpu),
+        milli(held.cpu),
+    );
+    let (what, held, charged) = match policy.memory {
+        MemoryPolicy::Usage => (
+            "systemUsageOrNodeReserved",
+            held,
+            format!("podHPUsed:{}", giga(services.used.memory)),
+        ),
+        MemoryPolicy::Request => (
+            "nodeReserved",
+            *reserved,
+            format!("podHPRequest:{}", giga(services.requested.memory)),
+        ),
+        MemoryPolicy::MaxUsageRequest => (
+            "systemUsageOrNodeReserved",
+            held,
+            format!("podHPMaxUsedRequest:{}", giga(services.max.memory)),
+        ),
+    };
+    let memory = format!(
+        "batchAllocatable[Mem(GB)]:{} = nodeCapacity:{} - nodeSafetyMargin:{} - {what}:{} - {charged}",
+        giga(batch.memory),
+        giga(capacity.memory),
+        giga(safety.memory),
+        giga(held.memory),
+    );
+    (cpu, memory)
+}
+
+/// Whole 10⁹ bytes, rounded up.
+fn giga(quantity: Quantity) -> i64 {
+    let bytes = quantity.value();
+    bytes.div_euclid(1_000_000_000) + i64::from(bytes.rem_euclid(1_000_000_000) > 0)
+}

@@ -1,0 +1,401 @@
+use super::*;
+use koord_api::quantity::Quantity;
+
+fn quantity(text: &str) -> Quantity {
+    text.parse().unwrap()
+}
+
+/// `"7/12G"` is 7 cores and 12 G.
+fn amount(text: &str) -> Amount {
+    let (cpu, memory) = text.split_once('/').unwrap();
+    Amount::new(quantity(cpu), quantity(memory))
+}
+
+fn pod(priority: PriorityClass, qos: QosClass, request: &str, usage: &str) -> PodView {
+    PodView {
+        priority,
+        qos,
+        request: amount(request),
+        usage: (!usage.is_empty()).then(|| amount(usage)),
+        numa_nodes: Vec::new(),
+    }
+}
+
+fn node_a() -> NodeView {
+    NodeView {
+        capacity: amount("100/120G"),
+        allocatable: amount("100/120G"),
+        system_usage: amount("7/12G"),
+        pods: vec![
+            pod(PriorityClass::Prod, QosClass::Ls, "20/20G", "11/11G"),
+            pod(PriorityClass::Batch, QosClass::Be, "0/0", "10/10G"),
+            pod(PriorityClass::Prod, QosClass::Ls, "20/40G", "22/22G"),
+        ],
+        ..NodeView::default()
+    }
+}
+
+fn policy_65() -> BatchPolicy {
+    BatchPolicy {
+        cpu_reclaim_percent: 65,
+        memory_reclaim_percent: 65,
+        ..BatchPolicy::default()
+    }
+}
+
+fn check(node: &NodeView, policy: &BatchPolicy, milli_cpu: i64, memory: &str) {
+    let batch = batch(node, policy);
+    assert_eq!(
+        batch.milli_cpu(),
+        Quantity::from_value(milli_cpu),
+        "{node:?}"
+    );
+    assert_eq!(batch.memory, quantity(memory), "{node:?}");
+}
+
+#[test]
+fn golden_batch_by_usage() {
+    check(&node_a(), &policy_65(), 25_000, "33G");
+    let (cpu, memory) = explain(&batch(&node_a(), &policy_65()), &policy_65());
+    assert_eq!(
+        cpu,
+        "batchAllocatable[CPU(Milli-Core)]:25000 = nodeCapacity:100000 - nodeSafetyMargin:35000 \
+         - systemUsageOrNodeReserved:7000 - podHPUsed:33000"
+    );
+    assert!(
+        memory.contains(":33 = nodeCapacity:120 - nodeSafetyMargin:42"),
+        "{memory}"
+    );
+}
+
+#[test]
+fn golden_batch_with_reservation_annotation() {
+    let node = NodeView {
+        reserved_by_annotation: amount("0/20G"),
+        ..node_a()
+    };
+    check(&node, &policy_65(), 25_000, "25G");
+}
+
+#[test]
+fn golden_batch_by_zone() {
+    let mut lse = pod(PriorityClass::Prod, QosClass::Lse, "10/10G", "5/5G");
+    lse.numa_nodes = vec![0];
+    let node = NodeView {
+        capacity: amount("100/120G"),
+        allocatable: amount("100/120G"),
+        system_usage: amount("7/12G"),
+        pods: vec![
+            lse,
+            pod(PriorityClass::Prod, QosClass::Ls, "10/10G", "6/6G"),
+            pod(PriorityClass::Batch, QosClass::Be, "10/10G", "10/10G"),
+            pod(PriorityClass::Mid, QosClass::Be, "20/40G", "22/22G"),
+        ],
+        ..NodeView::default()
+    };
+    let policy = BatchPolicy {
+        memory: MemoryPolicy::Request,
+        ..policy_65()
+    };
+    check(&node, &policy, 20_000, "18G");
+    let zones = [
+        Zone {
+            index: 0,
+            allocatable: amount("50/62G"),
+        },
+        Zone {
+            index: 1,
+            allocatable: amount("50/58G"),
+        },
+    ];
+    let zones = batch_by_zone(&node, &zones, &policy);
+    let cpu: Vec<_> = zones.iter().map(|zone| zone.milli_cpu().value()).collect();
+    let memory: Vec<_> = zones.iter().map(|zone| zone.memory.value()).collect();
+    assert_eq!(cpu, [5_000, 15_000]);
+    assert_eq!(memory, [5_300_000_000, 12_700_000_000]);
+}
+
+#[test]
+fn a_zone_index_is_its_number_not_its_place() {
+    let mut bound = pod(PriorityClass::Prod, QosClass::Ls, "4/4G", "4/4G");
+    bound.numa_nodes = vec![10];
+    let node = NodeView {
+        capacity: amount("20/20G"),
+        pods: vec![bound],
+        ..NodeView::default()
+    };
+    let node = NodeView {
+        allocatable: node.capacity,
+        ..node
+    };
+    let zone = |index| Zone {
+        index,
+        allocatable: amount("10/10G"),
+    };
+    let policy = BatchPolicy {
+        cpu_reclaim_percent: 100,
+        ..BatchPolicy::default()
+    };
+    let batch = batch_by_zone(&node, &[zone(10), zone(2)], &policy);
+    assert_eq!(batch[0].milli_cpu().value(), 6_000);
+    assert_eq!(batch[1].milli_cpu().value(), 10_000);
+}
+
+#[test]
+fn policies_charge_use_request_or_both() {
+    let with = |cpu, memory| BatchPolicy {
+        cpu,
+        memory,
+        ..policy_65()
+    };
+    // Requests are 40 and 60 G, use 33 and 33 G, the larger of both 20+22 and 20+40 G.
+    check(
+        &node_a(),
+        &with(CpuPolicy::MaxUsageRequest, MemoryPolicy::Usage),
+        16_000,
+        "33G",
+    );
+    check(
+        &node_a(),
+        &with(CpuPolicy::Usage, MemoryPolicy::Request),
+        25_000,
+        "18G",
+    );
+    check(
+        &node_a(),
+        &with(CpuPolicy::Usage, MemoryPolicy::MaxUsageRequest),
+        25_000,
+        "6G",
+    );
+}
+
+#[test]
+fn an_unmeasured_pod_counts_with_its_request() {
+    let mut node = node_a();
+    node.pods[0].usage = None;
+    check(&node, &policy_65(), 16_000, "24G");
+    let max = BatchPolicy {
+        cpu: CpuPolicy::MaxUsageRequest,
+        ..policy_65()
+    };
+    check(&node, &max, 16_000, "24G");
+    check(
+        &node,
+        &BatchPolicy {
+            charge_unmeasured: false,
+            ..max
+        },
+        36_000,
+        "24G",
+    );
+}
+
+#[test]
+fn lse_pods_use_all_their_cpus() {
+    let mut node = node_a();
+    node.pods[0].qos = QosClass::Lse;
+    check(&node, &policy_65(), 16_000, "33G");
+}
+
+#[test]
+fn dangling_metrics_and_host_applications_are_charged_by_priority() {
+    let mut node = node_a();
+    for priority in [PriorityClass::Batch, PriorityClass::Free] {
+        node.dangling.push(Measured {
+            priority,
+            usage: amount("5/5G"),
+        });
+    }
+    node.host_apps.push(Measured {
+        priority: PriorityClass::Batch,
+        usage: amount("5/5G"),
+    });
+    node.host_apps.push(Measured {
+        priority: PriorityClass::None,
+        usage: amount("5/5G"),
+    });
+    check(&node, &policy_65(), 25_000, "33G");
+    node.dangling.push(Measured {
+        priority: PriorityClass::None,
+        usage: amount("5/5G"),
+    });
+    check(&node, &policy_65(), 20_000, "28G");
+    node.host_apps.push(Measured {
+        priority: PriorityClass::Mid,
+        usage: amount("1/1G"),
+    });
+    check(&node, &policy_65(), 19_000, "27G");
+}
+
+#[test]
+fn reservations_count_where_they_exceed_system_use() {
+    let mut node = NodeView {
+        allocatable: amount("90/119G"),
+        ..node_a()
+    };
+    check(&node, &policy_65(), 22_000, "33G");
+    node.reserved_by_annotation = amount("12/0");
+    check(&node, &policy_65(), 20_000, "33G");
+    // Reserving less than nothing is no gain.
+    let odd = NodeView {
+        allocatable: amount("120/200G"),
+        ..node_a()
+    };
+    check(&odd, &policy_65(), 25_000, "33G");
+}
+
+#[test]
+fn limits_and_extremes() {
+    let limited = BatchPolicy {
+        cpu_limit_percent: Some(10),
+        memory_limit_percent: Some(5),
+        ..policy_65()
+    };
+    check(&node_a(), &limited, 10_000, "6G");
+    let over = BatchPolicy {
+        cpu_reclaim_percent: 150,
+        ..policy_65()
+    };
+    check(&node_a(), &over, 110_000, "33G");
+    let nothing = BatchPolicy {
+        cpu_reclaim_percent: 0,
+        memory_reclaim_percent: 0,
+        ..policy_65()
+    };
+    check(&node_a(), &nothing, 0, "0");
+}
+
+#[test]
+fn percents_are_cut_off_in_floating_point() {
+    assert_eq!(scale_milli(quantity("100"), 0.29), quantity("28999m"));
+    assert_eq!(scale(quantity("100000"), 0.29), quantity("28999"));
+    assert_eq!(scale(quantity("1500m"), 1.0), quantity("2"));
+    assert_eq!(amount("10/10").share(3), amount("3334m/3334m"));
+    assert_eq!(amount("10/10").share(0), amount("10/10"));
+}
+
+fn node_c() -> NodeView {
+    NodeView {
+        capacity: amount("100/210G"),
+        allocatable: amount("100/210G"),
+        node_usage: Some(amount("20/45G")),
+        prod_reclaimable: amount("10/15G"),
+        pods: vec![
+            pod(PriorityClass::Prod, QosClass::Ls, "20/40G", ""),
+            pod(PriorityClass::Batch, QosClass::Be, "15/30G", ""),
+        ],
+        ..NodeView::default()
+    }
+}
+
+fn check_mid(node: &NodeView, policy: &MidPolicy, milli_cpu: i64, memory: &str) {
+    let mid = mid(node, policy);
+    assert_eq!(
+        mid.milli_cpu(),
+        Quantity::from_value(milli_cpu),
+        "{}",
+        mid.cpu_message
+    );
+    assert_eq!(mid.memory, quantity(memory), "{}", mid.memory_message);
+}
+
+#[test]
+fn golden_mid() {
+    check_mid(&node_c(), &MidPolicy::default(), 10_000, "15G");
+    let none = NodeView {
+        prod_reclaimable: Amount::ZERO,
+        ..node_c()
+    };
+    check_mid(&none, &MidPolicy::default(), 0, "0");
+}
+
+#[test]
+fn mid_is_bounded_by_what_is_unused_and_by_its_limit() {
+    let busy = NodeView {
+        node_usage: Some(amount("95/200G")),
+        ..node_c()
+    };
+    check_mid(&busy, &MidPolicy::default(), 5_000, "10G");
+    let over = NodeView {
+        node_usage: Some(amount("101/200G")),
+        ..node_c()
+    };
+    check_mid(&over, &MidPolicy::default(), 0, "10G");
+    let unknown = NodeView {
+        node_usage: None,
+        ..node_c()
+    };
+    check_mid(&unknown, &MidPolicy::default(), 0, "0");
+    let limit = MidPolicy {
+        cpu_limit_percent: 5,
+        memory_limit_percent: 50,
+        ..MidPolicy::default()
+    };
+    check_mid(&node_c(), &limit, 5_000, "15G");
+}
+
+#[test]
+fn mid_takes_a_part_of_what_nobody_asked_for() {
+    let policy = MidPolicy {
+        unallocated_percent: 10,
+        ..MidPolicy::default()
+    };
+    // 100 − 20 and 210 − 40 are not asked for by prod.
+    check_mid(&node_c(), &policy, 18_000, "32G");
+    let mut node = NodeView {
+        system_usage: amount("10/0"),
+        ..node_c()
+    };
+    node.host_apps.push(Measured {
+        priority: PriorityClass::Prod,
+        usage: amount("10/0"),
+    });
+    node.host_apps.push(Measured {
+        priority: PriorityClass::Mid,
+        usage: amount("10/0"),
+    });
+    check_mid(&node, &policy, 16_000, "32G");
+}
+
+#[test]
+fn static_mid_is_a_part_of_the_capacity() {
+    let mode = MidMode::Static {
+        cpu_percent: 30,
+        memory_percent: 10,
+    };
+    let policy = MidPolicy {
+        mode,
+        cpu_limit_percent: 20,
+        ..MidPolicy::default()
+    };
+    check_mid(&node_c(), &policy, 20_000, "21G");
+}
+
+#[test]
+fn reports_go_stale() {
+    assert!(is_stale(None, 0, 15));
+    assert!(!is_stale(Some(100), 100 + 15 * 60, 15));
+    assert!(is_stale(Some(100), 101 + 15 * 60, 15));
+}
+
+#[test]
+fn small_changes_are_none() {
+    let q = |value| Some(Quantity::from_value(value));
+    assert!(!differs(None, None, 0.1));
+    assert!(differs(None, q(0), 0.1) && differs(q(0), None, 0.1));
+    assert!(!differs(q(100), q(110), 0.1) && differs(q(100), q(111), 0.1));
+    assert!(!differs(q(100), q(90), 0.1) && differs(q(100), q(89), 0.1));
+    assert!(differs(q(0), q(1), 0.1) && !differs(q(0), q(0), 0.1));
+}
+
+#[test]
+fn third_parties_take_their_part() {
+    assert_eq!(
+        after_third_parties(quantity("10"), quantity("3")),
+        quantity("7")
+    );
+    assert_eq!(
+        after_third_parties(quantity("10"), quantity("30")),
+        quantity("0")
+    );
+}
