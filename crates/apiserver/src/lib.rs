@@ -12,11 +12,16 @@
 //!          (pure functions)            write-ahead log
 //! ```
 //!
-//! Invariants: `kinds` does no I/O and knows no store; `store` knows no resource; nothing here
-//! knows any koord component.
+//! Start at [`ApiServer`]. Invariants: `kinds` does no I/O and knows no store; `store` knows no
+//! resource; nothing here knows any koord component.
 
 pub mod controllers;
 pub mod kinds;
 pub mod rest;
 pub mod server;
 pub mod store;
+
+mod api_server;
+
+pub use api_server::{ApiServer, Config, Error, Storage};
+pub use rest::logs::{LogOptions, LogStream, PodLogs};

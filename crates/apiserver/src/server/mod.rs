@@ -1,1 +1,177 @@
-//! Serving over the network: TLS, authentication, health, metrics.
+//! Serving: who may ask (certificates, tokens), over what (TLS, HTTP/1.1 and h2), health, metrics.
+//!
+//! Invariants: over the network only health and version are answered to strangers; secrets are
+//! written to files of mode 0600 and never logged; the server listens on loopback unless told
+//! otherwise in so many words.
+
+mod auth;
+mod error;
+mod front;
+mod health;
+mod kubeconfig;
+mod listen;
+mod metrics;
+mod pki;
+mod secret_file;
+mod subject;
+mod tls;
+
+pub use error::ServeError;
+
+use crate::kinds::Registry;
+use crate::rest::{Api, Tokens};
+use crate::store::Store;
+use auth::TokenStore;
+use axum::Router;
+use front::{Access, Front};
+use health::Health;
+use koord_app::Clock;
+use metrics::HttpMetrics;
+use parking_lot::Mutex;
+use pki::Authority;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// The administrator of the kubeconfig.
+const ADMIN: (&str, &[&str]) = ("kubernetes-admin", &["system:masters"]);
+
+/// Issues tokens; made before the API that asks it for them.
+pub(crate) fn tokens(clock: Clock) -> Arc<dyn Tokens> {
+    Arc::new(TokenStore::new(clock))
+}
+
+/// What a [`Server`] serves, and how.
+#[derive(Debug)]
+pub(crate) struct ServerOptions {
+    pub(crate) bind: SocketAddr,
+    pub(crate) allow_remote: bool,
+    /// Where the authority is kept.
+    pub(crate) pki_dir: Option<PathBuf>,
+    pub(crate) clock: Clock,
+    pub(crate) metrics: prometheus::Registry,
+    /// Ends all streams.
+    pub(crate) stop: CancellationToken,
+}
+
+/// The serving side of the API server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    options: ServerOptions,
+    front: Front,
+    /// Made when it is first needed: tests in process never do.
+    authority: Mutex<Option<Arc<Authority>>>,
+    bound: Mutex<Option<SocketAddr>>,
+}
+
+impl Server {
+    /// A server of `api`.
+    pub(crate) fn new(
+        options: ServerOptions,
+        api: &Api,
+        store: &Store,
+        kinds: Registry,
+        tokens: Arc<dyn Tokens>,
+    ) -> Result<Self, ServeError> {
+        let front = Front {
+            api: api.router(),
+            health: Arc::new(Health::new(store.clone())),
+            metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
+            tokens,
+            stop: options.stop.clone(),
+        };
+        Ok(Self {
+            options,
+            front,
+            authority: Mutex::default(),
+            bound: Mutex::default(),
+        })
+    }
+
+    /// The service for callers in this process.
+    pub(crate) fn in_process(&self) -> Router {
+        self.front.router(Access::InProcess)
+    }
+
+    /// From now on `/readyz` answers that the server is ready.
+    pub(crate) fn set_ready(&self) {
+        self.front.health.set_ready();
+    }
+
+    /// Opens the configured address.
+    pub(crate) async fn listen(&self) -> Result<TcpListener, ServeError> {
+        let address = self.options.bind;
+        self.check_reach(address)?;
+        let refused = |source| ServeError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        *self.bound.lock() = Some(listener.local_addr().map_err(refused)?);
+        Ok(listener)
+    }
+
+    /// Serves HTTPS on `listener` until `shutdown`.
+    pub(crate) async fn serve(
+        &self,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let address = listener.local_addr().map_err(|source| ServeError::Listen {
+            address: self.options.bind,
+            source,
+        })?;
+        self.check_reach(address)?;
+        *self.bound.lock() = Some(address);
+        let authority = self.authority()?;
+        let tls = tls::config(&authority, authority.server(&[address.ip()])?)?;
+        // One server can serve several listeners; each ends by its own token, all by `stop`.
+        let stop = self.options.stop.child_token();
+        let front = Front {
+            stop: stop.clone(),
+            ..self.front.clone()
+        };
+        let router = front.router(Access::Network);
+        let serving = listen::serve(listener, tls, router, stop.clone());
+        tokio::pin!(serving);
+        tokio::select! {
+            () = &mut serving => {}
+            () = shutdown.cancelled() => {
+                self.front.health.set_stopping();
+                stop.cancel();
+                serving.await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a kubeconfig of the administrator to `path`.
+    pub(crate) fn write_kubeconfig(&self, path: &Path) -> Result<(), ServeError> {
+        let address = self.bound.lock().unwrap_or(self.options.bind);
+        if address.port() == 0 {
+            return Err(ServeError::NoAddress);
+        }
+        let authority = self.authority()?;
+        let identity = authority.client(ADMIN.0, ADMIN.1)?;
+        let text = kubeconfig::render(address, authority.pem(), &identity);
+        secret_file::write(path, text.as_bytes())
+    }
+
+    fn check_reach(&self, address: SocketAddr) -> Result<(), ServeError> {
+        if self.options.allow_remote || address.ip().is_loopback() {
+            Ok(())
+        } else {
+            Err(ServeError::NotLoopback { address })
+        }
+    }
+
+    fn authority(&self) -> Result<Arc<Authority>, ServeError> {
+        let mut authority = self.authority.lock();
+        if let Some(authority) = &*authority {
+            return Ok(Arc::clone(authority));
+        }
+        let dir = self.options.pki_dir.as_deref();
+        let opened = Arc::new(Authority::open(dir, self.options.clock.now())?);
+        *authority = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+}

@@ -9,33 +9,52 @@
 //! Invariants: a revision is never used twice, not even by a write that failed; what one reader has
 //! seen, no crash can undo; the history of a table is complete after its compaction point.
 
+mod codec;
+mod committer;
+mod disk;
 mod error;
+mod files;
+mod frame;
+mod inner;
 mod list;
+mod metrics;
+mod recovery;
 mod sequencer;
+mod snapshot;
 mod stamp;
 mod table;
 mod types;
+mod wal;
 mod watch;
 
 pub use error::StoreError;
+pub use inner::TableStats;
+pub use metrics::StoreMetrics;
 pub use table::HistoryLimits;
 pub use types::{Entry, Event, EventKind, Index, Key, Page, Revision, TableId};
 pub use watch::{Lagged, Scope, Watcher};
 
+use committer::{Committer, Job};
+use disk::Disk;
+use inner::Inner;
 use koord_app::Clock;
-use parking_lot::{Mutex, RwLock};
-use rustc_hash::FxHashMap;
+use parking_lot::Mutex;
+use recovery::Recovered;
 use sequencer::{Op, Outcome, Sequencer, Write};
 use serde_json::Value;
 use stamp::Holed;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use table::Table;
-use tokio::sync::Notify;
+use std::sync::atomic::Ordering;
+use tokio::sync::{mpsc, oneshot};
+use wal::Wal;
 
 /// The first revision of an empty store minus one; low enough to read, never 0.
 const FIRST_REVISION: Revision = 1000;
+/// Writes that wait for the disk before further writers have to wait to queue up.
+const QUEUED_WRITES: usize = 8192;
+/// Log bytes after which a snapshot replaces the log, unless the data is larger.
+const SNAPSHOT_AFTER_BYTES: u64 = 64 << 20;
 
 /// Where the store keeps its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +63,16 @@ pub enum Backing {
     Memory,
     /// In files below this directory, created when missing.
     Dir(PathBuf),
+}
+
+/// What must have happened before a write in a directory is acknowledged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// It is on the disk: survives a power failure.
+    #[default]
+    Fsync,
+    /// The operating system has it: survives the death of the process, not of the machine.
+    Os,
 }
 
 /// How to open a [`Store`].
@@ -55,17 +84,37 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// How much history to keep.
     pub history: HistoryLimits,
+    /// When a write counts as durable.
+    pub durability: Durability,
+    /// Log bytes after which a snapshot replaces the log, unless the data is larger.
+    pub snapshot_after_bytes: u64,
+    disk: Arc<dyn Disk>,
 }
 
 impl StoreOptions {
+    /// Options for a store with default limits.
+    #[must_use]
+    pub fn new(backing: Backing, clock: Clock) -> Self {
+        Self {
+            backing,
+            clock,
+            history: HistoryLimits::default(),
+            durability: Durability::default(),
+            snapshot_after_bytes: SNAPSHOT_AFTER_BYTES,
+            disk: Arc::new(disk::Os),
+        }
+    }
+
     /// Options for a store in memory.
     #[must_use]
     pub fn memory(clock: Clock) -> Self {
-        Self {
-            backing: Backing::Memory,
-            clock,
-            history: HistoryLimits::default(),
-        }
+        Self::new(Backing::Memory, clock)
+    }
+
+    /// Options for a store in directory `dir`.
+    #[must_use]
+    pub fn dir(dir: impl Into<PathBuf>, clock: Clock) -> Self {
+        Self::new(Backing::Dir(dir.into()), clock)
     }
 }
 
@@ -74,71 +123,134 @@ impl StoreOptions {
 pub struct Store {
     inner: Arc<Inner>,
     writer: Arc<Writer>,
+    metrics: StoreMetrics,
 }
 
 #[derive(Debug)]
 enum Writer {
+    /// Writes happen in the caller, under this lock.
     Memory(Mutex<Sequencer>),
-}
-
-/// The readable state.
-#[derive(Debug)]
-struct Inner {
-    tables: RwLock<Tables>,
-    /// Everything up to here is in the tables. Shared with watchers.
-    published: Arc<AtomicU64>,
-    advanced: Notify,
-    clock: Clock,
-    limits: HistoryLimits,
-    /// The revision the history starts at: that of the snapshot loaded, or the first.
-    base: Revision,
-}
-
-#[derive(Debug, Default)]
-struct Tables {
-    by_id: FxHashMap<TableId, Arc<Table>>,
-    /// When tables were removed: a table made anew knows nothing from before.
-    removed: FxHashMap<TableId, Revision>,
-}
-
-/// The size of one table, for metrics.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TableStats {
-    /// The table.
-    pub table: TableId,
-    /// Current objects.
-    pub objects: usize,
-    /// Bytes of the current objects.
-    pub bytes: usize,
-    /// Changes held as history.
-    pub history_events: usize,
-    /// Bytes held as history.
-    pub history_bytes: usize,
-    /// Open watches.
-    pub watchers: usize,
+    /// Writes are sent to the thread that owns the log.
+    Durable(mpsc::Sender<Job>),
 }
 
 impl Store {
     /// Opens the store and loads what it holds.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] when another process has the directory, [`StoreError::Corrupt`] when
+    /// acknowledged data cannot be read back, [`StoreError::Io`].
     pub async fn open(options: StoreOptions) -> Result<Self, StoreError> {
-        let inner = Arc::new(Inner::new(&options, FIRST_REVISION));
-        let sequencer = Sequencer::new(Arc::clone(&inner), FIRST_REVISION);
+        let metrics = StoreMetrics::new().map_err(|error| {
+            StoreError::io(
+                "set up metrics for",
+                Path::new("store"),
+                std::io::Error::other(error),
+            )
+        })?;
+        let dir = match &options.backing {
+            Backing::Memory => {
+                let inner = Arc::new(Inner::new(&options, FIRST_REVISION));
+                let sequencer = Sequencer::new(Arc::clone(&inner), FIRST_REVISION);
+                let writer = Arc::new(Writer::Memory(Mutex::new(sequencer)));
+                return Ok(Self {
+                    inner,
+                    writer,
+                    metrics,
+                });
+            }
+            Backing::Dir(dir) => dir.clone(),
+        };
+        let path = dir.clone();
+        let recover = move || recovery::open(&path, &options).map(|found| (found, options));
+        let (found, options) = tokio::task::spawn_blocking(recover)
+            .await
+            .map_err(|error| {
+                StoreError::io("load", &dir, std::io::Error::other(error.to_string()))
+            })??;
+        let Recovered {
+            inner,
+            used,
+            last,
+            replayed,
+            lock,
+        } = found;
+        let inner = Arc::new(inner);
+        let disk = options.disk;
+        let committer = Committer {
+            sequencer: Sequencer::new(Arc::clone(&inner), used),
+            inner: Arc::clone(&inner),
+            wal: Wal::new(&dir, Arc::clone(&disk), options.durability, last, replayed),
+            dir: dir.clone(),
+            disk,
+            metrics: metrics.clone(),
+            snapshot_after: options.snapshot_after_bytes,
+            lock,
+            snapshot: None,
+        };
+        let (jobs, receiver) = mpsc::channel(QUEUED_WRITES);
+        std::thread::Builder::new()
+            .name("koord-wal".into())
+            .spawn(move || committer.run(receiver))
+            .map_err(|source| StoreError::io("start a thread for", &dir, source))?;
         Ok(Self {
             inner,
-            writer: Arc::new(Writer::Memory(Mutex::new(sequencer))),
+            writer: Arc::new(Writer::Durable(jobs)),
+            metrics,
         })
+    }
+
+    /// Finishes the writes in progress, closes the log in order and releases the directory. Reads
+    /// still work afterwards, writes fail with [`StoreError::Closed`]. Without it nothing is lost:
+    /// the log is always ready for the process to die.
+    pub async fn close(&self) {
+        if let Writer::Durable(jobs) = &*self.writer {
+            let (reply, closed) = oneshot::channel();
+            if jobs.send(Job::Close(reply)).await.is_ok() {
+                // An error means that somebody else closed it.
+                let _ = closed.await;
+            }
+        }
+    }
+
+    /// Replaces the log by a snapshot now. In memory, does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be written; the log is kept then.
+    pub async fn snapshot(&self) -> Result<(), StoreError> {
+        let Writer::Durable(jobs) = &*self.writer else {
+            return Ok(());
+        };
+        let (reply, done) = oneshot::channel();
+        jobs.send(Job::Snapshot(reply))
+            .await
+            .map_err(|_| StoreError::Closed)?;
+        done.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// What the store counts about itself.
+    #[must_use]
+    pub fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
+    /// What made the last write fail, if it did: a full disk, for example. The store serves reads
+    /// meanwhile, and every write tries again.
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        self.inner.failure.lock().clone()
     }
 
     /// The newest visible revision.
     #[must_use]
     pub fn revision(&self) -> Revision {
-        self.inner.published.load(Ordering::Acquire)
+        self.inner.published().load(Ordering::Acquire)
     }
 
     /// Waits until `revision` is visible.
     pub async fn wait_for(&self, revision: Revision) {
         loop {
-            let advanced = self.inner.advanced.notified();
+            let advanced = self.inner.advanced();
             tokio::pin!(advanced);
             // Registered before looking, so that no advance is missed.
             advanced.as_mut().enable();
@@ -178,7 +290,7 @@ impl Store {
             limit,
             filter,
         };
-        list::read(&self.inner.table(table), &self.inner.published, &query)
+        list::read(&self.inner.table(table), self.inner.published(), &query)
     }
 
     /// Adds an object. Stamps `metadata.resourceVersion`; resolves when the write is durable.
@@ -260,6 +372,13 @@ impl Store {
                     }
                 }
             }
+            Writer::Durable(jobs) => {
+                let (reply, result) = oneshot::channel();
+                jobs.send(Job::Write(write, reply))
+                    .await
+                    .map_err(|_| StoreError::Closed)?;
+                result.await.map_err(|_| StoreError::Closed)?
+            }
         }
     }
 
@@ -292,7 +411,7 @@ impl Store {
         }
         Ok(Watcher::start(
             table,
-            Arc::clone(&self.inner.published),
+            Arc::clone(self.inner.published()),
             from,
             scope,
         ))
@@ -301,9 +420,11 @@ impl Store {
     /// The tables that exist: those that were written to or read from.
     #[must_use]
     pub fn tables(&self) -> Vec<TableId> {
-        let mut tables: Vec<_> = self.inner.tables.read().by_id.keys().cloned().collect();
-        tables.sort();
-        tables
+        self.inner
+            .stats()
+            .into_iter()
+            .map(|stats| stats.table)
+            .collect()
     }
 
     /// Removes what is left in `table` and forgets it; its watchers lag.
@@ -317,13 +438,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        let mut tables = self.inner.tables.write();
-        tables.removed.insert(id.clone(), self.revision());
-        if let Some(table) = tables.by_id.remove(id) {
-            let mut state = table.state.write();
-            state.compact(Revision::MAX);
-            state.dispatch.disturb();
-        }
+        self.inner.forget(id);
         Ok(())
     }
 
@@ -336,67 +451,7 @@ impl Store {
     /// The sizes of all tables, ordered by id.
     #[must_use]
     pub fn stats(&self) -> Vec<TableStats> {
-        let tables: Vec<_> = self.inner.tables.read().by_id.values().cloned().collect();
-        let mut stats: Vec<_> = tables
-            .iter()
-            .map(|table| {
-                let state = table.state.read();
-                let (history_events, history_bytes) = state.history_size();
-                TableStats {
-                    table: table.id.clone(),
-                    objects: state.entries.len(),
-                    bytes: state.bytes,
-                    history_events,
-                    history_bytes,
-                    watchers: state.dispatch.len(),
-                }
-            })
-            .collect();
-        stats.sort_by(|a, b| a.table.cmp(&b.table));
-        stats
-    }
-}
-
-impl Inner {
-    fn new(options: &StoreOptions, base: Revision) -> Self {
-        Self {
-            tables: RwLock::default(),
-            published: Arc::new(AtomicU64::new(base)),
-            advanced: Notify::new(),
-            clock: options.clock.clone(),
-            limits: options.history,
-            base,
-        }
-    }
-
-    fn get(&self, table: &TableId, key: &Key) -> Option<Arc<Entry>> {
-        let table = self.tables.read().by_id.get(table).cloned()?;
-        table.state.read().entries.get(key).cloned()
-    }
-
-    /// The table `id`, made when it is not there.
-    fn table(&self, id: &TableId) -> Arc<Table> {
-        if let Some(table) = self.tables.read().by_id.get(id) {
-            return Arc::clone(table);
-        }
-        let mut tables = self.tables.write();
-        let known_since = tables.removed.get(id).copied().unwrap_or(self.base);
-        let table = tables
-            .by_id
-            .entry(id.clone())
-            .or_insert_with(|| Arc::new(Table::new(id.clone(), known_since)));
-        Arc::clone(table)
-    }
-
-    /// Makes `events`, in revision order, visible to readers and watchers. Only for the writer.
-    fn publish(&self, events: impl IntoIterator<Item = Event>) {
-        let now = self.clock.now().as_millisecond();
-        for event in events {
-            let revision = event.revision;
-            self.table(&event.new.table).apply(event, now, &self.limits);
-            self.published.store(revision, Ordering::Release);
-        }
-        self.advanced.notify_waiters();
+        self.inner.stats()
     }
 }
 

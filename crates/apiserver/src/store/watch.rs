@@ -86,14 +86,17 @@ impl Inbox {
     }
 }
 
+type Group = Vec<Arc<Inbox>>;
+type Groups = FxHashMap<Arc<str>, Group>;
+
 /// The inboxes of one table, grouped by what they want so that an event is offered only to those
 /// that may want it.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
-    all: Vec<Arc<Inbox>>,
-    by_namespace: FxHashMap<Arc<str>, Vec<Arc<Inbox>>>,
-    by_name: FxHashMap<Arc<str>, Vec<Arc<Inbox>>>,
-    by_field: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Vec<Arc<Inbox>>>>,
+    all: Group,
+    by_namespace: Groups,
+    by_name: Groups,
+    by_field: FxHashMap<Arc<str>, Groups>,
 }
 
 impl Dispatch {
@@ -193,13 +196,13 @@ impl Dispatch {
     }
 }
 
-fn offer_all(inboxes: Option<&Vec<Arc<Inbox>>>, event: &Event) {
+fn offer_all(inboxes: Option<&Group>, event: &Event) {
     for inbox in inboxes.into_iter().flatten() {
         inbox.offer(event);
     }
 }
 
-fn remove_from(groups: &mut FxHashMap<Arc<str>, Vec<Arc<Inbox>>>, group: &Arc<str>, id: u64) {
+fn remove_from(groups: &mut Groups, group: &Arc<str>, id: u64) {
     if let Some(inboxes) = groups.get_mut(group) {
         inboxes.retain(|inbox| inbox.id != id);
         if inboxes.is_empty() {

@@ -1,0 +1,43 @@
+//! Files that hold secrets.
+
+use super::ServeError;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Writes `contents` to `path`, readable only by the owner. A reader sees the old or the new file,
+/// never a part of one.
+pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
+    let failed = |source| ServeError::file("write", path, source);
+    if let Some(parent) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent)
+            .map_err(failed)?;
+    }
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let unfinished = path.with_file_name(name);
+    // A left-over one may have other permissions.
+    let _ = std::fs::remove_file(&unfinished);
+    let write = || {
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unfinished)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&unfinished);
+        failed(source)
+    })
+}

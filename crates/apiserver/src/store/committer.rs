@@ -1,0 +1,265 @@
+//! The thread that makes writes durable.
+//!
+//! It takes all writes that wait, decides them one after the other, writes them to the log as one
+//! frame, syncs once, and only then publishes and answers. While the disk works the next writes
+//! queue up and share the next sync.
+
+use super::disk::Disk;
+use super::files::Kind;
+use super::metrics::StoreMetrics;
+use super::sequencer::{Outcome, Sequencer, Write};
+use super::wal::Wal;
+use super::{Entry, Event, Inner, Revision, StoreError, snapshot};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// Writes in one frame.
+const BATCH_WRITES: usize = 2048;
+/// Object bytes in one frame, roughly.
+const BATCH_BYTES: usize = 8 << 20;
+
+/// What the thread is asked to do.
+#[derive(Debug)]
+pub(super) enum Job {
+    Write(Write, oneshot::Sender<Result<Arc<Entry>, StoreError>>),
+    /// Write a snapshot now.
+    Snapshot(oneshot::Sender<Result<(), StoreError>>),
+    /// Finish and release the directory.
+    Close(oneshot::Sender<()>),
+}
+
+/// The state of the thread.
+#[derive(Debug)]
+pub(super) struct Committer {
+    pub(super) inner: Arc<Inner>,
+    pub(super) sequencer: Sequencer,
+    pub(super) wal: Wal,
+    pub(super) dir: PathBuf,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) metrics: StoreMetrics,
+    /// Log bytes after which a snapshot is written, if the data itself is not larger.
+    pub(super) snapshot_after: u64,
+    pub(super) lock: File,
+    pub(super) snapshot: Option<RunningSnapshot>,
+}
+
+/// A snapshot being written by its own thread.
+#[derive(Debug)]
+pub(super) struct RunningSnapshot {
+    thread: JoinHandle<Result<(), StoreError>>,
+    /// Log bytes it will make obsolete.
+    covers: u64,
+}
+
+impl Committer {
+    /// Serves `jobs` until it is told to close or nobody can send any more.
+    pub(super) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        let mut closed = None;
+        while let Some(job) = jobs.blocking_recv() {
+            match job {
+                Job::Write(write, reply) => {
+                    if let Some(job) = self.commit(write, reply, &mut jobs) {
+                        closed = self.control(job);
+                    }
+                }
+                job => closed = self.control(job),
+            }
+            if closed.is_some() {
+                break;
+            }
+            self.tend_snapshot();
+        }
+        jobs.close();
+        self.wal.close(self.sequencer.revision());
+        self.join_snapshot();
+        // Released before the answer: whoever waits for it may open the directory again.
+        drop(self.lock);
+        if let Some(closed) = closed {
+            let _ = closed.send(());
+        }
+    }
+
+    fn control(&mut self, job: Job) -> Option<oneshot::Sender<()>> {
+        match job {
+            Job::Close(reply) => return Some(reply),
+            Job::Snapshot(reply) => {
+                self.join_snapshot();
+                let result = self.begin_snapshot().and_then(|()| self.finish_snapshot());
+                let _ = reply.send(result);
+            }
+            Job::Write(_, reply) => {
+                let _ = reply.send(Err(StoreError::Closed));
+            }
+        }
+        None
+    }
+
+    /// Commits `write` and the writes waiting behind it; returns the job that ended the batch, if
+    /// it was not a write.
+    fn commit(
+        &mut self,
+        write: Write,
+        reply: oneshot::Sender<Result<Arc<Entry>, StoreError>>,
+        jobs: &mut mpsc::Receiver<Job>,
+    ) -> Option<Job> {
+        let base = self.sequencer.revision();
+        let mut events: Vec<Event> = Vec::new();
+        let mut replies = Vec::new();
+        let mut bytes = 0;
+        let mut next = Some(Job::Write(write, reply));
+        let other = loop {
+            match next {
+                Some(Job::Write(write, reply)) => {
+                    let result = match self.sequencer.prepare(write) {
+                        Ok(Outcome::Same(entry)) => Ok(entry),
+                        Ok(Outcome::Changed(event)) => {
+                            let entry = Arc::clone(&event.new);
+                            bytes += entry.bytes.len();
+                            self.sequencer.hold(&event);
+                            events.push(event);
+                            Ok(entry)
+                        }
+                        Err(error) => Err(error),
+                    };
+                    replies.push((reply, result));
+                }
+                other => break other,
+            }
+            if replies.len() >= BATCH_WRITES || bytes >= BATCH_BYTES {
+                break None;
+            }
+            next = jobs.try_recv().ok();
+        };
+        let result = self.wal.append(base, &events);
+        self.sequencer.release();
+        match result {
+            Ok(took) => {
+                if !events.is_empty() {
+                    *self.inner.failure.lock() = None;
+                    self.metrics.sync_seconds.observe(took.as_secs_f64());
+                    self.metrics.batch_writes.observe(events.len() as f64);
+                    self.sequencer.publish(events);
+                }
+                for (reply, result) in replies {
+                    let _ = reply.send(result);
+                }
+            }
+            Err(error) => {
+                self.metrics.errors.inc();
+                *self.inner.failure.lock() = Some(error.to_string());
+                tracing::error!(%error, writes = replies.len(), "write not durable, refused");
+                // Also those that changed nothing: they may have been judged by a write that is
+                // now void.
+                for (reply, _) in replies {
+                    let _ = reply.send(Err(error.clone()));
+                }
+            }
+        }
+        other
+    }
+
+    /// Collects a finished snapshot, and begins one when the log has grown enough.
+    fn tend_snapshot(&mut self) {
+        if self
+            .snapshot
+            .as_ref()
+            .is_some_and(|running| running.thread.is_finished())
+        {
+            self.join_snapshot();
+        }
+        if self.snapshot.is_none() && self.wal.grown() > self.snapshot_after {
+            // Not more often than the log doubles the data: each object is then rewritten at
+            // most about once per write.
+            if self.wal.grown() > self.inner.live_bytes()
+                && let Err(error) = self.begin_snapshot()
+            {
+                self.snapshot_failed(&error, 0);
+            }
+        }
+    }
+
+    fn begin_snapshot(&mut self) -> Result<(), StoreError> {
+        let revision = self.sequencer.revision();
+        self.wal.rotate(revision)?;
+        let covers = self.wal.reset_growth();
+        let entries = self.inner.all_entries();
+        let (dir, disk) = (self.dir.clone(), Arc::clone(&self.disk));
+        let write = move || write_snapshot(&dir, &*disk, revision, &entries);
+        match std::thread::Builder::new()
+            .name("koord-snapshot".into())
+            .spawn(write)
+        {
+            Ok(thread) => {
+                self.snapshot = Some(RunningSnapshot { thread, covers });
+                Ok(())
+            }
+            Err(source) => {
+                self.wal.add_growth(covers);
+                Err(StoreError::io("start a thread for", &self.dir, source))
+            }
+        }
+    }
+
+    fn finish_snapshot(&mut self) -> Result<(), StoreError> {
+        let Some(RunningSnapshot { thread, covers }) = self.snapshot.take() else {
+            return Ok(());
+        };
+        let result = thread.join().unwrap_or_else(|_| {
+            let reason = std::io::Error::other("the snapshot thread panicked");
+            Err(StoreError::io("write snapshot in", &self.dir, reason))
+        });
+        match &result {
+            Ok(()) => self.metrics.snapshots.inc(),
+            Err(error) => self.snapshot_failed(error, covers),
+        }
+        result
+    }
+
+    fn join_snapshot(&mut self) {
+        // A failure was logged and counted; the log still holds everything.
+        let _ = self.finish_snapshot();
+    }
+
+    fn snapshot_failed(&mut self, error: &StoreError, covers: u64) {
+        self.metrics.errors.inc();
+        // The log keeps everything; try again when it has grown by another half.
+        self.wal.add_growth(covers);
+        self.snapshot_after = self.wal.grown().saturating_add(self.wal.grown() / 2);
+        tracing::warn!(%error, "no snapshot; the log is kept");
+    }
+}
+
+/// Writes the snapshot and removes what it makes obsolete.
+fn write_snapshot(
+    dir: &Path,
+    disk: &dyn Disk,
+    revision: Revision,
+    entries: &[Arc<Entry>],
+) -> Result<(), StoreError> {
+    let bytes = snapshot::write(dir, disk, revision, entries)?;
+    let files = std::fs::read_dir(dir).map_err(|source| StoreError::io("read", dir, source))?;
+    let mut obsolete: Vec<PathBuf> = files
+        .filter_map(|file| Some(file.ok()?.path()))
+        .filter(|path| {
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            [Kind::Snapshot, Kind::Segment]
+                .iter()
+                .any(|kind| kind.revision_of(name).is_some_and(|other| other < revision))
+        })
+        .collect();
+    // Oldest first: a crash in between must not leave a hole in the log.
+    obsolete.sort();
+    for path in obsolete {
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "remove obsolete file");
+        }
+    }
+    tracing::debug!(revision, entries = entries.len(), bytes, "snapshot written");
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The names and the first bytes of the files in a data directory.
+//!
+//! `wal-<base>.log`: segments of the log; all revisions in one are after its base. Each names its
+//! predecessor and how long that had become, so that a missing or shortened segment is noticed, and
+//! what a failed write left behind its end is not taken for data. `snapshot-<revision>.db`: all
+//! entries at a revision; segments with an older base are not needed any more. `lock`: held by the
+//! process that has the directory open.
+
+use super::Revision;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a file header.
+pub(super) const HEADER: usize = 48;
+const VERSION: u32 = 1;
+
+/// What kind of file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Segment,
+    Snapshot,
+}
+
+impl Kind {
+    fn magic(self) -> [u8; 8] {
+        match self {
+            Self::Segment => *b"KOORDWAL",
+            Self::Snapshot => *b"KOORDSNP",
+        }
+    }
+
+    fn affixes(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Segment => ("wal-", ".log"),
+            Self::Snapshot => ("snapshot-", ".db"),
+        }
+    }
+
+    /// The path of the file of this kind for `revision` in `dir`.
+    pub(super) fn path(self, dir: &Path, revision: Revision) -> PathBuf {
+        let (prefix, suffix) = self.affixes();
+        dir.join(format!("{prefix}{revision:020}{suffix}"))
+    }
+
+    /// The revision in the file name, if it is one of this kind.
+    pub(super) fn revision_of(self, name: &str) -> Option<Revision> {
+        let (prefix, suffix) = self.affixes();
+        name.strip_prefix(prefix)?
+            .strip_suffix(suffix)?
+            .parse()
+            .ok()
+    }
+}
+
+/// The first bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Segment: its base. Snapshot: its revision.
+    pub(super) revision: Revision,
+    /// Segment: the base of the one before; 0 for none.
+    pub(super) previous: Revision,
+    /// Segment: how many bytes of the one before are data.
+    pub(super) previous_length: u64,
+}
+
+impl Header {
+    pub(super) fn encode(&self, kind: Kind) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(&kind.magic());
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.revision.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.previous.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.previous_length.to_le_bytes());
+        let check = crc32fast::hash(&bytes[..40]).to_le_bytes();
+        bytes[40..44].copy_from_slice(&check);
+        bytes
+    }
+
+    /// Parses a header, or says what is wrong with it.
+    pub(super) fn decode(kind: Kind, bytes: &[u8]) -> Result<Self, &'static str> {
+        let bytes: &[u8; HEADER] = bytes
+            .get(..HEADER)
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or("incomplete file header")?;
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if bytes[..8] != kind.magic() {
+            return Err("not a file of this store");
+        }
+        if word(40) as u32 != crc32fast::hash(&bytes[..40]) {
+            return Err("file header checksum mismatch");
+        }
+        if word(8) as u32 != VERSION {
+            return Err("written by another version of the store");
+        }
+        Ok(Self {
+            revision: word(16),
+            previous: word(24),
+            previous_length: word(32),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! Frames: the checked units of log and snapshot files.
+//!
+//! A frame is a 24-byte head (magic, payload length, last revision in it, CRC of the payload, CRC of
+//! the head) and the payload. One group commit is one frame, and the next is written only when this
+//! one is on the disk. So a damaged frame with nothing valid after it was never acknowledged (a torn
+//! tail); a damaged frame with a valid one after it is damage to acknowledged data.
+
+use super::Revision;
+use std::io::{self, Read};
+
+const MAGIC: [u8; 4] = *b"KFr1";
+/// Bytes of a frame before its payload.
+pub(super) const HEAD: usize = 24;
+/// Larger payloads are not written; a larger length is damage.
+pub(super) const MAX_PAYLOAD: usize = 1 << 30;
+
+/// Starts a frame in `out`: the payload is appended to it, then [`finish`] is called.
+pub(super) fn begin(out: &mut Vec<u8>) {
+    out.clear();
+    out.resize(HEAD, 0);
+}
+
+/// Completes the frame started in `out`.
+pub(super) fn finish(out: &mut [u8], revision: Revision) {
+    let (head, payload) = out.split_at_mut(HEAD);
+    head[..4].copy_from_slice(&MAGIC);
+    // Batches are cut long before 4 GiB.
+    head[4..8].copy_from_slice(
+        &u32::try_from(payload.len())
+            .unwrap_or(u32::MAX)
+            .to_le_bytes(),
+    );
+    head[8..16].copy_from_slice(&revision.to_le_bytes());
+    head[16..20].copy_from_slice(&crc32fast::hash(payload).to_le_bytes());
+    let check = crc32fast::hash(&head[..20]).to_le_bytes();
+    head[20..24].copy_from_slice(&check);
+}
+
+/// The parts of a frame's head.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) length: usize,
+    pub(super) revision: Revision,
+    crc: u32,
+}
+
+impl Head {
+    /// Parses `bytes`; `None` when they are not the head of a frame.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let head: &[u8; HEAD] = bytes.get(..HEAD)?.try_into().ok()?;
+        let word =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if head[..4] != MAGIC || word(20) != crc32fast::hash(&head[..20]) {
+            return None;
+        }
+        let length = word(4) as usize;
+        let revision = u64::from(word(8)) | u64::from(word(12)) << 32;
+        (length <= MAX_PAYLOAD).then_some(Self {
+            length,
+            revision,
+            crc: word(16),
+        })
+    }
+}
+
+/// What comes next in a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// A frame with this revision; its payload is in the buffer.
+    Frame(Revision),
+    /// The end of the file, between frames.
+    End,
+    /// Something that is not a whole frame.
+    Damaged(&'static str),
+}
+
+/// Reads the frame at the reader's position into `payload`.
+pub(super) fn read(input: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Next> {
+    payload.clear();
+    let mut head = [0; HEAD];
+    match read_full(input, &mut head)? {
+        0 => return Ok(Next::End),
+        HEAD => {}
+        _ => return Ok(Next::Damaged("incomplete frame head")),
+    }
+    let Some(head) = Head::parse(&head) else {
+        return Ok(Next::Damaged("invalid frame head"));
+    };
+    let read = input.take(head.length as u64).read_to_end(payload)?;
+    Ok(if read < head.length {
+        Next::Damaged("incomplete frame")
+    } else if crc32fast::hash(payload) != head.crc {
+        Next::Damaged("frame checksum mismatch")
+    } else {
+        Next::Frame(head.revision)
+    })
+}
+
+/// The offset of the first frame head in `bytes` that belongs to a revision after `after`.
+pub(super) fn find(bytes: &[u8], after: Revision) -> Option<usize> {
+    bytes.windows(HEAD).position(|window| {
+        window[..4] == MAGIC && Head::parse(window).is_some_and(|head| head.revision >= after)
+    })
+}
+
+fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match input.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}

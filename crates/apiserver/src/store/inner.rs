@@ -1,0 +1,162 @@
+//! The readable state of the store: changed only by the writer, read by everybody.
+
+use super::table::Table;
+use super::{Entry, Event, HistoryLimits, Key, Revision, StoreOptions, TableId};
+use koord_app::Clock;
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+/// The tables and the revision up to which they are visible.
+#[derive(Debug)]
+pub(super) struct Inner {
+    tables: RwLock<Tables>,
+    /// Everything up to here is in the tables. Shared with watchers.
+    published: Arc<AtomicU64>,
+    advanced: Notify,
+    clock: Clock,
+    limits: HistoryLimits,
+    /// The revision the history starts at: that of the snapshot loaded, or the first.
+    pub(super) base: Revision,
+    /// What made the last write fail; `None` after one that did not.
+    pub(super) failure: Mutex<Option<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    by_id: FxHashMap<TableId, Arc<Table>>,
+    /// When tables were removed: a table made anew knows nothing from before.
+    removed: FxHashMap<TableId, Revision>,
+}
+
+/// The size of one table, for metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableStats {
+    /// The table.
+    pub table: TableId,
+    /// Current objects.
+    pub objects: usize,
+    /// Bytes of the current objects.
+    pub bytes: usize,
+    /// Changes held as history.
+    pub history_events: usize,
+    /// Bytes held as history.
+    pub history_bytes: usize,
+    /// Open watches.
+    pub watchers: usize,
+}
+
+impl Inner {
+    /// No tables, at revision `base`.
+    pub(super) fn new(options: &StoreOptions, base: Revision) -> Self {
+        Self {
+            tables: RwLock::default(),
+            published: Arc::new(AtomicU64::new(base)),
+            advanced: Notify::new(),
+            clock: options.clock.clone(),
+            limits: options.history,
+            base,
+            failure: Mutex::default(),
+        }
+    }
+
+    /// The newest visible revision.
+    pub(super) fn published(&self) -> &Arc<AtomicU64> {
+        &self.published
+    }
+
+    /// Resolves at the next publication.
+    pub(super) fn advanced(&self) -> Notified<'_> {
+        self.advanced.notified()
+    }
+
+    /// The current version of an object.
+    pub(super) fn get(&self, table: &TableId, key: &Key) -> Option<Arc<Entry>> {
+        let table = self.tables.read().by_id.get(table).cloned()?;
+        table.state.read().entries.get(key).cloned()
+    }
+
+    /// The table `id`, made when it is not there.
+    pub(super) fn table(&self, id: &TableId) -> Arc<Table> {
+        if let Some(table) = self.tables.read().by_id.get(id) {
+            return Arc::clone(table);
+        }
+        let mut tables = self.tables.write();
+        let known_since = tables.removed.get(id).copied().unwrap_or(self.base);
+        let table = tables
+            .by_id
+            .entry(id.clone())
+            .or_insert_with(|| Arc::new(Table::new(id.clone(), known_since)));
+        Arc::clone(table)
+    }
+
+    /// Drops the table `id` with its history; its watchers lag.
+    pub(super) fn forget(&self, id: &TableId) {
+        let mut tables = self.tables.write();
+        tables
+            .removed
+            .insert(id.clone(), self.published.load(Ordering::Acquire));
+        if let Some(table) = tables.by_id.remove(id) {
+            let mut state = table.state.write();
+            state.compact(Revision::MAX);
+            state.dispatch.disturb();
+        }
+    }
+
+    /// Makes `events`, in revision order, visible to readers and watchers. Only for the writer.
+    pub(super) fn publish(&self, events: impl IntoIterator<Item = Event>) {
+        let now = self.clock.now().as_millisecond();
+        for event in events {
+            let revision = event.revision;
+            self.table(&event.new.table).apply(event, now, &self.limits);
+            self.published.store(revision, Ordering::Release);
+        }
+        self.advanced.notify_waiters();
+    }
+
+    /// All current versions. Consistent only when called by the writer.
+    pub(super) fn all_entries(&self) -> Vec<Arc<Entry>> {
+        let mut entries = Vec::new();
+        for table in self.all_tables() {
+            entries.extend(table.state.read().entries.values().cloned());
+        }
+        entries
+    }
+
+    /// Bytes of all current versions.
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.all_tables()
+            .iter()
+            .map(|table| table.state.read().bytes as u64)
+            .sum()
+    }
+
+    /// The sizes of all tables, ordered by id.
+    pub(super) fn stats(&self) -> Vec<TableStats> {
+        let mut stats: Vec<_> = self
+            .all_tables()
+            .iter()
+            .map(|table| {
+                let state = table.state.read();
+                let (history_events, history_bytes) = state.history_size();
+                TableStats {
+                    table: table.id.clone(),
+                    objects: state.entries.len(),
+                    bytes: state.bytes,
+                    history_events,
+                    history_bytes,
+                    watchers: state.dispatch.len(),
+                }
+            })
+            .collect();
+        stats.sort_by(|a, b| a.table.cmp(&b.table));
+        stats
+    }
+
+    fn all_tables(&self) -> Vec<Arc<Table>> {
+        self.tables.read().by_id.values().cloned().collect()
+    }
+}

@@ -1,0 +1,389 @@
+//! Opens a data directory: takes its lock, loads the newest snapshot, replays the log after it.
+
+use super::codec::{Decoder, Record};
+use super::files::{HEADER, Header, Kind};
+use super::frame::{self, Head, Next};
+use super::sequencer::tombstone;
+use super::{
+    Event, EventKind, FIRST_REVISION, Inner, Revision, StoreError, StoreOptions, snapshot,
+};
+use rustix::fs::FlockOperation;
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Revisions skipped when the log had a torn tail, in case a revision in it was ever seen.
+const TORN_TAIL_GAP: Revision = 1000;
+
+/// What [`open`] found.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub(super) inner: Inner,
+    /// Revisions up to here must not be assigned again.
+    pub(super) used: Revision,
+    /// The last segment of the log: base and length.
+    pub(super) last: Option<(Revision, u64)>,
+    /// Bytes that were replayed.
+    pub(super) replayed: u64,
+    /// Keeps the directory locked while it is open.
+    pub(super) lock: File,
+}
+
+/// Takes possession of `dir` and loads it.
+pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, StoreError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|source| StoreError::io("create", dir, source))?;
+    let lock = lock(dir)?;
+    let found = Found::scan(dir)?;
+
+    let mut decoder = Decoder::default();
+    let base = found.snapshots.last().copied();
+    let inner = Inner::new(options, base.unwrap_or(FIRST_REVISION));
+    if let Some(base) = base {
+        let path = Kind::Snapshot.path(dir, base);
+        snapshot::load(&path, &mut decoder, |entry| {
+            inner
+                .table(&entry.table)
+                .state
+                .write()
+                .load(Arc::new(entry));
+        })?;
+    }
+
+    let chain = chain(dir, &found.segments, base)?;
+    let mut used = inner.base;
+    let mut replayed = 0;
+    let mut last = None;
+    let mut torn = false;
+    for (position, segment) in chain.iter().enumerate() {
+        let end = chain
+            .get(position + 1)
+            .map(|next| next.header.previous_length);
+        let outcome = replay(segment, end, &inner, &mut decoder)?;
+        used = used.max(segment.header.revision).max(outcome.revision);
+        torn |= outcome.torn;
+        replayed += outcome.length;
+        last = Some((segment.header.revision, outcome.length));
+    }
+    found.remove_obsolete(dir, base, &chain);
+    // At least one is skipped, so that the next segment's base is a new one.
+    used += if torn { TORN_TAIL_GAP } else { 1 };
+    Ok(Recovered {
+        inner,
+        used,
+        last,
+        replayed,
+        lock,
+    })
+}
+
+/// Locks `dir` for this process, or says who has it.
+fn lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.join("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(|source| StoreError::io("open", &path, source))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            let _ = file.read_to_string(&mut pid);
+            let pid = pid.trim();
+            let holder = if pid.is_empty() {
+                "another process".into()
+            } else {
+                format!("process {pid}")
+            };
+            return Err(StoreError::Locked {
+                dir: dir.to_owned(),
+                holder,
+            });
+        }
+        Err(errno) => return Err(StoreError::io("lock", &path, errno.into())),
+    }
+    // Only informative; a full disk must not keep the store from opening.
+    let _ = file
+        .set_len(0)
+        .and_then(|()| write!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
+/// The files in a data directory, by revision.
+#[derive(Debug, Default)]
+struct Found {
+    snapshots: Vec<Revision>,
+    segments: Vec<Revision>,
+    unfinished: Vec<PathBuf>,
+}
+
+impl Found {
+    fn scan(dir: &Path) -> Result<Self, StoreError> {
+        let unreadable = |source| StoreError::io("read", dir, source);
+        let mut found = Self::default();
+        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            if let Some(revision) = Kind::Snapshot.revision_of(name) {
+                found.snapshots.push(revision);
+            } else if let Some(base) = Kind::Segment.revision_of(name) {
+                found.segments.push(base);
+            } else if name.starts_with("snapshot-") && name.ends_with(".tmp") {
+                found.unfinished.push(path);
+            }
+        }
+        found.snapshots.sort_unstable();
+        found.segments.sort_unstable();
+        Ok(found)
+    }
+
+    /// Removes what a crash or a failed write left behind and nothing refers to.
+    fn remove_obsolete(&self, dir: &Path, base: Option<Revision>, chain: &[Segment]) {
+        let snapshots = self
+            .snapshots
+            .iter()
+            .filter(|snapshot| Some(**snapshot) != base);
+        let segments = self.segments.iter().filter(|segment| {
+            chain
+                .iter()
+                .all(|in_use| in_use.header.revision != **segment)
+        });
+        let obsolete = snapshots
+            .map(|revision| Kind::Snapshot.path(dir, *revision))
+            .chain(segments.map(|base| Kind::Segment.path(dir, *base)))
+            .chain(self.unfinished.iter().cloned());
+        for path in obsolete {
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "remove obsolete file");
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    header: Header,
+}
+
+/// The segments that make up the log after snapshot `base`, oldest first.
+fn chain(
+    dir: &Path,
+    segments: &[Revision],
+    base: Option<Revision>,
+) -> Result<Vec<Segment>, StoreError> {
+    let mut chain: Vec<Segment> = Vec::new();
+    let mut newest = segments.iter().rev().copied();
+    let mut next = loop {
+        let Some(candidate) = newest.next() else {
+            break 0;
+        };
+        match read_header(dir, candidate)? {
+            Some(segment) => {
+                chain.push(segment);
+                break chain[0].header.previous;
+            }
+            // Starting this segment was interrupted: nothing was ever written to it.
+            None => continue,
+        }
+    };
+    let complete = |chain: &[Segment], next: Revision| match (base, chain.last()) {
+        (Some(base), Some(oldest)) => oldest.header.revision <= base,
+        (Some(_), None) => true,
+        (None, _) => next == 0,
+    };
+    while !complete(&chain, next) {
+        let path = Kind::Segment.path(dir, next);
+        let missing = || StoreError::Corrupt {
+            path: path.clone(),
+            offset: 0,
+            reason: "this segment of the log is missing or has no valid header".to_owned(),
+        };
+        if next == 0 || !segments.contains(&next) {
+            return Err(missing());
+        }
+        let segment = read_header(dir, next)?.ok_or_else(missing)?;
+        next = segment.header.previous;
+        chain.push(segment);
+    }
+    chain.reverse();
+    if let Some(base) = base
+        && chain
+            .first()
+            .is_none_or(|first| first.header.revision != base)
+    {
+        return Err(StoreError::Corrupt {
+            path: Kind::Segment.path(dir, base),
+            offset: 0,
+            reason: "the segment of the log that follows the snapshot is missing".to_owned(),
+        });
+    }
+    Ok(chain)
+}
+
+/// The segment `base`; `None` when its header was never completely written.
+fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError> {
+    let path = Kind::Segment.path(dir, base);
+    let unreadable = |source| StoreError::io("read", &path, source);
+    let mut file = File::open(&path).map_err(unreadable)?;
+    let mut bytes = Vec::with_capacity(HEADER);
+    (&mut file)
+        .take(HEADER as u64)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    let corrupt = |reason: &str| {
+        Err(StoreError::Corrupt {
+            path: path.clone(),
+            offset: 0,
+            reason: reason.to_owned(),
+        })
+    };
+    match Header::decode(Kind::Segment, &bytes) {
+        Ok(header) if header.revision == base => Ok(Some(Segment { path, header })),
+        Ok(_) => corrupt("its name and its header disagree"),
+        Err(reason) => {
+            let mut rest = Vec::new();
+            file.read_to_end(&mut rest).map_err(unreadable)?;
+            if frame::find(&rest, 0).is_some() {
+                // It was used, so its header had been complete.
+                return corrupt(reason);
+            }
+            Ok(None)
+        }
+    }
+}
+
+struct Replayed {
+    /// The last revision in the segment, 0 for none.
+    revision: Revision,
+    /// Bytes of it that are data.
+    length: u64,
+    /// Whether something incomplete followed.
+    torn: bool,
+}
+
+/// Applies what is in `segment`, up to `end` when it is not the last one.
+fn replay(
+    segment: &Segment,
+    end: Option<u64>,
+    inner: &Inner,
+    decoder: &mut Decoder,
+) -> Result<Replayed, StoreError> {
+    let path = &segment.path;
+    let unreadable = |source| StoreError::io("read", path, source);
+    let corrupt = |offset, reason: &str| StoreError::Corrupt {
+        path: path.clone(),
+        offset,
+        reason: reason.to_owned(),
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    file.seek(SeekFrom::Start(HEADER as u64))
+        .map_err(unreadable)?;
+    let data = end.unwrap_or(u64::MAX).saturating_sub(HEADER as u64);
+    let mut input = BufReader::with_capacity(1 << 18, file.take(data));
+    let mut payload = Vec::new();
+    let mut at = HEADER as u64;
+    let mut revision = 0;
+    loop {
+        match frame::read(&mut input, &mut payload).map_err(unreadable)? {
+            Next::Frame(frame) => {
+                apply(&payload, inner, decoder).map_err(|reason| corrupt(at, reason))?;
+                revision = revision.max(frame);
+                at += (frame::HEAD + payload.len()) as u64;
+            }
+            Next::End if end.is_none_or(|end| end == at) => {
+                return Ok(Replayed {
+                    revision,
+                    length: at,
+                    torn: false,
+                });
+            }
+            Next::End => return Err(corrupt(at, "the segment is shorter than it had been")),
+            Next::Damaged(reason) if end.is_some() => return Err(corrupt(at, reason)),
+            Next::Damaged(reason) => {
+                cut_torn_tail(path, at, revision, reason)?;
+                return Ok(Replayed {
+                    revision,
+                    length: at,
+                    torn: true,
+                });
+            }
+        }
+    }
+}
+
+/// Cuts off the damaged end at `at`, once it is sure that it was never acknowledged.
+fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<(), StoreError> {
+    let unreadable = |source| StoreError::io("read", path, source);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(unreadable)?;
+    file.seek(SeekFrom::Start(at)).map_err(unreadable)?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).map_err(unreadable)?;
+    let whole = Head::parse(&tail).map_or(usize::MAX, |head| frame::HEAD + head.length);
+    if tail.len() > whole || frame::find(tail.get(1..).unwrap_or_default(), after).is_some() {
+        // The next frame is written only when this one is complete: this is not a torn write.
+        return Err(StoreError::Corrupt {
+            path: path.to_owned(),
+            offset: at,
+            reason: format!("{reason}, with later writes behind it"),
+        });
+    }
+    tracing::warn!(
+        path = %path.display(), offset = at, bytes = tail.len(), reason,
+        "cut off an unfinished write at the end of the log; it had not been acknowledged"
+    );
+    // Not being able to is harmless: the next segment records where this one ends.
+    if let Err(error) = file.set_len(at).and_then(|()| file.sync_all()) {
+        tracing::warn!(path = %path.display(), %error, "cut off unfinished write");
+    }
+    Ok(())
+}
+
+/// Applies the records of one frame.
+fn apply(payload: &[u8], inner: &Inner, decoder: &mut Decoder) -> Result<(), &'static str> {
+    decoder.decode(payload, |record| {
+        let event = match record {
+            Record::Put(entry) => {
+                let old = inner.get(&entry.table, &entry.key);
+                let revision = entry.revision;
+                Event {
+                    kind: EventKind::Put,
+                    revision,
+                    old,
+                    new: Arc::new(entry),
+                }
+            }
+            Record::Delete {
+                table,
+                key,
+                revision,
+            } => {
+                let current = inner
+                    .get(&table, &key)
+                    .ok_or("removal of an object that is not there")?;
+                tombstone(current, revision)
+            }
+        };
+        if event.revision <= inner.published().load(std::sync::atomic::Ordering::Relaxed) {
+            return Err("revisions are not in order");
+        }
+        inner.publish([event]);
+        Ok(())
+    })
+}
