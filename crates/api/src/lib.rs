@@ -6,23 +6,33 @@
 //! | [`domains`], [`labels`], [`annotations`], [`resources`] | keys and resource names |
 //! | [`extension`] | the JSON behind annotations |
 //! | [`qos`], [`priority`] | the classes of a pod |
-//! | [`slo`], [`scheduling`] | custom resources by API group |
+//! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
+//! | [`configmap`] | the ConfigMap `slo-controller-config` |
+//! | [`merge`] | laying one partial setting over another |
+//!
+//! [`crds`] returns the definitions of all custom resources.
 //!
 //! Invariant: no async, no HTTP, no clock, no decision. A value in, a value out.
 
+pub mod analysis;
 pub mod annotations;
+pub mod config;
+mod crds;
 pub mod domains;
 pub mod duration;
 pub mod labels;
 pub mod priority;
 pub mod qos;
 pub mod quantity;
+pub mod quota;
 pub mod resources;
 pub mod scheduling;
 pub mod schema;
 mod serde_util;
 pub mod slo;
+pub mod topology;
 
+pub use crds::{crd_values, crds, crds_yaml};
 pub use duration::GoDuration;
 pub use priority::PriorityClass;
 pub use qos::QosClass;

@@ -66,7 +66,7 @@ pub struct DeviceInfo {
     pub labels: BTreeMap<String, String>,
     /// Whether the device can be used.
     #[serde(default)]
-    #[schemars(extend("default" = false))]
+    #[schemars(required, extend("default" = false))]
     pub health: bool,
     /// What the device offers, see [`crate::resources`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

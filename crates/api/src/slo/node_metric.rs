@@ -195,7 +195,7 @@ pub struct PodMetricInfo {
     #[serde(default, skip_serializing_if = "QosClass::is_unset")]
     pub qos: QosClass,
     /// Free-form additions of third parties.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::free_form_object")]
     pub extensions: Option<ExtensionsMap>,
 }

@@ -192,8 +192,8 @@ pub struct BlockCfg {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<BlockType>,
     /// Limits and weights.
-    #[serde(default)]
-    pub io_cfg: IOCfg,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_cfg: Option<IOCfg>,
 }
 
 /// Block-IO limits, weights and the cost model.

@@ -1,0 +1,146 @@
+//! Types of the API group `analysis.koordinator.sh`: resource recommendations.
+//!
+//! Source: Koordinator `apis/analysis/v1alpha1/recommendation_types.go`.
+
+use crate::quantity::ResourceList;
+use crate::serde_util::open_enum;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+open_enum! {
+    /// How the pods are found.
+    RecommendationTargetType {
+        /// By their workload.
+        Workload = "workload",
+        /// By labels.
+        PodSelector = "podSelector",
+    }
+}
+
+impl Default for RecommendationTargetType {
+    fn default() -> Self {
+        Self::Workload
+    }
+}
+
+/// Condition types of a Recommendation.
+pub mod recommendation_conditions {
+    /// Too little history.
+    pub const LOW_CONFIDENCE: &str = "LowConfidence";
+    /// No pod matches.
+    pub const NO_OBJECTS_MATCHED: &str = "NoObjectsMatched";
+    /// History is being read.
+    pub const FETCHING_HISTORY: &str = "FetchingHistory";
+    /// The spec uses something deprecated.
+    pub const CONFIG_DEPRECATED: &str = "ConfigDeprecated";
+    /// The spec uses something unsupported.
+    pub const CONFIG_UNSUPPORTED: &str = "ConfigUnsupported";
+}
+
+/// Which pods to recommend for.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "analysis.koordinator.sh",
+    version = "v1alpha1",
+    kind = "Recommendation",
+    plural = "recommendations",
+    shortname = "recom",
+    namespaced,
+    status = "RecommendationStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    attr = "cfg_attr(all(), serde(default))",
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.target.type"),
+    printcolumn(
+        name = "Kind",
+        type_ = "string",
+        json_path = ".spec.target.workload.kind"
+    ),
+    printcolumn(
+        name = "Name",
+        type_ = "string",
+        json_path = ".spec.target.workload.name"
+    ),
+    printcolumn(
+        name = "LastUpdateTime",
+        type_ = "date",
+        json_path = ".status.updateTime"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RecommendationSpec {
+    /// The pods.
+    pub target: RecommendationTarget,
+}
+
+/// Pods, by workload or by labels.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecommendationTarget {
+    /// How they are found.
+    #[serde(rename = "type")]
+    pub type_: RecommendationTargetType,
+    /// The workload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<CrossVersionObjectReference>,
+    /// The labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<LabelSelector>,
+}
+
+/// A workload in the namespace of the object.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CrossVersionObjectReference {
+    /// Kind.
+    pub kind: String,
+    /// Name.
+    pub name: String,
+    /// API version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub api_version: String,
+}
+
+/// The recommendation.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecommendationStatus {
+    /// By container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_status: Option<RecommendedPodStatus>,
+    /// When it was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update_time: Option<Time>,
+    /// How good it is; see [`recommendation_conditions`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Recommendation for a pod.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecommendedPodStatus {
+    /// By container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub container_statuses: Vec<RecommendedContainerStatus>,
+}
+
+/// Recommendation for a container.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecommendedContainerStatus {
+    /// The container.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub container_name: String,
+    /// Recommended requests.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: ResourceList,
+}

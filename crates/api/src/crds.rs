@@ -1,0 +1,126 @@
+//! The custom resource definitions, ready to install.
+
+use crate::schema::finish_root;
+use crate::{analysis, config, quota, scheduling, slo, topology};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// Whether a kind's status is written through the `status` subresource.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Subresource,
+    /// Upstream writes the status of these kinds with a plain update.
+    Plain,
+}
+
+const APPROVED: &str = "api-approved.kubernetes.io";
+const SCHEDULER_PLUGINS: &str = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/52";
+const NODE_TOPOLOGY: &str = "https://github.com/kubernetes/enhancements/pull/1870";
+
+/// All 13 definitions, sorted by group and plural name.
+///
+/// Names, types, required fields, defaults, bounds, columns and subresources are upstream's: replacing
+/// upstream's definitions by these changes nothing that a client can see.
+#[must_use]
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    crd_values()
+        .into_iter()
+        .filter_map(|crd| serde_json::from_value(crd).ok())
+        .collect()
+}
+
+/// The definitions of [`crds`] as JSON values.
+#[must_use]
+pub fn crd_values() -> Vec<Value> {
+    use Status::{Plain, Subresource};
+    let mut topology = finished(&topology::v1alpha1::NodeResourceTopology::crd(), Plain);
+    let stored = finished(&topology::v1alpha2::NodeResourceTopology::crd(), Plain);
+    if let Some(versions) = topology
+        .pointer_mut("/spec/versions")
+        .and_then(Value::as_array_mut)
+    {
+        for version in versions.iter_mut() {
+            version["storage"] = json!(false);
+        }
+        versions.push(stored["spec"]["versions"][0].clone());
+    }
+    vec![
+        finished(&analysis::Recommendation::crd(), Subresource),
+        finished(&config::ClusterColocationProfile::crd(), Subresource),
+        finished(&quota::ElasticQuotaProfile::crd(), Plain),
+        finished(&scheduling::ClusterNetworkTopology::crd(), Subresource),
+        finished(&scheduling::Device::crd(), Plain),
+        finished(&scheduling::PodMigrationJob::crd(), Subresource),
+        finished(&scheduling::Reservation::crd(), Subresource),
+        finished(&scheduling::ScheduleExplanation::crd(), Subresource),
+        approved(
+            finished(&scheduling::ElasticQuota::crd(), Plain),
+            SCHEDULER_PLUGINS,
+        ),
+        approved(
+            finished(&scheduling::PodGroup::crd(), Plain),
+            SCHEDULER_PLUGINS,
+        ),
+        finished(&slo::NodeMetric::crd(), Subresource),
+        finished(&slo::NodeSLO::crd(), Subresource),
+        approved(topology, NODE_TOPOLOGY),
+    ]
+}
+
+/// The definitions as one YAML stream, each document starting with `---`.
+///
+/// # Errors
+/// A definition cannot be written as YAML; never happens for the built-in ones.
+pub fn crds_yaml() -> Result<String, serde_saphyr::ser::Error> {
+    let mut stream = String::new();
+    for crd in crd_values() {
+        let document = serde_saphyr::to_string(&crd)?;
+        // Writing to a String cannot fail.
+        let _ = writeln!(stream, "---\n{}", document.trim_end());
+    }
+    Ok(stream)
+}
+
+/// The derived definition in upstream's form.
+fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
+    let mut crd = serde_json::to_value(derived).unwrap_or_default();
+    if let Some(object) = crd.as_object_mut() {
+        object.remove("status");
+    }
+    let kind = crd["spec"]["names"]["kind"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    crd["spec"]["names"]["listKind"] = json!(format!("{kind}List"));
+    let versions = crd
+        .pointer_mut("/spec/versions")
+        .and_then(Value::as_array_mut);
+    for version in versions.into_iter().flatten() {
+        if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
+            finish_root(schema);
+        }
+        if let Some(version) = version.as_object_mut() {
+            version.remove("subresources");
+            if status == Status::Subresource {
+                version.insert("subresources".to_owned(), json!({ "status": {} }));
+            }
+            // Keys that say nothing, such as an empty list of columns.
+            version.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
+        }
+    }
+    if let Some(names) = crd
+        .pointer_mut("/spec/names")
+        .and_then(Value::as_object_mut)
+    {
+        names.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
+    }
+    crd
+}
+
+/// `*.k8s.io` groups need a link to the review that approved the API.
+fn approved(mut crd: Value, link: &str) -> Value {
+    crd["metadata"]["annotations"] = json!({ APPROVED: link });
+    crd
+}

@@ -1,0 +1,83 @@
+//! ClusterNetworkTopology: the switches and blocks that nodes hang on.
+//!
+//! Source: Koordinator `apis/scheduling/v1alpha1/cluster_network_topology_types.go`.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Topmost layer: the whole cluster.
+pub const CLUSTER_TOPOLOGY_LAYER: &str = "ClusterTopologyLayer";
+/// Lowest layer: a node.
+pub const NODE_TOPOLOGY_LAYER: &str = "NodeTopologyLayer";
+
+/// The layers and the node labels they are read from.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "scheduling.koordinator.sh",
+    version = "v1alpha1",
+    kind = "ClusterNetworkTopology",
+    plural = "clusternetworktopologies",
+    singular = "clusternetworktopology",
+    status = "ClusterNetworkTopologyStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    attr = "cfg_attr(all(), serde(default))"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterNetworkTopologySpec {
+    /// The layers.
+    pub network_topology_spec: Vec<NetworkTopologyLayerSpec>,
+}
+
+/// One layer.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkTopologyLayerSpec {
+    /// Node labels that together name a node's place in the layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub label_key: Vec<String>,
+    /// The layer above.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parent_topology_layer: String,
+    /// Name of the layer.
+    pub topology_layer: String,
+}
+
+/// The topology found.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterNetworkTopologyStatus {
+    /// One entry for each place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub detail_status: Vec<NetworkTopologyDetail>,
+}
+
+/// One place in the topology.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkTopologyDetail {
+    /// The place.
+    pub topology_info: TopologyInfo,
+    /// The place above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_topology_info: Option<TopologyInfo>,
+    /// The layer below.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub child_topology_layer: String,
+    /// The places below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub child_topology_names: Vec<String>,
+    /// Nodes under the place.
+    pub node_num: i32,
+}
+
+/// A place: layer and name.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyInfo {
+    /// Layer.
+    pub topology_layer: String,
+    /// Name within the layer.
+    pub topology_name: String,
+}

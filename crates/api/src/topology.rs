@@ -1,0 +1,83 @@
+//! Types of the API group `topology.node.k8s.io`: NUMA zones of a node and their resources.
+//!
+//! Source: `k8stopologyawareschedwg/noderesourcetopology-api` as used by Koordinator. A zone is a NUMA
+//! node, named [`zone_name`], type [`ZONE_TYPE_NODE`].
+
+pub mod v1alpha1;
+pub mod v1alpha2;
+
+use crate::quantity::Quantity;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Type of a zone that is a NUMA node.
+pub const ZONE_TYPE_NODE: &str = "Node";
+
+/// Name of the zone of NUMA node `id`.
+#[must_use]
+pub fn zone_name(id: u32) -> String {
+    format!("node-{id}")
+}
+
+/// NUMA node a zone is named after.
+#[must_use]
+pub fn zone_id(name: &str) -> Option<u32> {
+    name.strip_prefix("node-")?.parse().ok()
+}
+
+/// A part of a node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Zone {
+    /// Name, unique in the node.
+    pub name: String,
+    /// Kind of zone.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Zone this one is a part of.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parent: String,
+    /// Distance to other zones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub costs: Vec<CostInfo>,
+    /// Facts about the zone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Vec<AttributeInfo>,
+    /// Resources of the zone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resources: Vec<ResourceInfo>,
+}
+
+/// Distance to another zone.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CostInfo {
+    /// The other zone.
+    pub name: String,
+    /// Distance as in the ACPI SLIT; 10 is local.
+    pub value: i64,
+}
+
+/// One resource of a zone.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceInfo {
+    /// Resource name.
+    pub name: String,
+    /// All there is.
+    pub capacity: Quantity,
+    /// What pods may use.
+    pub allocatable: Quantity,
+    /// What is not used yet.
+    pub available: Quantity,
+}
+
+/// A fact: name and value.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttributeInfo {
+    /// Name.
+    pub name: String,
+    /// Value.
+    pub value: String,
+}

@@ -1,0 +1,27 @@
+//! `topology.node.k8s.io/v1alpha1`: what koordlet writes.
+
+use super::Zone;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Top-level fields of a NodeResourceTopology, which has no spec.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "topology.node.k8s.io",
+    version = "v1alpha1",
+    kind = "NodeResourceTopology",
+    plural = "noderesourcetopologies",
+    singular = "noderesourcetopology",
+    shortname = "node-res-topo",
+    no_spec,
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeResourceTopologyFields {
+    /// Topology manager policies of the kubelet.
+    pub topology_policies: Vec<String>,
+    /// The zones.
+    pub zones: Vec<Zone>,
+}

@@ -1,0 +1,31 @@
+//! `topology.node.k8s.io/v1alpha2`: the storage version.
+
+use super::{AttributeInfo, Zone};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Top-level fields of a NodeResourceTopology, which has no spec.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "topology.node.k8s.io",
+    version = "v1alpha2",
+    kind = "NodeResourceTopology",
+    plural = "noderesourcetopologies",
+    singular = "noderesourcetopology",
+    shortname = "node-res-topo",
+    no_spec,
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeResourceTopologyFields {
+    /// Topology manager policies of the kubelet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub topology_policies: Vec<String>,
+    /// The zones.
+    pub zones: Vec<Zone>,
+    /// Facts about the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Vec<AttributeInfo>,
+}

@@ -1,0 +1,4 @@
+//! Behaviour of the API types as other programs see them.
+
+mod crds;
+mod samples;
