@@ -1,8 +1,18 @@
-//! Table output.
+//! Tables as `kubectl get` shows them. The server computes the cells; kubectl only aligns them.
 
-use serde_json::{Value, json};
+mod cluster;
+mod custom;
+mod duration;
+mod pod;
+mod workload;
 
-use super::resource::Resource;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::meta;
+use super::resource::{Behavior, Resource};
+
+pub use duration::{age, human_duration};
 
 /// What a row carries besides its cells (query parameter `includeObject`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,11 +26,174 @@ pub enum Include {
     Object,
 }
 
-pub(super) fn render(
-    _resource: &Resource,
-    _items: &[Value],
-    _include: Include,
-    _now: jiff::Timestamp,
-) -> Value {
-    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "columnDefinitions": [], "rows": []})
+impl Include {
+    /// From the query parameter; `None` for a value that does not exist.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" | "Metadata" => Some(Self::Metadata),
+            "None" => Some(Self::None),
+            "Object" => Some(Self::Object),
+            _ => None,
+        }
+    }
 }
+
+/// A column heading: name, OpenAPI type, priority (1: only with `-o wide`).
+pub(super) type Head = (&'static str, &'static str, i64);
+
+/// How one kind is printed.
+pub(super) struct Printer {
+    pub(super) heads: &'static [Head],
+    pub(super) cells: fn(&Value, Timestamp) -> Vec<Value>,
+}
+
+const PLAIN: Printer = Printer {
+    heads: &[("Name", "string", 0), ("Created At", "date", 0)],
+    cells: |o, _| vec![meta::name(o).into(), meta::text(o, "creationTimestamp").into()],
+};
+
+fn printer(resource: &Resource) -> &'static Printer {
+    match (&*resource.group, &*resource.plural) {
+        ("", "pods") => &pod::POD,
+        ("", "nodes") => &cluster::NODE,
+        ("", "namespaces") => &cluster::NAMESPACE,
+        ("" | "events.k8s.io", "events") => &cluster::EVENT,
+        ("", "configmaps") => &cluster::CONFIG_MAP,
+        ("", "secrets") => &cluster::SECRET,
+        ("", "services") => &cluster::SERVICE,
+        ("", "serviceaccounts") => &cluster::SERVICE_ACCOUNT,
+        ("", "resourcequotas") => &cluster::RESOURCE_QUOTA,
+        ("", "persistentvolumes") => &cluster::PERSISTENT_VOLUME,
+        ("", "persistentvolumeclaims") => &cluster::CLAIM,
+        ("", "replicationcontrollers") => &workload::REPLICATION_CONTROLLER,
+        ("coordination.k8s.io", "leases") => &cluster::LEASE,
+        ("policy", "poddisruptionbudgets") => &cluster::DISRUPTION_BUDGET,
+        ("scheduling.k8s.io", "priorityclasses") => &cluster::PRIORITY_CLASS,
+        ("storage.k8s.io", "storageclasses") => &cluster::STORAGE_CLASS,
+        ("rbac.authorization.k8s.io", "rolebindings" | "clusterrolebindings") => {
+            &cluster::ROLE_BINDING
+        }
+        (
+            "admissionregistration.k8s.io",
+            "mutatingwebhookconfigurations" | "validatingwebhookconfigurations",
+        ) => &cluster::WEBHOOKS,
+        ("apps", "deployments") => &workload::DEPLOYMENT,
+        ("apps", "replicasets") => &workload::REPLICA_SET,
+        ("apps", "statefulsets") => &workload::STATEFUL_SET,
+        ("apps", "daemonsets") => &workload::DAEMON_SET,
+        ("batch", "jobs") => &workload::JOB,
+        ("batch", "cronjobs") => &workload::CRON_JOB,
+        _ => &PLAIN,
+    }
+}
+
+/// The table of `items`; list metadata is the caller's.
+pub(super) fn render(
+    resource: &Resource,
+    items: &[Value],
+    include: Include,
+    now: Timestamp,
+) -> Value {
+    let (columns, rows): (Vec<Value>, Vec<Value>) = match &resource.behavior {
+        Behavior::Custom(c) => (
+            custom::columns(c),
+            items.iter().map(|o| row(o, custom::cells(c, o, now), include)).collect(),
+        ),
+        Behavior::Builtin { .. } => {
+            let p = printer(resource);
+            (
+                p.heads.iter().map(|(name, kind, priority)| head(name, kind, "", *priority)).collect(),
+                items.iter().map(|o| row(o, (p.cells)(o, now), include)).collect(),
+            )
+        }
+    };
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {},
+        "columnDefinitions": columns,
+        "rows": rows,
+    })
+}
+
+fn head(name: &str, kind: &str, description: &str, priority: i64) -> Value {
+    let format = if name == "Name" { "name" } else { "" };
+    json!({
+        "name": name, "type": kind, "format": format, "description": description,
+        "priority": priority,
+    })
+}
+
+fn row(object: &Value, cells: Vec<Value>, include: Include) -> Value {
+    match include {
+        Include::None => json!({"cells": cells, "object": null}),
+        Include::Metadata => json!({"cells": cells, "object": partial(object)}),
+        Include::Object => json!({"cells": cells, "object": object}),
+    }
+}
+
+/// The `meta.k8s.io/v1 PartialObjectMetadata` of an object.
+#[must_use]
+pub fn partial(object: &Value) -> Value {
+    let metadata = object.get("metadata").cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+    })
+}
+
+/// Age of an object for a cell.
+fn created(object: &Value, now: Timestamp) -> Value {
+    age(meta::text(object, "creationTimestamp"), now).into()
+}
+
+/// An integer at a path, 0 if absent.
+fn int_at(object: &Value, path: &[&str]) -> i64 {
+    meta::at(object, path).and_then(Value::as_i64).unwrap_or(0)
+}
+
+/// The elements at a path.
+fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
+    meta::at(object, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The text, or `<none>` when empty.
+fn or_none(text: &str) -> Value {
+    if text.is_empty() { "<none>" } else { text }.into()
+}
+
+/// A selector as text: `a=b,c in (d,e)`.
+fn selector_text(selector: Option<&Value>) -> String {
+    let Some(selector) = selector else { return "<none>".to_owned() };
+    let mut parts: Vec<String> = Vec::new();
+    if let Some(labels) = selector.get("matchLabels").and_then(Value::as_object) {
+        parts.extend(labels.iter().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))));
+    }
+    for e in list_at(selector, &["matchExpressions"]) {
+        let key = meta::str_at(e, &["key"]);
+        let values: Vec<&str> =
+            list_at(e, &["values"]).iter().filter_map(Value::as_str).collect();
+        let values = values.join(",");
+        parts.push(match meta::str_at(e, &["operator"]) {
+            "In" => format!("{key} in ({values})"),
+            "NotIn" => format!("{key} notin ({values})"),
+            "Exists" => key.to_owned(),
+            _ => format!("!{key}"),
+        });
+    }
+    if parts.is_empty() { "<none>".to_owned() } else { parts.join(",") }
+}
+
+/// A plain label map as text.
+fn labels_text(labels: Option<&Value>) -> String {
+    let parts: Vec<String> = labels
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")))
+        .collect();
+    if parts.is_empty() { "<none>".to_owned() } else { parts.join(",") }
+}
+
+#[cfg(test)]
+mod tests;
