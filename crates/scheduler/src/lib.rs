@@ -1,1 +1,28 @@
-//! koord-scheduler
+//! koord-scheduler: the scheduling engine and the daemon around it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`framework`] | the extension points, the registry, profiles |
+//! | [`state`] | pods as compact values, nodes as columns |
+//! | [`engine`] | queue, equivalence classes, cycle, diagnosis: synchronous and without I/O |
+//! | [`config`] | `KubeSchedulerConfiguration` |
+//! | [`run`] | the daemon: informers in, bindings, conditions and events out |
+//! | [`bench`] | the engine fed directly, for benchmarks |
+//!
+//! Invariants: this crate names no plugin; one task owns the engine; every state is rebuilt from the
+//! API before the first decision; a shared evaluation can cost time but never correctness.
+
+pub mod args;
+pub mod bench;
+pub mod config;
+mod debug;
+pub mod engine;
+pub mod framework;
+mod metrics;
+mod queue;
+mod runtime;
+pub mod state;
+
+pub use args::Args;
+pub use debug::{DebugHandle, Explanation};
+pub use runtime::{Error, Options, Watch, run};

@@ -1,0 +1,160 @@
+//! What a pod will probably use, and what that means for a node: the arithmetic of load-aware
+//! scheduling (`LoadAwareScheduling` of Koordinator, default estimator).
+
+/// Milli-cores assumed of a pod that asks for no (batch) CPU.
+pub const DEFAULT_MILLI_CPU: i64 = 250;
+/// Bytes assumed of a pod that asks for no (batch) memory: 200 MiB.
+pub const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+
+/// What to assume of a pod that asks for nothing of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// [`DEFAULT_MILLI_CPU`].
+    Cpu,
+    /// [`DEFAULT_MEMORY`].
+    Memory,
+    /// Nothing.
+    Zero,
+}
+
+/// Estimated use of one resource: `factor` percent of the larger of request and limit, never more
+/// than the limit. All in the resource's own unit.
+#[must_use]
+pub fn estimate(request: i64, limit: i64, factor: i64, fallback: Fallback) -> i64 {
+    let asked = request.max(limit);
+    if asked <= 0 {
+        return match fallback {
+            Fallback::Cpu => DEFAULT_MILLI_CPU,
+            Fallback::Memory => DEFAULT_MEMORY,
+            Fallback::Zero => 0,
+        };
+    }
+    let scaled = round_div(i128::from(asked) * i128::from(factor), 100);
+    if limit > 0 { scaled.min(limit) } else { scaled }
+}
+
+/// Whether `used` of `allocatable` exceeds `threshold` percent. The percentage is rounded half up
+/// first; a zero threshold or allocatable never refuses.
+#[must_use]
+pub fn exceeds(used: i64, allocatable: i64, threshold: i64) -> bool {
+    if threshold == 0 || allocatable <= 0 {
+        return false;
+    }
+    round_div(i128::from(used) * 100, i128::from(allocatable)) > threshold
+}
+
+/// 0..=100: how much of `allocatable` is left, zero when over-used or when there is none.
+#[must_use]
+pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
+    if allocatable <= 0 || used > allocatable {
+        return 0;
+    }
+    let left = (i128::from(allocatable) - i128::from(used)) * 100 / i128::from(allocatable);
+    i64::try_from(left).unwrap_or(0)
+}
+
+/// The node's score from `(weight, score)` per resource, and the weight of the scarcest resource.
+///
+/// `(Σ weight·score + dominant·min(100, min score)) / (Σ weight + dominant)`, integer division.
+#[must_use]
+pub fn weighted_score(scores: &[(i64, i64)], dominant_weight: i64) -> i64 {
+    let mut sum = 0_i64;
+    let mut weights = 0_i64;
+    let mut scarcest = 100_i64;
+    for (weight, score) in scores {
+        sum += weight * score;
+        weights += weight;
+        scarcest = scarcest.min(*score);
+    }
+    if dominant_weight > 0 {
+        sum += dominant_weight * scarcest;
+        weights += dominant_weight;
+    }
+    if weights == 0 { 0 } else { sum / weights }
+}
+
+/// The part of a pod's estimate that the node's report does not show yet.
+#[must_use]
+pub fn unreported(estimate: i64, reported: i64) -> i64 {
+    estimate.saturating_sub(reported).max(0)
+}
+
+/// What decides whether a report already covers a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Coverage {
+    /// When the pod was assigned, in seconds.
+    pub assigned: i64,
+    /// Until when the estimate is to be trusted over the report, in seconds, if configured.
+    pub deadline: Option<i64>,
+    /// When the report was made, in seconds.
+    pub reported: i64,
+    /// How often reports come, in seconds.
+    pub interval: i64,
+}
+
+impl Coverage {
+    /// Whether the pod's estimate still counts beside a report that lists the pod.
+    #[must_use]
+    pub fn estimate_counts(&self) -> bool {
+        self.reported.saturating_sub(self.interval) < self.assigned
+            || self
+                .deadline
+                .is_some_and(|deadline| deadline > self.reported)
+    }
+}
+
+/// `n / d` rounded half away from zero, `d > 0`.
+fn round_div(n: i128, d: i128) -> i64 {
+    let rounded = if n >= 0 {
+        (2 * n + d) / (2 * d)
+    } else {
+        -((-2 * n + d) / (2 * d))
+    };
+    i64::try_from(rounded).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimates_follow_request_limit_and_factor() {
+        assert_eq!(estimate(4000, 0, 85, Fallback::Cpu), 3400);
+        assert_eq!(estimate(4000, 8000, 85, Fallback::Cpu), 6800);
+        assert_eq!(estimate(8000, 4000, 85, Fallback::Cpu), 4000);
+        assert_eq!(estimate(0, 0, 85, Fallback::Cpu), 250);
+        assert_eq!(estimate(0, 0, 70, Fallback::Memory), 209_715_200);
+        assert_eq!(estimate(0, 0, 70, Fallback::Zero), 0);
+        assert_eq!(estimate(3, 0, 50, Fallback::Zero), 2, "halves round up");
+    }
+
+    #[test]
+    fn thresholds_compare_the_rounded_percentage() {
+        assert!(!exceeds(654, 1000, 65), "65.4 % rounds to 65");
+        assert!(exceeds(655, 1000, 65), "65.5 % rounds to 66");
+        assert!(!exceeds(999, 1000, 0), "zero switches the check off");
+        assert!(!exceeds(999, 0, 10));
+    }
+
+    #[test]
+    fn scores_use_integer_division() {
+        assert_eq!(least_used_score(1, 3), 66);
+        assert_eq!(least_used_score(4, 3), 0);
+        assert_eq!(weighted_score(&[(1, 90), (1, 81)], 0), 85);
+        assert_eq!(weighted_score(&[(1, 90), (1, 60)], 2), 67);
+    }
+
+    #[test]
+    fn a_fresh_pod_counts_until_a_report_covers_it() {
+        let at = |assigned, deadline| Coverage {
+            assigned,
+            deadline,
+            reported: 1000,
+            interval: 60,
+        };
+        assert!(at(941, None).estimate_counts());
+        assert!(!at(940, None).estimate_counts());
+        assert!(at(0, Some(1001)).estimate_counts());
+        assert!(!at(0, Some(1000)).estimate_counts());
+    }
+}

@@ -1,0 +1,273 @@
+//! Resource names as dense numbers, and amounts as `i64` in one fixed unit per resource.
+//!
+//! Units: `cpu` in milli-cores; every other resource in its own unit (bytes, pods, devices;
+//! `kubernetes.io/batch-cpu` and `kubernetes.io/mid-cpu` are milli-cores already).
+
+use koord_api::quantity::Quantity;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A resource name's number in one [`ResourceTable`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceId(pub u16);
+
+impl ResourceId {
+    /// The number as an index into a vector of columns.
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// `cpu`, in milli-cores.
+pub const CPU: ResourceId = ResourceId(0);
+/// `memory`, in bytes.
+pub const MEMORY: ResourceId = ResourceId(1);
+/// `ephemeral-storage`, in bytes.
+pub const EPHEMERAL_STORAGE: ResourceId = ResourceId(2);
+/// `pods`, a count.
+pub const PODS: ResourceId = ResourceId(3);
+/// `kubernetes.io/batch-cpu`, in milli-cores.
+pub const BATCH_CPU: ResourceId = ResourceId(4);
+/// `kubernetes.io/batch-memory`, in bytes.
+pub const BATCH_MEMORY: ResourceId = ResourceId(5);
+/// `kubernetes.io/mid-cpu`, in milli-cores.
+pub const MID_CPU: ResourceId = ResourceId(6);
+/// `kubernetes.io/mid-memory`, in bytes.
+pub const MID_MEMORY: ResourceId = ResourceId(7);
+
+/// The resources whose numbers are the same in every table, in order of number.
+const FIXED: [&str; 8] = [
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "pods",
+    koord_api::resources::BATCH_CPU,
+    koord_api::resources::BATCH_MEMORY,
+    koord_api::resources::MID_CPU,
+    koord_api::resources::MID_MEMORY,
+];
+
+/// Names old koord releases used, and what they are called now.
+const RENAMED: [(&str, &str); 8] = [
+    ("koordinator.sh/batch-cpu", "kubernetes.io/batch-cpu"),
+    ("koordinator.sh/batch-memory", "kubernetes.io/batch-memory"),
+    ("kubernetes.io/rdma", "koordinator.sh/rdma"),
+    ("kubernetes.io/fpga", "koordinator.sh/fpga"),
+    ("kubernetes.io/gpu", "koordinator.sh/gpu"),
+    ("kubernetes.io/gpu-core", "koordinator.sh/gpu-core"),
+    ("kubernetes.io/gpu-memory", "koordinator.sh/gpu-memory"),
+    (
+        "kubernetes.io/gpu-memory-ratio",
+        "koordinator.sh/gpu-memory-ratio",
+    ),
+];
+
+/// The current name of a resource that may be written with a deprecated one.
+#[must_use]
+pub fn canonical(name: &str) -> &str {
+    RENAMED
+        .iter()
+        .find(|(old, _)| *old == name)
+        .map_or(name, |(_, new)| new)
+}
+
+/// Resource names and their numbers. Numbers are never reused.
+#[derive(Debug, Clone)]
+pub struct ResourceTable {
+    names: Vec<Arc<str>>,
+    ids: HashMap<Arc<str>, ResourceId>,
+}
+
+impl Default for ResourceTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ResourceTable {
+    /// A table that knows the fixed resources.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut table = Self {
+            names: Vec::new(),
+            ids: HashMap::new(),
+        };
+        for name in FIXED {
+            table.intern(name);
+        }
+        table
+    }
+
+    /// The number of `name` (deprecated names count as their successor), assigned on first sight.
+    ///
+    /// A table that is full (65,536 names) files every further name under the last number.
+    pub fn intern(&mut self, name: &str) -> ResourceId {
+        let name = canonical(name);
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let Ok(number) = u16::try_from(self.names.len()) else {
+            return ResourceId(u16::MAX);
+        };
+        let id = ResourceId(number);
+        let name: Arc<str> = Arc::from(name);
+        self.names.push(name.clone());
+        self.ids.insert(name, id);
+        id
+    }
+
+    /// The number of `name`, if it was ever seen.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<ResourceId> {
+        self.ids.get(canonical(name)).copied()
+    }
+
+    /// The name behind `id`; empty for an id of another table.
+    #[must_use]
+    pub fn name(&self, id: ResourceId) -> &str {
+        self.names.get(id.index()).map_or("", |name| name)
+    }
+
+    /// How many names are known; every id is below this.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Never true: the fixed resources are always there.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+}
+
+/// `quantity` of resource `id` in that resource's unit, rounded up.
+#[must_use]
+pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
+    if id == CPU {
+        quantity.milli_value()
+    } else {
+        quantity.value()
+    }
+}
+
+/// A few resources with their amounts, sorted by id. Absent means zero.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Amounts(Vec<(ResourceId, i64)>);
+
+impl Amounts {
+    /// No resources.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The amount of `id`, zero when absent.
+    #[must_use]
+    pub fn get(&self, id: ResourceId) -> i64 {
+        self.position(id).map_or(0, |at| self.0[at].1)
+    }
+
+    /// Whether `id` is listed, even with amount zero.
+    #[must_use]
+    pub fn contains(&self, id: ResourceId) -> bool {
+        self.position(id).is_ok()
+    }
+
+    /// Sets the amount of `id`.
+    pub fn set(&mut self, id: ResourceId, amount: i64) {
+        match self.position(id) {
+            Ok(at) => self.0[at].1 = amount,
+            Err(at) => self.0.insert(at, (id, amount)),
+        }
+    }
+
+    /// Adds to the amount of `id`, saturating.
+    pub fn add(&mut self, id: ResourceId, amount: i64) {
+        self.set(id, self.get(id).saturating_add(amount));
+    }
+
+    /// Adds every amount of `other`.
+    pub fn add_all(&mut self, other: &Self) {
+        for (id, amount) in other.iter() {
+            self.add(id, amount);
+        }
+    }
+
+    /// Raises every amount to at least that of `other`.
+    pub fn max_all(&mut self, other: &Self) {
+        for (id, amount) in other.iter() {
+            self.set(id, self.get(id).max(amount));
+        }
+    }
+
+    /// The listed resources in order of id.
+    pub fn iter(&self) -> impl Iterator<Item = (ResourceId, i64)> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Whether nothing is listed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn position(&self, id: ResourceId) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&id, |(id, _)| *id)
+    }
+}
+
+impl FromIterator<(ResourceId, i64)> for Amounts {
+    fn from_iter<I: IntoIterator<Item = (ResourceId, i64)>>(items: I) -> Self {
+        let mut amounts = Self::new();
+        for (id, amount) in items {
+            amounts.set(id, amount);
+        }
+        amounts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixed_numbers_match_their_names() {
+        let table = ResourceTable::new();
+        assert_eq!(table.get("cpu"), Some(CPU));
+        assert_eq!(table.get("pods"), Some(PODS));
+        assert_eq!(table.get("kubernetes.io/batch-cpu"), Some(BATCH_CPU));
+        assert_eq!(table.name(MID_MEMORY), "kubernetes.io/mid-memory");
+    }
+
+    #[test]
+    fn deprecated_names_share_the_number_of_their_successor() {
+        let mut table = ResourceTable::new();
+        assert_eq!(table.intern("koordinator.sh/batch-cpu"), BATCH_CPU);
+        let gpu = table.intern("kubernetes.io/gpu");
+        assert_eq!(table.name(gpu), "koordinator.sh/gpu");
+    }
+
+    #[test]
+    fn amounts_stay_sorted_and_saturate() {
+        let mut amounts = Amounts::new();
+        amounts.set(MEMORY, 5);
+        amounts.set(CPU, 1);
+        amounts.add(MEMORY, i64::MAX);
+        assert_eq!(
+            amounts.iter().collect::<Vec<_>>(),
+            [(CPU, 1), (MEMORY, i64::MAX)]
+        );
+        let mut peak = Amounts::from_iter([(CPU, 7)]);
+        peak.max_all(&Amounts::from_iter([(CPU, 3), (PODS, 1)]));
+        assert_eq!((peak.get(CPU), peak.get(PODS)), (7, 1));
+    }
+
+    #[test]
+    fn cpu_counts_in_milli_everything_else_rounds_up() {
+        let half: Quantity = "500m".parse().unwrap();
+        assert_eq!(amount(CPU, &half), 500);
+        assert_eq!(amount(MEMORY, &half), 1);
+    }
+}

@@ -1,0 +1,267 @@
+//! `KubeSchedulerConfiguration`, group `kubescheduler.config.k8s.io`, version `v1`.
+//!
+//! Decoding is strict: an unknown field is an error that names it, as in kube-scheduler.
+
+mod validate;
+
+pub use validate::ConfigError;
+
+use koord_api::duration::GoDuration;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The scheduler's configuration, with upstream's names and defaults.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Configuration {
+    /// `kubescheduler.config.k8s.io/v1`.
+    pub api_version: String,
+    /// `KubeSchedulerConfiguration`.
+    pub kind: String,
+    /// Accepted for compatibility; the engine needs no worker count.
+    #[serde(default = "sixteen")]
+    pub parallelism: i32,
+    /// Leader election.
+    #[serde(default)]
+    pub leader_election: LeaderElection,
+    /// How to reach the API server.
+    #[serde(default)]
+    pub client_connection: ClientConnection,
+    /// Whether to serve profiles of the process.
+    #[serde(default = "yes")]
+    pub enable_profiling: bool,
+    /// Accepted for compatibility.
+    #[serde(default)]
+    pub enable_contention_profiling: bool,
+    /// Accepted for compatibility: every feasible node is scored.
+    #[serde(default)]
+    pub percentage_of_nodes_to_score: Option<i32>,
+    /// First back-off of a refused pod, in seconds.
+    #[serde(default = "one")]
+    pub pod_initial_backoff_seconds: i64,
+    /// Longest back-off, in seconds.
+    #[serde(default = "ten")]
+    pub pod_max_backoff_seconds: i64,
+    /// The profiles; one named `default-scheduler` when empty.
+    #[serde(default)]
+    pub profiles: Vec<ProfileConfig>,
+    /// Extenders. None is supported yet; a list that is not empty is refused.
+    #[serde(default)]
+    pub extenders: Vec<Value>,
+    /// Whether informers wait for leadership.
+    #[serde(default)]
+    pub delay_cache_until_active: bool,
+    /// Accepted for compatibility; served by `--address` and `--port`.
+    #[serde(default)]
+    pub health_bind_address: Option<String>,
+    /// Accepted for compatibility.
+    #[serde(default)]
+    pub metrics_bind_address: Option<String>,
+}
+
+/// `leaderElection`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LeaderElection {
+    /// Whether replicas elect one that works.
+    pub leader_elect: bool,
+    /// How long a lease is valid without renewal.
+    pub lease_duration: GoDuration,
+    /// After how long without a successful renewal the leader gives up.
+    pub renew_deadline: GoDuration,
+    /// How often to try.
+    pub retry_period: GoDuration,
+    /// Only `leases` exists.
+    pub resource_lock: String,
+    /// Name of the lease.
+    pub resource_name: String,
+    /// Namespace of the lease.
+    pub resource_namespace: String,
+}
+
+impl Default for LeaderElection {
+    fn default() -> Self {
+        Self {
+            leader_elect: true,
+            lease_duration: seconds(15),
+            renew_deadline: seconds(10),
+            retry_period: seconds(2),
+            resource_lock: "leases".to_owned(),
+            resource_name: "kube-scheduler".to_owned(),
+            resource_namespace: "kube-system".to_owned(),
+        }
+    }
+}
+
+fn seconds(seconds: i64) -> GoDuration {
+    GoDuration::from_secs(seconds)
+}
+
+/// `clientConnection`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ClientConnection {
+    /// Path of a kubeconfig; empty for the flags' or the in-cluster one.
+    pub kubeconfig: String,
+    /// Accepted for compatibility: JSON is spoken.
+    pub accept_content_types: String,
+    /// Accepted for compatibility: JSON is spoken.
+    pub content_type: String,
+    /// Requests per second.
+    pub qps: f64,
+    /// Requests at once.
+    pub burst: u32,
+}
+
+impl Default for ClientConnection {
+    fn default() -> Self {
+        Self {
+            kubeconfig: String::new(),
+            accept_content_types: String::new(),
+            content_type: "application/vnd.kubernetes.protobuf".to_owned(),
+            qps: 50.0,
+            burst: 100,
+        }
+    }
+}
+
+/// One entry of `profiles`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProfileConfig {
+    /// Pods with this `spec.schedulerName` are placed by this profile.
+    pub scheduler_name: Option<String>,
+    /// Accepted for compatibility: every feasible node is scored.
+    pub percentage_of_nodes_to_score: Option<i32>,
+    /// Which plugins run where.
+    pub plugins: PluginsConfig,
+    /// Arguments of plugins.
+    pub plugin_config: Vec<PluginArgs>,
+}
+
+/// `plugins` of a profile.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[allow(missing_docs, reason = "the extension points by their names")]
+pub struct PluginsConfig {
+    pub pre_enqueue: PluginSetConfig,
+    pub queue_sort: PluginSetConfig,
+    pub pre_filter: PluginSetConfig,
+    pub filter: PluginSetConfig,
+    pub post_filter: PluginSetConfig,
+    pub pre_score: PluginSetConfig,
+    pub score: PluginSetConfig,
+    pub reserve: PluginSetConfig,
+    pub permit: PluginSetConfig,
+    pub pre_bind: PluginSetConfig,
+    pub bind: PluginSetConfig,
+    pub post_bind: PluginSetConfig,
+    pub multi_point: PluginSetConfig,
+}
+
+/// Plugins switched on and off at one extension point.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PluginSetConfig {
+    /// On, in this order, after the defaults.
+    pub enabled: Vec<PluginRef>,
+    /// Off; `*` for all defaults.
+    pub disabled: Vec<PluginRef>,
+}
+
+/// A plugin by name.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PluginRef {
+    /// The plugin's name.
+    pub name: String,
+    /// Weight of its score.
+    #[serde(default)]
+    pub weight: Option<i64>,
+}
+
+/// One entry of `pluginConfig`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PluginArgs {
+    /// The plugin's name.
+    pub name: String,
+    /// Its arguments, with `apiVersion` and `kind`; decoded by the plugin.
+    #[serde(default)]
+    pub args: Value,
+}
+
+impl Default for Configuration {
+    /// What kube-scheduler does without a file: one profile, `default-scheduler`.
+    fn default() -> Self {
+        Self {
+            api_version: API_VERSION.to_owned(),
+            kind: KIND.to_owned(),
+            parallelism: sixteen(),
+            leader_election: LeaderElection::default(),
+            client_connection: ClientConnection::default(),
+            enable_profiling: true,
+            enable_contention_profiling: false,
+            percentage_of_nodes_to_score: None,
+            pod_initial_backoff_seconds: one(),
+            pod_max_backoff_seconds: ten(),
+            profiles: Vec::new(),
+            extenders: Vec::new(),
+            delay_cache_until_active: false,
+            health_bind_address: None,
+            metrics_bind_address: None,
+        }
+    }
+}
+
+impl Configuration {
+    /// Reads a file's YAML or JSON.
+    ///
+    /// # Errors
+    /// A syntax error, an unknown field, a wrong type or a value that is not allowed, by its path.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let value: Value = serde_saphyr::from_str(text)
+            .map_err(|error| ConfigError::Syntax(error.to_string()))?;
+        let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
+            ConfigError::Field { path: error.path().to_string(), message: error.inner().to_string() }
+        })?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The configuration used without a file: a profile with every Koordinator plugin this build
+    /// has, under each of `names`.
+    #[must_use]
+    pub fn koord(names: &[String]) -> Self {
+        let profiles = names
+            .iter()
+            .map(|name| ProfileConfig { scheduler_name: Some(name.clone()), ..Default::default() })
+            .collect();
+        Self { profiles, ..Self::default() }
+    }
+
+    /// Args by plugin of `profile`.
+    pub(crate) fn args(profile: &ProfileConfig) -> BTreeMap<&str, &Value> {
+        profile.plugin_config.iter().map(|entry| (entry.name.as_str(), &entry.args)).collect()
+    }
+}
+
+const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
+const KIND: &str = "KubeSchedulerConfiguration";
+
+fn yes() -> bool {
+    true
+}
+fn sixteen() -> i32 {
+    16
+}
+fn one() -> i64 {
+    1
+}
+fn ten() -> i64 {
+    10
+}
+
+#[cfg(test)]
+mod tests;

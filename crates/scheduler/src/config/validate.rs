@@ -1,0 +1,93 @@
+//! What a configuration may say.
+
+use super::{API_VERSION, Configuration, KIND};
+use std::collections::HashSet;
+
+/// A configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not YAML.
+    #[error("configuration is not valid YAML: {0}")]
+    Syntax(String),
+    /// A field that is unknown or has the wrong type.
+    #[error("configuration field {path}: {message}")]
+    Field {
+        /// Where.
+        path: String,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+fn refuse<T>(path: impl Into<String>, message: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::Field { path: path.into(), message: message.into() })
+}
+
+impl Configuration {
+    /// Checks values, as kube-scheduler does.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        if self.api_version != API_VERSION {
+            let message = format!("{:?} is not supported, use {API_VERSION:?}", self.api_version);
+            return refuse("apiVersion", message);
+        }
+        if self.kind != KIND {
+            return refuse("kind", format!("{:?} is not {KIND:?}", self.kind));
+        }
+        if self.parallelism <= 0 {
+            return refuse("parallelism", format!("{} must be above 0", self.parallelism));
+        }
+        if self.pod_initial_backoff_seconds <= 0 {
+            let message = format!("{} must be above 0", self.pod_initial_backoff_seconds);
+            return refuse("podInitialBackoffSeconds", message);
+        }
+        if self.pod_max_backoff_seconds < self.pod_initial_backoff_seconds {
+            let message = format!(
+                "{} must not be below podInitialBackoffSeconds {}",
+                self.pod_max_backoff_seconds, self.pod_initial_backoff_seconds
+            );
+            return refuse("podMaxBackoffSeconds", message);
+        }
+        if self.leader_election.leader_elect && self.leader_election.resource_lock != "leases" {
+            let message = format!("{:?} is not \"leases\"", self.leader_election.resource_lock);
+            return refuse("leaderElection.resourceLock", message);
+        }
+        if !self.extenders.is_empty() {
+            return refuse("extenders", "extenders are not supported yet");
+        }
+        percentage("percentageOfNodesToScore", self.percentage_of_nodes_to_score)?;
+        self.validate_profiles()
+    }
+
+    fn validate_profiles(&self) -> Result<(), ConfigError> {
+        let mut names = HashSet::new();
+        for (at, profile) in self.profiles.iter().enumerate() {
+            let path = format!("profiles[{at}]");
+            let name = profile.scheduler_name.as_deref().unwrap_or("default-scheduler");
+            if name.is_empty() {
+                return refuse(format!("{path}.schedulerName"), "must not be empty");
+            }
+            if !names.insert(name) {
+                return refuse(format!("{path}.schedulerName"), format!("{name:?} is used twice"));
+            }
+            let field = format!("{path}.percentageOfNodesToScore");
+            percentage(&field, profile.percentage_of_nodes_to_score)?;
+            let mut seen = HashSet::new();
+            for (entry, args) in profile.plugin_config.iter().enumerate() {
+                if !seen.insert(&args.name) {
+                    let field = format!("{path}.pluginConfig[{entry}].name");
+                    return refuse(field, format!("{:?} is configured twice", args.name));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn percentage(path: &str, value: Option<i32>) -> Result<(), ConfigError> {
+    match value {
+        Some(value) if !(0..=100).contains(&value) => {
+            refuse(path, format!("{value} is not within 0 and 100"))
+        }
+        _ => Ok(()),
+    }
+}

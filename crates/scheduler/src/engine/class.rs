@@ -1,0 +1,284 @@
+//! Pods of one shape share verdicts, scores and the order of candidates.
+//!
+//! An evaluation is exact for the row versions it has seen. Before each use it re-evaluates the
+//! rows that changed since; a fresh evaluation of every row is the same thing with an empty past,
+//! which is what makes the cached answer comparable with the exhaustive one.
+
+use super::diagnosis::{RowVerdict, Tally};
+use super::tree::{Key, Tree};
+use crate::framework::{Cycle, Instance, Normalize, Plugin, Reason, Rejection, State};
+use crate::state::{NodeIndex, NodeStore};
+
+/// What the plugins prepared for one pod.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// In order, without the plugins that skip.
+    pub filters: Vec<(Instance, State)>,
+    /// With weights, without the plugins that skip.
+    pub scores: Vec<(Instance, i64, State)>,
+    /// Sorted. Other nodes are refused by `only_by`.
+    pub only: Option<Vec<NodeIndex>>,
+    pub only_by: Vec<Instance>,
+}
+
+/// Everything an evaluation reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Scope<'a> {
+    pub cycle: Cycle<'a>,
+    pub plugins: &'a [Box<dyn Plugin>],
+    pub prepared: &'a Prepared,
+    pub seed: u64,
+}
+
+impl Scope<'_> {
+    fn nodes(&self) -> &NodeStore {
+        self.cycle.view.nodes
+    }
+
+    /// The full filter chain on one row.
+    pub fn judge(&self, node: NodeIndex) -> RowVerdict {
+        if self.nodes().info(node).is_none() {
+            return RowVerdict::Absent;
+        }
+        if let Some(only) = &self.prepared.only
+            && only.binary_search(&node).is_err()
+        {
+            let by = self.prepared.only_by.first().copied().unwrap_or_default();
+            return RowVerdict::Refused(by, Rejection::unresolvable(self.outside()));
+        }
+        for (plugin, state) in &self.prepared.filters {
+            if let Err(rejection) = self.plugins[*plugin].filter(&self.cycle, state, node) {
+                return RowVerdict::Refused(*plugin, rejection);
+            }
+        }
+        RowVerdict::Fits
+    }
+
+    fn outside(&self) -> Reason {
+        let by = &self.prepared.only_by;
+        let names: Vec<&str> = by.iter().map(|plugin| self.plugins[*plugin].name()).collect();
+        format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" ")).into()
+    }
+}
+
+/// One score plugin's raw scores.
+#[derive(Debug)]
+struct Column {
+    plugin: Instance,
+    weight: i64,
+    kind: Normalize,
+    raw: Vec<i64>,
+    /// The largest raw score of a feasible row, at least 0, and how many rows have it.
+    max: i64,
+    at_max: usize,
+    /// Normalised by the plugin, for `Normalize::Custom` only.
+    custom: Vec<i64>,
+}
+
+impl Column {
+    fn normal(&self, row: usize) -> i64 {
+        let raw = self.raw[row];
+        let score = match self.kind {
+            Normalize::None => raw,
+            Normalize::Custom => self.custom[row],
+            Normalize::Max if self.max == 0 => raw,
+            Normalize::Max => raw * 100 / self.max,
+            Normalize::MaxReversed if self.max == 0 => 100,
+            Normalize::MaxReversed => 100 - raw * 100 / self.max,
+        };
+        score.clamp(0, 100)
+    }
+}
+
+/// Verdicts and scores of all rows for one shape of pod.
+#[derive(Debug, Default)]
+pub(crate) struct Evaluation {
+    position: u64,
+    seen: Vec<u64>,
+    verdicts: Vec<RowVerdict>,
+    pub tally: Tally,
+    columns: Vec<Column>,
+    tree: Tree,
+    /// When it was last used, for eviction.
+    pub used: u64,
+}
+
+impl Evaluation {
+    /// Judges and scores every row.
+    pub fn fresh(scope: &Scope<'_>) -> Self {
+        let mut out = Self::default();
+        out.rebuild(scope);
+        out
+    }
+
+    /// Brings verdicts and scores up to date.
+    pub fn refresh(&mut self, scope: &Scope<'_>) {
+        let rows = scope.nodes().rows();
+        let same_scores = self.columns.len() == scope.prepared.scores.len()
+            && self.columns.iter().zip(&scope.prepared.scores).all(|(c, s)| c.plugin == s.0);
+        let changed = scope.nodes().changed_since(self.position);
+        let (Some(changed), true, true) = (changed, same_scores, self.verdicts.len() == rows)
+        else {
+            return self.rebuild(scope);
+        };
+        let mut rows = Vec::new();
+        for node in changed {
+            if self.seen[node.row()] != scope.nodes().version(node) {
+                self.seen[node.row()] = scope.nodes().version(node);
+                rows.push(node);
+            }
+        }
+        self.position = scope.nodes().position();
+        if rows.is_empty() {
+            return;
+        }
+        let before: Vec<i64> = self.columns.iter().map(|column| column.max).collect();
+        for node in &rows {
+            self.leave(node.row());
+            self.enter(scope, *node);
+        }
+        let mut all = false;
+        for (column, before) in self.columns.iter_mut().zip(before) {
+            let relative = matches!(column.kind, Normalize::Max | Normalize::MaxReversed);
+            if relative && column.at_max == 0 && column.max > 0 {
+                rescan(column, &self.verdicts);
+            }
+            all |= relative && column.max != before;
+            all |= column.kind == Normalize::Custom;
+        }
+        if all {
+            self.rank(scope);
+        } else {
+            for node in rows {
+                self.tree.set(node.row(), self.key(scope, node.row()));
+            }
+        }
+    }
+
+    /// The best node; none when no node fits.
+    pub fn best(&self) -> Option<NodeIndex> {
+        self.tree.best().and_then(|row| u32::try_from(row).ok()).map(NodeIndex)
+    }
+
+    /// Per active score plugin, its weighted score of `node`.
+    pub fn scores(&self, node: NodeIndex) -> Vec<(Instance, i64)> {
+        self.columns.iter().map(|c| (c.plugin, c.weight * c.normal(node.row()))).collect()
+    }
+
+    fn rebuild(&mut self, scope: &Scope<'_>) {
+        let nodes = scope.nodes();
+        let rows = nodes.rows();
+        self.position = nodes.position();
+        self.tally = Tally::default();
+        self.verdicts.clear();
+        self.verdicts.resize_with(rows, RowVerdict::default);
+        self.seen.clear();
+        self.seen.resize(rows, 0);
+        self.columns = scope
+            .prepared
+            .scores
+            .iter()
+            .map(|(plugin, weight, _)| Column {
+                plugin: *plugin,
+                weight: *weight,
+                kind: scope.plugins[*plugin].normalization(),
+                raw: vec![0; rows],
+                max: 0,
+                at_max: 0,
+                custom: Vec::new(),
+            })
+            .collect();
+        for row in 0..rows {
+            let Ok(number) = u32::try_from(row) else { break };
+            self.seen[row] = nodes.version(NodeIndex(number));
+            self.enter(scope, NodeIndex(number));
+        }
+        self.rank(scope);
+    }
+
+    fn leave(&mut self, row: usize) {
+        match std::mem::take(&mut self.verdicts[row]) {
+            RowVerdict::Absent => {}
+            RowVerdict::Refused(plugin, rejection) => self.tally.remove(plugin, &rejection),
+            RowVerdict::Fits => {
+                for column in &mut self.columns {
+                    column.at_max -= usize::from(column.raw[row] == column.max);
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
+        let row = node.row();
+        let verdict = scope.judge(node);
+        match &verdict {
+            RowVerdict::Absent => {}
+            RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
+            RowVerdict::Fits => {
+                for (column, (plugin, _, state)) in
+                    self.columns.iter_mut().zip(&scope.prepared.scores)
+                {
+                    let raw = scope.plugins[*plugin].score(&scope.cycle, state, node);
+                    column.raw[row] = raw;
+                    if raw > column.max {
+                        column.max = raw;
+                        column.at_max = 0;
+                    }
+                    column.at_max += usize::from(raw == column.max);
+                }
+            }
+        }
+        self.verdicts[row] = verdict;
+    }
+
+    /// Recomputes every total.
+    fn rank(&mut self, scope: &Scope<'_>) {
+        for column in &mut self.columns {
+            if column.kind == Normalize::Custom {
+                let rows: Vec<usize> =
+                    super::diagnosis::feasible(&self.verdicts).map(NodeIndex::row).collect();
+                let mut scores: Vec<i64> = rows.iter().map(|row| column.raw[*row]).collect();
+                scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
+                column.custom.clear();
+                column.custom.resize(self.verdicts.len(), 0);
+                for (row, score) in rows.into_iter().zip(scores) {
+                    column.custom[row] = score;
+                }
+            }
+        }
+        let keys: Vec<Key> =
+            (0..self.verdicts.len()).map(|row| self.key(scope, row)).collect();
+        self.tree.rebuild(keys.into_iter());
+    }
+
+    /// Orders by total score, then by a number drawn from the seed and the row's version: ties are
+    /// spread, and drawn again whenever a node changes, yet the same input gives the same order.
+    fn key(&self, scope: &Scope<'_>, row: usize) -> Key {
+        if !matches!(self.verdicts[row], RowVerdict::Fits) {
+            return 0;
+        }
+        let total: i64 = self.columns.iter().map(|c| c.weight * c.normal(row)).sum();
+        let total = u64::try_from(total).unwrap_or(0).min(u64::from(u32::MAX) - 1);
+        let tie = mix(scope.seed ^ self.seen[row].rotate_left(24) ^ row as u64) >> 32;
+        ((total + 1) << 32) | tie
+    }
+}
+
+fn rescan(column: &mut Column, verdicts: &[RowVerdict]) {
+    (column.max, column.at_max) = (0, 0);
+    for node in super::diagnosis::feasible(verdicts) {
+        let raw = column.raw[node.row()];
+        if raw > column.max {
+            (column.max, column.at_max) = (raw, 0);
+        }
+        column.at_max += usize::from(raw == column.max);
+    }
+}
+
+/// A well-mixed function of `x` (the finaliser of SplitMix64).
+fn mix(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

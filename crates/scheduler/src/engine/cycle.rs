@@ -1,0 +1,432 @@
+//! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
+
+use super::class::{Evaluation, Prepared, Scope};
+use super::diagnosis::{Diagnosis, RowVerdict};
+use super::{BindRequest, Engine, Failure, Outcome, Output, Waiting};
+use crate::framework::{
+    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, PostFilter, PreFilter, PreScore,
+    Rejection, Signable, Signature, View,
+};
+use crate::queue::{PluginSet, Refusal};
+use crate::state::{NodeIndex, PodInfo};
+use jiff::{SignedDuration, Timestamp};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// The longest a pod may wait for permission.
+const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
+
+/// How a cycle ended short of a placement.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Refused(Diagnosis),
+    Failed(String),
+}
+
+impl Engine {
+    /// Tries the next ready pod. `None` when no pod is ready.
+    pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
+        self.tick(now);
+        loop {
+            let queued = self.queue.pop(now)?;
+            let Some(profile) = self.profile_of(&queued.info) else {
+                self.queue.remove(&queued.info.uid);
+                continue;
+            };
+            let pod = queued.info.clone();
+            let ended = catch_unwind(AssertUnwindSafe(|| self.cycle(&pod, profile, now)));
+            let ended = ended.unwrap_or_else(|panic| {
+                // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
+                self.classes.clear();
+                self.forget(&pod.uid, now);
+                let what = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_default();
+                Err(Stop::Failed(format!("a plugin panicked: {what}")))
+            });
+            let attempts = queued.attempts;
+            let first_seen = queued.first_seen;
+            let base = Outcome { pod: pod.clone(), profile, attempts, first_seen, node: None, error: false };
+            return Some(match ended {
+                Ok(node) => Outcome { node: Some(node), ..base },
+                Err(stop) => {
+                    let error = self.refuse(&pod, stop, now);
+                    Outcome { error, ..base }
+                }
+            });
+        }
+    }
+
+    /// Where `pod` would go now, evaluated from scratch, with nothing booked: what the cached
+    /// answer must equal.
+    ///
+    /// # Errors
+    /// Why no node takes it.
+    pub fn dry_run(&mut self, pod: &Arc<PodInfo>, now: Timestamp) -> Result<Arc<str>, Diagnosis> {
+        let Some(profile) = self.profile_of(pod) else { return Err(Diagnosis::default()) };
+        match self.select(pod, profile, now, false) {
+            Ok(node) => Ok(self.nodes.name(node).clone()),
+            Err(Stop::Refused(diagnosis)) => Err(diagnosis),
+            Err(Stop::Failed(message)) => {
+                Err(Diagnosis { pre_filter_message: message, ..Diagnosis::default() })
+            }
+        }
+    }
+
+    /// Whether pods may share evaluations. On unless a test or a benchmark turns it off.
+    pub fn set_caching(&mut self, on: bool) {
+        self.caching = on;
+        self.classes.clear();
+    }
+
+    fn cycle(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+    ) -> Result<Arc<str>, Stop> {
+        let node = match self.select(pod, profile, now, self.caching) {
+            Ok(node) => node,
+            Err(Stop::Refused(diagnosis)) => {
+                return Err(Stop::Refused(self.post_filter(pod, profile, diagnosis, now)));
+            }
+            Err(failed) => return Err(failed),
+        };
+        let name = self.nodes.name(node).clone();
+        self.assume(pod, &name, now);
+        let reserved = self.reserve(pod, profile, node, now).and_then(|()| {
+            let permit = self.permit(pod, profile, node, now)?;
+            match permit {
+                Some(wait) => {
+                    self.waiting.insert(pod.uid.clone(), wait);
+                    Ok(())
+                }
+                None => self.send_to_bind(pod, profile, node, now),
+            }
+        });
+        if let Err(stop) = reserved {
+            self.forget(&pod.uid, now);
+            return Err(stop);
+        }
+        Ok(name)
+    }
+
+    fn select(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+        cached: bool,
+    ) -> Result<NodeIndex, Stop> {
+        if self.nodes.is_empty() {
+            return Err(Stop::Refused(Diagnosis::default()));
+        }
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let cycle = Cycle { pod, view };
+        let prepared = self.prepare(&cycle, profile)?;
+        let scope =
+            Scope { cycle, plugins: &self.plugins, prepared: &prepared, seed: self.options.seed };
+        let mut signature = Signature::default();
+        let shared = cached
+            && prepared.only.is_none()
+            && self.sign(pod, profile, &mut signature) == Signable::Yes;
+        if shared {
+            self.uses += 1;
+            let key = (profile, signature);
+            let class = match self.classes.entry(key) {
+                std::collections::hash_map::Entry::Occupied(entry) => {
+                    let class = entry.into_mut();
+                    class.refresh(&scope);
+                    class
+                }
+                std::collections::hash_map::Entry::Vacant(entry) => {
+                    entry.insert(Evaluation::fresh(&scope))
+                }
+            };
+            class.used = self.uses;
+            // The chosen node passes the whole chain again, with this very pod's state.
+            let best = class.best();
+            let confirmed = best
+                .is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits));
+            if confirmed {
+                let answer = answer(class, &scope, &self.names);
+                self.evict_classes();
+                return answer;
+            }
+            self.mismatches += 1;
+            self.classes.clear();
+        }
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let scope = Scope {
+            cycle: Cycle { pod, view },
+            plugins: &self.plugins,
+            prepared: &prepared,
+            seed: self.options.seed,
+        };
+        answer(&Evaluation::fresh(&scope), &scope, &self.names)
+    }
+
+    fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
+        let profile = &self.profiles[profile];
+        let mut prepared = Prepared::default();
+        let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
+        let mut skipped: PluginSet = 0;
+        for instance in &profile.pre_filter {
+            match self.plugins[*instance].pre_filter(cycle) {
+                PreFilter::Ready { state, nodes } => {
+                    if let Some(mut nodes) = nodes {
+                        nodes.sort_unstable();
+                        if let Some(only) = &prepared.only {
+                            nodes.retain(|node| only.binary_search(node).is_ok());
+                        }
+                        prepared.only = Some(nodes);
+                        prepared.only_by.push(*instance);
+                    }
+                    states.push((*instance, state));
+                }
+                PreFilter::Skip => skipped |= 1 << instance,
+                PreFilter::Reject(rejection) => return Err(self.pre_filter_stop(*instance, &rejection)),
+            }
+        }
+        for instance in &profile.filter {
+            if skipped & (1 << instance) == 0 {
+                let at = states.iter().position(|(owner, _)| owner == instance);
+                let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
+                prepared.filters.push((*instance, state));
+            }
+        }
+        // A score plugin without a pre-score step of its own is asked without state.
+        for (instance, weight) in &profile.score {
+            if profile.pre_score.contains(instance) {
+                match self.plugins[*instance].pre_score(cycle) {
+                    PreScore::Ready(state) => prepared.scores.push((*instance, *weight, state)),
+                    PreScore::Skip => {}
+                }
+            } else {
+                prepared.scores.push((*instance, *weight, crate::framework::State::default()));
+            }
+        }
+        Ok(prepared)
+    }
+
+    fn pre_filter_stop(&self, instance: Instance, rejection: &Rejection) -> Stop {
+        let message = rejection.message();
+        if rejection.code == Code::Error {
+            let name = self.names[instance];
+            return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
+        }
+        Stop::Refused(Diagnosis {
+            total_nodes: self.nodes.len(),
+            pre_filter_message: message,
+            plugins: vec![self.names[instance]],
+            by: 1 << instance,
+            pending: rejection.code == Code::Pending,
+            ..Diagnosis::default()
+        })
+    }
+
+    fn sign(&self, pod: &PodInfo, profile: usize, signature: &mut Signature) -> Signable {
+        for instance in &self.signers[profile] {
+            if self.plugins[*instance].sign(pod, signature) == Signable::No {
+                return Signable::No;
+            }
+        }
+        Signable::Yes
+    }
+
+    fn evict_classes(&mut self) {
+        if self.classes.len() > self.options.max_classes {
+            let oldest = self.classes.iter().min_by_key(|(_, class)| class.used);
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                self.classes.remove(&key);
+            }
+        }
+    }
+
+    fn post_filter(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        mut diagnosis: Diagnosis,
+        now: Timestamp,
+    ) -> Diagnosis {
+        let mut messages = Vec::new();
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        for instance in &self.profiles[profile].post_filter {
+            let cycle = Cycle { pod, view };
+            match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
+                PostFilter::Nominated(node) => {
+                    diagnosis.nominated = Some(node.to_string());
+                    break;
+                }
+                PostFilter::Unhelpful(text) if text.is_empty() => {}
+                PostFilter::Unhelpful(text) => messages.push(text),
+            }
+        }
+        diagnosis.post_filter_message = messages.join(", ");
+        diagnosis
+    }
+
+    fn reserve(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        now: Timestamp,
+    ) -> Result<(), Stop> {
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        for instance in &self.profiles[profile].reserve {
+            if let Err(rejection) = self.plugins[*instance].reserve(&Cycle { pod, view }, node) {
+                return Err(self.stop_at("Reserve", *instance, &rejection));
+            }
+        }
+        Ok(())
+    }
+
+    fn permit(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        now: Timestamp,
+    ) -> Result<Option<Waiting>, Stop> {
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let mut waiting: Option<Waiting> = None;
+        for instance in &self.profiles[profile].permit {
+            match self.plugins[*instance].permit(&Cycle { pod, view }, node) {
+                Permit::Allow => {}
+                Permit::Wait(longest) => {
+                    let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT).min(MAX_WAIT);
+                    let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
+                    let entry = waiting.get_or_insert_with(|| Waiting {
+                        pod: pod.clone(),
+                        profile,
+                        on: Vec::new(),
+                        until,
+                    });
+                    entry.on.push(self.names[*instance]);
+                    entry.until = entry.until.min(until);
+                }
+                Permit::Reject(rejection) => {
+                    return Err(self.stop_at("Permit", *instance, &rejection));
+                }
+            }
+        }
+        Ok(waiting)
+    }
+
+    /// Hands a booked pod to the binder.
+    pub(super) fn send_to_bind(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        now: Timestamp,
+    ) -> Result<(), Stop> {
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let cycle = Cycle { pod, view };
+        let mut patch = PodPatch::default();
+        for instance in &self.profiles[profile].pre_bind {
+            if let Err(rejection) = self.plugins[*instance].pre_bind(&cycle, node, &mut patch) {
+                return Err(self.stop_at("PreBind", *instance, &rejection));
+            }
+        }
+        let plans = self.profiles[profile].bind.iter();
+        let plan = plans
+            .map(|instance| self.plugins[*instance].bind(&cycle, node))
+            .find(|plan| *plan != BindPlan::Skip);
+        if plan.is_none() {
+            return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
+        }
+        let node = self.nodes.name(node).clone();
+        self.outbox.push(Output::Bind(BindRequest { pod: pod.clone(), node, patch, profile }));
+        Ok(())
+    }
+
+    fn stop_at(&self, point: &str, instance: Instance, rejection: &Rejection) -> Stop {
+        let message = rejection.message();
+        if rejection.code == Code::Error {
+            let name = self.names[instance];
+            return Stop::Failed(format!("running {point} plugin {name:?}: {message}"));
+        }
+        let mut stop = self.pre_filter_stop(instance, rejection);
+        if let Stop::Refused(diagnosis) = &mut stop {
+            // Refused on one node of many: counted as that node's reason.
+            diagnosis.pre_filter_message = String::new();
+            diagnosis.total_nodes = self.nodes.len();
+            diagnosis.refusals = vec![super::diagnosis::NodeRefusal {
+                failed_plugin: self.names[instance],
+                reason: message,
+                preempt_might_help: false,
+                nodes: 1,
+            }];
+        }
+        stop
+    }
+
+    /// Puts a pod back and reports why. Returns whether it was an error.
+    pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
+        let (failure, refusal, error) = match stop {
+            Stop::Refused(diagnosis) => {
+                let (by, pending) = (diagnosis.by, diagnosis.pending);
+                let failure = Failure {
+                    pod: pod.clone(),
+                    reason: "Unschedulable",
+                    message: diagnosis.message(),
+                    nominated: diagnosis.nominated.clone(),
+                    diagnosis: Some(Arc::new(diagnosis)),
+                };
+                (failure, Refusal::Unschedulable { by, pending }, false)
+            }
+            Stop::Failed(message) => {
+                let (pod, reason) = (pod.clone(), "SchedulerError");
+                let failure = Failure { pod, reason, message, nominated: None, diagnosis: None };
+                (failure, Refusal::Error, true)
+            }
+        };
+        self.queue.refuse(&pod.uid, refusal, now);
+        self.outbox.push(Output::Failed(failure));
+        error
+    }
+
+    /// Lets plugins and permissions react to the passing of time.
+    fn tick(&mut self, now: Timestamp) {
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.tick(view, &mut fx);
+        }
+        self.apply(fx, now);
+        if !self.waiting.is_empty() {
+            let late: Vec<Arc<str>> = self
+                .waiting
+                .iter()
+                .filter(|(_, waiting)| waiting.until <= now)
+                .map(|(uid, _)| uid.clone())
+                .collect();
+            for uid in late {
+                let names = self.waiting.get(&uid).map(|w| w.on.clone()).unwrap_or_default();
+                let plugin = names.first().copied().unwrap_or_default();
+                let reason = format!("rejected due to timeout after waiting at plugin {plugin}");
+                self.reject_waiting(&uid, plugin, &reason, now);
+            }
+        }
+    }
+}
+
+fn answer(
+    evaluation: &Evaluation,
+    scope: &Scope<'_>,
+    names: &[&'static str],
+) -> Result<NodeIndex, Stop> {
+    if let Some(node) = evaluation.best() {
+        return Ok(node);
+    }
+    if let Some((plugin, reason)) = evaluation.tally.error() {
+        return Err(Stop::Failed(format!("running {:?} filter plugin: {reason}", names[plugin])));
+    }
+    let total = scope.cycle.view.nodes.len();
+    Err(Stop::Refused(evaluation.tally.diagnosis(total, names)))
+}

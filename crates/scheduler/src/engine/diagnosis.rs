@@ -1,0 +1,191 @@
+//! Why a pod was refused.
+
+use crate::framework::{Code, Instance, Reason, Rejection};
+use crate::queue::PluginSet;
+use crate::state::NodeIndex;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Nodes that were refused for one reason by one plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeRefusal {
+    /// The plugin.
+    pub failed_plugin: &'static str,
+    /// Its reason.
+    pub reason: String,
+    /// Whether evicting pods might help.
+    pub preempt_might_help: bool,
+    /// How many nodes.
+    pub nodes: usize,
+}
+
+/// Why one scheduling cycle placed nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Diagnosis {
+    /// How many nodes there are.
+    pub total_nodes: usize,
+    /// Set when a plugin refused the pod before any node was looked at.
+    pub pre_filter_message: String,
+    /// Per plugin and reason. A node counts once per reason its refusing plugin gave.
+    pub refusals: Vec<NodeRefusal>,
+    /// What the attempt to make room said.
+    pub post_filter_message: String,
+    /// The node on which room is being made.
+    pub nominated: Option<String>,
+    /// The plugins that refused.
+    pub plugins: Vec<&'static str>,
+    /// The same as a set.
+    #[serde(skip)]
+    pub(crate) by: PluginSet,
+    /// Whether a plugin merely waits for something outside.
+    #[serde(skip)]
+    pub(crate) pending: bool,
+}
+
+impl Diagnosis {
+    /// The text of the pod's condition and event, in kube-scheduler's form:
+    /// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable. <post filter>`.
+    #[must_use]
+    pub fn message(&self) -> String {
+        if self.total_nodes == 0 && self.pre_filter_message.is_empty() {
+            return "no nodes available to schedule pods".to_owned();
+        }
+        let mut text = format!("0/{} nodes are available", self.total_nodes);
+        if self.pre_filter_message.is_empty() {
+            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            for refusal in &self.refusals {
+                *counts.entry(&refusal.reason).or_default() += refusal.nodes;
+            }
+            let mut parts: Vec<String> =
+                counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            parts.sort_unstable();
+            if parts.is_empty() {
+                text.push('.');
+            } else {
+                text.push_str(&format!(": {}.", parts.join(", ")));
+            }
+        } else {
+            text.push_str(&format!(": {}.", self.pre_filter_message));
+        }
+        if !self.post_filter_message.is_empty() {
+            text.push(' ');
+            text.push_str(&self.post_filter_message);
+        }
+        text
+    }
+}
+
+/// Rejections of nodes, counted as they come and go.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tally {
+    counts: FxHashMap<(Instance, Code, Reason), usize>,
+    /// Refused nodes that evicting pods might free, by index.
+    pub helpable: usize,
+}
+
+impl Tally {
+    pub fn add(&mut self, plugin: Instance, rejection: &Rejection) {
+        self.helpable += usize::from(rejection.code == Code::Unschedulable);
+        for reason in rejection.reasons.as_slice() {
+            *self.counts.entry((plugin, rejection.code, reason.clone())).or_default() += 1;
+        }
+    }
+
+    pub fn remove(&mut self, plugin: Instance, rejection: &Rejection) {
+        self.helpable -= usize::from(rejection.code == Code::Unschedulable);
+        for reason in rejection.reasons.as_slice() {
+            let key = (plugin, rejection.code, reason.clone());
+            if let Some(count) = self.counts.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// The diagnosis of a pod that no node took. `names` are the instances' plugin names.
+    pub fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
+        let mut out = Diagnosis { total_nodes, ..Diagnosis::default() };
+        for ((plugin, code, reason), nodes) in &self.counts {
+            out.by |= 1 << plugin;
+            out.pending |= *code == Code::Pending;
+            out.refusals.push(NodeRefusal {
+                failed_plugin: names.get(*plugin).copied().unwrap_or_default(),
+                reason: reason.to_string(),
+                preempt_might_help: *code == Code::Unschedulable,
+                nodes: *nodes,
+            });
+        }
+        out.refusals.sort_by(|a, b| {
+            b.nodes.cmp(&a.nodes).then_with(|| (a.failed_plugin, &a.reason).cmp(&(b.failed_plugin, &b.reason)))
+        });
+        out.plugins = out.refusals.iter().map(|refusal| refusal.failed_plugin).collect();
+        out.plugins.sort_unstable();
+        out.plugins.dedup();
+        out
+    }
+
+    /// An error of a plugin on some node, if any: the cycle failed rather than refused.
+    pub fn error(&self) -> Option<(Instance, &Reason)> {
+        self.counts.keys().find(|(_, code, _)| *code == Code::Error).map(|(p, _, r)| (*p, r))
+    }
+}
+
+/// What was said of one row.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum RowVerdict {
+    /// Not a node.
+    #[default]
+    Absent,
+    Fits,
+    Refused(Instance, Rejection),
+}
+
+/// The nodes among `verdicts` that fit, in order.
+pub(crate) fn feasible(verdicts: &[RowVerdict]) -> impl Iterator<Item = NodeIndex> + '_ {
+    verdicts
+        .iter()
+        .enumerate()
+        .filter(|(_, verdict)| matches!(verdict, RowVerdict::Fits))
+        .filter_map(|(row, _)| u32::try_from(row).ok().map(NodeIndex))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_counts_reasons_and_sorts_them_as_text() {
+        let mut tally = Tally::default();
+        for _ in 0..10 {
+            tally.add(0, &Rejection::unschedulable("Insufficient cpu"));
+        }
+        tally.add(1, &Rejection::unresolvable("node(s) were unschedulable"));
+        tally.add(1, &Rejection::unresolvable("node(s) were unschedulable"));
+        let mut diagnosis = tally.diagnosis(12, &["Fit", "Unschedulable"]);
+        assert_eq!(
+            diagnosis.message(),
+            "0/12 nodes are available: 10 Insufficient cpu, 2 node(s) were unschedulable."
+        );
+        diagnosis.post_filter_message = "preemption: no.".to_owned();
+        assert!(diagnosis.message().ends_with("unschedulable. preemption: no."));
+        assert_eq!(diagnosis.by, 0b11);
+        for _ in 0..2 {
+            tally.remove(1, &Rejection::unresolvable("node(s) were unschedulable"));
+        }
+        assert_eq!(tally.diagnosis(10, &["Fit", ""]).refusals.len(), 1);
+        assert_eq!(tally.helpable, 10);
+    }
+
+    #[test]
+    fn a_pre_filter_message_replaces_the_counts() {
+        let pre_filter_message = "no quota".to_owned();
+        let diagnosis = Diagnosis { total_nodes: 2, pre_filter_message, ..Diagnosis::default() };
+        assert_eq!(diagnosis.message(), "0/2 nodes are available: no quota.");
+        assert_eq!(Diagnosis::default().message(), "no nodes available to schedule pods");
+    }
+}

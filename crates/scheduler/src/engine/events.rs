@@ -1,0 +1,254 @@
+//! What the engine is told by informers and by the binder.
+
+use super::{BindError, Engine, Output, Record};
+use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject, View};
+use crate::state::{NodeInfo, PodInfo};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use std::sync::Arc;
+
+impl Engine {
+    /// A pod was created or changed.
+    pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
+        let info = match PodInfo::new(pod.clone(), &mut self.resources) {
+            Ok(info) => Arc::new(info),
+            Err(error) => {
+                self.pod_broken(&pod, &error.to_string(), now);
+                return;
+            }
+        };
+        if info.terminal {
+            self.pod_gone(&info.uid, now);
+        } else if let Some(node) = info.node.clone() {
+            self.pod_bound(info, &node, now);
+        } else {
+            self.pod_pending(info, now);
+        }
+    }
+
+    /// A pod was deleted.
+    pub fn pod_deleted(&mut self, pod: &Pod, now: Timestamp) {
+        if let Some(uid) = pod.metadata.uid.as_deref() {
+            self.pod_gone(uid, now);
+        }
+    }
+
+    fn pod_broken(&mut self, pod: &Pod, error: &str, now: Timestamp) {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        self.pod_gone(&text(&pod.metadata.uid), now);
+        self.outbox.push(Output::Problem(Problem {
+            kind: "Pod",
+            namespace: text(&pod.metadata.namespace),
+            name: text(&pod.metadata.name),
+            uid: text(&pod.metadata.uid),
+            message: format!("the pod is not scheduled: {error}"),
+        }));
+    }
+
+    fn pod_gone(&mut self, uid: &str, now: Timestamp) {
+        self.queue.remove(uid);
+        self.waiting.remove(uid);
+        if let Some(pod) = self.unbook(uid, now) {
+            self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
+        }
+    }
+
+    fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
+        self.queue.remove(&info.uid);
+        self.waiting.remove(&info.uid);
+        let Some(record) = self.pods.get_mut(&info.uid) else {
+            self.book(info.clone(), node, false, now);
+            return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
+        };
+        if **self.nodes.name(record.node) != *node {
+            // Bound elsewhere than assumed: by another scheduler, or by hand.
+            self.unbook(&info.uid, now);
+            self.book(info.clone(), node, false, now);
+            return self.pod_event(Subject::AssignedPod, Action::ADD.or(Action::DELETE), &info, now);
+        }
+        let was_assumed = std::mem::replace(&mut record.assumed, false);
+        let old = std::mem::replace(&mut record.info, info.clone());
+        let index = record.node;
+        self.nodes.update_pod(index, info.clone());
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_updated(&old, &info, index, view, &mut fx);
+        }
+        self.apply(fx, now);
+        if was_assumed {
+            return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
+        }
+        let mut action = Action(0);
+        if old.requests.iter().any(|(id, amount)| info.requests.get(id) < amount) {
+            action = action.or(Action::POD_SCALE_DOWN);
+        }
+        if old.object.metadata.labels != info.object.metadata.labels {
+            action = action.or(Action::POD_LABEL);
+        }
+        if action.0 != 0 {
+            self.pod_event(Subject::AssignedPod, action, &info, now);
+        }
+    }
+
+    fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
+        if let Some(Record { assumed: true, .. }) = self.pods.get(&info.uid) {
+            // Our binding is under way; this is an echo of before, or of a status change.
+            return;
+        }
+        let Some(profile) = self.profile_of(&info).filter(|_| !info.deleting) else {
+            self.pod_gone(&info.uid, now);
+            return;
+        };
+        let gates = self.gates_of(&info, profile);
+        let Some(old) = self.queue.get(&info.uid).map(|queued| queued.info.clone()) else {
+            return self.queue.add(info, gates, now);
+        };
+        let uid = info.uid.clone();
+        let matters = old.differs_for_scheduling(&info);
+        self.queue.replace(info);
+        self.queue.gate(&uid, gates, now);
+        if matters && gates == 0 {
+            self.queue.wake(&uid, now);
+        }
+    }
+
+    /// A node was created or changed.
+    pub fn node_applied(&mut self, node: Arc<Node>, now: Timestamp) {
+        let meta = node.metadata.clone();
+        let problem = |message: String| Problem {
+            kind: "Node",
+            namespace: String::new(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            message,
+        };
+        let (info, ignored) = match NodeInfo::new(node, &mut self.resources) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let message = format!("the node takes no pods: {error}");
+                self.outbox.push(Output::Problem(problem(message)));
+                return self.node_deleted(&meta.name.clone().unwrap_or_default(), now);
+            }
+        };
+        let old = self.nodes.find(&info.name).and_then(|index| self.nodes.info(index)).cloned();
+        let action = old.as_ref().map_or(Action::ADD, |old| difference(old, &info));
+        if action.0 == 0 {
+            return;
+        }
+        for NodeProblem(message) in ignored {
+            self.outbox.push(Output::Problem(problem(message)));
+        }
+        let info = Arc::new(info);
+        let index = self.nodes.set_node(info.clone());
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_node(index, view, &mut fx);
+        }
+        self.apply(fx, now);
+        let event = ClusterEvent {
+            subject: Subject::Node,
+            action,
+            node: Some(&info),
+            pod: None,
+            object: None,
+        };
+        self.wake_for(&event, now);
+    }
+
+    /// A node was deleted.
+    pub fn node_deleted(&mut self, name: &str, now: Timestamp) {
+        let Some(index) = self.nodes.find(name) else { return };
+        let Some(info) = self.nodes.info(index).cloned() else { return };
+        self.nodes.remove_node(name);
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_node(index, view, &mut fx);
+        }
+        self.apply(fx, now);
+        let event = ClusterEvent {
+            subject: Subject::Node,
+            action: Action::DELETE,
+            node: Some(&info),
+            pod: None,
+            object: None,
+        };
+        self.wake_for(&event, now);
+    }
+
+    /// An object of a kind that a plugin watches changed.
+    pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_object(change, view, &mut fx);
+        }
+        self.apply(fx, now);
+        let event = ClusterEvent {
+            subject: Subject::Object(change.kind),
+            action: change.action,
+            node: None,
+            pod: None,
+            object: Some(change),
+        };
+        self.wake_for(&event, now);
+    }
+
+    /// A binding was tried.
+    pub fn bind_finished(
+        &mut self,
+        uid: &str,
+        result: Result<(), BindError>,
+        now: Timestamp,
+    ) {
+        let Some(record) = self.pods.get(uid) else { return };
+        let (pod, profile) = (record.info.clone(), record.profile);
+        let node = self.nodes.name(record.node).clone();
+        match result {
+            Ok(()) => {
+                self.queue.remove(uid);
+                for instance in profile.iter().flat_map(|at| &self.profiles[*at].post_bind) {
+                    let view = View { nodes: &self.nodes, resources: &self.resources, now };
+                    self.plugins[*instance].post_bind(&pod, &node, view);
+                }
+            }
+            Err(error) => {
+                // The informer may have shown the truth already: then nothing is only assumed.
+                if !self.forget(uid, now) {
+                    return;
+                }
+                if error.gone {
+                    self.queue.remove(uid);
+                    return;
+                }
+                let message = format!("binding rejected: {}", error.message);
+                self.refuse(&pod, super::cycle::Stop::Failed(message), now);
+            }
+        }
+    }
+}
+
+use crate::state::NodeProblem;
+
+/// What of a node changed, as far as scheduling cares.
+fn difference(old: &NodeInfo, new: &NodeInfo) -> Action {
+    let mut action = Action(0);
+    let mut note = |changed: bool, what: Action| {
+        if changed {
+            action = action.or(what);
+        }
+    };
+    note(old.allocatable != new.allocatable, Action::NODE_ALLOCATABLE);
+    let (a, b) = (&old.object.metadata, &new.object.metadata);
+    note(a.labels != b.labels, Action::NODE_LABEL);
+    note(a.annotations != b.annotations, Action::NODE_ANNOTATION);
+    note(
+        old.taints() != new.taints() || old.unschedulable != new.unschedulable,
+        Action::NODE_TAINT,
+    );
+    // Deleted and made again under the same name between two looks.
+    note(a.uid != b.uid, Action::ADD);
+    action
+}

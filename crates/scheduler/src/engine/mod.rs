@@ -1,0 +1,453 @@
+//! The scheduling engine: synchronous, one owner, no I/O.
+//!
+//! Events go in ([`Engine::pod_applied`], [`Engine::node_applied`], ...), decisions come out
+//! ([`Engine::schedule_one`], [`Engine::take_outputs`]). All state is here: nodes as columns, pods
+//! that are bound or assumed, the queue, and the plugins' own tables. A decision is booked at once
+//! (*assumed*); the binding goes through the API later and is confirmed by the informer or undone.
+
+mod class;
+mod cycle;
+mod diagnosis;
+mod events;
+mod tree;
+
+pub use diagnosis::{Diagnosis, NodeRefusal};
+
+use crate::config::Configuration;
+use crate::framework::{
+    Action, ClusterEvent, Effects, Instance, Interest, Plugin, PodPatch, Points, Problem, Profile,
+    Profiles, Reason, Signature, Subject, View,
+};
+use crate::queue::{Backoff, Pending, PluginSet, Queue};
+use crate::Watch;
+use crate::state::{NodeIndex, NodeStore, PodInfo};
+use class::Evaluation;
+use jiff::{SignedDuration, Timestamp};
+use koord_model::resources::ResourceTable;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// What the engine itself can be told.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// Decides ties between equally good nodes.
+    pub seed: u64,
+    /// How many shapes of pods are remembered.
+    pub max_classes: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { seed: 0, max_classes: 64 }
+    }
+}
+
+/// A pod that is to be bound.
+#[derive(Debug, Clone)]
+pub struct BindRequest {
+    /// The pod.
+    pub pod: Arc<PodInfo>,
+    /// Where it goes.
+    pub node: Arc<str>,
+    /// What to add to it first.
+    pub patch: PodPatch,
+    /// Its profile's position.
+    pub profile: usize,
+}
+
+/// A pod that could not be placed.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The pod.
+    pub pod: Arc<PodInfo>,
+    /// The condition's reason: `Unschedulable` or `SchedulerError`.
+    pub reason: &'static str,
+    /// The condition's and the event's message.
+    pub message: String,
+    /// `status.nominatedNodeName` to set.
+    pub nominated: Option<String>,
+    /// Counts per plugin and reason.
+    pub diagnosis: Option<Arc<Diagnosis>>,
+}
+
+/// What the engine wants done.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// Bind a pod, then call [`Engine::bind_finished`].
+    Bind(BindRequest),
+    /// Write a condition and an event.
+    Failed(Failure),
+    /// Report an object that could not be understood.
+    Problem(Problem),
+}
+
+/// How one cycle ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The pod.
+    pub pod: Arc<PodInfo>,
+    /// Its profile's position.
+    pub profile: usize,
+    /// Cycles it took so far.
+    pub attempts: u32,
+    /// When it entered the queue.
+    pub first_seen: Timestamp,
+    /// Where it goes, if it goes.
+    pub node: Option<Arc<str>>,
+    /// Whether it failed by an error rather than a refusal.
+    pub error: bool,
+}
+
+/// Why a binding failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindError {
+    /// The API server's words.
+    pub message: String,
+    /// The pod does not exist any more.
+    pub gone: bool,
+}
+
+#[derive(Debug)]
+struct Record {
+    info: Arc<PodInfo>,
+    node: NodeIndex,
+    profile: Option<usize>,
+    assumed: bool,
+}
+
+/// A pod that keeps what it booked while it waits for permission.
+#[derive(Debug, Clone)]
+struct Waiting {
+    pod: Arc<PodInfo>,
+    profile: usize,
+    on: Vec<&'static str>,
+    until: Timestamp,
+}
+
+/// See the module documentation.
+pub struct Engine {
+    options: EngineOptions,
+    caching: bool,
+    resources: ResourceTable,
+    nodes: NodeStore,
+    pods: FxHashMap<Arc<str>, Record>,
+    queue: Queue,
+    profiles: Vec<Profile>,
+    plugins: Vec<Box<dyn Plugin>>,
+    names: Vec<&'static str>,
+    interests: Vec<Vec<Interest>>,
+    /// Per profile, the plugins whose reading of a pod makes its shape.
+    signers: Vec<Vec<Instance>>,
+    classes: FxHashMap<(usize, Signature), Evaluation>,
+    uses: u64,
+    mismatches: u64,
+    waiting: FxHashMap<Arc<str>, Waiting>,
+    outbox: Vec<Output>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("nodes", &self.nodes.len())
+            .field("pods", &self.pods.len())
+            .field("pending", &self.queue.pending())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine with nothing in it.
+    #[must_use]
+    pub fn new(config: &Configuration, profiles: Profiles, options: EngineOptions) -> Self {
+        let backoff = Backoff {
+            initial: SignedDuration::from_secs(config.pod_initial_backoff_seconds),
+            max: SignedDuration::from_secs(config.pod_max_backoff_seconds),
+        };
+        let Profiles { profiles, instances: plugins, .. } = profiles;
+        let signers = profiles.iter().map(|profile| signers(profile, &plugins)).collect();
+        Self {
+            options,
+            caching: true,
+            resources: ResourceTable::new(),
+            nodes: NodeStore::default(),
+            pods: FxHashMap::default(),
+            queue: Queue::new(backoff),
+            names: plugins.iter().map(|plugin| plugin.name()).collect(),
+            interests: plugins.iter().map(|plugin| plugin.interests()).collect(),
+            profiles,
+            plugins,
+            signers,
+            classes: FxHashMap::default(),
+            uses: 0,
+            mismatches: 0,
+            waiting: FxHashMap::default(),
+            outbox: Vec::new(),
+        }
+    }
+
+    /// The nodes and what is booked on them.
+    #[must_use]
+    pub fn nodes(&self) -> &NodeStore {
+        &self.nodes
+    }
+
+    /// Resource names and numbers.
+    #[must_use]
+    pub fn resources(&self) -> &ResourceTable {
+        &self.resources
+    }
+
+    /// The profiles, with plugin positions resolved by [`Engine::plugin_name`].
+    #[must_use]
+    pub fn profiles(&self) -> &[Profile] {
+        &self.profiles
+    }
+
+    /// The name of plugin instance `instance`.
+    #[must_use]
+    pub fn plugin_name(&self, instance: Instance) -> &'static str {
+        self.names.get(instance).copied().unwrap_or_default()
+    }
+
+    /// The kinds that plugins need to see beside pods and nodes, each once.
+    #[must_use]
+    pub fn watches(&self) -> Vec<Watch> {
+        let mut watches: Vec<Watch> = Vec::new();
+        for watch in self.plugins.iter().flat_map(|plugin| plugin.watches()) {
+            if watches.iter().all(|known| known.kind() != watch.kind()) {
+                watches.push(watch);
+            }
+        }
+        watches
+    }
+
+    /// How many pods wait where.
+    #[must_use]
+    pub fn pending(&self) -> Pending {
+        self.queue.pending()
+    }
+
+    /// How many pods are booked, and how many of them are not confirmed by the informer yet.
+    #[must_use]
+    pub fn booked(&self) -> (usize, usize) {
+        (self.pods.len(), self.pods.values().filter(|record| record.assumed).count())
+    }
+
+    /// How often a shared evaluation named a node that the pod's own check refused.
+    #[must_use]
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// Refused pods per profile and refusing plugin.
+    #[must_use]
+    pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
+        let mut out = FxHashMap::default();
+        for (by, pods) in self.queue.refused() {
+            for uid in pods {
+                let Some(queued) = self.queue.get(uid) else { continue };
+                let Some(profile) = self.profile_of(&queued.info) else { continue };
+                for (instance, name) in self.names.iter().enumerate() {
+                    if by & (1 << instance) != 0 {
+                        *out.entry((profile, *name)).or_default() += 1;
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// The node on which the pod with this uid is booked, and whether that is only assumed.
+    #[must_use]
+    pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
+        self.pods.get(uid).map(|record| (self.nodes.name(record.node), record.assumed))
+    }
+
+    /// A pod that waits in the queue, by uid.
+    #[must_use]
+    pub fn queued(&self, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.queue.get(uid).map(|queued| &queued.info)
+    }
+
+    /// What has to be done since the last call, in order.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// When time alone will make a pod ready or end a wait, as far as is known.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let waits = self.waiting.values().map(|waiting| waiting.until);
+        self.queue.next_deadline().into_iter().chain(waits).min()
+    }
+
+    fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
+        let name = pod.scheduler_name();
+        self.profiles.iter().position(|profile| profile.name == name)
+    }
+
+    fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
+        let plugins = self.profiles[profile].pre_enqueue.iter();
+        plugins
+            .filter(|instance| self.plugins[**instance].pre_enqueue(pod).is_err())
+            .fold(0, |set, instance| set | 1 << instance)
+    }
+
+    /// Books `pod` on `node` ahead of the binding.
+    fn assume(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>, now: Timestamp) {
+        self.book(pod.clone(), node, true, now);
+    }
+
+    fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
+        let index = self.nodes.add_pod(node, pod.clone());
+        let profile = self.profile_of(&pod);
+        let record = Record { info: pod.clone(), node: index, profile, assumed };
+        self.pods.insert(pod.uid.clone(), record);
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_assigned(&pod, index, view, &mut fx);
+        }
+        self.apply(fx, now);
+    }
+
+    /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
+    fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
+        let record = self.pods.remove(uid)?;
+        if record.assumed
+            && let Some(profile) = record.profile
+        {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            for instance in self.profiles[profile].reserve.iter().rev() {
+                let cycle = crate::framework::Cycle { pod: &record.info, view };
+                self.plugins[*instance].unreserve(&cycle, record.node);
+            }
+        }
+        // The row may be released with its last pod: plugins hear of it while it still has a name.
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            plugin.on_unassigned(&record.info, record.node, view, &mut fx);
+        }
+        self.nodes.remove_pod(record.node, uid);
+        self.apply(fx, now);
+        Some(record.info)
+    }
+
+    /// Undoes an assumption, if the pod is only assumed.
+    fn forget(&mut self, uid: &str, now: Timestamp) -> bool {
+        self.waiting.remove(uid);
+        if !self.pods.get(uid).is_some_and(|record| record.assumed) {
+            return false;
+        }
+        let Some(pod) = self.unbook(uid, now) else { return false };
+        self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
+        true
+    }
+
+    fn pod_event(&mut self, subject: Subject, action: Action, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent { subject, action, node: None, pod: Some(pod), object: None };
+        self.wake_for(&event, now);
+    }
+
+    /// Wakes the refused pods that `event` may help.
+    fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
+        let mut interested: PluginSet = 0;
+        for (instance, interests) in self.interests.iter().enumerate() {
+            let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
+            if interests.iter().any(cares) {
+                interested |= 1 << instance;
+            }
+        }
+        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let mut wake = Vec::new();
+        for (by, pods) in self.queue.refused() {
+            // Refused by nobody in particular (no nodes): anything may help.
+            let asked = if by == 0 { PluginSet::MAX } else { by & interested };
+            if asked == 0 {
+                continue;
+            }
+            for uid in pods {
+                let Some(queued) = self.queue.get(uid) else { continue };
+                let helps = by == 0
+                    || (0..self.plugins.len()).any(|instance| {
+                        asked & (1 << instance) != 0
+                            && self.plugins[instance].hint(&queued.info, event, view)
+                                == crate::framework::Hint::Queue
+                    });
+                if helps {
+                    wake.push(uid.clone());
+                }
+            }
+        }
+        for uid in wake {
+            self.queue.wake(&uid, now);
+        }
+    }
+
+    /// Does what plugins asked for.
+    fn apply(&mut self, fx: Effects, now: Timestamp) {
+        for node in fx.touched {
+            if node.row() < self.nodes.rows() {
+                self.nodes.touch(node);
+            }
+        }
+        if fx.touch_all {
+            self.classes.clear();
+        }
+        for problem in fx.problems {
+            self.outbox.push(Output::Problem(problem));
+        }
+        for uid in fx.activate {
+            self.queue.activate(&uid);
+        }
+        for (uid, plugin) in fx.allow {
+            self.allow_waiting(&uid, plugin, now);
+        }
+        for (uid, plugin, reason) in fx.reject {
+            self.reject_waiting(&uid, plugin, reason.as_str(), now);
+        }
+    }
+
+    fn allow_waiting(&mut self, uid: &str, plugin: &str, now: Timestamp) {
+        let Some(waiting) = self.waiting.get_mut(uid) else { return };
+        waiting.on.retain(|name| *name != plugin);
+        if !waiting.on.is_empty() {
+            return;
+        }
+        let Some(Waiting { pod, profile, .. }) = self.waiting.remove(uid) else { return };
+        let Some(node) = self.pods.get(uid).map(|record| record.node) else { return };
+        if let Err(stop) = self.send_to_bind(&pod, profile, node, now) {
+            self.forget(uid, now);
+            self.refuse(&pod, stop, now);
+        }
+    }
+
+    fn reject_waiting(&mut self, uid: &str, plugin: &'static str, reason: &str, now: Timestamp) {
+        let Some(Waiting { pod, .. }) = self.waiting.remove(uid) else { return };
+        self.forget(uid, now);
+        let by = self.names.iter().position(|name| *name == plugin).map_or(0, |at| 1 << at);
+        let diagnosis = Diagnosis {
+            total_nodes: self.nodes.len(),
+            pre_filter_message: Reason::from(reason.to_owned()).to_string(),
+            plugins: vec![plugin],
+            by,
+            ..Diagnosis::default()
+        };
+        self.refuse(&pod, cycle::Stop::Refused(diagnosis), now);
+    }
+}
+
+/// The plugins that look at a pod before it is placed, each once.
+fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
+    let scores = profile.score.iter().map(|(instance, _)| instance);
+    let mut out: Vec<Instance> =
+        profile.pre_filter.iter().chain(&profile.filter).chain(scores).copied().collect();
+    out.sort_unstable();
+    out.dedup();
+    debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! A tournament tree over rows: the best key in O(1), one row changed in O(log rows).
+
+/// Zero means: no candidate.
+pub(crate) type Key = u64;
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tree {
+    /// `keys[width..]` are the rows, `keys[1]` is the best.
+    keys: Vec<Key>,
+    width: usize,
+}
+
+impl Tree {
+    /// Replaces all rows.
+    pub fn rebuild(&mut self, rows: impl ExactSizeIterator<Item = Key>) {
+        self.width = rows.len().next_power_of_two();
+        self.keys.clear();
+        self.keys.resize(2 * self.width, 0);
+        for (row, key) in rows.enumerate() {
+            self.keys[self.width + row] = key;
+        }
+        for at in (1..self.width).rev() {
+            self.keys[at] = self.keys[2 * at].max(self.keys[2 * at + 1]);
+        }
+    }
+
+    /// Changes one row.
+    pub fn set(&mut self, row: usize, key: Key) {
+        let mut at = self.width + row;
+        if self.keys[at] == key {
+            return;
+        }
+        self.keys[at] = key;
+        while at > 1 {
+            at /= 2;
+            let best = self.keys[2 * at].max(self.keys[2 * at + 1]);
+            if self.keys[at] == best {
+                return;
+            }
+            self.keys[at] = best;
+        }
+    }
+
+    /// The row with the largest key, the first of equals; none when all are zero.
+    pub fn best(&self) -> Option<usize> {
+        let best = *self.keys.get(1)?;
+        if best == 0 {
+            return None;
+        }
+        let mut at = 1;
+        while at < self.width {
+            at = if self.keys[2 * at] == best { 2 * at } else { 2 * at + 1 };
+        }
+        Some(at - self.width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn best_is_the_first_largest_after_any_changes(
+            start in prop::collection::vec(0_u64..5, 1..40),
+            changes in prop::collection::vec((0_usize..40, 0_u64..5), 0..60),
+        ) {
+            let mut rows = start.clone();
+            let mut tree = Tree::default();
+            tree.rebuild(start.into_iter());
+            for (row, key) in changes {
+                let row = row % rows.len();
+                rows[row] = key;
+                tree.set(row, key);
+                let best = rows.iter().max().copied().unwrap_or(0);
+                let expected = (best > 0).then(|| rows.iter().position(|key| *key == best)).flatten();
+                prop_assert_eq!(tree.best(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_tree_has_no_best() {
+        let mut tree = Tree::default();
+        assert_eq!(tree.best(), None);
+        tree.rebuild(std::iter::empty::<Key>().collect::<Vec<_>>().into_iter());
+        assert_eq!(tree.best(), None);
+    }
+}

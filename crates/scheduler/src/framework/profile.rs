@@ -1,0 +1,280 @@
+//! From configuration to the resolved list of plugins per extension point.
+
+use super::{BuildContext, BuildError, Factory, Plugin, Points, Registry};
+use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
+use serde_json::Value;
+
+/// A plugin by its position among all instances.
+pub type Instance = usize;
+
+/// Profiles that cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProfileError {
+    /// A name nothing is known by.
+    #[error("profile {profile:?}: plugin {plugin:?} does not exist")]
+    UnknownPlugin {
+        /// `schedulerName`.
+        profile: String,
+        /// The name.
+        plugin: String,
+    },
+    /// A plugin was enabled where it has nothing to do.
+    #[error("profile {profile:?}: plugin {plugin:?} does not extend {point}")]
+    WrongPoint {
+        /// `schedulerName`.
+        profile: String,
+        /// The plugin.
+        plugin: String,
+        /// The extension point.
+        point: &'static str,
+    },
+    /// No plugin binds.
+    #[error("profile {profile:?}: at least one bind plugin is needed")]
+    NoBind {
+        /// `schedulerName`.
+        profile: String,
+    },
+    /// A weight out of range.
+    #[error("profile {profile:?}: weight {weight} of plugin {plugin:?} is not within 1 and 1000000")]
+    Weight {
+        /// `schedulerName`.
+        profile: String,
+        /// The plugin.
+        plugin: String,
+        /// The weight.
+        weight: i64,
+    },
+    /// More instances than a set can hold.
+    #[error("{0} plugin instances are more than the 128 supported; let profiles share arguments")]
+    TooMany(usize),
+    /// A plugin refused its arguments.
+    #[error("profile {profile:?}: {error}")]
+    Build {
+        /// `schedulerName`.
+        profile: String,
+        /// What it said.
+        error: BuildError,
+    },
+}
+
+/// The plugins of one scheduler name, by extension point, in the order in which they run.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs, reason = "the extension points by their names")]
+pub struct Profile {
+    pub name: String,
+    pub pre_enqueue: Vec<Instance>,
+    pub pre_filter: Vec<Instance>,
+    pub filter: Vec<Instance>,
+    pub post_filter: Vec<Instance>,
+    pub pre_score: Vec<Instance>,
+    /// With weights.
+    pub score: Vec<(Instance, i64)>,
+    pub reserve: Vec<Instance>,
+    pub permit: Vec<Instance>,
+    pub pre_bind: Vec<Instance>,
+    pub bind: Vec<Instance>,
+    pub post_bind: Vec<Instance>,
+}
+
+/// All profiles and the plugin instances they share: one per distinct name and arguments.
+pub struct Profiles {
+    /// The profiles.
+    pub profiles: Vec<Profile>,
+    /// The instances.
+    pub instances: Vec<Box<dyn Plugin>>,
+    /// What the configuration asks for and does not get.
+    pub warnings: Vec<String>,
+}
+
+impl std::fmt::Debug for Profiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Profiles").field("profiles", &self.profiles).finish_non_exhaustive()
+    }
+}
+
+struct Builder<'a> {
+    registry: &'a Registry,
+    context: &'a BuildContext,
+    built: Vec<(String, Option<Value>)>,
+    out: Profiles,
+}
+
+impl Profiles {
+    /// Builds the profiles of `config`. With `koord`, the registry's Koordinator plugins are on by
+    /// default in each of them, as they are without a configuration file.
+    ///
+    /// # Errors
+    /// An unknown plugin, a plugin at a point it does not extend, arguments it does not accept.
+    pub fn build(
+        config: &Configuration,
+        registry: &Registry,
+        context: &BuildContext,
+        koord: bool,
+    ) -> Result<Self, ProfileError> {
+        let out = Self { profiles: Vec::new(), instances: Vec::new(), warnings: Vec::new() };
+        let mut builder = Builder { registry, context, built: Vec::new(), out };
+        let fallback = [ProfileConfig::default()];
+        let profiles =
+            if config.profiles.is_empty() { &fallback[..] } else { &config.profiles[..] };
+        for profile in profiles {
+            builder.profile(profile, koord)?;
+        }
+        if builder.out.instances.len() > 128 {
+            return Err(ProfileError::TooMany(builder.out.instances.len()));
+        }
+        Ok(builder.out)
+    }
+
+    /// The profile for pods of `scheduler_name`.
+    #[must_use]
+    pub fn find(&self, scheduler_name: &str) -> Option<usize> {
+        self.profiles.iter().position(|profile| profile.name == scheduler_name)
+    }
+}
+
+/// A plugin that is on, with its weight.
+type On<'a> = (&'a str, i64);
+
+impl Builder<'_> {
+    fn profile(&mut self, config: &ProfileConfig, koord: bool) -> Result<(), ProfileError> {
+        let name = config.scheduler_name.clone().unwrap_or_else(|| "default-scheduler".to_owned());
+        let args = Configuration::args(config);
+        let weight = |factory: &Factory| {
+            if koord { factory.koord_weight } else { factory.default_weight }
+        };
+        let defaults: Vec<On<'_>> = self
+            .registry
+            .factories
+            .iter()
+            .filter_map(|factory| weight(factory).map(|weight| (factory.name, weight)))
+            .collect();
+        let multi = &config.plugins.multi_point;
+        let everywhere = merge(&defaults, multi);
+        let mut profile = Profile { name: name.clone(), ..Profile::default() };
+        for (point, label, set) in points(&config.plugins) {
+            let mut on = Vec::new();
+            // Specific configuration comes first and wins over multiPoint.
+            let specific: Vec<On<'_>> = set.enabled.iter().map(on_from).collect();
+            let off = |plugin: &str| {
+                set.disabled.iter().any(|d| d.name == "*" || d.name == plugin)
+                    || specific.iter().any(|(name, _)| *name == plugin)
+            };
+            on.extend(everywhere.iter().filter(|(plugin, _)| !off(plugin)).map(|on| (*on, false)));
+            on.extend(specific.iter().map(|on| (*on, true)));
+            for ((plugin, weight), explicit) in on {
+                let Some(instance) = self.instance(&name, plugin, &args, koord)? else { continue };
+                if !self.out.instances[instance].points().has(point) {
+                    if explicit {
+                        let plugin = plugin.to_owned();
+                        return Err(ProfileError::WrongPoint { profile: name, plugin, point: label });
+                    }
+                    continue;
+                }
+                if point == Points::SCORE && !(1..=1_000_000).contains(&weight) {
+                    let plugin = plugin.to_owned();
+                    return Err(ProfileError::Weight { profile: name, plugin, weight });
+                }
+                profile.put(point, instance, weight);
+            }
+        }
+        for plugin in args.keys() {
+            if self.registry.find(plugin).is_none() && !self.registry.accepted.contains(plugin) {
+                let plugin = (*plugin).to_owned();
+                return Err(ProfileError::UnknownPlugin { profile: name, plugin });
+            }
+        }
+        if profile.bind.is_empty() {
+            return Err(ProfileError::NoBind { profile: name });
+        }
+        self.out.profiles.push(profile);
+        Ok(())
+    }
+
+    /// The instance of `plugin` with this profile's arguments; none when it is only accepted.
+    fn instance(
+        &mut self,
+        profile: &str,
+        plugin: &str,
+        args: &std::collections::BTreeMap<&str, &Value>,
+        koord: bool,
+    ) -> Result<Option<Instance>, ProfileError> {
+        let Some(factory) = self.registry.find(plugin) else {
+            if !self.registry.accepted.contains(&plugin) {
+                let (profile, plugin) = (profile.to_owned(), plugin.to_owned());
+                return Err(ProfileError::UnknownPlugin { profile, plugin });
+            }
+            let warning = format!("profile {profile:?}: plugin {plugin} is not available yet");
+            if !self.out.warnings.contains(&warning) {
+                self.out.warnings.push(warning);
+            }
+            return Ok(None);
+        };
+        let koord_args = self.registry.koord_args.get(plugin).filter(|_| koord);
+        let args = args.get(plugin).copied().or(koord_args);
+        let key = (plugin.to_owned(), args.cloned());
+        if let Some(at) = self.built.iter().position(|built| *built == key) {
+            return Ok(Some(at));
+        }
+        let built = (factory.build)(args, self.context)
+            .map_err(|error| ProfileError::Build { profile: profile.to_owned(), error })?;
+        self.built.push(key);
+        self.out.instances.push(built);
+        Ok(Some(self.out.instances.len() - 1))
+    }
+}
+
+impl Profile {
+    fn put(&mut self, point: Points, instance: Instance, weight: i64) {
+        let list = match point {
+            Points::SCORE => return self.score.push((instance, weight)),
+            Points::PRE_ENQUEUE => &mut self.pre_enqueue,
+            Points::PRE_FILTER => &mut self.pre_filter,
+            Points::FILTER => &mut self.filter,
+            Points::POST_FILTER => &mut self.post_filter,
+            Points::PRE_SCORE => &mut self.pre_score,
+            Points::RESERVE => &mut self.reserve,
+            Points::PERMIT => &mut self.permit,
+            Points::PRE_BIND => &mut self.pre_bind,
+            Points::BIND => &mut self.bind,
+            Points::POST_BIND => &mut self.post_bind,
+            // The queue's order is built in: priority, then age.
+            _ => return,
+        };
+        list.push(instance);
+    }
+}
+
+fn on_from(plugin: &crate::config::PluginRef) -> On<'_> {
+    (plugin.name.as_str(), plugin.weight.filter(|weight| *weight != 0).unwrap_or(1))
+}
+
+/// Defaults less the disabled ones; an enabled default is replaced in place, others are appended.
+fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
+    let off = |name: &str| set.disabled.iter().any(|d| d.name == "*" || d.name == name);
+    let mut on: Vec<On<'a>> =
+        defaults.iter().filter(|(name, _)| !off(name)).copied().collect();
+    for plugin in set.enabled.iter().map(on_from) {
+        match on.iter_mut().find(|(name, _)| *name == plugin.0) {
+            Some(default) => *default = plugin,
+            None => on.push(plugin),
+        }
+    }
+    on
+}
+
+fn points(config: &PluginsConfig) -> [(Points, &'static str, &PluginSetConfig); 12] {
+    [
+        (Points::PRE_ENQUEUE, "preEnqueue", &config.pre_enqueue),
+        (Points::QUEUE_SORT, "queueSort", &config.queue_sort),
+        (Points::PRE_FILTER, "preFilter", &config.pre_filter),
+        (Points::FILTER, "filter", &config.filter),
+        (Points::POST_FILTER, "postFilter", &config.post_filter),
+        (Points::PRE_SCORE, "preScore", &config.pre_score),
+        (Points::SCORE, "score", &config.score),
+        (Points::RESERVE, "reserve", &config.reserve),
+        (Points::PERMIT, "permit", &config.permit),
+        (Points::PRE_BIND, "preBind", &config.pre_bind),
+        (Points::BIND, "bind", &config.bind),
+        (Points::POST_BIND, "postBind", &config.post_bind),
+    ]
+}

@@ -1,0 +1,61 @@
+//! The list of plugins the binary offers, as data.
+
+use super::Plugin;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What a plugin may know when it is built.
+#[derive(Debug, Clone, Default)]
+pub struct BuildContext {
+    /// Feature gates by name.
+    pub gates: BTreeMap<String, bool>,
+}
+
+/// A plugin that cannot be built from its arguments.
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+#[error("pluginConfig of {plugin}: {message}")]
+pub struct BuildError {
+    /// The plugin's name.
+    pub plugin: String,
+    /// Names the field and the value.
+    pub message: String,
+}
+
+/// How to build one plugin.
+#[derive(Clone)]
+pub struct Factory {
+    /// The name in configuration files.
+    pub name: &'static str,
+    /// Its weight when it is on by default, as in an empty configuration of kube-scheduler.
+    pub default_weight: Option<i64>,
+    /// Its weight when it is on in the profile used without a configuration file.
+    pub koord_weight: Option<i64>,
+    /// Builds it from the args of its `pluginConfig` entry, or from its defaults.
+    pub build: fn(Option<&Value>, &BuildContext) -> Result<Box<dyn Plugin>, BuildError>,
+}
+
+impl std::fmt::Debug for Factory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Factory").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// All plugins that profiles may name, in the order in which they run by default.
+#[derive(Debug, Clone, Default)]
+pub struct Registry {
+    /// The plugins.
+    pub factories: Vec<Factory>,
+    /// Names that configurations for upstream may mention and that do nothing here yet. A profile
+    /// that enables one is accepted, and says so at start.
+    pub accepted: Vec<&'static str>,
+    /// Args for the profile that is used without a configuration file, by plugin name.
+    pub koord_args: BTreeMap<&'static str, Value>,
+}
+
+impl Registry {
+    /// The factory of `name`.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&Factory> {
+        self.factories.iter().find(|factory| factory.name == name)
+    }
+}

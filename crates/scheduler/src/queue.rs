@@ -1,0 +1,373 @@
+//! The scheduling queue: ready pods by priority and age, refused pods by what could help them.
+
+use crate::state::PodInfo;
+use jiff::{SignedDuration, Timestamp};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+/// Refused pods older than this are tried again whatever happened.
+const STALE_AFTER: SignedDuration = SignedDuration::from_secs(5 * 60);
+/// How often that is looked for.
+const STALE_EVERY: SignedDuration = SignedDuration::from_secs(30);
+
+/// A set of plugin instances.
+pub(crate) type PluginSet = u128;
+
+/// Back-off times.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backoff {
+    pub initial: SignedDuration,
+    pub max: SignedDuration,
+}
+
+/// Why a pod goes back to the queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Refusal {
+    /// These plugins refused it; an event that interests one of them brings it back.
+    Unschedulable { by: PluginSet, pending: bool },
+    /// Something failed; it is tried again after back-off.
+    Error,
+}
+
+/// Where a queued pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Active,
+    Backoff { until: Timestamp, error: bool },
+    Refused { by: PluginSet },
+    Gated { by: PluginSet },
+    InFlight,
+}
+
+/// A pod that waits, with its history.
+#[derive(Debug, Clone)]
+pub(crate) struct QueuedPod {
+    pub info: Arc<PodInfo>,
+    /// Scheduling cycles so far.
+    pub attempts: u32,
+    /// When it first entered the queue.
+    pub first_seen: Timestamp,
+    refusals: u32,
+    errors: u32,
+    since: Timestamp,
+    place: Place,
+    /// Heap entries with another ticket are stale.
+    ticket: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct ActiveKey {
+    priority: i32,
+    since: Timestamp,
+    ticket: u64,
+    uid: Arc<str>,
+}
+
+impl Ord for ActiveKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let older = |a: &Self, b: &Self| b.since.cmp(&a.since).then(b.ticket.cmp(&a.ticket));
+        self.priority.cmp(&other.priority).then_with(|| older(self, other))
+    }
+}
+impl PartialOrd for ActiveKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// How many pods wait where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// Ready to be tried.
+    pub active: usize,
+    /// Waiting out their back-off.
+    pub backoff: usize,
+    /// Waiting for an event.
+    pub unschedulable: usize,
+    /// Kept back by a scheduling gate or another pre-enqueue plugin.
+    pub gated: usize,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    backoff: Backoff,
+    pods: FxHashMap<Arc<str>, QueuedPod>,
+    active: BinaryHeap<ActiveKey>,
+    waiting: BinaryHeap<Reverse<(Timestamp, u64, Arc<str>)>>,
+    refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
+    tickets: u64,
+    stale_checked: Timestamp,
+    counts: Pending,
+}
+
+impl Queue {
+    pub fn new(backoff: Backoff) -> Self {
+        Self {
+            backoff,
+            pods: FxHashMap::default(),
+            active: BinaryHeap::new(),
+            waiting: BinaryHeap::new(),
+            refused: FxHashMap::default(),
+            tickets: 0,
+            stale_checked: Timestamp::UNIX_EPOCH,
+            counts: Pending::default(),
+        }
+    }
+
+    pub fn pending(&self) -> Pending {
+        self.counts
+    }
+
+    pub fn get(&self, uid: &str) -> Option<&QueuedPod> {
+        self.pods.get(uid)
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &QueuedPod> {
+        self.pods.values()
+    }
+
+    /// Adds a new pod; `gated` are the plugins that keep it out.
+    pub fn add(&mut self, info: Arc<PodInfo>, gated: PluginSet, now: Timestamp) {
+        let uid = info.uid.clone();
+        if self.pods.contains_key(&uid) {
+            self.replace(info);
+            return;
+        }
+        let pod = QueuedPod {
+            info,
+            attempts: 0,
+            first_seen: now,
+            refusals: 0,
+            errors: 0,
+            since: now,
+            place: Place::InFlight,
+            ticket: 0,
+        };
+        self.pods.insert(uid.clone(), pod);
+        let place = if gated == 0 { Place::Active } else { Place::Gated { by: gated } };
+        self.put(&uid, place);
+    }
+
+    /// Replaces what is known of a queued pod, without moving it. Priority changes take effect.
+    pub fn replace(&mut self, info: Arc<PodInfo>) {
+        let uid = info.uid.clone();
+        let Some(pod) = self.pods.get_mut(&uid) else { return };
+        let reorder = pod.info.priority != info.priority && pod.place == Place::Active;
+        pod.info = info;
+        if reorder {
+            self.put(&uid, Place::Active);
+        }
+    }
+
+    /// Forgets a pod.
+    pub fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
+        self.leave(uid);
+        self.pods.remove(uid)
+    }
+
+    /// Moves a refused or gated pod on: to back-off if that is not over, else to ready.
+    /// Returns whether it moved.
+    pub fn wake(&mut self, uid: &str, now: Timestamp) -> bool {
+        let Some(pod) = self.pods.get(uid) else { return false };
+        if !matches!(pod.place, Place::Refused { .. } | Place::Gated { .. }) {
+            return false;
+        }
+        let until = pod.since.saturating_add(self.delay(pod.refusals)).unwrap_or(Timestamp::MAX);
+        let place = if pod.refusals > 0 && until > now {
+            Place::Backoff { until, error: false }
+        } else {
+            Place::Active
+        };
+        self.put(uid, place);
+        true
+    }
+
+    /// Makes a pod ready at once, wherever it waits.
+    pub fn activate(&mut self, uid: &str) {
+        let Some(pod) = self.pods.get(uid) else { return };
+        if !matches!(pod.place, Place::InFlight | Place::Active | Place::Gated { .. }) {
+            self.put(uid, Place::Active);
+        }
+    }
+
+    /// Sets which plugins keep a pod out of the queue; none lets it in.
+    pub fn gate(&mut self, uid: &str, by: PluginSet, now: Timestamp) {
+        let Some(pod) = self.pods.get(uid) else { return };
+        match (matches!(pod.place, Place::Gated { .. }), by) {
+            (true, 0) => {
+                self.wake(uid, now);
+            }
+            (_, 0) => {}
+            (_, by) if pod.place != Place::InFlight => self.put(uid, Place::Gated { by }),
+            _ => {}
+        }
+    }
+
+    pub fn is_gated(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| matches!(pod.place, Place::Gated { .. }))
+    }
+
+    /// Refused pods by the plugins that refused them.
+    pub fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
+        self.refused.iter().map(|(by, pods)| (*by, pods))
+    }
+
+    /// Ends back-offs that are over, and wakes what has been refused for too long.
+    pub fn tick(&mut self, now: Timestamp) {
+        while let Some(Reverse((until, ticket, uid))) = self.waiting.peek() {
+            let current = self.pods.get(uid).is_some_and(|pod| pod.ticket == *ticket);
+            if current && *until > now {
+                break;
+            }
+            let uid = uid.clone();
+            self.waiting.pop();
+            if current {
+                self.put(&uid, Place::Active);
+            }
+        }
+        if now.duration_since(self.stale_checked) >= STALE_EVERY {
+            self.stale_checked = now;
+            let stale: Vec<Arc<str>> = self
+                .pods
+                .values()
+                .filter(|pod| matches!(pod.place, Place::Refused { .. }))
+                .filter(|pod| now.duration_since(pod.since) > STALE_AFTER)
+                .map(|pod| pod.info.uid.clone())
+                .collect();
+            for uid in stale {
+                self.wake(&uid, now);
+            }
+        }
+    }
+
+    /// When [`Self::tick`] next has something to do, as far as is known.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let backoff = self.waiting.peek().map(|Reverse((until, ..))| *until);
+        let stale = (self.counts.unschedulable > 0)
+            .then(|| self.stale_checked.saturating_add(STALE_EVERY).unwrap_or(Timestamp::MAX));
+        backoff.into_iter().chain(stale).min()
+    }
+
+    /// The next pod to try. With nothing ready, a pod that was refused (not one that failed) need
+    /// not wait out its back-off.
+    pub fn pop(&mut self, now: Timestamp) -> Option<QueuedPod> {
+        self.tick(now);
+        let uid = loop {
+            match self.active.pop() {
+                Some(key) if self.is_current(&key.uid, key.ticket) => break key.uid,
+                Some(_) => {}
+                None => break self.early()?,
+            }
+        };
+        self.put(&uid, Place::InFlight);
+        let pod = self.pods.get_mut(&uid)?;
+        pod.attempts += 1;
+        Some(pod.clone())
+    }
+
+    /// Takes a pod that was popped back.
+    pub fn refuse(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        pod.since = now;
+        let place = match refusal {
+            Refusal::Unschedulable { by, pending } => {
+                pod.errors = 0;
+                // A pod that merely waits for something did not fail: no back-off for it.
+                pod.refusals = if pending { 0 } else { pod.refusals + 1 };
+                Place::Refused { by }
+            }
+            Refusal::Error => {
+                pod.errors += 1;
+                let errors = pod.errors;
+                let until = now.saturating_add(self.delay(errors)).unwrap_or(Timestamp::MAX);
+                Place::Backoff { until, error: true }
+            }
+        };
+        self.put(uid, place);
+    }
+
+    fn early(&mut self) -> Option<Arc<str>> {
+        // Rare and short: only when nothing else is ready.
+        let mut kept = Vec::new();
+        let mut found = None;
+        while let Some(entry) = self.waiting.pop() {
+            let Reverse((_, ticket, uid)) = &entry;
+            let Some(pod) = self.pods.get(uid).filter(|pod| pod.ticket == *ticket) else {
+                continue;
+            };
+            if matches!(pod.place, Place::Backoff { error: false, .. }) {
+                found = Some(uid.clone());
+                break;
+            }
+            kept.push(entry);
+        }
+        self.waiting.extend(kept);
+        found
+    }
+
+    fn delay(&self, failures: u32) -> SignedDuration {
+        let mut delay = self.backoff.initial;
+        for _ in 1..failures.min(32) {
+            delay = delay.saturating_mul(2);
+            if delay >= self.backoff.max {
+                return self.backoff.max;
+            }
+        }
+        delay.min(self.backoff.max)
+    }
+
+    fn is_current(&self, uid: &str, ticket: u64) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.ticket == ticket)
+    }
+
+    fn leave(&mut self, uid: &str) {
+        let Some(pod) = self.pods.get(uid) else { return };
+        match pod.place {
+            Place::Active => self.counts.active -= 1,
+            Place::Backoff { .. } => self.counts.backoff -= 1,
+            Place::Gated { .. } => self.counts.gated -= 1,
+            Place::Refused { by } => {
+                self.counts.unschedulable -= 1;
+                if let Some(pods) = self.refused.get_mut(&by) {
+                    pods.remove(uid);
+                    if pods.is_empty() {
+                        self.refused.remove(&by);
+                    }
+                }
+            }
+            Place::InFlight => {}
+        }
+    }
+
+    fn put(&mut self, uid: &str, place: Place) {
+        self.leave(uid);
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        self.tickets += 1;
+        pod.ticket = self.tickets;
+        pod.place = place;
+        let (uid, ticket) = (pod.info.uid.clone(), pod.ticket);
+        match place {
+            Place::Active => {
+                self.counts.active += 1;
+                let (priority, since) = (pod.info.priority, pod.since);
+                self.active.push(ActiveKey { priority, since, ticket, uid });
+            }
+            Place::Backoff { until, .. } => {
+                self.counts.backoff += 1;
+                self.waiting.push(Reverse((until, ticket, uid)));
+            }
+            Place::Refused { by } => {
+                self.counts.unschedulable += 1;
+                self.refused.entry(by).or_default().insert(uid);
+            }
+            Place::Gated { .. } => self.counts.gated += 1,
+            Place::InFlight => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! Writing decisions to the API: bindings, conditions, events.
+
+use super::watch::Message;
+use crate::engine::{BindError, BindRequest, Failure};
+use crate::framework::Problem;
+use crate::state::PodInfo;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::{Api, Client, patch};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+/// Sends writes with bounded concurrency; per pod in order.
+pub(super) struct Writer {
+    client: Client,
+    recorder: Recorder,
+    clock: koord_app::Clock,
+    permits: Arc<Semaphore>,
+    sender: mpsc::Sender<Message>,
+    /// The last status write of a pod: what is written next about the pod waits for it.
+    statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
+    /// Bindings under way.
+    pub binding: usize,
+}
+
+impl Writer {
+    pub fn new(
+        client: Client,
+        recorder: Recorder,
+        clock: koord_app::Clock,
+        concurrency: usize,
+        sender: mpsc::Sender<Message>,
+    ) -> Self {
+        Self {
+            client,
+            recorder,
+            clock,
+            permits: Arc::new(Semaphore::new(concurrency.max(1))),
+            sender,
+            statuses: FxHashMap::default(),
+            binding: 0,
+        }
+    }
+
+    /// Binds a pod; the result arrives as a message.
+    pub fn bind(&mut self, request: BindRequest) {
+        self.binding += 1;
+        let before = self.statuses.remove(&request.pod.uid);
+        let (client, permits) = (self.client.clone(), self.permits.clone());
+        let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
+        tokio::spawn(async move {
+            let _permit = permits.acquire_owned().await;
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let started = tokio::time::Instant::now();
+            let result = send_binding(client, &request).await;
+            let pod = &request.pod;
+            match &result {
+                Ok(()) => {
+                    let message = format!("Successfully assigned {pod} to {}", request.node);
+                    let about = reference(pod);
+                    recorder.event_with_action(
+                        about,
+                        Severity::Normal,
+                        "Scheduled",
+                        "Binding",
+                        message,
+                    );
+                }
+                Err(error) => {
+                    tracing::warn!(%pod, node = %request.node, error = %error.message, "binding failed");
+                }
+            }
+            let seconds = started.elapsed().as_secs_f64();
+            let uid = pod.uid.clone();
+            let _ = sender.send(Message::Bound { uid, result, seconds }).await;
+        });
+    }
+
+    /// Writes why a pod was not placed: an event always, the condition when it changed.
+    pub fn report(&mut self, failure: &Failure) {
+        let pod = &failure.pod;
+        self.recorder.event_with_action(
+            reference(pod),
+            Severity::Warning,
+            "FailedScheduling",
+            "Scheduling",
+            failure.message.clone(),
+        );
+        let Some(status) = status_patch(failure, self.clock.now()) else { return };
+        let before = self.statuses.remove(&pod.uid);
+        let (client, permits) = (self.client.clone(), self.permits.clone());
+        let key = pod.clone();
+        let task = tokio::spawn(async move {
+            let _permit = permits.acquire_owned().await;
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let api: Api<Pod> = Api::namespaced(client, &key.namespace);
+            match patch::strategic_status(&api, &key.name, &status).await {
+                Ok(_) => {}
+                Err(error) if patch::is_not_found(&error) => {}
+                Err(error) => tracing::warn!(pod = %key, %error, "pod condition not written"),
+            }
+        });
+        self.statuses.insert(pod.uid.clone(), task);
+        if self.statuses.len() > 4096 {
+            self.statuses.retain(|_, task| !task.is_finished());
+        }
+    }
+
+    /// Reports an object that could not be understood.
+    pub fn problem(&self, problem: &Problem) {
+        tracing::warn!(
+            kind = problem.kind,
+            namespace = problem.namespace,
+            name = problem.name,
+            "{}",
+            problem.message
+        );
+        let optional = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let object = ObjectReference {
+            kind: Some(problem.kind.to_owned()),
+            namespace: optional(&problem.namespace),
+            name: optional(&problem.name),
+            uid: optional(&problem.uid),
+            ..ObjectReference::default()
+        };
+        let message = problem.message.clone();
+        self.recorder.event(object, Severity::Warning, "InvalidConfiguration", message);
+    }
+}
+
+fn reference(pod: &PodInfo) -> ObjectReference {
+    koord_kube::events::reference(&*pod.object)
+}
+
+async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindError> {
+    let pod = &request.pod;
+    let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
+    let failed = |error: koord_kube::Error| BindError {
+        gone: patch::is_not_found(&error),
+        message: error.to_string(),
+    };
+    if !request.patch.is_empty() {
+        let body = json!({"metadata": {
+            "uid": &*pod.uid,
+            "annotations": request.patch.annotations,
+            "labels": request.patch.labels,
+        }});
+        let patched = api
+            .patch(&pod.name, &PatchParams::default(), &Patch::Merge(&body))
+            .await
+            .map_err(failed)?;
+        if patched.metadata.deletion_timestamp.is_some() {
+            let message = "pod is being deleted".to_owned();
+            return Err(BindError { message, gone: false });
+        }
+    }
+    let body = json!({
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": &*request.node},
+    });
+    api.create_subresource::<Value, Value>("binding", &pod.name, &PostParams::default(), &body)
+        .await
+        .map(drop)
+        .map_err(failed)
+}
+
+/// The patch that makes the pod's condition say `failure`; none when it says so already.
+fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
+    let status = failure.pod.object.status.as_ref();
+    let condition = status
+        .and_then(|status| status.conditions.as_ref())
+        .and_then(|all| all.iter().find(|condition| condition.type_ == "PodScheduled"));
+    let same = condition.is_some_and(|condition| {
+        condition.status == "False"
+            && condition.reason.as_deref() == Some(failure.reason)
+            && condition.message.as_deref() == Some(&failure.message)
+    });
+    let nominated = failure.nominated.as_deref();
+    let same_node = nominated.is_none() || nominated == failure.pod.nominated.as_deref();
+    if same && same_node {
+        return None;
+    }
+    let since = condition
+        .filter(|condition| condition.status == "False")
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map_or(now, |time| time.0);
+    let mut status = json!({"conditions": [{
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": failure.reason,
+        "message": failure.message,
+        "lastProbeTime": null,
+        "lastTransitionTime": seconds(since),
+    }]});
+    if let Some(node) = nominated {
+        status["nominatedNodeName"] = json!(node);
+    }
+    Some(json!({"metadata": {"uid": &*failure.pod.uid}, "status": status}))
+}
+
+/// RFC 3339 with whole seconds, as API servers write it.
+fn seconds(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::resources::ResourceTable;
+
+    fn failure(condition: Value) -> Failure {
+        let object: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": []},
+            "status": {"conditions": [condition]}
+        }))
+        .unwrap();
+        let pod = PodInfo::new(Arc::new(object), &mut ResourceTable::new()).unwrap();
+        Failure {
+            pod: Arc::new(pod),
+            reason: "Unschedulable",
+            message: "0/1 nodes are available: 1 Too many pods.".to_owned(),
+            nominated: None,
+            diagnosis: None,
+        }
+    }
+
+    #[test]
+    fn the_condition_is_written_only_when_it_changes_and_keeps_its_transition_time() {
+        let now = "2026-01-02T03:04:05.678Z".parse().unwrap();
+        let fresh = failure(json!({"type": "Ready", "status": "False"}));
+        let patch = status_patch(&fresh, now).unwrap();
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["lastTransitionTime"], "2026-01-02T03:04:05Z");
+        assert_eq!(condition["reason"], "Unschedulable");
+
+        let mut said = condition.clone();
+        assert_eq!(status_patch(&failure(said.clone()), now), None);
+        said["message"] = json!("another");
+        said["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
+        let patch = status_patch(&failure(said), now).unwrap();
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
+    }
+}

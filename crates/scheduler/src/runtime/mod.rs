@@ -1,0 +1,407 @@
+//! The daemon: one task owns the engine; everything reaches it through one ordered channel.
+
+mod binder;
+mod watch;
+
+pub use watch::Watch;
+pub(crate) use watch::Message;
+
+use crate::config::{ConfigError, Configuration};
+use crate::debug::{DebugHandle, Explanation, Question};
+use crate::engine::{Engine, EngineOptions, Output};
+use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
+use crate::metrics::Metrics;
+use binder::Writer;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use koord_app::Context;
+use koord_kube::events::Recorder;
+use koord_kube::lease::{Election, ElectionError, LeaderElector};
+use koord_kube::{Change, Client, ObjectKey};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long decisions are made before events are looked at again.
+const SLICE: Duration = Duration::from_millis(5);
+/// How often gauges are set.
+const GAUGES_EVERY: Duration = Duration::from_secs(5);
+
+/// How to run the scheduler.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The plugins that exist.
+    pub registry: Registry,
+    /// A configuration file's content; without it, every koord plugin runs under each of
+    /// `profile_names`.
+    pub config: Option<Configuration>,
+    /// `spec.schedulerName`s that are handled, without a configuration file.
+    pub profile_names: Vec<String>,
+    /// Whether to wait for leadership.
+    pub leader_elect: bool,
+    /// Who contends for leadership; made unique when empty.
+    pub identity: String,
+    /// Bindings and status writes under way at a time.
+    pub write_concurrency: usize,
+    /// Ties and memory of the engine.
+    pub engine: EngineOptions,
+    /// Feature gates and the like for plugins.
+    pub build: BuildContext,
+    /// A window into the running scheduler.
+    pub debug: DebugHandle,
+}
+
+impl Options {
+    /// Upstream's defaults, with the plugins of `registry` under the name `koord-scheduler`.
+    #[must_use]
+    pub fn new(registry: Registry) -> Self {
+        Self {
+            registry,
+            config: None,
+            profile_names: vec!["koord-scheduler".to_owned()],
+            leader_elect: true,
+            identity: String::new(),
+            write_concurrency: 64,
+            engine: EngineOptions::default(),
+            build: BuildContext::default(),
+            debug: DebugHandle::default(),
+        }
+    }
+
+    /// The configuration that applies: the file's, or the built-in one.
+    fn resolve(&self) -> Result<(Configuration, Profiles), Error> {
+        let koord = self.config.is_none();
+        let config =
+            self.config.clone().unwrap_or_else(|| Configuration::koord(&self.profile_names));
+        config.validate()?;
+        let profiles = Profiles::build(&config, &self.registry, &self.build, koord)?;
+        Ok((config, profiles))
+    }
+}
+
+/// Why the scheduler does not run, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The profiles cannot be built.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// Metrics could not be registered.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// There is no election, or leadership was lost.
+    #[error(transparent)]
+    Election(#[from] ElectionError),
+    /// A setting of the election.
+    #[error("leaderElection.{field}: {value} is negative")]
+    Duration {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+/// Schedules pods until `ctx.shutdown`.
+///
+/// Nothing is decided before every informer has delivered its initial list and the engine has
+/// digested it: what is bound is booked first, also after a restart.
+pub fn run(
+    options: Options,
+    client: Client,
+    ctx: Context,
+) -> BoxFuture<'static, Result<(), Error>> {
+    async move {
+        let (config, profiles) = options.resolve()?;
+        let metrics = Metrics::register(&ctx.metrics)?;
+        for warning in &profiles.warnings {
+            tracing::warn!("{warning}");
+        }
+        let described = describe(&profiles);
+        for profile in &described {
+            tracing::info!(plugins = %profile, "profile");
+        }
+        options.debug.set_plugins(described);
+        let elector = if options.leader_elect {
+            let election = election(&config, &options.identity)?;
+            Some(LeaderElector::new(client.clone(), election, ctx.clock.clone())?)
+        } else {
+            None
+        };
+        let daemon = Daemon { options, config, profiles, metrics, client, ctx: ctx.clone() };
+        match elector {
+            None => daemon.lead(ctx.shutdown.clone()).await,
+            Some(elector) => {
+                elector.run(ctx.shutdown.clone(), |token| daemon.lead(token)).await?;
+            }
+        }
+        Ok(())
+    }
+    .boxed()
+}
+
+fn election(config: &Configuration, identity: &str) -> Result<Election, Error> {
+    let section = &config.leader_election;
+    // Unique per process start; the clock's fine digits are enough to tell contenders apart.
+    let identity = if identity.is_empty() {
+        format!("koord-scheduler_{}_{:016x}", std::process::id(), fastrand::u64(..))
+    } else {
+        identity.to_owned()
+    };
+    let name = if section.resource_name == "kube-scheduler" && config.profiles.iter().any(koord_name)
+    {
+        // Never contend with a cluster's kube-scheduler by default.
+        "koord-scheduler"
+    } else {
+        &section.resource_name
+    };
+    let duration = |field, value: koord_api::GoDuration| {
+        value.to_std().ok_or_else(|| Error::Duration { field, value: value.to_string() })
+    };
+    Ok(Election {
+        lease_duration: duration("leaseDuration", section.lease_duration)?,
+        renew_deadline: duration("renewDeadline", section.renew_deadline)?,
+        retry_period: duration("retryPeriod", section.retry_period)?,
+        ..Election::new(section.resource_namespace.clone(), name, identity)
+    })
+}
+
+fn koord_name(profile: &crate::config::ProfileConfig) -> bool {
+    profile.scheduler_name.as_deref() == Some("koord-scheduler")
+}
+
+/// The resolved plugins per profile and extension point.
+fn describe(profiles: &Profiles) -> Vec<serde_json::Value> {
+    let name = |instance: &usize| profiles.instances[*instance].name();
+    let list = |instances: &[usize]| instances.iter().map(name).collect::<Vec<_>>();
+    let describe = |profile: &crate::framework::Profile| {
+        let score: Vec<String> = profile
+            .score
+            .iter()
+            .map(|(instance, weight)| format!("{}={weight}", name(instance)))
+            .collect();
+        serde_json::json!({
+            "schedulerName": profile.name,
+            "preEnqueue": list(&profile.pre_enqueue),
+            "preFilter": list(&profile.pre_filter),
+            "filter": list(&profile.filter),
+            "postFilter": list(&profile.post_filter),
+            "preScore": list(&profile.pre_score),
+            "score": score,
+            "reserve": list(&profile.reserve),
+            "permit": list(&profile.permit),
+            "preBind": list(&profile.pre_bind),
+            "bind": list(&profile.bind),
+            "postBind": list(&profile.post_bind),
+        })
+    };
+    profiles.profiles.iter().map(describe).collect()
+}
+
+struct Daemon {
+    options: Options,
+    config: Configuration,
+    profiles: Profiles,
+    metrics: Metrics,
+    client: Client,
+    ctx: Context,
+}
+
+impl Daemon {
+    async fn lead(self, shutdown: CancellationToken) {
+        let Self { options, config, profiles, metrics, client, ctx } = self;
+        let names: Vec<String> = profiles.profiles.iter().map(|p| p.name.clone()).collect();
+        let engine = Engine::new(&config, profiles, options.engine);
+        let (sender, receiver) = mpsc::channel(4096);
+        let watches = engine.watches();
+        watch::forward(client.clone(), sender.clone(), shutdown.clone(), |change| match change {
+            Change::Synced => Message::Synced,
+            change => Message::Node(change),
+        });
+        watch::forward(client.clone(), sender.clone(), shutdown.clone(), |change| match change {
+            Change::Synced => Message::Synced,
+            change => Message::Pod(change),
+        });
+        for watch in &watches {
+            watch.start(client.clone(), sender.clone(), shutdown.clone());
+        }
+        let component = names.first().cloned().unwrap_or_default();
+        let recorder = Recorder::start(
+            client.clone(),
+            &component,
+            &options.identity,
+            ctx.clock.clone(),
+            shutdown.clone(),
+        );
+        let concurrency = options.write_concurrency;
+        let writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
+        let questions = options.debug.attach();
+        let debug = options.debug.clone();
+        let task = Owner { engine, writer, metrics, ctx, debug, names, concurrency };
+        task.run(receiver, questions, watches.len() + 2, shutdown).await;
+    }
+}
+
+/// The task that owns the engine.
+struct Owner {
+    engine: Engine,
+    writer: Writer,
+    metrics: Metrics,
+    ctx: Context,
+    debug: DebugHandle,
+    names: Vec<String>,
+    concurrency: usize,
+}
+
+impl Owner {
+    async fn run(
+        mut self,
+        mut messages: mpsc::Receiver<Message>,
+        mut questions: mpsc::Receiver<Question>,
+        sources: usize,
+        shutdown: CancellationToken,
+    ) {
+        let mut synced = 0;
+        let mut next_gauges = Instant::now();
+        loop {
+            // Everything that has arrived comes before the next decision.
+            let mut budget = 4096;
+            while budget > 0
+                && let Ok(message) = messages.try_recv()
+            {
+                synced += usize::from(matches!(message, Message::Synced));
+                self.digest(message);
+                budget -= 1;
+            }
+            let busy = synced >= sources && self.decide();
+            self.dispatch();
+            if Instant::now() >= next_gauges {
+                self.metrics.gauges(&self.engine);
+                next_gauges = Instant::now() + GAUGES_EVERY;
+            }
+            if busy || budget == 0 {
+                tokio::task::yield_now().await;
+                if shutdown.is_cancelled() {
+                    return;
+                }
+                continue;
+            }
+            let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                message = messages.recv() => match message {
+                    Some(message) => {
+                        synced += usize::from(matches!(message, Message::Synced));
+                        self.digest(message);
+                    }
+                    None => return,
+                },
+                Some(question) = questions.recv() => question.answer(&self.engine),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Until time alone makes something ready.
+    fn pause(&self) -> Duration {
+        let now = self.ctx.clock.now();
+        let until = self.engine.next_deadline().map(|at| at.duration_since(now));
+        let wait = until.and_then(|wait| Duration::try_from(wait).ok());
+        // A deadline in the past: not now, but not in a hurry either.
+        let floor = Duration::from_millis(1);
+        match (until, wait) {
+            (None, _) => Duration::from_secs(60),
+            (Some(_), Some(wait)) => wait.max(floor),
+            (Some(_), None) => floor,
+        }
+    }
+
+    fn digest(&mut self, message: Message) {
+        let now = self.ctx.clock.now();
+        let started = Instant::now();
+        let label = match message {
+            Message::Synced => return,
+            Message::Pod(Change::Applied { new, .. }) => {
+                if new.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) {
+                    self.debug.settled(&ObjectKey::of(&*new).to_string());
+                }
+                self.engine.pod_applied(new, now);
+                "PodUpdate"
+            }
+            Message::Pod(Change::Deleted(last)) => {
+                self.debug.settled(&ObjectKey::of(&*last).to_string());
+                self.engine.pod_deleted(&last, now);
+                "PodDelete"
+            }
+            Message::Node(Change::Applied { new, .. }) => {
+                self.engine.node_applied(new, now);
+                "NodeUpdate"
+            }
+            Message::Node(Change::Deleted(last)) => {
+                let name = last.metadata.name.clone().unwrap_or_default();
+                self.engine.node_deleted(&name, now);
+                "NodeDelete"
+            }
+            Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
+            Message::Object(change) => {
+                self.engine.object_changed(&change, now);
+                change.kind
+            }
+            Message::Bound { uid, result, seconds } => {
+                self.writer.binding = self.writer.binding.saturating_sub(1);
+                let profile = self.names.first().map_or("", String::as_str);
+                self.metrics.bound(result.is_ok(), profile, seconds);
+                self.engine.bind_finished(&uid, result, now);
+                "Bound"
+            }
+        };
+        self.metrics.event(label, started.elapsed().as_secs_f64());
+    }
+
+    /// Decides about ready pods for a while. Returns whether more may be ready.
+    fn decide(&mut self) -> bool {
+        let slice = Instant::now();
+        while slice.elapsed() < SLICE {
+            // The API is slower than the engine: keep what is assumed ahead of it bounded.
+            if self.writer.binding >= self.concurrency.saturating_mul(16) {
+                return false;
+            }
+            let now = self.ctx.clock.now();
+            let started = Instant::now();
+            let Some(outcome) = self.engine.schedule_one(now) else { return false };
+            let seconds = started.elapsed().as_secs_f64();
+            let profile = self.names.get(outcome.profile).map_or("", String::as_str);
+            self.metrics.attempt(&outcome, profile, seconds, now);
+            tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "decided");
+            self.dispatch();
+        }
+        true
+    }
+
+    fn dispatch(&mut self) {
+        for output in self.engine.take_outputs() {
+            match output {
+                Output::Bind(request) => {
+                    self.debug.settled(&request.pod.to_string());
+                    self.writer.bind(request);
+                }
+                Output::Failed(failure) => {
+                    tracing::debug!(pod = %failure.pod, message = %failure.message, "not placed");
+                    let explanation = Explanation {
+                        time: self.ctx.clock.now(),
+                        reason: failure.reason,
+                        message: failure.message.clone(),
+                        diagnosis: failure.diagnosis.clone(),
+                    };
+                    self.debug.failed(failure.pod.to_string(), explanation);
+                    self.writer.report(&failure);
+                }
+                Output::Problem(problem) => self.writer.problem(&problem),
+            }
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use koord_api::priority::PriorityClass;
+use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceTable};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Milli-cores assumed, for scoring only, of a container that asks for none.
+const SCORING_MILLI_CPU: i64 = 100;
+/// Bytes assumed, for scoring only, of a container that asks for none: 200 MiB.
+const SCORING_MEMORY: i64 = 200 * 1024 * 1024;
+
+/// A pod that cannot be understood; it is not scheduled until it changes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// The pod has no `spec`, or no name or uid.
+    #[error("pod has no {0}")]
+    Missing(&'static str),
+    /// A resource amount is not a quantity.
+    #[error("{field}: invalid quantity {value:?}: {reason}")]
+    Quantity {
+        /// Path of the field.
+        field: String,
+        /// What it says.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A pod, parsed.
+#[derive(Debug, Clone)]
+pub struct PodInfo {
+    /// The object, as the informer holds it.
+    pub object: Arc<Pod>,
+    /// `metadata.uid`.
+    pub uid: Arc<str>,
+    /// `metadata.namespace`.
+    pub namespace: Arc<str>,
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// `spec.priority`, 0 when unset.
+    pub priority: i32,
+    /// Koordinator's priority class, defaulted.
+    pub priority_class: PriorityClass,
+    /// What it needs to run: containers, init containers and overhead combined.
+    pub requests: Amounts,
+    /// Its limits, combined the same way.
+    pub limits: Amounts,
+    /// CPU and memory counted for scoring: requests, with a default for containers without.
+    pub scoring: [i64; 2],
+    /// `spec.nodeName`, when it is bound.
+    pub node: Option<Arc<str>>,
+    /// `status.nominatedNodeName`.
+    pub nominated: Option<Arc<str>>,
+    /// `metadata.creationTimestamp`.
+    pub created: Timestamp,
+    /// When the `PodScheduled` condition became true.
+    pub scheduled_at: Option<Timestamp>,
+    /// When the `Initialized` condition became true.
+    pub initialized_at: Option<Timestamp>,
+    /// Names of the scheduling gates that are still closed.
+    pub gates: Vec<String>,
+    /// Whether a DaemonSet owns it.
+    pub daemon: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it has finished: phase Succeeded or Failed.
+    pub terminal: bool,
+}
+
+impl PodInfo {
+    /// Reads `pod`, numbering the resources it names in `table`.
+    ///
+    /// # Errors
+    /// A required part is missing, or an amount is not a quantity.
+    pub fn new(pod: Arc<Pod>, table: &mut ResourceTable) -> Result<Self, PodError> {
+        let meta = &pod.metadata;
+        let uid: Arc<str> = meta.uid.as_deref().ok_or(PodError::Missing("metadata.uid"))?.into();
+        let name: Arc<str> = meta.name.as_deref().ok_or(PodError::Missing("metadata.name"))?.into();
+        let namespace: Arc<str> = meta.namespace.as_deref().unwrap_or_default().into();
+        let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
+        let requests = combined(spec, table, Side::Requests)?;
+        let limits = combined(spec, table, Side::Limits)?;
+        let scoring = combined(spec, table, Side::Scoring)?;
+        let status = pod.status.as_ref();
+        let since = |kind: &str| {
+            status
+                .and_then(|s| s.conditions.as_ref())
+                .and_then(|all| all.iter().find(|c| c.type_ == kind && c.status == "True"))
+                .and_then(|c| c.last_transition_time.as_ref())
+                .map(|time| time.0)
+        };
+        let phase = status.and_then(|s| s.phase.as_deref());
+        let shared = |text: &Option<String>| {
+            text.as_deref().filter(|t| !t.is_empty()).map(Arc::<str>::from)
+        };
+        Ok(Self {
+            uid,
+            name,
+            namespace,
+            priority: spec.priority.unwrap_or(0),
+            priority_class: koord_api::priority::of_pod_with_default(&pod),
+            requests,
+            limits,
+            scoring: [scoring.get(CPU), scoring.get(MEMORY)],
+            node: shared(&spec.node_name),
+            nominated: status.and_then(|s| shared(&s.nominated_node_name)),
+            created: meta.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0),
+            scheduled_at: since("PodScheduled"),
+            initialized_at: since("Initialized"),
+            gates: spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect(),
+            daemon: meta.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet"),
+            deleting: meta.deletion_timestamp.is_some(),
+            terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            object: pod,
+        })
+    }
+
+    /// The pod's `spec`; an empty one when there is none.
+    #[must_use]
+    pub fn spec(&self) -> Option<&PodSpec> {
+        self.object.spec.as_ref()
+    }
+
+    /// `spec.schedulerName`, `default-scheduler` when unset.
+    #[must_use]
+    pub fn scheduler_name(&self) -> &str {
+        self.spec().and_then(|s| s.scheduler_name.as_deref()).unwrap_or("default-scheduler")
+    }
+
+    /// The value of annotation `key`.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Whether something that scheduling reads differs: spec, labels or annotations.
+    #[must_use]
+    pub fn differs_for_scheduling(&self, other: &Self) -> bool {
+        let (a, b) = (&self.object, &other.object);
+        a.spec != b.spec
+            || a.metadata.labels != b.metadata.labels
+            || a.metadata.annotations != b.metadata.annotations
+            || a.metadata.owner_references != b.metadata.owner_references
+            || self.deleting != other.deleting
+    }
+
+    /// Whether the pod asks for neither CPU nor memory, for no resource at all.
+    #[must_use]
+    pub fn is_best_effort(&self) -> bool {
+        self.requests.iter().all(|(_, amount)| amount == 0)
+            && self.limits.iter().all(|(_, amount)| amount == 0)
+    }
+}
+
+impl std::fmt::Display for PodInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Requests,
+    Limits,
+    Scoring,
+}
+
+/// Sum of containers and sidecars, or the peak while init containers run, whichever is larger;
+/// pod-level amounts replace it; overhead comes on top.
+fn combined(spec: &PodSpec, table: &mut ResourceTable, side: Side) -> Result<Amounts, PodError> {
+    let mut total = Amounts::new();
+    for (at, container) in spec.containers.iter().enumerate() {
+        let field = || format!("spec.containers[{at}]");
+        total.add_all(&container_amounts(container, table, side, field)?);
+    }
+    let mut sidecars = Amounts::new();
+    let mut peak = Amounts::new();
+    for (at, container) in spec.init_containers.iter().flatten().enumerate() {
+        let field = || format!("spec.initContainers[{at}]");
+        let own = container_amounts(container, table, side, field)?;
+        if container.restart_policy.as_deref() == Some("Always") {
+            total.add_all(&own);
+            sidecars.add_all(&own);
+            peak.max_all(&sidecars);
+        } else {
+            let mut during = sidecars.clone();
+            during.add_all(&own);
+            peak.max_all(&during);
+        }
+    }
+    total.max_all(&peak);
+    if let Some(pod_level) = &spec.resources {
+        let listed = amounts(list(pod_level, side), table, || "spec.resources".to_owned())?;
+        for (id, amount) in listed.iter() {
+            total.set(id, amount);
+        }
+    }
+    let overhead = amounts(spec.overhead.as_ref(), table, || "spec.overhead".to_owned())?;
+    for (id, amount) in overhead.iter() {
+        // A limit that is not set stays unlimited.
+        if side != Side::Limits || total.get(id) > 0 {
+            total.add(id, amount);
+        }
+    }
+    Ok(total)
+}
+
+fn container_amounts(
+    container: &Container,
+    table: &mut ResourceTable,
+    side: Side,
+    field: impl Fn() -> String,
+) -> Result<Amounts, PodError> {
+    let listed = container.resources.as_ref().and_then(|resources| list(resources, side));
+    let mut own = amounts(listed, table, || format!("{}.resources", field()))?;
+    if side == Side::Scoring {
+        for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
+            if !own.contains(id) {
+                own.set(id, fallback);
+            }
+        }
+    }
+    Ok(own)
+}
+
+fn list(resources: &ResourceRequirements, side: Side) -> Option<&BTreeMap<String, Quantity>> {
+    match side {
+        Side::Requests | Side::Scoring => resources.requests.as_ref(),
+        Side::Limits => resources.limits.as_ref(),
+    }
+}
+
+/// Parses a resource list.
+pub(super) fn amounts(
+    list: Option<&BTreeMap<String, Quantity>>,
+    table: &mut ResourceTable,
+    field: impl Fn() -> String,
+) -> Result<Amounts, PodError> {
+    let mut out = Amounts::new();
+    for (name, quantity) in list.into_iter().flatten() {
+        let parsed = koord_api::quantity::parse(quantity).map_err(|error| PodError::Quantity {
+            field: format!("{}[{name}]", field()),
+            value: quantity.0.clone(),
+            reason: error.to_string(),
+        })?;
+        let id = table.intern(name);
+        out.add(id, resources::amount(id, &parsed));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> Result<(PodInfo, ResourceTable), PodError> {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec
+        }))
+        .unwrap();
+        let mut table = ResourceTable::new();
+        PodInfo::new(Arc::new(pod), &mut table).map(|info| (info, table))
+    }
+
+    fn requests(cpu: &str) -> serde_json::Value {
+        json!({"name": "c", "resources": {"requests": {"cpu": cpu}}})
+    }
+
+    #[test]
+    fn init_containers_count_by_their_peak_with_the_sidecars_started_before() {
+        let mut sidecar = requests("300m");
+        sidecar["restartPolicy"] = json!("Always");
+        let (info, _) = pod(json!({
+            "containers": [requests("500m"), requests("1")],
+            "initContainers": [requests("100m"), sidecar, requests("2")],
+            "overhead": {"cpu": "10m"}
+        }))
+        .unwrap();
+        // max(500 + 1000 + 300, 300 + 2000) + 10
+        assert_eq!(info.requests.get(CPU), 2310);
+    }
+
+    #[test]
+    fn containers_without_requests_count_for_scoring_only() {
+        let (info, _) = pod(json!({"containers": [{"name": "a"}, requests("1")]})).unwrap();
+        assert_eq!(info.requests.get(CPU), 1000);
+        assert_eq!(info.scoring, [1100, 2 * SCORING_MEMORY]);
+        assert!(!info.is_best_effort());
+    }
+
+    #[test]
+    fn deprecated_batch_resources_are_renamed() {
+        let (info, _) = pod(json!({"containers": [
+            {"name": "a", "resources": {"requests": {"koordinator.sh/batch-cpu": "1500"}}}
+        ]}))
+        .unwrap();
+        assert_eq!(info.requests.get(resources::BATCH_CPU), 1500);
+    }
+
+    #[test]
+    fn a_bad_quantity_is_named_with_its_path_and_value() {
+        let error = pod(json!({"containers": [requests("1x")]})).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("spec.containers[0].resources[cpu]") && text.contains("\"1x\""), "{text}");
+    }
+}
