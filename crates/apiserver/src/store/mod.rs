@@ -23,6 +23,8 @@ mod sequencer;
 mod snapshot;
 mod stamp;
 mod table;
+#[cfg(test)]
+mod tests;
 mod types;
 mod wal;
 mod watch;

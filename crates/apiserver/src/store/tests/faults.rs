@@ -1,0 +1,191 @@
+//! A disk that fails.
+
+use super::*;
+use crate::store::disk::{Disk, LogFile, Os};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The operating system's files, with a disk that can be full, or fail to sync.
+#[derive(Debug, Default)]
+struct Switches {
+    /// Bytes that still fit.
+    room: AtomicU64,
+    sync_fails: AtomicBool,
+    truncate_fails: AtomicBool,
+}
+
+#[derive(Debug)]
+struct FaultyDisk(Arc<Switches>);
+
+#[derive(Debug)]
+struct FaultyFile(Box<dyn LogFile>, Arc<Switches>);
+
+impl Disk for FaultyDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn LogFile>> {
+        Ok(Box::new(FaultyFile(Os.create(path)?, Arc::clone(&self.0))))
+    }
+}
+
+impl LogFile for FaultyFile {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let room = self.1.room.load(Ordering::Relaxed);
+        let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        self.0.append(&bytes[..fits])?;
+        self.1.room.fetch_sub(fits as u64, Ordering::Relaxed);
+        if fits < bytes.len() {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        if self.1.sync_fails.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.0.sync()
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        if self.1.truncate_fails.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.0.truncate(length)
+    }
+}
+
+fn faulty(dir: &Path) -> (StoreOptions, Arc<Switches>) {
+    let switches = Arc::new(Switches::default());
+    switches.room.store(u64::MAX, Ordering::Relaxed);
+    let mut options = StoreOptions::dir(dir, Clock::system());
+    options.disk = Arc::new(FaultyDisk(Arc::clone(&switches)));
+    (options, switches)
+}
+
+async fn refused(store: &Store, name: &str) -> String {
+    match store
+        .create(pods(), key(name), object(name, 0), index(name))
+        .await
+    {
+        Err(error @ StoreError::Io { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Fails writes at every amount of room, then lets them work again, then kills the process.
+#[tokio::test]
+async fn a_full_disk_loses_nothing_and_is_survived() {
+    for truncate_fails in [false, true] {
+        for room in (0..400).step_by(13) {
+            let dir = tempfile::tempdir().unwrap();
+            let (options, switches) = faulty(dir.path());
+            switches
+                .truncate_fails
+                .store(truncate_fails, Ordering::Relaxed);
+            let store = Store::open(options).await.unwrap();
+            let mut watcher = store.watch(pods(), store.revision()).unwrap();
+            let first = create(&store, "a", 1).await;
+            switches.room.store(room, Ordering::Relaxed);
+            let mut fitted = Vec::new();
+            loop {
+                let name = format!("fit{}", fitted.len());
+                match store
+                    .create(pods(), key(&name), object(&name, 0), index(&name))
+                    .await
+                {
+                    Ok(entry) => fitted.push(entry),
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(text.contains(dir.path().to_str().unwrap()), "{text}");
+                        assert!(text.contains("no storage space"), "{text}");
+                        break;
+                    }
+                }
+            }
+            refused(&store, "b").await;
+            assert!(store.last_error().is_some());
+            // Reads go on, and nobody has seen what was refused.
+            assert_eq!(
+                store.get(&pods(), &key("a")).unwrap().revision,
+                first.revision
+            );
+            assert!(store.get(&pods(), &key("b")).is_none());
+            let seen = std::iter::from_fn(|| watcher.try_next().unwrap()).count();
+            assert_eq!(seen, 1 + fitted.len());
+
+            switches.room.store(u64::MAX, Ordering::Relaxed);
+            let later = create(&store, "c", 1).await;
+            assert!(store.last_error().is_none());
+            let known = fitted
+                .iter()
+                .map(|entry| entry.revision)
+                .chain([first.revision]);
+            assert!(known.into_iter().all(|revision| revision < later.revision));
+            let before = contents(&store);
+
+            // Killed here: a copy of the files is what is left.
+            let left = tempfile::tempdir().unwrap();
+            for entry in std::fs::read_dir(dir.path()).unwrap() {
+                let path = entry.unwrap().path();
+                std::fs::copy(&path, left.path().join(path.file_name().unwrap())).unwrap();
+            }
+            let reopened = Store::open(StoreOptions::dir(left.path(), Clock::system()))
+                .await
+                .unwrap();
+            assert_eq!(contents(&reopened), before, "room {room}, {truncate_fails}");
+            assert_eq!(reopened.revision(), later.revision);
+            reopened.close().await;
+            store.close().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_failed_sync_refuses_the_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, switches) = faulty(dir.path());
+    let store = Store::open(options).await.unwrap();
+    create(&store, "a", 1).await;
+    switches.sync_fails.store(true, Ordering::Relaxed);
+    let text = refused(&store, "b").await;
+    assert!(text.starts_with("sync ") && text.contains("wal-"), "{text}");
+    // The next segment cannot be started either.
+    let text = refused(&store, "b").await;
+    assert!(text.starts_with("create "), "{text}");
+    switches.sync_fails.store(false, Ordering::Relaxed);
+    create(&store, "b", 2).await;
+    let before = contents(&store);
+    store.close().await;
+    let store = Store::open(StoreOptions::dir(dir.path(), Clock::system()))
+        .await
+        .unwrap();
+    assert_eq!(contents(&store), before);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_failed_snapshot_keeps_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, switches) = faulty(dir.path());
+    let store = Store::open(options).await.unwrap();
+    create(&store, "a", 1).await;
+    for room in [0, 60, 100] {
+        switches.room.store(room, Ordering::Relaxed);
+        assert!(store.snapshot().await.is_err());
+        switches.room.store(u64::MAX, Ordering::Relaxed);
+        update(&store, "a", i64::try_from(room).unwrap() + 2).await;
+    }
+    let before = contents(&store);
+    store.close().await;
+    let store = Store::open(StoreOptions::dir(dir.path(), Clock::system()))
+        .await
+        .unwrap();
+    assert_eq!(contents(&store), before);
+    store.snapshot().await.unwrap();
+    store.close().await;
+    let store = Store::open(StoreOptions::dir(dir.path(), Clock::system()))
+        .await
+        .unwrap();
+    assert_eq!(contents(&store), before);
+    store.close().await;
+}

@@ -1,0 +1,418 @@
+//! What every store does, wherever it keeps its data.
+
+use super::*;
+use crate::store::watch::Scope;
+use std::time::Duration;
+
+#[tokio::test]
+async fn stamps_revisions_and_checks_preconditions() {
+    let store = memory().await;
+    let first = create(&store, "a", 1).await;
+    assert_eq!(first.created, first.revision);
+    assert_eq!(
+        first.value()["metadata"]["resourceVersion"],
+        json!(first.revision.to_string())
+    );
+    let again = store
+        .create(pods(), key("a"), object("a", 2), index("x"))
+        .await;
+    assert!(
+        matches!(again, Err(StoreError::Exists { current }) if current.revision == first.revision)
+    );
+
+    let second = update(&store, "a", 2).await;
+    assert_eq!(
+        (second.created, second.revision),
+        (first.revision, first.revision + 1)
+    );
+    let stale = Some(first.revision);
+    let refused = store
+        .update(pods(), key("a"), stale, object("a", 3), index("a"))
+        .await;
+    assert!(
+        matches!(refused, Err(StoreError::Conflict { current }) if current.revision == second.revision)
+    );
+    let refused = store.delete(pods(), key("a"), stale, None).await;
+    assert!(matches!(refused, Err(StoreError::Conflict { .. })));
+    let refused = store.delete(pods(), key("a"), None, Some("other")).await;
+    assert!(matches!(refused, Err(StoreError::Conflict { .. })));
+
+    let last = store
+        .delete(pods(), key("a"), Some(second.revision), Some("a"))
+        .await
+        .unwrap();
+    assert_eq!(last.revision, second.revision + 1);
+    assert_eq!(
+        last.value()["metadata"]["resourceVersion"],
+        json!(last.revision.to_string())
+    );
+    assert_eq!(last.value()["data"], json!(2));
+    assert!(store.get(&pods(), &key("a")).is_none());
+    assert!(matches!(
+        store
+            .update(pods(), key("a"), None, object("a", 3), index("a"))
+            .await,
+        Err(StoreError::NotFound { .. })
+    ));
+    assert_eq!(store.revision(), last.revision);
+    assert!(matches!(
+        store
+            .create(pods(), key("b"), json!("text"), index("b"))
+            .await,
+        Err(StoreError::NotAnObject { .. })
+    ));
+}
+
+#[tokio::test]
+async fn writing_the_same_changes_nothing() {
+    let store = memory().await;
+    let first = create(&store, "a", 1).await;
+    let same = update(&store, "a", 1).await;
+    assert!(Arc::ptr_eq(&first, &same));
+    assert_eq!(store.revision(), first.revision);
+}
+
+#[tokio::test]
+async fn pages_of_one_list_are_of_one_revision() {
+    let store = memory().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        create(&store, name, 0).await;
+    }
+    let all = |_: &Entry| true;
+    let first = store
+        .list(&pods(), None, None, None, Some(2), &all)
+        .unwrap();
+    assert_eq!((names(&first), first.remaining), (vec!["a", "b"], Some(3)));
+    delete(&store, "c").await;
+    create(&store, "bb", 0).await;
+    update(&store, "d", 1).await;
+    let at = Some(first.revision);
+    let second = store
+        .list(&pods(), None, at, first.next.as_ref(), Some(2), &all)
+        .unwrap();
+    assert_eq!(
+        (names(&second), second.remaining),
+        (vec!["c", "d"], Some(1))
+    );
+    assert_eq!(second.items[1].value()["data"], json!(0));
+    let third = store
+        .list(&pods(), None, at, second.next.as_ref(), Some(2), &all)
+        .unwrap();
+    assert_eq!(
+        (names(&third), &third.next, third.remaining),
+        (vec!["e"], &None, None)
+    );
+    assert_eq!(
+        names(&list(&store, None).unwrap()),
+        ["a", "b", "bb", "d", "e"]
+    );
+    assert!(matches!(
+        list(&store, Some(1_000_000)),
+        Err(StoreError::Future { .. })
+    ));
+}
+
+#[tokio::test]
+async fn lists_a_namespace_in_order() {
+    let store = memory().await;
+    for (namespace, name) in [("b", "x"), ("a", "y"), ("ab", "z"), ("a", "x"), ("b", "a")] {
+        let key = Key::new(namespace, name);
+        store
+            .create(pods(), key, object(name, 0), index(name))
+            .await
+            .unwrap();
+    }
+    let of = |namespace| {
+        let page = store
+            .list(&pods(), namespace, None, None, None, &|_| true)
+            .unwrap();
+        page.items
+            .iter()
+            .map(|entry| entry.key.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(None), ["a/x", "a/y", "ab/z", "b/a", "b/x"]);
+    assert_eq!(of(Some("a")), ["a/x", "a/y"]);
+    assert_eq!(of(Some("b")), ["b/a", "b/x"]);
+    assert!(of(Some("c")).is_empty());
+    let page = store
+        .list(&pods(), Some("a"), None, None, Some(1), &|_| true)
+        .unwrap();
+    assert_eq!((names(&page), page.remaining), (vec!["x"], Some(1)));
+}
+
+#[tokio::test]
+async fn watches_from_the_past_and_on() {
+    let store = memory().await;
+    let first = create(&store, "a", 1).await;
+    update(&store, "a", 2).await;
+    let mut watcher = store.watch(pods(), first.revision).unwrap();
+    delete(&store, "a").await;
+    let event = watcher.next().await.unwrap();
+    assert_eq!(
+        (event.kind, event.revision),
+        (EventKind::Put, first.revision + 1)
+    );
+    assert_eq!(event.old.unwrap().value()["data"], json!(1));
+    assert_eq!(event.new.value()["data"], json!(2));
+    let event = watcher.next().await.unwrap();
+    assert_eq!(
+        (event.kind, event.revision),
+        (EventKind::Delete, first.revision + 2)
+    );
+    assert!(watcher.try_next().unwrap().is_none());
+    // A change elsewhere moves the progress, not the events.
+    store
+        .create(
+            TableId::new("", "nodes"),
+            Key::cluster("n"),
+            object("n", 0),
+            index("n"),
+        )
+        .await
+        .unwrap();
+    assert!(watcher.try_next().unwrap().is_none());
+    assert_eq!(watcher.progress(), store.revision());
+
+    // A watch that waits is woken.
+    let store2 = store.clone();
+    let (event, _) = tokio::join!(watcher.next(), async move { create(&store2, "b", 1).await });
+    assert_eq!(&*event.unwrap().new.key.name, "b");
+}
+
+#[tokio::test]
+async fn scoped_watches_see_what_enters_and_leaves() {
+    let store = memory().await;
+    let on = |node: &str| Index {
+        uid: "u".into(),
+        fields: vec![("spec.nodeName".into(), node.into())],
+        ..Index::default()
+    };
+    let from = store.revision();
+    let watch = |scope: Scope| store.watch_scoped(&pods(), from, scope).unwrap();
+    let field = |node: &str| Some(("spec.nodeName".into(), node.into()));
+    let mut live = [
+        watch(Scope {
+            field: field("n1"),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            name: Some("a".into()),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            namespace: Some("other".into()),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            namespace: Some("default".into()),
+            field: field("n2"),
+            name: None,
+        }),
+    ];
+    for watcher in &mut live {
+        assert!(watcher.try_next().unwrap().is_none());
+    }
+    let put = async |name: &str, data: i64, node: &str| {
+        let made = store
+            .create(pods(), key(name), object(name, data), on(node))
+            .await;
+        if made.is_err() {
+            store
+                .update(pods(), key(name), None, object(name, data), on(node))
+                .await
+                .unwrap();
+        }
+    };
+    put("a", 1, "").await;
+    put("a", 2, "n1").await;
+    put("b", 3, "n2").await;
+    put("a", 4, "n2").await;
+    let mut past = [
+        watch(Scope {
+            field: field("n1"),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            name: Some("a".into()),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            namespace: Some("other".into()),
+            ..Scope::default()
+        }),
+        watch(Scope {
+            namespace: Some("default".into()),
+            field: field("n2"),
+            name: None,
+        }),
+    ];
+    for watchers in [&mut live, &mut past] {
+        let seen: Vec<Vec<Value>> = watchers
+            .iter_mut()
+            .map(|watcher| {
+                std::iter::from_fn(|| watcher.try_next().unwrap())
+                    .map(|event| event.new.value()["data"].clone())
+                    .collect()
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [json!([2, 4]), json!([1, 2, 4]), json!([]), json!([3, 4])]
+                .map(|v| v.as_array().unwrap().clone())
+        );
+    }
+    assert_eq!(store.stats()[0].watchers, 8);
+    drop((live, past));
+    assert_eq!(store.stats()[0].watchers, 0);
+}
+
+#[tokio::test]
+async fn a_slow_watcher_loses_nothing_while_the_history_lasts() {
+    let store = memory().await;
+    let mut watcher = store.watch(pods(), store.revision()).unwrap();
+    assert!(watcher.try_next().unwrap().is_none());
+    create(&store, "a", 0).await;
+    for data in 1..5000 {
+        update(&store, "a", data).await;
+    }
+    for data in 0..5000 {
+        assert_eq!(
+            watcher.next().await.unwrap().new.value()["data"],
+            json!(data)
+        );
+    }
+    assert!(watcher.try_next().unwrap().is_none());
+    assert_eq!(watcher.progress(), store.revision());
+}
+
+#[tokio::test]
+async fn a_watcher_behind_the_history_lags() {
+    let mut options = StoreOptions::memory(Clock::system());
+    options.history = HistoryLimits {
+        events: 10,
+        ..HistoryLimits::default()
+    };
+    let store = Store::open(options).await.unwrap();
+    let start = store.revision();
+    let mut slow = store.watch(pods(), start).unwrap();
+    create(&store, "a", 0).await;
+    for data in 1..100 {
+        update(&store, "a", data).await;
+    }
+    let oldest = store.revision() - 10;
+    assert_eq!(slow.next().await.unwrap_err(), Lagged { at: start, oldest });
+    let refused = store.watch(pods(), start).unwrap_err();
+    assert!(
+        matches!(refused, StoreError::Expired { requested, oldest: o } if (requested, o) == (start, oldest))
+    );
+    assert!(store.watch(pods(), oldest).is_ok());
+    assert!(matches!(
+        list(&store, Some(start)),
+        Err(StoreError::Expired { .. })
+    ));
+    assert_eq!(
+        list(&store, Some(oldest)).unwrap().items[0].value()["data"],
+        json!(89)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn history_is_bounded_by_age_and_bytes() {
+    let clock = Clock::following_tokio(jiff::Timestamp::UNIX_EPOCH);
+    let mut options = StoreOptions::memory(clock);
+    options.history.bytes = 100_000;
+    let store = Store::open(options).await.unwrap();
+    let first = create(&store, "a", 0).await;
+    tokio::time::advance(Duration::from_secs(301)).await;
+    let second = update(&store, "a", 1).await;
+    assert!(store.watch(pods(), first.revision - 1).is_err());
+    assert!(store.watch(pods(), first.revision).is_ok());
+    for _ in 0..20 {
+        let data = "x".repeat(10_000 + store.revision() as usize);
+        store
+            .update(pods(), key("a"), None, object("a", data), index("a"))
+            .await
+            .unwrap();
+    }
+    let stats = store.stats();
+    assert!(
+        stats[0].history_bytes <= 100_000 && stats[0].history_events >= 5,
+        "{stats:?}"
+    );
+    assert!(store.watch(pods(), second.revision).is_err());
+}
+
+#[tokio::test]
+async fn compaction_and_removal_of_a_table() {
+    let store = memory().await;
+    let first = create(&store, "a", 0).await;
+    update(&store, "a", 1).await;
+    let mut watcher = store.watch(pods(), store.revision()).unwrap();
+    store.compact(&pods(), first.revision);
+    assert!(store.watch(pods(), first.revision - 1).is_err());
+    store.remove_table(&pods()).await.unwrap();
+    assert!(store.tables().is_empty());
+    assert!(watcher.next().await.is_err());
+    let gone = store.revision();
+    // The table made anew knows nothing from before.
+    assert!(store.watch(pods(), gone - 1).is_err());
+    assert!(store.watch(pods(), gone).is_ok());
+    assert!(list(&store, None).unwrap().items.is_empty());
+}
+
+#[tokio::test]
+async fn waits_for_a_revision() {
+    let store = memory().await;
+    let wanted = store.revision() + 2;
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.wait_for(wanted).await }
+    });
+    create(&store, "a", 0).await;
+    create(&store, "b", 0).await;
+    waiting.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn lists_under_concurrent_writes_are_exact() {
+    let store = memory().await;
+    for number in 0..3000 {
+        create(&store, &format!("p{number:05}"), 0).await;
+    }
+    let writer = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for round in 1..=5 {
+                for number in 0..3000 {
+                    update(&store, &format!("p{number:05}"), round).await;
+                    if number % 500 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+            }
+        })
+    };
+    // One writer goes through the keys in order, so that at any revision at most one step from
+    // one round to the one before is visible.
+    while !writer.is_finished() {
+        let page = list(&store, None).unwrap();
+        assert_eq!(page.items.len(), 3000);
+        assert!(
+            page.items
+                .iter()
+                .all(|entry| entry.revision <= page.revision)
+        );
+        let rounds: Vec<i64> = page
+            .items
+            .iter()
+            .map(|entry| entry.value()["data"].as_i64().unwrap())
+            .collect();
+        assert!(
+            rounds.is_sorted_by(|a, b| a >= b) && rounds[0] - rounds[2999] <= 1,
+            "{rounds:?}"
+        );
+        tokio::task::yield_now().await;
+    }
+    writer.await.unwrap();
+}

@@ -1,0 +1,4 @@
+//! Integration tests of the API server.
+
+mod serving;
+mod store_crash;
