@@ -1,7 +1,22 @@
 //! The controllers that a control plane needs to be one: garbage collection, namespaces, node and pod
 //! lifecycle, disruption budgets, event expiry and the workload controllers.
 //!
-//! Each is a task over [`Api`]; none of them touches the store behind its back.
+//! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
+//! visible, validated and durable like everything else.
+
+mod accounts;
+mod definitions;
+mod deployment;
+mod disruption;
+mod events;
+mod garbage;
+mod job;
+mod namespaces;
+mod nodes;
+mod pod_gc;
+mod pods;
+mod queue;
+mod replicaset;
 
 use crate::rest::Api;
 use tokio_util::sync::CancellationToken;
@@ -10,7 +25,18 @@ use tokio_util::task::TaskTracker;
 /// Starts every controller. They end when `shutdown` is cancelled; the tracker tells when.
 pub fn start(api: &Api, shutdown: &CancellationToken) -> TaskTracker {
     let tracker = TaskTracker::new();
-    let _ = (api, shutdown);
+    let (a, s) = (|| api.clone(), || shutdown.clone());
+    tracker.spawn(garbage::run(a(), s()));
+    tracker.spawn(queue::run(a(), namespaces::Namespaces, s()));
+    tracker.spawn(queue::run(a(), definitions::Definitions, s()));
+    tracker.spawn(queue::run(a(), accounts::Accounts, s()));
+    tracker.spawn(queue::run(a(), disruption::Disruption, s()));
+    tracker.spawn(queue::run(a(), pod_gc::PodGc::default(), s()));
+    tracker.spawn(nodes::run(a(), s()));
+    tracker.spawn(events::run(a(), s()));
+    tracker.spawn(queue::run(a(), replicaset::ReplicaSets, s()));
+    tracker.spawn(queue::run(a(), deployment::Deployments, s()));
+    tracker.spawn(queue::run(a(), job::Jobs, s()));
     tracker.close();
     tracker
 }

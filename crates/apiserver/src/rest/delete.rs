@@ -1,7 +1,7 @@
 //! Deletion: preconditions, grace, finalizers, propagation.
 
 use super::query::{Query, check_dry_run};
-use super::write::{WriteOptions, store_error};
+use super::write::store_error;
 use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
@@ -323,19 +323,36 @@ impl Api {
         key: &Key,
         finalizer: &str,
     ) -> Result<(), ApiError> {
-        let done = self
-            .modify(resource, None, key, &WriteOptions::default(), |old| {
-                let mut new = old.clone();
-                let mut list = meta::finalizers(old);
-                list.retain(|f| f != finalizer);
-                meta::set_finalizers(&mut new, &list);
-                Ok(new.into())
-            })
-            .await;
-        match done {
-            Ok(_) => Ok(()),
-            Err(e) if e.code == 404 => Ok(()),
-            Err(e) => Err(e),
+        loop {
+            let Some(entry) = self.store().get(&resource.table, key) else {
+                return Ok(());
+            };
+            let mut object = entry.value();
+            let mut list = meta::finalizers(&object);
+            let before = list.len();
+            list.retain(|f| f != finalizer);
+            if list.len() == before {
+                return Ok(());
+            }
+            meta::set_finalizers(&mut object, &list);
+            let grace = meta::at(&object, &["metadata", "deletionGracePeriodSeconds"])
+                .and_then(Value::as_i64)
+                .unwrap_or(0);
+            let leaves = list.is_empty() && meta::deleting(&object) && grace == 0;
+            let done = if leaves {
+                self.remove(resource, key, Some(entry.revision)).await
+            } else {
+                let index = self.storage_of(resource).index(&object);
+                let table = resource.table.clone();
+                self.store()
+                    .update(table, key.clone(), Some(entry.revision), object, index)
+                    .await
+            };
+            match done {
+                Ok(_) | Err(StoreError::NotFound { .. }) => return Ok(()),
+                Err(StoreError::Conflict { .. }) => {}
+                Err(e) => return Err(store_error(resource, key, e)),
+            }
         }
     }
 }

@@ -38,10 +38,10 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use admission::CRD_FINALIZER;
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
-pub(crate) use delete::{Deleted, FOREGROUND, ORPHAN};
+pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use logs::{LogOptions, LogStream, PodLogs};
+pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
-pub(crate) use write::{Input, Outcome};
 
 /// Who sends a request. The server puts it into the request's extensions after it has
 /// authenticated the connection; without it the caller is the in-process administrator.

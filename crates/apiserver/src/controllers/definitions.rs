@@ -1,0 +1,85 @@
+//! Deleting a custom resource definition deletes its objects first.
+
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, CRD_FINALIZER, CRDS, DeleteOptions, meta};
+use crate::store::{Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use std::time::Duration;
+
+/// Empties and removes definitions that are being deleted.
+pub(super) struct Definitions;
+
+/// How long to wait for the finalizers of the last objects before looking again.
+const WAIT: Duration = Duration::from_millis(500);
+
+impl Reconcile for Definitions {
+    fn name(&self) -> &'static str {
+        "customresourcedefinitions"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![Source::own(CRDS.0, CRDS.1)]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        async move {
+            let crds = api.builtin(CRDS.0, "v1", CRDS.1)?;
+            let Some(entry) = api.store().get(&crds.table, key) else {
+                return Ok(None);
+            };
+            let definition = entry.value();
+            let finalizers = meta::finalizers(&definition);
+            if !meta::deleting(&definition) || !finalizers.iter().any(|f| f == CRD_FINALIZER) {
+                return Ok(None);
+            }
+            let now = api.clock().now();
+            api.modify_raw(&crds, key, false, |old| {
+                let mut new = old.clone();
+                let changed = meta::set_condition(
+                    meta::section(&mut new, "status"),
+                    "Terminating",
+                    "True",
+                    "InstanceDeletionInProgress",
+                    "CustomResource deletion is in progress",
+                    now,
+                );
+                Ok(changed.then_some(new))
+            })
+            .await?;
+            let table = TableId::new(
+                meta::text(&definition, &["spec", "group"]),
+                meta::text(&definition, &["spec", "names", "plural"]),
+            );
+            if let Some(resource) = api.registry().storage(&table) {
+                for object in api.entries(&resource, None) {
+                    match api
+                        .delete_object(&resource, &object.key, &DeleteOptions::default())
+                        .await
+                    {
+                        Ok(_) => {}
+                        Err(e) if e.code == 404 => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+                if !api.entries(&resource, None).is_empty() {
+                    return Ok(Some(WAIT));
+                }
+            }
+            // From here on nothing can be created any more, and the open watches end.
+            api.registry().remove_crd(&key.name);
+            api.store()
+                .remove_table(&table)
+                .await
+                .map_err(|e| ApiError::internal(e.to_string()))?;
+            api.drop_finalizer(&crds, key, CRD_FINALIZER).await?;
+            Ok(None)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,593 @@
+//! Deployments: ReplicaSets, one per version of the template, scaled against each other.
+
+use super::pods;
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, Input, WriteOptions, meta};
+use crate::store::{Entry, Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Label that tells the pods of the versions apart.
+const HASH_LABEL: &str = "pod-template-hash";
+/// Annotation with the number of the version.
+const REVISION: &str = "deployment.kubernetes.io/revision";
+/// Alphabet of the hash, which must be usable in a name.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// Rolls Deployments out.
+pub(super) struct Deployments;
+
+impl Reconcile for Deployments {
+    fn name(&self) -> &'static str {
+        "deployments"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![
+            Source::own("apps", "deployments"),
+            Source {
+                table: TableId::new("apps", "replicasets"),
+                keys: |_, entry| pods::controller_key(entry, "Deployment"),
+            },
+        ]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        sync(api, key).boxed()
+    }
+}
+
+/// One ReplicaSet of a Deployment.
+#[derive(Debug, Clone)]
+struct Version {
+    entry: Arc<Entry>,
+    value: Value,
+}
+
+impl Version {
+    fn wanted(&self) -> i64 {
+        meta::at(&self.value, &["spec", "replicas"])
+            .and_then(Value::as_i64)
+            .unwrap_or(1)
+    }
+
+    fn count(&self, key: &str) -> i64 {
+        meta::at(&self.value, &["status", key])
+            .and_then(Value::as_i64)
+            .unwrap_or(0)
+    }
+
+    fn revision(&self) -> i64 {
+        meta::text(&self.value, &["metadata", "annotations", REVISION])
+            .parse()
+            .unwrap_or(0)
+    }
+}
+
+async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
+    let resource = api.builtin("apps", "v1", "deployments")?;
+    let sets = api.builtin("apps", "v1", "replicasets")?;
+    let Some(entry) = api.store().get(&resource.table, key) else {
+        return Ok(None);
+    };
+    let deployment = entry.value();
+    let uid = meta::uid(&deployment).to_owned();
+    let mut versions: Vec<Version> = pods::owned(api, &sets, &key.namespace, &uid)
+        .into_iter()
+        .map(|(entry, value)| Version { entry, value })
+        .collect();
+    let template = meta::at(&deployment, &["spec", "template"])
+        .cloned()
+        .unwrap_or_default();
+    let current = versions
+        .iter()
+        .position(|v| same_template(&v.value, &template));
+    let paused = meta::at(&deployment, &["spec", "paused"]).and_then(Value::as_bool) == Some(true);
+    if meta::deleting(&deployment) {
+        return report(api, key, &deployment, &versions, current).await;
+    }
+    let wanted = meta::at(&deployment, &["spec", "replicas"])
+        .and_then(Value::as_i64)
+        .unwrap_or(1);
+    let recreate = meta::text(&deployment, &["spec", "strategy", "type"]) == "Recreate";
+    let newest = versions.iter().map(Version::revision).max().unwrap_or(0);
+    let current = match current {
+        Some(at) => {
+            if versions[at].revision() < newest {
+                set_revision(api, &sets, &versions[at].entry.key, newest + 1).await?;
+            }
+            Some(at)
+        }
+        None if paused => None,
+        None => {
+            let old_pods: i64 = versions.iter().map(|v| v.count("replicas")).sum();
+            // Without overlap: the new version starts when the pods of the old ones are gone.
+            let replicas = if recreate && old_pods > 0 {
+                0
+            } else {
+                initial(
+                    &deployment,
+                    wanted,
+                    versions.iter().map(Version::wanted).sum(),
+                )
+            };
+            let set = new_version(&resource, &deployment, &template, replicas, newest + 1);
+            let value = pods::create(api, &sets, &key.namespace, set).await?;
+            let set_key = Key::new(key.namespace.clone(), meta::name(&value));
+            let Some(entry) = api.store().get(&sets.table, &set_key) else {
+                return Ok(None);
+            };
+            versions.push(Version { entry, value });
+            Some(versions.len() - 1)
+        }
+    };
+    if let Some(current) = current.filter(|_| !paused) {
+        let revision = versions[current].revision().max(newest);
+        annotate(api, &resource, key, revision).await?;
+    }
+    for (at, replicas) in plan(&deployment, &versions, current, wanted, recreate, paused) {
+        scale(api, &sets, &versions[at].entry.key, replicas).await?;
+    }
+    clean_up(api, &sets, &deployment, &versions, current).await?;
+    report(api, key, &deployment, &versions, current).await
+}
+
+/// The template of a ReplicaSet is this one, but for the hash label.
+fn same_template(set: &Value, template: &Value) -> bool {
+    let mut own = meta::at(set, &["spec", "template"])
+        .cloned()
+        .unwrap_or_default();
+    if let Some(labels) = own
+        .pointer_mut("/metadata/labels")
+        .and_then(Value::as_object_mut)
+    {
+        labels.remove(HASH_LABEL);
+    }
+    strip(&own) == strip(template)
+}
+
+/// Without nulls, which mean the same as nothing.
+fn strip(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => Value::Object(
+            map.iter()
+                .filter(|(_, v)| !v.is_null())
+                .map(|(k, v)| (k.clone(), strip(v)))
+                .collect(),
+        ),
+        Value::Array(list) => Value::Array(list.iter().map(strip).collect()),
+        other => other.clone(),
+    }
+}
+
+/// A short name for a template: FNV-1a of its JSON.
+fn hash(template: &Value) -> String {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in strip(template).to_string().bytes() {
+        hash ^= u64::from(byte);
+        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    let base = ALPHABET.len() as u64;
+    let mut out = String::new();
+    for _ in 0..9 {
+        let at = usize::try_from(hash % base).unwrap_or(0);
+        out.push(char::from(ALPHABET[at]));
+        hash /= base;
+    }
+    out
+}
+
+fn new_version(
+    resource: &crate::kinds::Resource,
+    deployment: &Value,
+    template: &Value,
+    replicas: i64,
+    revision: i64,
+) -> Value {
+    let hash = hash(template);
+    let mut template = template.clone();
+    let labels = meta::section(&mut template, "metadata")
+        .entry("labels")
+        .or_insert(json!({}));
+    meta::as_object(labels).insert(HASH_LABEL.to_owned(), hash.as_str().into());
+    let labels = labels.clone();
+    let mut selector = meta::at(deployment, &["spec", "selector"])
+        .cloned()
+        .unwrap_or_default();
+    let matching = meta::section(&mut selector, "matchLabels");
+    matching.insert(HASH_LABEL.to_owned(), hash.as_str().into());
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": format!("{}-{hash}", meta::name(deployment)),
+            "labels": labels,
+            "annotations": { REVISION: revision.to_string() },
+            "ownerReferences": [pods::controller_reference(resource, deployment)],
+        },
+        "spec": {
+            "replicas": replicas,
+            "minReadySeconds": meta::at(deployment, &["spec", "minReadySeconds"]).cloned().unwrap_or(json!(0)),
+            "selector": selector,
+            "template": template,
+        },
+    })
+}
+
+/// `n` or `p%` of `total`.
+fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool) -> i64 {
+    let default = Value::from(default);
+    let value = value.filter(|v| !v.is_null()).unwrap_or(&default);
+    if let Some(n) = value.as_i64() {
+        return n.max(0);
+    }
+    let percent: i64 = value
+        .as_str()
+        .and_then(|s| s.strip_suffix('%'))
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(0);
+    let scaled = percent.saturating_mul(total);
+    let scaled = if up {
+        scaled.saturating_add(99)
+    } else {
+        scaled
+    };
+    scaled.div_euclid(100).max(0)
+}
+
+/// How many pods more, and how many available pods less than asked for there may be.
+fn slack(deployment: &Value, wanted: i64) -> (i64, i64) {
+    let get = |key: &str| meta::at(deployment, &["spec", "strategy", "rollingUpdate", key]);
+    let surge = resolve(get("maxSurge"), "25%", wanted, true);
+    let unavailable = resolve(get("maxUnavailable"), "25%", wanted, false);
+    if surge == 0 && unavailable == 0 {
+        (0, 1)
+    } else {
+        (surge, unavailable.min(wanted))
+    }
+}
+
+/// Replicas that a new version starts with.
+fn initial(deployment: &Value, wanted: i64, others: i64) -> i64 {
+    let (surge, _) = slack(deployment, wanted);
+    (wanted + surge - others).clamp(0, wanted)
+}
+
+/// The replicas to set: index of the version and number.
+fn plan(
+    deployment: &Value,
+    versions: &[Version],
+    current: Option<usize>,
+    wanted: i64,
+    recreate: bool,
+    paused: bool,
+) -> Vec<(usize, i64)> {
+    let Some(current) = current else {
+        return Vec::new();
+    };
+    let mut out = Vec::new();
+    let new = &versions[current];
+    let mut old: Vec<usize> = (0..versions.len())
+        .filter(|i| *i != current && versions[*i].wanted() > 0)
+        .collect();
+    old.sort_by_key(|i| versions[*i].revision());
+    let old_wanted: i64 = old.iter().map(|i| versions[*i].wanted()).sum();
+    let set_new = |out: &mut Vec<(usize, i64)>, n: i64| {
+        if n != new.wanted() {
+            out.push((current, n));
+        }
+    };
+    if paused {
+        // Only the number of pods follows, in the version that has them.
+        if old_wanted == 0 {
+            set_new(&mut out, wanted);
+        }
+        return out;
+    }
+    if recreate {
+        out.extend(old.iter().map(|i| (*i, 0)));
+        let left: i64 = versions
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != current)
+            .map(|(_, v)| v.count("replicas"))
+            .sum();
+        if old.is_empty() && left == 0 {
+            set_new(&mut out, wanted);
+        }
+        return out;
+    }
+    let (surge, unavailable) = slack(deployment, wanted);
+    let mut new_wanted = new.wanted();
+    if new_wanted > wanted {
+        new_wanted = wanted;
+    } else if new_wanted < wanted {
+        let room = wanted + surge - old_wanted - new_wanted;
+        new_wanted = (new_wanted + room.max(0)).min(wanted);
+    }
+    set_new(&mut out, new_wanted);
+    // Old pods that are not available serve nobody; the others go as new ones become available.
+    let available: i64 = versions
+        .iter()
+        .map(|v| v.count("availableReplicas").min(v.wanted()))
+        .sum();
+    let mut spare = available - (wanted - unavailable);
+    for i in old {
+        let version = &versions[i];
+        let have = version.wanted();
+        let broken = (have - version.count("availableReplicas")).clamp(0, have);
+        let take = (have - broken).min(spare.max(0));
+        spare -= take;
+        let left = have - broken - take;
+        if left != have {
+            out.push((i, left));
+        }
+    }
+    out
+}
+
+async fn scale(
+    api: &Api,
+    sets: &Arc<crate::kinds::Resource>,
+    key: &Key,
+    replicas: i64,
+) -> Result<(), ApiError> {
+    let done = api
+        .modify(sets, None, key, &WriteOptions::default(), |old| {
+            let mut new = old.clone();
+            meta::section(&mut new, "spec").insert("replicas".to_owned(), replicas.into());
+            Ok(Input::from(new))
+        })
+        .await;
+    match done {
+        Err(e) if e.code != 404 => Err(e),
+        _ => Ok(()),
+    }
+}
+
+async fn set_revision(
+    api: &Api,
+    resource: &Arc<crate::kinds::Resource>,
+    key: &Key,
+    revision: i64,
+) -> Result<(), ApiError> {
+    annotate(api, resource, key, revision).await
+}
+
+/// Writes the revision annotation.
+async fn annotate(
+    api: &Api,
+    resource: &Arc<crate::kinds::Resource>,
+    key: &Key,
+    revision: i64,
+) -> Result<(), ApiError> {
+    let done = api
+        .modify_raw(resource, key, false, |old| {
+            let text = revision.to_string();
+            if meta::text(old, &["metadata", "annotations", REVISION]) == text {
+                return Ok(None);
+            }
+            let mut new = old.clone();
+            let metadata = meta::section(&mut new, "metadata");
+            let annotations = meta::as_object(metadata.entry("annotations").or_insert(json!({})));
+            annotations.insert(REVISION.to_owned(), text.into());
+            Ok(Some(new))
+        })
+        .await;
+    match done {
+        Err(e) if e.code != 404 => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Deletes the oldest versions beyond the history limit.
+async fn clean_up(
+    api: &Api,
+    sets: &Arc<crate::kinds::Resource>,
+    deployment: &Value,
+    versions: &[Version],
+    current: Option<usize>,
+) -> Result<(), ApiError> {
+    let limit = meta::at(deployment, &["spec", "revisionHistoryLimit"])
+        .and_then(Value::as_u64)
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(10);
+    let mut idle: Vec<&Version> = versions
+        .iter()
+        .enumerate()
+        .filter(|(i, v)| Some(*i) != current && v.wanted() == 0 && v.count("replicas") == 0)
+        .map(|(_, v)| v)
+        .collect();
+    idle.sort_by_key(|v| v.revision());
+    let surplus = idle.len().saturating_sub(limit);
+    for version in &idle[..surplus] {
+        pods::delete(api, sets, &version.entry).await?;
+    }
+    Ok(())
+}
+
+async fn report(
+    api: &Api,
+    key: &Key,
+    deployment: &Value,
+    versions: &[Version],
+    current: Option<usize>,
+) -> Result<Again, ApiError> {
+    let resource = api.builtin("apps", "v1", "deployments")?;
+    let wanted = meta::at(deployment, &["spec", "replicas"])
+        .and_then(Value::as_i64)
+        .unwrap_or(1);
+    let sum = |k: &str| versions.iter().map(|v| v.count(k)).sum::<i64>();
+    let updated = current.map_or(0, |i| versions[i].count("replicas"));
+    let (total, ready, available) = (
+        sum("replicas"),
+        sum("readyReplicas"),
+        sum("availableReplicas"),
+    );
+    let (_, unavailable) = slack(deployment, wanted);
+    let enough = available >= wanted - unavailable;
+    let complete = updated == wanted && total == wanted && available >= wanted;
+    let name = current
+        .map(|i| versions[i].entry.key.name.to_string())
+        .unwrap_or_default();
+    let generation = meta::at(deployment, &["metadata", "generation"]).cloned();
+    let now = api.clock().now();
+    pods::write_status(
+        api,
+        &resource,
+        key,
+        meta::uid(deployment),
+        |status: &mut Map<String, Value>| {
+            for (k, n) in [
+                ("replicas", total),
+                ("updatedReplicas", updated),
+                ("readyReplicas", ready),
+                ("availableReplicas", available),
+                ("unavailableReplicas", (wanted - available).max(0)),
+            ] {
+                if n == 0 {
+                    status.remove(k);
+                } else {
+                    status.insert(k.to_owned(), n.into());
+                }
+            }
+            if let Some(g) = generation.clone() {
+                status.insert("observedGeneration".to_owned(), g);
+            }
+            let (value, reason, message) = if enough {
+                (
+                    "True",
+                    "MinimumReplicasAvailable",
+                    "Deployment has minimum availability.",
+                )
+            } else {
+                (
+                    "False",
+                    "MinimumReplicasUnavailable",
+                    "Deployment does not have minimum availability.",
+                )
+            };
+            let mut changed = meta::set_condition(status, "Available", value, reason, message, now);
+            let (reason, message) = if complete {
+                (
+                    "NewReplicaSetAvailable",
+                    format!("ReplicaSet {name:?} has successfully progressed."),
+                )
+            } else {
+                (
+                    "ReplicaSetUpdated",
+                    format!("ReplicaSet {name:?} is progressing."),
+                )
+            };
+            changed |= meta::set_condition(status, "Progressing", "True", reason, &message, now);
+            if changed
+                && let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut)
+            {
+                for c in list {
+                    meta::as_object(c).insert("lastUpdateTime".to_owned(), meta::time(now).into());
+                }
+            }
+        },
+    )
+    .await?;
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Index;
+
+    fn version(revision: i64, wanted: i64, available: i64) -> Version {
+        let value = json!({
+            "metadata": {"annotations": {REVISION: revision.to_string()}},
+            "spec": {"replicas": wanted},
+            "status": {"replicas": wanted, "availableReplicas": available},
+        });
+        let store_entry = crate::controllers::deployment::tests::entry(revision);
+        Version {
+            entry: store_entry,
+            value,
+        }
+    }
+
+    fn entry(n: i64) -> Arc<Entry> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let clock = koord_app::Clock::system();
+            let options = crate::store::StoreOptions::memory(clock);
+            let store = crate::store::Store::open(options).await.unwrap();
+            let table = TableId::new("apps", "replicasets");
+            let key = Key::new("default", format!("v{n}"));
+            store
+                .create(table, key, json!({}), Index::default())
+                .await
+                .unwrap()
+        })
+    }
+
+    fn deployment() -> Value {
+        json!({"spec": {"replicas": 4, "strategy": {"type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}}})
+    }
+
+    #[test]
+    fn a_rollout_stays_within_its_slack() {
+        // Start: 4 old, all available; the new one may have one, one old may go.
+        let v = [version(1, 4, 4), version(2, 0, 0)];
+        assert_eq!(
+            plan(&deployment(), &v, Some(1), 4, false, false),
+            [(1, 1), (0, 3)]
+        );
+        // Nothing new is available yet: nothing moves.
+        let v = [version(1, 3, 3), version(2, 2, 0)];
+        assert_eq!(plan(&deployment(), &v, Some(1), 4, false, false), []);
+        // Both new ones came up.
+        let v = [version(1, 3, 3), version(2, 2, 2)];
+        assert_eq!(plan(&deployment(), &v, Some(1), 4, false, false), [(0, 1)]);
+        // Old pods that are broken go first.
+        let v = [version(1, 3, 0), version(2, 1, 1)];
+        assert_eq!(
+            plan(&deployment(), &v, Some(1), 4, false, false),
+            [(1, 2), (0, 0)]
+        );
+    }
+
+    #[test]
+    fn recreate_waits_for_the_old_pods() {
+        let v = [version(1, 4, 4), version(2, 0, 0)];
+        assert_eq!(plan(&deployment(), &v, Some(1), 4, true, false), [(0, 0)]);
+        let v = [version(1, 0, 0), version(2, 0, 0)];
+        assert_eq!(plan(&deployment(), &v, Some(1), 4, true, false), [(1, 4)]);
+    }
+
+    #[test]
+    fn percentages() {
+        assert_eq!(resolve(None, "25%", 10, true), 3);
+        assert_eq!(resolve(None, "25%", 10, false), 2);
+        assert_eq!(resolve(Some(&json!(5)), "25%", 10, false), 5);
+        assert_eq!(
+            slack(
+                &json!({"spec": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "1%"}}}}),
+                4
+            ),
+            (0, 1)
+        );
+    }
+
+    #[test]
+    fn the_hash_ignores_nulls_and_tells_templates_apart() {
+        let a = json!({"spec": {"x": 1, "y": null}});
+        assert_eq!(hash(&a), hash(&json!({"spec": {"x": 1}})));
+        assert_ne!(hash(&a), hash(&json!({"spec": {"x": 2}})));
+    }
+}

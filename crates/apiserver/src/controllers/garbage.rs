@@ -1,0 +1,510 @@
+//! The garbage collector: objects go when all their owners are gone, and owners that are deleted in
+//! the foreground wait for what blocks them.
+//!
+//! It remembers only who depends on whom. Whether an owner exists is looked up in the store at the
+//! moment it matters, so that a late event can never make it delete something that is owned.
+
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::meta::{self, Owner};
+use crate::rest::{Api, CRDS, DeleteOptions, FOREGROUND, ORPHAN, Propagation};
+use crate::store::{Entry, Event, EventKind, Key, TableId};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Pause before work that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Changes in flight between the tables and the collector.
+const CHANNEL: usize = 1024;
+
+/// An object somewhere.
+type Place = (TableId, Key);
+
+/// What a table's forwarder reports.
+enum Report {
+    Seen(Arc<Entry>),
+    Changed(Event),
+}
+
+/// A thing to do.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Work {
+    /// See whether the object still has an owner.
+    Dependent(Place),
+    /// See whether the deletion of the object can go on.
+    Owner(Place),
+}
+
+#[derive(Default)]
+struct Graph {
+    /// Owner uid to the objects that name it.
+    dependents: FxHashMap<Arc<str>, FxHashSet<Place>>,
+    /// Owners whose deletion waits for dependents.
+    waiting: FxHashMap<Arc<str>, Place>,
+    queue: VecDeque<Work>,
+    queued: FxHashSet<Work>,
+}
+
+impl Graph {
+    fn add(&mut self, work: Work) {
+        if self.queued.insert(work.clone()) {
+            self.queue.push_back(work);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Work> {
+        let work = self.queue.pop_front()?;
+        self.queued.remove(&work);
+        Some(work)
+    }
+
+    fn link(&mut self, entry: &Entry) {
+        let place = (entry.table.clone(), entry.key.clone());
+        for owner in &entry.index.owners {
+            self.dependents
+                .entry(owner.clone())
+                .or_default()
+                .insert(place.clone());
+        }
+        if waits(entry) {
+            self.waiting.insert(entry.index.uid.clone(), place.clone());
+            self.add(Work::Owner(place.clone()));
+        }
+        if !entry.index.owners.is_empty() {
+            self.add(Work::Dependent(place));
+        }
+    }
+
+    fn unlink(&mut self, entry: &Entry) {
+        let place = (entry.table.clone(), entry.key.clone());
+        for owner in &entry.index.owners {
+            if let Some(set) = self.dependents.get_mut(owner) {
+                set.remove(&place);
+                if set.is_empty() {
+                    self.dependents.remove(owner);
+                }
+            }
+            if let Some(owner) = self.waiting.get(owner).cloned() {
+                self.add(Work::Owner(owner));
+            }
+        }
+    }
+
+    fn take(&mut self, report: Report) {
+        match report {
+            Report::Seen(entry) => self.link(&entry),
+            Report::Changed(event) => {
+                if let Some(old) = &event.old {
+                    self.unlink(old);
+                }
+                match event.kind {
+                    EventKind::Put => self.link(&event.new),
+                    EventKind::Delete => {
+                        self.unlink(&event.new);
+                        let uid = &event.new.index.uid;
+                        self.waiting.remove(uid);
+                        let orphaned: Vec<_> = self
+                            .dependents
+                            .get(uid)
+                            .into_iter()
+                            .flatten()
+                            .cloned()
+                            .collect();
+                        for place in orphaned {
+                            self.add(Work::Dependent(place));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The object is being deleted and one of our finalizers holds it. Looks at the bytes first: nearly
+/// no object says any of these words.
+fn waits(entry: &Entry) -> bool {
+    let says = |word: &str| contains(&entry.bytes, word);
+    if !says("\"deletionTimestamp\"") || !(says(FOREGROUND) || says(ORPHAN)) {
+        return false;
+    }
+    let value = entry.value();
+    meta::deleting(&value)
+        && meta::finalizers(&value)
+            .iter()
+            .any(|f| f == FOREGROUND || f == ORPHAN)
+}
+
+fn contains(haystack: &[u8], needle: &str) -> bool {
+    std::str::from_utf8(haystack).is_ok_and(|text| text.contains(needle))
+}
+
+/// Collects until `shutdown` is cancelled.
+pub(super) async fn run(api: Api, shutdown: CancellationToken) {
+    let (sender, mut reports) = mpsc::channel(CHANNEL);
+    let mut graph = Graph::default();
+    let mut followed = FxHashSet::default();
+    let mut retries: VecDeque<(tokio::time::Instant, Work)> = VecDeque::new();
+    follow_new(&api, &mut followed, &sender, &shutdown);
+    loop {
+        while let Ok(report) = reports.try_recv() {
+            note(&api, &mut graph, report, &mut followed, &sender, &shutdown);
+        }
+        let Some(work) = graph.pop() else {
+            let due = retries.front().map(|(at, _)| *at);
+            let idle = tokio::time::Instant::now() + Duration::from_secs(3600);
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep_until(due.unwrap_or(idle)) => {
+                    if let Some((_, work)) = retries.pop_front() {
+                        graph.add(work);
+                    }
+                }
+                report = reports.recv() => match report {
+                    Some(r) => note(&api, &mut graph, r, &mut followed, &sender, &shutdown),
+                    None => return,
+                },
+            }
+            continue;
+        };
+        let done = tokio::select! {
+            () = shutdown.cancelled() => return,
+            done = execute(&api, &graph, &work) => done,
+        };
+        if let Err(error) = done {
+            tracing::debug!(?work, %error, "garbage collection will try again");
+            retries.push_back((tokio::time::Instant::now() + RETRY, work));
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn note(
+    api: &Api,
+    graph: &mut Graph,
+    report: Report,
+    followed: &mut FxHashSet<TableId>,
+    sender: &mpsc::Sender<Report>,
+    shutdown: &CancellationToken,
+) {
+    let table = match &report {
+        Report::Seen(entry) => &entry.table,
+        Report::Changed(event) => &event.new.table,
+    };
+    let definitions = table.group() == CRDS.0 && table.plural() == CRDS.1;
+    graph.take(report);
+    if definitions {
+        follow_new(api, followed, sender, shutdown);
+    }
+}
+
+/// Starts to follow the tables that were not followed yet.
+fn follow_new(
+    api: &Api,
+    followed: &mut FxHashSet<TableId>,
+    sender: &mpsc::Sender<Report>,
+    shutdown: &CancellationToken,
+) {
+    for resource in api.registry().all() {
+        // Events and leases own nothing and are owned by nothing that collection must follow fast.
+        if !resource.stored || !resource.storage_version || &*resource.plural == "events" {
+            continue;
+        }
+        if followed.insert(resource.table.clone()) {
+            let (api, sender, shutdown) = (api.clone(), sender.clone(), shutdown.clone());
+            tokio::spawn(follow(api, resource.table.clone(), sender, shutdown));
+        }
+    }
+}
+
+/// Reports the objects of one table and their changes.
+async fn follow(
+    api: Api,
+    table: TableId,
+    sender: mpsc::Sender<Report>,
+    shutdown: CancellationToken,
+) {
+    while !shutdown.is_cancelled() {
+        let Ok(page) = api.store().list(&table, None, None, None, None, &|_| true) else {
+            continue;
+        };
+        for entry in page.items {
+            if sender.send(Report::Seen(entry)).await.is_err() {
+                return;
+            }
+        }
+        let Ok(mut watcher) = api.store().watch(table.clone(), page.revision) else {
+            continue;
+        };
+        loop {
+            let event = tokio::select! {
+                () = shutdown.cancelled() => return,
+                event = watcher.next() => event,
+            };
+            let Ok(event) = event else { break };
+            if sender.send(Report::Changed(event)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn execute(api: &Api, graph: &Graph, work: &Work) -> Result<(), ApiError> {
+    match work {
+        Work::Dependent(place) => dependent(api, graph, place).await,
+        Work::Owner(place) => owner(api, graph, place).await,
+    }
+}
+
+/// How an owner is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It exists.
+    Solid,
+    /// It is being deleted and waits for its dependents.
+    Waiting,
+    /// There is no such object.
+    Absent,
+    /// Its kind is not served (yet): nothing can be said.
+    Unknown,
+}
+
+fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
+    let (group, version) = crate::kinds::meta::split_api_version(&owner.api_version);
+    let Some(resource) = api.registry().find_kind(group, version, &owner.kind) else {
+        return State::Unknown;
+    };
+    // A cluster-scoped object cannot have an owner in a namespace.
+    if resource.namespaced && namespace.is_empty() {
+        return State::Unknown;
+    }
+    let key = Api::key(&resource, namespace, &owner.name);
+    match api.store().get(&resource.table, &key) {
+        Some(entry) if *entry.index.uid == *owner.uid => {
+            let foreground = contains(&entry.bytes, FOREGROUND) && {
+                let value = entry.value();
+                meta::deleting(&value) && meta::finalizers(&value).iter().any(|f| f == FOREGROUND)
+            };
+            if foreground {
+                State::Waiting
+            } else {
+                State::Solid
+            }
+        }
+        _ => State::Absent,
+    }
+}
+
+/// What to do with an object that names owners.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Keep,
+    /// Owners that are gone, or wait for this object, are taken off the list.
+    Release(Vec<String>),
+    Delete(Option<Propagation>),
+}
+
+fn judge(owners: &[(Owner, State)], has_dependents: bool) -> Verdict {
+    let with = |s: State| owners.iter().filter(move |(_, state)| *state == s);
+    if with(State::Unknown).next().is_some() {
+        return Verdict::Keep;
+    }
+    if with(State::Solid).next().is_some() {
+        let gone: Vec<String> = with(State::Absent)
+            .chain(with(State::Waiting))
+            .map(|(o, _)| o.uid.clone())
+            .collect();
+        return if gone.is_empty() {
+            Verdict::Keep
+        } else {
+            Verdict::Release(gone)
+        };
+    }
+    let waiting = with(State::Waiting).next().is_some();
+    if waiting && has_dependents {
+        return Verdict::Delete(Some(Propagation::Foreground));
+    }
+    Verdict::Delete(None)
+}
+
+fn place_of(api: &Api, place: &Place) -> Option<(Arc<Resource>, Arc<Entry>)> {
+    let resource = api.registry().storage(&place.0)?;
+    let entry = api.store().get(&place.0, &place.1)?;
+    Some((resource, entry))
+}
+
+async fn dependent(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> {
+    let Some((resource, entry)) = place_of(api, place) else {
+        return Ok(());
+    };
+    if entry.index.owners.is_empty() {
+        return Ok(());
+    }
+    let value = entry.value();
+    if meta::deleting(&value) {
+        return Ok(());
+    }
+    let owners: Vec<(Owner, State)> = meta::owners(&value)
+        .into_iter()
+        .map(|o| {
+            let state = state_of(api, &entry.key.namespace, &o);
+            (o, state)
+        })
+        .collect();
+    let has_dependents = graph.dependents.contains_key(&entry.index.uid);
+    let done = match judge(&owners, has_dependents) {
+        Verdict::Keep => return Ok(()),
+        Verdict::Release(uids) => release(api, &resource, &entry.key, &uids).await,
+        Verdict::Delete(propagation) => {
+            let options = DeleteOptions {
+                uid: Some(entry.index.uid.to_string()),
+                resource_version: Some(entry.revision.to_string()),
+                propagation,
+                ..DeleteOptions::default()
+            };
+            api.delete_object(&resource, &entry.key, &options)
+                .await
+                .map(|_| ())
+        }
+    };
+    match done {
+        Err(e) if e.code == 404 => Ok(()),
+        other => other,
+    }
+}
+
+/// Takes owners off an object's list.
+async fn release(
+    api: &Api,
+    resource: &Arc<Resource>,
+    key: &Key,
+    uids: &[String],
+) -> Result<(), ApiError> {
+    api.modify_raw(resource, key, false, |old| {
+        let mut new = old.clone();
+        let metadata = meta::section(&mut new, "metadata");
+        let Some(list) = metadata
+            .get_mut("ownerReferences")
+            .and_then(Value::as_array_mut)
+        else {
+            return Ok(None);
+        };
+        let before = list.len();
+        list.retain(|o| !uids.iter().any(|u| meta::text(o, &["uid"]) == u));
+        let changed = list.len() != before;
+        if list.is_empty() {
+            metadata.remove("ownerReferences");
+        }
+        Ok(changed.then_some(new))
+    })
+    .await
+    .map(|_| ())
+}
+
+/// Lets the deletion of an owner go on when nothing holds it any more.
+async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> {
+    let Some((resource, entry)) = place_of(api, place) else {
+        return Ok(());
+    };
+    let value = entry.value();
+    if !meta::deleting(&value) {
+        return Ok(());
+    }
+    let uid = entry.index.uid.to_string();
+    let dependents: Vec<(Arc<Resource>, Arc<Entry>)> = graph
+        .dependents
+        .get(&entry.index.uid)
+        .into_iter()
+        .flatten()
+        .filter_map(|place| place_of(api, place))
+        .filter(|(_, e)| e.index.owners.iter().any(|o| **o == *uid))
+        .collect();
+    let finalizers = meta::finalizers(&value);
+    if finalizers.iter().any(|f| f == ORPHAN) {
+        for (resource, dependent) in &dependents {
+            match release(api, resource, &dependent.key, std::slice::from_ref(&uid)).await {
+                Err(e) if e.code != 404 => return Err(e),
+                _ => {}
+            }
+        }
+        return api.drop_finalizer(&resource, &entry.key, ORPHAN).await;
+    }
+    if !finalizers.iter().any(|f| f == FOREGROUND) {
+        return Ok(());
+    }
+    let mut blocked = false;
+    for (resource, dependent) in &dependents {
+        let object = dependent.value();
+        let blocks = meta::owners(&object)
+            .iter()
+            .any(|o| o.uid == uid && o.block_owner_deletion);
+        blocked |= blocks;
+        if !meta::deleting(&object) {
+            let place = (resource.table.clone(), dependent.key.clone());
+            Box::pin(self::dependent(api, graph, &place)).await?;
+        }
+    }
+    // Look again: what could be removed at once is gone by now.
+    if blocked {
+        blocked = dependents.iter().any(|(resource, dependent)| {
+            api.store()
+                .get(&resource.table, &dependent.key)
+                .is_some_and(|e| {
+                    meta::owners(&e.value())
+                        .iter()
+                        .any(|o| o.uid == uid && o.block_owner_deletion)
+                })
+        });
+    }
+    if blocked {
+        return Ok(());
+    }
+    api.drop_finalizer(&resource, &entry.key, FOREGROUND).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(uid: &str) -> Owner {
+        Owner {
+            api_version: "v1".into(),
+            kind: "ConfigMap".into(),
+            name: uid.into(),
+            uid: uid.into(),
+            controller: false,
+            block_owner_deletion: true,
+        }
+    }
+
+    #[test]
+    fn one_solid_owner_keeps_an_object() {
+        use State::{Absent, Solid, Unknown, Waiting};
+        let owners = |states: &[State]| -> Vec<(Owner, State)> {
+            states
+                .iter()
+                .enumerate()
+                .map(|(i, s)| (owner(&i.to_string()), *s))
+                .collect()
+        };
+        assert_eq!(judge(&owners(&[Solid]), false), Verdict::Keep);
+        assert_eq!(
+            judge(&owners(&[Solid, Absent, Waiting]), false),
+            Verdict::Release(vec!["1".into(), "2".into()])
+        );
+        assert_eq!(
+            judge(&owners(&[Absent, Absent]), false),
+            Verdict::Delete(None)
+        );
+        assert_eq!(judge(&owners(&[Waiting]), false), Verdict::Delete(None));
+        assert_eq!(
+            judge(&owners(&[Waiting, Absent]), true),
+            Verdict::Delete(Some(Propagation::Foreground))
+        );
+        assert_eq!(judge(&owners(&[Absent, Unknown]), false), Verdict::Keep);
+    }
+}

@@ -1,0 +1,200 @@
+//! Deleting a namespace deletes what is in it first.
+
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, DeleteOptions, meta};
+use crate::store::{Key, StoreError};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Empties and removes namespaces that are being deleted.
+pub(super) struct Namespaces;
+
+/// How long to wait for what is left before looking again.
+const WAIT: Duration = Duration::from_millis(500);
+/// The finalizer in `spec.finalizers` that is ours.
+const FINALIZER: &str = "kubernetes";
+
+impl Reconcile for Namespaces {
+    fn name(&self) -> &'static str {
+        "namespaces"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![Source::own("", "namespaces")]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        async move {
+            let namespaces = api.builtin("", "v1", "namespaces")?;
+            let Some(entry) = api.store().get(&namespaces.table, key) else {
+                return Ok(None);
+            };
+            if entry.index.field("status.phase") != Some("Terminating") {
+                return Ok(None);
+            }
+            let left = empty(api, &key.name).await?;
+            if !left.is_empty() {
+                report(api, key, &left).await?;
+                return Ok(Some(WAIT));
+            }
+            finalize(api, key).await?;
+            Ok(None)
+        }
+        .boxed()
+    }
+}
+
+/// What is left of one resource.
+#[derive(Debug, Default)]
+struct Left {
+    objects: usize,
+    finalizers: BTreeMap<String, usize>,
+}
+
+/// Deletes everything in the namespace; returns what is still there.
+async fn empty(api: &Api, namespace: &str) -> Result<BTreeMap<String, Left>, ApiError> {
+    let mut left: BTreeMap<String, Left> = BTreeMap::new();
+    for resource in api.registry().all() {
+        if !resource.namespaced || !resource.stored || !resource.storage_version {
+            continue;
+        }
+        for entry in api.entries(&resource, Some(namespace)) {
+            match api
+                .delete_object(&resource, &entry.key, &DeleteOptions::default())
+                .await
+            {
+                Ok(_) => {}
+                Err(e) if e.code == 404 => {}
+                Err(e) => return Err(e),
+            }
+        }
+        for entry in api.entries(&resource, Some(namespace)) {
+            let name = if resource.group.is_empty() {
+                format!("{}.", resource.plural)
+            } else {
+                resource.qualified()
+            };
+            let left = left.entry(name).or_default();
+            left.objects += 1;
+            for finalizer in meta::finalizers(&entry.value()) {
+                *left.finalizers.entry(finalizer).or_insert(0) += 1;
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// Says in the conditions what the deletion waits for.
+async fn report(api: &Api, key: &Key, left: &BTreeMap<String, Left>) -> Result<(), ApiError> {
+    let objects: Vec<String> = left
+        .iter()
+        .map(|(name, l)| format!("{name} has {} resource instances", l.objects))
+        .collect();
+    let mut by_finalizer: BTreeMap<&str, usize> = BTreeMap::new();
+    for l in left.values() {
+        for (finalizer, n) in &l.finalizers {
+            *by_finalizer.entry(finalizer).or_insert(0) += n;
+        }
+    }
+    let finalizers: Vec<String> = by_finalizer
+        .iter()
+        .map(|(finalizer, n)| format!("{finalizer} in {n} resource instances"))
+        .collect();
+    let now = api.clock().now();
+    let namespaces = api.builtin("", "v1", "namespaces")?;
+    api.modify_raw(&namespaces, key, false, |old| {
+        let mut new = old.clone();
+        let status = meta::section(&mut new, "status");
+        let mut changed = false;
+        let mut set = |kind: &str, value: &str, reason: &str, message: &str| {
+            changed |= meta::set_condition(status, kind, value, reason, message, now);
+        };
+        set(
+            "NamespaceDeletionDiscoveryFailure",
+            "False",
+            "ResourcesDiscovered",
+            "All resources successfully discovered",
+        );
+        set(
+            "NamespaceDeletionContentFailure",
+            "False",
+            "ContentDeleted",
+            "All content successfully deleted, may be waiting on finalization",
+        );
+        set(
+            "NamespaceContentRemaining",
+            "True",
+            "SomeResourcesRemain",
+            &format!("Some resources are remaining: {}", objects.join(", ")),
+        );
+        if finalizers.is_empty() {
+            set(
+                "NamespaceFinalizersRemaining",
+                "False",
+                "ContentHasNoFinalizers",
+                "All content-preserving finalizers finished",
+            );
+        } else {
+            set(
+                "NamespaceFinalizersRemaining",
+                "True",
+                "SomeFinalizersRemain",
+                &format!(
+                    "Some content in the namespace has finalizers remaining: {}",
+                    finalizers.join(", ")
+                ),
+            );
+        }
+        Ok(changed.then_some(new))
+    })
+    .await
+    .map(|_| ())
+}
+
+/// Takes our finalizer off; the namespace goes when no other holds it.
+async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
+    let namespaces = api.builtin("", "v1", "namespaces")?;
+    let done = api
+        .modify_raw(&namespaces, key, false, |old| {
+            let mut new = old.clone();
+            let spec = meta::section(&mut new, "spec");
+            let Some(list) = spec.get_mut("finalizers").and_then(Value::as_array_mut) else {
+                return Ok(None);
+            };
+            let before = list.len();
+            list.retain(|f| f.as_str() != Some(FINALIZER));
+            let changed = list.len() != before;
+            if list.is_empty() {
+                spec.insert("finalizers".to_owned(), json!([]));
+            }
+            Ok(changed.then_some(new))
+        })
+        .await;
+    match done {
+        Ok(_) => {}
+        Err(e) if e.code == 404 => return Ok(()),
+        Err(e) => return Err(e),
+    }
+    let Some(entry) = api.store().get(&namespaces.table, key) else {
+        return Ok(());
+    };
+    let object = entry.value();
+    let held = meta::at(&object, &["spec", "finalizers"])
+        .and_then(Value::as_array)
+        .is_some_and(|f| !f.is_empty());
+    if held || !meta::finalizers(&object).is_empty() || !meta::deleting(&object) {
+        return Ok(());
+    }
+    match api.remove(&namespaces, key, Some(entry.revision)).await {
+        Ok(_) | Err(StoreError::NotFound { .. }) => Ok(()),
+        Err(e) => Err(ApiError::internal(e.to_string())),
+    }
+}

@@ -1,0 +1,393 @@
+//! Node lifecycle: a node that stops renewing its lease becomes Unknown, gets taints, and its pods are
+//! evicted when they no longer tolerate them.
+//!
+//! A node that never had a lease is left alone: nobody promised to keep it alive.
+
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, DeleteOptions, meta};
+use crate::store::{Entry, Key, Revision, TableId};
+use jiff::{SignedDuration, Timestamp};
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// How often all nodes are looked at.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Silence after which a node is Unknown.
+const GRACE: SignedDuration = SignedDuration::from_secs(40);
+/// Where kubelets keep their leases.
+const LEASES: &str = "kube-node-lease";
+
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+/// Conditions that become a NoSchedule taint: type, status, taint.
+const CONDITION_TAINTS: [(&str, &str, &str); 6] = [
+    ("Ready", "False", NOT_READY),
+    ("Ready", "Unknown", UNREACHABLE),
+    (
+        "MemoryPressure",
+        "True",
+        "node.kubernetes.io/memory-pressure",
+    ),
+    ("DiskPressure", "True", "node.kubernetes.io/disk-pressure"),
+    ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
+    (
+        "NetworkUnavailable",
+        "True",
+        "node.kubernetes.io/network-unavailable",
+    ),
+];
+
+/// What is remembered of a node between looks.
+struct Seen {
+    node: Revision,
+    lease: Revision,
+    /// When the lease was seen to change last, by our clock: the node's may be wrong.
+    renewed: Timestamp,
+    /// The node had taints that evict when last looked at.
+    evicting: bool,
+    silent: bool,
+}
+
+/// Watches over the nodes until `shutdown` is cancelled.
+pub(super) async fn run(api: Api, shutdown: CancellationToken) {
+    let mut seen: FxHashMap<Arc<str>, Seen> = FxHashMap::default();
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let nodes = TableId::new("", "nodes");
+    // A node's own reports are acted on at once, silence is noticed by the tick.
+    let mut watcher = None;
+    loop {
+        let mut changed: Option<Arc<Entry>> = None;
+        if watcher.is_none() {
+            watcher = api
+                .store()
+                .watch(nodes.clone(), api.store().revision())
+                .ok();
+        }
+        let next = async {
+            match &mut watcher {
+                Some(w) => w.next().await.ok(),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            _ = ticks.tick() => {}
+            event = next => match event {
+                Some(event) => changed = Some(event.new),
+                None => watcher = None,
+            },
+        }
+        let all = match changed {
+            Some(entry) => api.store().get(&nodes, &entry.key).into_iter().collect(),
+            None => api
+                .store()
+                .list(&nodes, None, None, None, None, &|_| true)
+                .map(|p| {
+                    seen.retain(|name, _| {
+                        p.items.iter().any(|e| e.key.name == *name) || p.items.len() > 512
+                    });
+                    p.items
+                })
+                .unwrap_or_default(),
+        };
+        for node in all {
+            let name = node.key.name.clone();
+            let known = seen.remove(&name);
+            match look(&api, &node, known).await {
+                Ok(now) => {
+                    seen.insert(name, now);
+                }
+                Err(error) => tracing::debug!(node = %name, %error, "will look at the node again"),
+            }
+        }
+    }
+}
+
+async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen, ApiError> {
+    let now = api.clock().now();
+    let leases = TableId::new("coordination.k8s.io", "leases");
+    let lease = api
+        .store()
+        .get(&leases, &Key::new(LEASES, node.key.name.clone()));
+    let lease_revision = lease.as_ref().map_or(0, |l| l.revision);
+    let renewed = match &known {
+        Some(k) if k.lease == lease_revision => k.renewed,
+        _ => now,
+    };
+    let silent = lease.is_some() && now.duration_since(renewed) > GRACE;
+    let settled = known
+        .as_ref()
+        .is_some_and(|k| k.node == node.revision && k.silent == silent && !k.evicting && !silent);
+    let mut seen = Seen {
+        node: node.revision,
+        lease: lease_revision,
+        renewed,
+        evicting: false,
+        silent,
+    };
+    if settled {
+        return Ok(seen);
+    }
+    let resource = api.builtin("", "v1", "nodes")?;
+    let done = api
+        .modify_raw(&resource, &node.key, false, |old| {
+            let mut new = old.clone();
+            if silent {
+                mark_unknown(&mut new, now);
+            }
+            set_taints(&mut new, now);
+            Ok((new != *old).then_some(new))
+        })
+        .await;
+    let value = match done {
+        Ok(done) => done.object.value(&resource),
+        Err(e) if e.code == 404 => return Ok(seen),
+        Err(e) => return Err(e),
+    };
+    seen.node = meta::resource_version(&value)
+        .parse()
+        .unwrap_or(node.revision);
+    let evicting = taints(&value, "NoExecute");
+    if !evicting.is_empty() {
+        seen.evicting = true;
+        evict(api, &node.key.name, &evicting, now).await?;
+    }
+    Ok(seen)
+}
+
+/// Conditions of a node that nobody hears from.
+fn mark_unknown(node: &mut Value, now: Timestamp) {
+    let status = meta::section(node, "status");
+    for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+        let is_unknown = status
+            .get("conditions")
+            .and_then(Value::as_array)
+            .and_then(|l| l.iter().find(|c| meta::text(c, &["type"]) == kind))
+            .is_some_and(|c| meta::text(c, &["status"]) == "Unknown");
+        if !is_unknown {
+            let (reason, message) = ("NodeStatusUnknown", "Kubelet stopped posting node status.");
+            meta::set_condition(status, kind, "Unknown", reason, message, now);
+        }
+    }
+}
+
+/// Brings the taints that stand for conditions in line with them.
+fn set_taints(node: &mut Value, now: Timestamp) {
+    let condition =
+        |kind: &str| meta::condition(node, kind).map(|c| meta::text(c, &["status"]).to_owned());
+    let mut wanted: Vec<(&str, &str)> = Vec::new();
+    for (kind, status, taint) in CONDITION_TAINTS {
+        if condition(kind).as_deref() == Some(status) {
+            wanted.push((taint, "NoSchedule"));
+            if kind == "Ready" {
+                wanted.push((taint, "NoExecute"));
+            }
+        }
+    }
+    if meta::at(node, &["spec", "unschedulable"]).and_then(Value::as_bool) == Some(true) {
+        wanted.push((UNSCHEDULABLE, "NoSchedule"));
+    }
+    // Without a Ready condition nothing is known: taints that somebody put there stay.
+    let judged = condition("Ready").is_some();
+    let ours = |key: &str| {
+        key == UNSCHEDULABLE || (judged && CONDITION_TAINTS.iter().any(|(_, _, t)| *t == key))
+    };
+    let old: Vec<Value> = meta::at(node, &["spec", "taints"])
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    let pair = |t: &Value| {
+        (
+            meta::text(t, &["key"]).to_owned(),
+            meta::text(t, &["effect"]).to_owned(),
+        )
+    };
+    let mut new: Vec<Value> = old
+        .iter()
+        .filter(|t| {
+            let (key, effect) = pair(t);
+            !ours(&key) || wanted.iter().any(|(k, e)| *k == key && *e == effect)
+        })
+        .cloned()
+        .collect();
+    for (key, effect) in wanted {
+        if !new
+            .iter()
+            .any(|t| pair(t) == (key.to_owned(), effect.to_owned()))
+        {
+            new.push(json!({ "key": key, "effect": effect, "timeAdded": meta::time(now) }));
+        }
+    }
+    if new == old {
+        return;
+    }
+    let spec: &mut Map<String, Value> = meta::section(node, "spec");
+    if new.is_empty() {
+        spec.remove("taints");
+    } else {
+        spec.insert("taints".to_owned(), new.into());
+    }
+}
+
+/// The taints of an effect.
+fn taints(node: &Value, effect: &str) -> Vec<Value> {
+    meta::at(node, &["spec", "taints"])
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter(|t| meta::text(t, &["effect"]) == effect)
+        .cloned()
+        .collect()
+}
+
+/// A toleration that covers a taint.
+fn tolerates(toleration: &Value, taint: &Value) -> bool {
+    let get = |v: &Value, k: &str| meta::text(v, &[k]).to_owned();
+    let (key, effect) = (get(toleration, "key"), get(toleration, "effect"));
+    if !effect.is_empty() && effect != get(taint, "effect") {
+        return false;
+    }
+    if !key.is_empty() && key != get(taint, "key") {
+        return false;
+    }
+    match get(toleration, "operator").as_str() {
+        "Exists" => true,
+        "" | "Equal" => !key.is_empty() && get(toleration, "value") == get(taint, "value"),
+        _ => false,
+    }
+}
+
+/// Whether a pod must leave a node with these NoExecute taints now.
+fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
+    let tolerations: Vec<&Value> = meta::at(pod, &["spec", "tolerations"])
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .collect();
+    taints.iter().any(|taint| {
+        let covering: Vec<_> = tolerations.iter().filter(|t| tolerates(t, taint)).collect();
+        if covering.is_empty() {
+            return true;
+        }
+        let seconds: Option<i64> = covering
+            .iter()
+            .filter_map(|t| t.get("tolerationSeconds").and_then(Value::as_i64))
+            .min();
+        let Some(seconds) = seconds else { return false };
+        let since: Timestamp = meta::text(taint, &["timeAdded"]).parse().unwrap_or(now);
+        now.duration_since(since).as_secs() >= seconds.max(0)
+    })
+}
+
+async fn evict(api: &Api, node: &str, taints: &[Value], now: Timestamp) -> Result<(), ApiError> {
+    let pods = api.builtin("", "v1", "pods")?;
+    let here = api
+        .store()
+        .list(&pods.table, None, None, None, None, &|e| {
+            e.index.field("spec.nodeName") == Some(node)
+        })
+        .map(|p| p.items)
+        .unwrap_or_default();
+    for entry in here {
+        let pod = entry.value();
+        if meta::deleting(&pod) || super::pods::ended(&pod) || !must_leave(&pod, taints, now) {
+            continue;
+        }
+        let marked = api
+            .modify_raw(&pods, &entry.key, false, |old| {
+                let mut new = old.clone();
+                let changed = meta::set_condition(
+                    meta::section(&mut new, "status"),
+                    "DisruptionTarget",
+                    "True",
+                    "DeletionByTaintManager",
+                    "Taint manager: deleting due to NoExecute taint",
+                    now,
+                );
+                Ok(changed.then_some(new))
+            })
+            .await;
+        match marked {
+            Err(e) if e.code == 404 => continue,
+            Err(e) => return Err(e),
+            Ok(_) => {}
+        }
+        let options = DeleteOptions {
+            uid: Some(entry.index.uid.to_string()),
+            ..DeleteOptions::default()
+        };
+        match api.delete_object(&pods, &entry.key, &options).await {
+            Err(e) if e.code != 404 && e.code != 409 => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn conditions_become_taints_and_go_with_them() {
+        let mut node = json!({"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        mark_unknown(&mut node, at("2026-01-01T00:00:00Z"));
+        set_taints(&mut node, at("2026-01-01T00:00:00Z"));
+        let effects: Vec<_> = node["spec"]["taints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| (meta::text(t, &["key"]), meta::text(t, &["effect"])))
+            .collect();
+        assert_eq!(
+            effects,
+            [
+                ("mine", "NoSchedule"),
+                (UNREACHABLE, "NoSchedule"),
+                (UNREACHABLE, "NoExecute")
+            ]
+        );
+        node["status"]["conditions"][0]["status"] = "True".into();
+        node["spec"]["unschedulable"] = true.into();
+        set_taints(&mut node, at("2026-01-01T00:01:00Z"));
+        let keys: Vec<_> = node["spec"]["taints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| meta::text(t, &["key"]))
+            .collect();
+        assert_eq!(keys, ["mine", UNSCHEDULABLE]);
+    }
+
+    #[test]
+    fn pods_leave_when_their_toleration_ends() {
+        let taint = [
+            json!({"key": UNREACHABLE, "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}),
+        ];
+        let pod = |tolerations: Value| json!({"spec": {"tolerations": tolerations}});
+        let now = at("2026-01-01T00:01:00Z");
+        assert!(must_leave(&pod(json!([])), &taint, now));
+        assert!(!must_leave(
+            &pod(json!([{"operator": "Exists"}])),
+            &taint,
+            now
+        ));
+        let limited = json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}]);
+        assert!(!must_leave(&pod(limited.clone()), &taint, now));
+        assert!(must_leave(
+            &pod(limited),
+            &taint,
+            at("2026-01-01T00:05:00Z")
+        ));
+    }
+}

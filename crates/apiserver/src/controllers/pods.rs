@@ -1,0 +1,245 @@
+//! What the controllers ask about pods, and how they make them.
+
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, DeleteOptions, Input, Propagation, WriteOptions, meta};
+use crate::store::{Entry, Key};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The pod has ended for good.
+pub(super) fn ended(pod: &Value) -> bool {
+    matches!(
+        meta::text(pod, &["status", "phase"]),
+        "Succeeded" | "Failed"
+    )
+}
+
+/// The pod still counts as a replica.
+pub(super) fn active(pod: &Value) -> bool {
+    !ended(pod) && !meta::deleting(pod)
+}
+
+/// The pod's Ready condition holds.
+pub(super) fn ready(pod: &Value) -> bool {
+    meta::condition(pod, "Ready").is_some_and(|c| meta::text(c, &["status"]) == "True")
+}
+
+/// The pod has been ready for `min_ready_seconds`; else when to look again, in seconds.
+pub(super) fn available(
+    pod: &Value,
+    min_ready_seconds: i64,
+    now: jiff::Timestamp,
+) -> Result<(), Option<u64>> {
+    let Some(c) = meta::condition(pod, "Ready").filter(|c| meta::text(c, &["status"]) == "True")
+    else {
+        return Err(None);
+    };
+    if min_ready_seconds <= 0 {
+        return Ok(());
+    }
+    let since: jiff::Timestamp = meta::text(c, &["lastTransitionTime"])
+        .parse()
+        .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    let left = min_ready_seconds - now.duration_since(since).as_secs();
+    if left <= 0 {
+        Ok(())
+    } else {
+        Err(Some(left.unsigned_abs()))
+    }
+}
+
+/// A reference to `owner` as the controller of what it makes.
+pub(super) fn controller_reference(resource: &Resource, owner: &Value) -> Value {
+    json!({
+        "apiVersion": resource.api_version(),
+        "kind": &*resource.kind,
+        "name": meta::name(owner),
+        "uid": meta::uid(owner),
+        "controller": true,
+        "blockOwnerDeletion": true,
+    })
+}
+
+/// A pod from a template, owned by `owner`.
+pub(super) fn from_template(template: &Value, resource: &Resource, owner: &Value) -> Value {
+    let mut metadata = Map::new();
+    for part in ["labels", "annotations", "finalizers"] {
+        if let Some(v) = meta::at(template, &["metadata", part]).filter(|v| !v.is_null()) {
+            metadata.insert(part.to_owned(), v.clone());
+        }
+    }
+    metadata.insert(
+        "generateName".to_owned(),
+        format!("{}-", meta::name(owner)).into(),
+    );
+    metadata.insert(
+        "ownerReferences".to_owned(),
+        json!([controller_reference(resource, owner)]),
+    );
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": template.get("spec").cloned().unwrap_or_default(),
+    })
+}
+
+/// Creates an object in `namespace`.
+pub(super) async fn create(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    object: Value,
+) -> Result<Value, ApiError> {
+    let done = api
+        .create_object(
+            resource,
+            namespace,
+            Input::from(object),
+            &WriteOptions::default(),
+        )
+        .await?;
+    Ok(done.object.value(resource))
+}
+
+/// Deletes exactly this object; that it is gone already is fine.
+pub(super) async fn delete(
+    api: &Api,
+    resource: &Arc<Resource>,
+    entry: &Entry,
+) -> Result<(), ApiError> {
+    let options = DeleteOptions {
+        uid: Some(entry.index.uid.to_string()),
+        propagation: Some(Propagation::Background),
+        ..DeleteOptions::default()
+    };
+    match api.delete_object(resource, &entry.key, &options).await {
+        Err(e) if e.code != 404 && e.code != 409 => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// The objects in the namespace whose controller is `uid`.
+pub(super) fn owned(
+    api: &Api,
+    resource: &Resource,
+    namespace: &str,
+    uid: &str,
+) -> Vec<(Arc<Entry>, Value)> {
+    api.store()
+        .list(&resource.table, Some(namespace), None, None, None, &|e| {
+            e.index.owners.iter().any(|o| **o == *uid)
+        })
+        .map(|page| page.items)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|e| {
+            let value = e.value();
+            let mine = meta::owners(&value)
+                .iter()
+                .any(|o| o.controller && o.uid == uid);
+            mine.then_some((e, value))
+        })
+        .collect()
+}
+
+/// The key of the controller of an entry, if it is of this kind.
+pub(super) fn controller_key(entry: &Entry, kind: &str) -> Vec<Key> {
+    if entry.index.owners.is_empty() {
+        return Vec::new();
+    }
+    meta::owners(&entry.value())
+        .into_iter()
+        .find(|o| o.controller && o.kind == kind)
+        .map(|o| vec![Key::new(entry.key.namespace.clone(), o.name)])
+        .unwrap_or_default()
+}
+
+/// Replaces the status of an object through its status sub-resource.
+pub(super) async fn write_status(
+    api: &Api,
+    resource: &Arc<Resource>,
+    key: &Key,
+    uid: &str,
+    mut change: impl FnMut(&mut Map<String, Value>),
+) -> Result<(), ApiError> {
+    let done = api
+        .modify(
+            resource,
+            Some("status"),
+            key,
+            &WriteOptions::default(),
+            |old| {
+                let mut new = old.clone();
+                if meta::uid(old) == uid {
+                    change(meta::section(&mut new, "status"));
+                }
+                Ok(Input::from(new))
+            },
+        )
+        .await;
+    match done {
+        Err(e) if e.code != 404 => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Which of two pods of a set goes first when there are too many: unassigned before assigned,
+/// pending before running, not ready before ready, young before old.
+pub(super) fn deletion_order(pod: &Value) -> (bool, u8, bool, std::cmp::Reverse<String>) {
+    let phase = match meta::text(pod, &["status", "phase"]) {
+        "Pending" | "" => 0,
+        "Unknown" => 1,
+        _ => 2,
+    };
+    (
+        !meta::text(pod, &["spec", "nodeName"]).is_empty(),
+        phase,
+        ready(pod),
+        std::cmp::Reverse(meta::text(pod, &["metadata", "creationTimestamp"]).to_owned()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn availability_waits_for_min_ready_seconds() {
+        let pod = json!({"status": {"conditions": [{"type": "Ready", "status": "True",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+        let now: jiff::Timestamp = "2026-01-01T00:00:04Z".parse().unwrap();
+        assert_eq!(available(&pod, 0, now), Ok(()));
+        assert_eq!(available(&pod, 4, now), Ok(()));
+        assert_eq!(available(&pod, 10, now), Err(Some(6)));
+        assert_eq!(available(&json!({}), 0, now), Err(None));
+    }
+
+    #[test]
+    fn useless_pods_go_first() {
+        let pod = |node: &str, phase: &str, made: &str| {
+            json!({"metadata": {"creationTimestamp": made},
+                "spec": {"nodeName": node}, "status": {"phase": phase}})
+        };
+        let old = "2026-01-01T00:00:00Z";
+        let new = "2026-01-02T00:00:00Z";
+        let mut pods = [
+            pod("n", "Running", old),
+            pod("n", "Running", new),
+            pod("n", "Pending", old),
+            pod("", "Pending", old),
+        ];
+        pods.sort_by_key(deletion_order);
+        let nodes: Vec<_> = pods
+            .iter()
+            .map(|p| {
+                (
+                    meta::text(p, &["spec", "nodeName"]),
+                    meta::text(p, &["metadata", "creationTimestamp"]),
+                )
+            })
+            .collect();
+        assert_eq!(nodes, [("", old), ("n", old), ("n", new), ("n", old)]);
+    }
+}

@@ -1,0 +1,248 @@
+//! The frame of a controller: watch some tables, note which keys changed, reconcile one key at a
+//! time, come back to those that failed or asked for it.
+
+use crate::kinds::status::ApiError;
+use crate::rest::Api;
+use crate::store::{Entry, Key, TableId, Watcher};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, select_all};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// First pause after a failure; doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause after failures.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// A table to watch and which keys a change in it concerns.
+pub(super) struct Source {
+    /// The table.
+    pub(super) table: TableId,
+    /// The keys to reconcile when this entry came, changed or went.
+    pub(super) keys: fn(&Api, &Entry) -> Vec<Key>,
+}
+
+impl Source {
+    /// A source whose keys are those of its own entries.
+    pub(super) fn own(group: &str, plural: &str) -> Self {
+        Self {
+            table: TableId::new(group, plural),
+            keys: |_, entry| vec![entry.key.clone()],
+        }
+    }
+}
+
+/// When to look at a key again without having been told of a change.
+pub(super) type Again = Option<Duration>;
+
+/// A controller.
+pub(super) trait Reconcile: Send + Sync + 'static {
+    /// Name for the log.
+    fn name(&self) -> &'static str;
+    /// What it watches.
+    fn sources(&self) -> Vec<Source>;
+    /// Brings the world of one key to what it should be.
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>>;
+}
+
+/// Keys that wait for work, each once.
+#[derive(Default)]
+struct Queue {
+    ready: VecDeque<Key>,
+    queued: FxHashSet<Key>,
+    later: BTreeMap<(Instant, u64), Key>,
+    serial: u64,
+    failures: FxHashMap<Key, u32>,
+}
+
+impl Queue {
+    fn add(&mut self, key: Key) {
+        if self.queued.insert(key.clone()) {
+            self.ready.push_back(key);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Key> {
+        let key = self.ready.pop_front()?;
+        self.queued.remove(&key);
+        Some(key)
+    }
+
+    fn add_after(&mut self, key: Key, delay: Duration) {
+        self.serial += 1;
+        self.later
+            .insert((Instant::now() + delay, self.serial), key);
+    }
+
+    /// Moves what is due into the queue; tells when the next one is.
+    fn due(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        while let Some(entry) = self.later.first_entry() {
+            if entry.key().0 > now {
+                return Some(entry.key().0);
+            }
+            let key = entry.remove();
+            self.add(key);
+        }
+        None
+    }
+
+    fn failed(&mut self, key: Key) -> Duration {
+        let n = self.failures.entry(key.clone()).or_insert(0);
+        *n += 1;
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << (*n - 1).min(12))
+            .min(MAX_PAUSE);
+        self.add_after(key, pause);
+        pause
+    }
+
+    fn succeeded(&mut self, key: Key, again: Again) {
+        self.failures.remove(&key);
+        if let Some(delay) = again {
+            self.add_after(key, delay);
+        }
+    }
+}
+
+/// Runs a controller until `shutdown` is cancelled.
+pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: CancellationToken) {
+    let sources = controller.sources();
+    'list: while !shutdown.is_cancelled() {
+        let mut queue = Queue::default();
+        let mut watchers: Vec<Watcher> = Vec::with_capacity(sources.len());
+        for source in &sources {
+            let Ok(page) = api
+                .store()
+                .list(&source.table, None, None, None, None, &|_| true)
+            else {
+                continue 'list;
+            };
+            for entry in &page.items {
+                (source.keys)(&api, entry)
+                    .into_iter()
+                    .for_each(|k| queue.add(k));
+            }
+            match api.store().watch(source.table.clone(), page.revision) {
+                Ok(watcher) => watchers.push(watcher),
+                Err(_) => continue 'list,
+            }
+        }
+        loop {
+            if !take_changes(&api, &sources, &mut watchers, &mut queue) {
+                // Fell behind the history: look at everything again.
+                continue 'list;
+            }
+            let due = queue.due();
+            let Some(key) = queue.pop() else {
+                if !wait(&api, &sources, &mut watchers, &mut queue, due, &shutdown).await {
+                    continue 'list;
+                }
+                if shutdown.is_cancelled() {
+                    return;
+                }
+                continue;
+            };
+            let done = tokio::select! {
+                () = shutdown.cancelled() => return,
+                done = controller.reconcile(&api, &key) => done,
+            };
+            match done {
+                Ok(again) => queue.succeeded(key, again),
+                Err(error) => {
+                    let name = controller.name();
+                    let shown = key.to_string();
+                    let pause = queue.failed(key);
+                    tracing::debug!(controller = name, key = shown, %error, ?pause, "will try again");
+                }
+            }
+            // Long runs of ready work must not starve the other tasks of this thread.
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Queues the keys of all changes that are there; false when a watcher lags.
+fn take_changes(
+    api: &Api,
+    sources: &[Source],
+    watchers: &mut [Watcher],
+    queue: &mut Queue,
+) -> bool {
+    for (source, watcher) in sources.iter().zip(watchers) {
+        loop {
+            match watcher.try_next() {
+                Ok(Some(event)) => {
+                    for entry in event.old.iter().chain([&event.new]) {
+                        (source.keys)(api, entry)
+                            .into_iter()
+                            .for_each(|k| queue.add(k));
+                    }
+                }
+                Ok(None) => break,
+                Err(_) => return false,
+            }
+        }
+    }
+    true
+}
+
+/// Waits for a change, a due key or the shutdown; false when a watcher lags.
+async fn wait(
+    api: &Api,
+    sources: &[Source],
+    watchers: &mut [Watcher],
+    queue: &mut Queue,
+    due: Option<Instant>,
+    shutdown: &CancellationToken,
+) -> bool {
+    let idle = Instant::now() + Duration::from_secs(3600);
+    let changes = select_all(watchers.iter_mut().map(|w| w.next().boxed()));
+    tokio::select! {
+        () = shutdown.cancelled() => true,
+        () = tokio::time::sleep_until(due.unwrap_or(idle)) => true,
+        (event, at, _) = changes => match (event, sources.get(at)) {
+            (Ok(event), Some(source)) => {
+                for entry in event.old.iter().chain([&event.new]) {
+                    (source.keys)(api, entry).into_iter().for_each(|k| queue.add(k));
+                }
+                true
+            }
+            _ => false,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_are_queued_once_and_failures_back_off() {
+        let mut queue = Queue::default();
+        let key = Key::cluster("a");
+        queue.add(key.clone());
+        queue.add(key.clone());
+        assert_eq!(queue.pop(), Some(key.clone()));
+        assert_eq!(queue.pop(), None);
+        assert_eq!(queue.failed(key.clone()), FIRST_PAUSE);
+        assert_eq!(queue.failed(key.clone()), FIRST_PAUSE * 2);
+        for _ in 0..40 {
+            queue.failed(key.clone());
+        }
+        assert_eq!(queue.failed(key.clone()), MAX_PAUSE);
+        queue.succeeded(key.clone(), None);
+        assert_eq!(queue.failed(key.clone()), FIRST_PAUSE);
+        assert!(queue.due().is_some());
+        tokio::time::advance(MAX_PAUSE * 2).await;
+        assert_eq!(queue.due(), None);
+        assert_eq!(queue.pop(), Some(key));
+    }
+}

@@ -1,0 +1,170 @@
+//! ReplicaSets: as many pods as asked for.
+
+use super::pods;
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::selector::LabelSelector;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// Pods made or deleted in one go.
+const BURST: usize = 500;
+
+/// Keeps the pods of ReplicaSets.
+pub(super) struct ReplicaSets;
+
+impl Reconcile for ReplicaSets {
+    fn name(&self) -> &'static str {
+        "replicasets"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![
+            Source::own("apps", "replicasets"),
+            Source {
+                table: TableId::new("", "pods"),
+                keys: |_, entry| pods::controller_key(entry, "ReplicaSet"),
+            },
+        ]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        async move {
+            let resource = api.builtin("apps", "v1", "replicasets")?;
+            let pods_resource = api.builtin("", "v1", "pods")?;
+            let Some(entry) = api.store().get(&resource.table, key) else {
+                return Ok(None);
+            };
+            let set = entry.value();
+            let uid = meta::uid(&set).to_owned();
+            let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
+            owned.retain(|(_, pod)| pods::active(pod));
+            let wanted = meta::at(&set, &["spec", "replicas"])
+                .and_then(Value::as_u64)
+                .unwrap_or(1);
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let mut failure = None;
+            if !meta::deleting(&set) {
+                if owned.len() > wanted {
+                    owned.sort_by_cached_key(|(_, pod)| pods::deletion_order(pod));
+                    let surplus = (owned.len() - wanted).min(BURST);
+                    for (entry, _) in owned.drain(..surplus) {
+                        pods::delete(api, &pods_resource, &entry).await?;
+                    }
+                }
+                let template = meta::at(&set, &["spec", "template"])
+                    .cloned()
+                    .unwrap_or_default();
+                let missing = wanted.saturating_sub(owned.len()).min(BURST);
+                for _ in 0..missing {
+                    let pod = pods::from_template(&template, &resource, &set);
+                    match pods::create(api, &pods_resource, &key.namespace, pod).await {
+                        Ok(pod) => owned.push((entry.clone(), pod)),
+                        Err(e) => {
+                            failure = Some(e);
+                            break;
+                        }
+                    }
+                }
+            }
+            let now = api.clock().now();
+            let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
+                .and_then(Value::as_i64)
+                .unwrap_or(0);
+            let status = Counts::of(&set, owned.iter().map(|(_, pod)| pod), min_ready, now);
+            let generation = meta::at(&set, &["metadata", "generation"]).cloned();
+            let message = failure.as_ref().map(ToString::to_string);
+            pods::write_status(api, &resource, key, &uid, |s| {
+                status.write(s, generation.clone());
+                match &message {
+                    Some(m) => {
+                        meta::set_condition(s, "ReplicaFailure", "True", "FailedCreate", m, now);
+                    }
+                    None => remove_condition(s, "ReplicaFailure"),
+                }
+            })
+            .await?;
+            match failure {
+                Some(e) => Err(e),
+                None => Ok(status.again.map(Duration::from_secs)),
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Drops a condition that no longer says anything.
+pub(super) fn remove_condition(status: &mut Map<String, Value>, kind: &str) {
+    if let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut) {
+        list.retain(|c| meta::text(c, &["type"]) != kind);
+        if list.is_empty() {
+            status.remove("conditions");
+        }
+    }
+}
+
+/// How many pods a set has, by how far they are.
+struct Counts {
+    replicas: u64,
+    labeled: u64,
+    ready: u64,
+    available: u64,
+    /// Seconds until another pod may become available.
+    again: Option<u64>,
+}
+
+impl Counts {
+    fn of<'a>(
+        set: &Value,
+        pods: impl Iterator<Item = &'a Value>,
+        min_ready: i64,
+        now: jiff::Timestamp,
+    ) -> Self {
+        let labels = meta::at(set, &["spec", "template", "metadata", "labels"]);
+        let template = LabelSelector::from_map(labels.unwrap_or(&Value::Null));
+        let mut out = Self {
+            replicas: 0,
+            labeled: 0,
+            ready: 0,
+            available: 0,
+            again: None,
+        };
+        for pod in pods {
+            out.replicas += 1;
+            out.labeled += u64::from(template.matches_object(pod));
+            out.ready += u64::from(pods::ready(pod));
+            match pods::available(pod, min_ready, now) {
+                Ok(()) => out.available += 1,
+                Err(Some(left)) => out.again = Some(out.again.map_or(left, |a| a.min(left))),
+                Err(None) => {}
+            }
+        }
+        out
+    }
+
+    fn write(&self, status: &mut Map<String, Value>, generation: Option<Value>) {
+        status.insert("replicas".to_owned(), json!(self.replicas));
+        for (key, n) in [
+            ("fullyLabeledReplicas", self.labeled),
+            ("readyReplicas", self.ready),
+            ("availableReplicas", self.available),
+        ] {
+            if n == 0 {
+                status.remove(key);
+            } else {
+                status.insert(key.to_owned(), json!(n));
+            }
+        }
+        if let Some(g) = generation {
+            status.insert("observedGeneration".to_owned(), g);
+        }
+    }
+}
