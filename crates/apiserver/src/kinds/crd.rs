@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::builtin::{ALL_VERBS, APIEXTENSIONS, OBJECT_SUB};
 use super::jsonpath::Path;
@@ -475,9 +475,4 @@ pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
 #[must_use]
 pub fn is_definition(resource: &Resource) -> bool {
     resource.is(APIEXTENSIONS, "customresourcedefinitions")
-}
-
-/// An empty JSON object.
-pub(super) fn empty() -> Value {
-    Value::Object(Map::new())
 }

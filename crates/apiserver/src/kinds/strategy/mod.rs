@@ -1,34 +1,61 @@
 //! Per-kind strategies: defaulting, what clients may not set, validation, conversion.
 
+mod convert;
+mod defaults;
+mod lifecycle;
 pub(super) mod validate;
 
-use serde_json::Value;
+pub(super) use convert::{convert, from_storage, to_storage};
+pub(super) use defaults::default_object;
+pub(super) use lifecycle::{prepare_create, prepare_update};
+pub(super) use validate::{validate_create, validate_update};
 
-use super::resource::{Behavior, Resource};
-use super::status::FieldError;
+use serde_json::{Map, Value};
 
-pub(super) fn default_object(_resource: &Resource, _object: &mut Value) {}
-pub(super) fn prepare_create(_resource: &Resource, _object: &mut Value) {}
-pub(super) fn prepare_update(_r: &Resource, _sub: Option<&str>, _old: &Value, _new: &mut Value) {}
-pub(super) fn validate_create(_resource: &Resource, _object: &Value) -> Vec<FieldError> {
-    Vec::new()
+/// The object at `key`, created when absent; `None` when something else is there.
+fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let slot = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
+    if slot.is_null() {
+        *slot = Value::Object(Map::new());
+    }
+    slot.as_object_mut()
 }
-pub(super) fn validate_update(
-    _resource: &Resource,
-    _sub: Option<&str>,
-    _new: &Value,
-    _old: &Value,
-) -> Vec<FieldError> {
-    Vec::new()
-}
-pub(super) fn convert(_from: &Resource, object: Value, _target: &Resource) -> Value {
-    object
-}
-pub(super) fn from_storage(resource: &Resource, object: &mut Value) {
-    if let Behavior::Custom(_) = &resource.behavior {
-        object["apiVersion"] = resource.api_version().into();
+
+/// Sets `key` when it is absent (or null).
+fn set_default(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
+    match map.get_mut(key) {
+        Some(Value::Null) | None => {
+            map.insert(key.to_owned(), value.into());
+        }
+        Some(_) => {}
     }
 }
-pub(super) fn to_storage(resource: &Resource, object: &mut Value) {
-    object["apiVersion"] = resource.storage.api_version().into();
+
+/// Like [`set_default`], also over an empty string or zero: for fields that are not pointers in
+/// Go, where absent and empty are the same.
+fn set_default_nonzero(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
+    let empty = match map.get(key) {
+        None | Some(Value::Null) => true,
+        Some(Value::String(s)) => s.is_empty(),
+        Some(Value::Number(n)) => n.as_i64() == Some(0),
+        Some(_) => false,
+    };
+    if empty {
+        map.insert(key.to_owned(), value.into());
+    }
 }
+
+/// The JSON objects in the list at `key`.
+fn objects_mut<'a>(
+    map: &'a mut Map<String, Value>,
+    key: &str,
+) -> impl Iterator<Item = &'a mut Map<String, Value>> {
+    map.get_mut(key)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+}
+
+#[cfg(test)]
+mod tests;

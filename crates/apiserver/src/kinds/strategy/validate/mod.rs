@@ -1,3 +1,84 @@
-//! Validation.
+//! Validation of built-in kinds and of what all kinds share.
 
+mod kinds;
+mod metadata;
 pub(in crate::kinds) mod names;
+mod pod;
+mod resources;
+mod workload;
+
+use serde_json::Value;
+
+use super::super::crd;
+use super::super::meta::str_at;
+use super::super::resource::{Behavior, Resource};
+use super::super::status::FieldError;
+
+type Errors = Vec<FieldError>;
+
+pub(in crate::kinds) fn validate_create(resource: &Resource, object: &Value) -> Errors {
+    let mut errors = Vec::new();
+    metadata::validate(resource, object, &mut errors);
+    specific(resource, object, None, &mut errors);
+    errors
+}
+
+pub(in crate::kinds) fn validate_update(
+    resource: &Resource,
+    sub: Option<&str>,
+    new: &Value,
+    old: &Value,
+) -> Errors {
+    let mut errors = Vec::new();
+    metadata::validate(resource, new, &mut errors);
+    metadata::validate_update(resource, new, old, &mut errors);
+    match (sub, &resource.behavior) {
+        (None, _) | (Some(_), Behavior::Custom(_)) => {
+            specific(resource, new, Some(old), &mut errors);
+        }
+        (Some("status"), _) if resource.is("", "nodes") => {
+            kinds::node(new, &mut errors);
+        }
+        (Some("status"), _) if resource.is("", "pods") => {
+            let node = str_at(new, &["status", "nominatedNodeName"]);
+            if let Some(why) = (!node.is_empty()).then(|| names::dns1123_subdomain(node)).flatten() {
+                errors.push(FieldError::invalid("status.nominatedNodeName", node, why));
+            }
+        }
+        (Some(_), _) => {}
+    }
+    errors
+}
+
+fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &mut Errors) {
+    if let Behavior::Custom(c) = &resource.behavior {
+        errors.extend(c.validate(object));
+        return;
+    }
+    match (&*resource.group, &*resource.plural) {
+        ("", "pods") => {
+            pod::spec(object, "spec", errors);
+            if let Some(old) = old {
+                pod::update(object, old, errors);
+            }
+        }
+        ("", "nodes") => kinds::node(object, errors),
+        ("", "configmaps") => kinds::config_map(object, old, errors),
+        ("", "secrets") => kinds::secret(object, old, errors),
+        ("", "services") => kinds::service(object, errors),
+        ("" | "events.k8s.io", "events") => kinds::event(object, errors),
+        ("", "resourcequotas") => kinds::resource_quota(object, errors),
+        ("scheduling.k8s.io", "priorityclasses") => kinds::priority_class(object, old, errors),
+        ("coordination.k8s.io", "leases") => kinds::lease(object, errors),
+        ("policy", "poddisruptionbudgets") => kinds::disruption_budget(object, errors),
+        ("apiextensions.k8s.io", "customresourcedefinitions") => match old {
+            Some(old) => errors.extend(crd::validate_definition_update(object, old)),
+            None => errors.extend(crd::validate_definition(object)),
+        },
+        ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
+        | ("", "replicationcontrollers") => workload::replicated(resource, object, old, errors),
+        ("batch", "jobs") => workload::job(object, old, errors),
+        ("batch", "cronjobs") => workload::cron_job(object, errors),
+        _ => {}
+    }
+}
