@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, Registry, TextEncoder};
+use prometheus::{Encoder, GaugeVec, Registry, TextEncoder};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +35,19 @@ pub fn encode(registry: &Registry) -> prometheus::Result<String> {
     TextEncoder::new().encode(&registry.gather(), &mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer).into_owned())
 }
+
+/// Names the builder of a vector's type, which the library does not export.
+pub trait Vector {
+    /// What builds its metrics.
+    type Builder: MetricVecBuilder;
+}
+
+impl<B: MetricVecBuilder> Vector for MetricVec<B> {
+    type Builder = B;
+}
+
+/// Gauges that expire.
+pub type ExpiringGauges = Expiring<<GaugeVec as Vector>::Builder>;
 
 /// A vector of metrics whose series vanish when they have not been touched for a while, so that
 /// deleted pods and nodes do not stay in the text for ever. Clones share the series.
@@ -111,7 +124,7 @@ impl<B: MetricVecBuilder> Collector for Expiring<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prometheus::{GaugeVec, IntCounter, Opts};
+    use prometheus::{IntCounter, Opts};
 
     #[test]
     fn names_are_written_as_given() {

@@ -146,7 +146,19 @@ where
     /// Errors of the API server are logged and retried with back-off, for ever.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
-        Self::over(kube::Api::all(client), scope, shutdown)
+        Self::over(kube::Api::all(client), scope, |_| {}, shutdown)
+    }
+
+    /// As [`Informer::start`]; `trim` removes what the reader does not need before an object is
+    /// kept, so that a store of many large objects stays small.
+    #[must_use]
+    pub fn start_trimmed(
+        client: kube::Client,
+        scope: Scope,
+        trim: fn(&mut K),
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self::over(kube::Api::all(client), scope, trim, shutdown)
     }
 
     /// As [`Informer::start`], within one namespace: list and watch rights there are enough.
@@ -160,7 +172,12 @@ where
     where
         K: kube::Resource<Scope = NamespaceResourceScope>,
     {
-        Self::over(kube::Api::namespaced(client, namespace), scope, shutdown)
+        Self::over(
+            kube::Api::namespaced(client, namespace),
+            scope,
+            |_| {},
+            shutdown,
+        )
     }
 
     /// As [`Informer::start`], for readers that want the store only.
@@ -175,7 +192,12 @@ where
         store
     }
 
-    fn over(api: kube::Api<K>, scope: Scope, shutdown: CancellationToken) -> Self {
+    fn over(
+        api: kube::Api<K>,
+        scope: Scope,
+        trim: fn(&mut K),
+        shutdown: CancellationToken,
+    ) -> Self {
         let config = watcher::Config {
             label_selector: scope.labels,
             field_selector: scope.fields,
@@ -192,6 +214,7 @@ where
         let mirror = Mirror {
             objects,
             synced: synced_tx,
+            trim,
             listed: None,
         };
         tokio::spawn(async move {
@@ -235,6 +258,7 @@ where
 struct Mirror<K> {
     objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
     synced: watch::Sender<bool>,
+    trim: fn(&mut K),
     /// What the list in progress has shown so far.
     listed: Option<HashSet<ObjectKey>>,
 }
@@ -251,7 +275,7 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
             }
             watcher::Event::Apply(object) => self.apply(object, out),
             watcher::Event::Delete(mut object) => {
-                strip(&mut object);
+                self.strip(&mut object);
                 // Unknown to us means never delivered as applied, or delivered as deleted already.
                 if self
                     .objects
@@ -282,7 +306,7 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
     }
 
     fn apply(&self, mut object: K, out: &mut VecDeque<Change<K>>) {
-        strip(&mut object);
+        self.strip(&mut object);
         let new = Arc::new(object);
         let mut old = self
             .objects
@@ -299,11 +323,12 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
         }
         out.push_back(Change::Applied { old, new });
     }
-}
 
-/// Nothing of ours reads managedFields, and they can be half of an object's size.
-fn strip<K: kube::Resource<DynamicType = ()>>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
+    /// Nothing of ours reads managedFields, and they can be half of an object's size.
+    fn strip(&self, object: &mut K) {
+        object.meta_mut().managed_fields = None;
+        (self.trim)(object);
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,178 @@
+//! The command line, with upstream's names and defaults.
+
+use crate::{GATES, Options, OptionsError};
+use clap::{ArgAction, Parser};
+use koord_app::features::Gates;
+use koord_app::flags::{self, Selection};
+use koord_kube::lease::Election;
+use std::path::PathBuf;
+
+/// Arguments of the manager.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "koord-manager",
+    version,
+    about = "Controllers that publish reclaimed resources"
+)]
+pub struct Args {
+    /// Kubeconfig file; without it KUBECONFIG, the pod's service account, ~/.kube/config
+    #[arg(long, default_value = "")]
+    pub kubeconfig: PathBuf,
+    /// Where to serve metrics; 0 is nowhere
+    #[arg(long, default_value = ":8080")]
+    pub metrics_addr: String,
+    /// Where to serve /healthz and /readyz; 0 is nowhere
+    #[arg(long, default_value = ":8000")]
+    pub health_probe_addr: String,
+    /// Let only one replica run the controllers
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub enable_leader_election: bool,
+    /// Namespace of the leader election's lease
+    #[arg(long, default_value = "koordinator-system")]
+    pub leader_election_namespace: String,
+    /// What the leader election locks; only leases are supported
+    #[arg(long, default_value = "leases")]
+    pub leader_elect_resource_lock: String,
+    /// Accepted for compatibility; all namespaces are watched
+    #[arg(long, default_value = "")]
+    pub namespace: String,
+    /// Accepted for compatibility; there are no Go profiles
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub enable_pprof: bool,
+    /// Accepted for compatibility
+    #[arg(long, default_value = ":8090")]
+    pub pprof_addr: String,
+    /// Accepted for compatibility; changes are watched, not polled
+    #[arg(long, default_value = "")]
+    pub sync_period: String,
+    /// Requests per second to the API server
+    #[arg(long, default_value_t = 30.0)]
+    pub rest_config_qps: f64,
+    /// Requests at once to the API server
+    #[arg(long, default_value_t = 50)]
+    pub rest_config_burst: u32,
+    /// Controllers to run: *, name or -name, comma-separated
+    #[arg(long, default_value = "*", value_parser = flags::selection)]
+    pub controllers: Selection,
+    /// Plugins of the noderesource controller: *, name or -name, comma-separated
+    #[arg(long, default_value = "*", value_parser = flags::selection)]
+    pub noderesource_plugins: Selection,
+    /// Namespace of the settings
+    #[arg(long, default_value = "koordinator-system")]
+    pub config_namespace: String,
+    /// Name of the ConfigMap with the settings
+    #[arg(long, default_value = "slo-controller-config")]
+    pub slo_config_name: String,
+    /// Whether node strategies must have names
+    #[arg(long, default_value = "false")]
+    pub node_strategy_name_need_check: String,
+    /// Features to switch, name=true|false, comma-separated
+    #[arg(long, default_value = "")]
+    pub feature_gates: String,
+}
+
+impl Args {
+    /// Checks everything and makes options of it.
+    ///
+    /// # Errors
+    ///
+    /// Names the flag and its value.
+    pub fn options(&self) -> Result<Options, OptionsError> {
+        let wrong = |flag: &'static str, problem: String| OptionsError { flag, problem };
+        if self.leader_elect_resource_lock != "leases" {
+            let problem = format!("{:?} is not supported", self.leader_elect_resource_lock);
+            return Err(wrong("leader-elect-resource-lock", problem));
+        }
+        let address = |flag, value: &str| {
+            flags::bind_address(value).map_err(|error| wrong(flag, error.to_string()))
+        };
+        let defaults = Options::default();
+        self.controllers
+            .check(&crate::CONTROLLERS)
+            .map_err(|error| wrong("controllers", error.to_string()))?;
+        self.noderesource_plugins
+            .check(&crate::noderesource::PLUGINS)
+            .map_err(|error| wrong("noderesource-plugins", error.to_string()))?;
+        let election = self.enable_leader_election.then(|| {
+            let namespace = &self.leader_election_namespace;
+            Election::new(namespace, crate::LEASE_NAME, &defaults.identity)
+        });
+        Ok(Options {
+            metrics_address: address("metrics-addr", &self.metrics_addr)?,
+            health_address: address("health-probe-addr", &self.health_probe_addr)?,
+            election,
+            controllers: self.controllers.clone(),
+            noderesource_plugins: self.noderesource_plugins.clone(),
+            config_namespace: self.config_namespace.clone(),
+            config_name: self.slo_config_name.clone(),
+            gates: Gates::parse(GATES, &self.feature_gates)
+                .map_err(|error| wrong("feature-gates", error.to_string()))?,
+            ..defaults
+        })
+    }
+
+    /// How the client talks.
+    #[must_use]
+    pub fn client_options(&self) -> koord_kube::client::ClientOptions {
+        koord_kube::client::ClientOptions {
+            qps: self.rest_config_qps,
+            burst: self.rest_config_burst,
+            user_agent: "koordinator-manager".to_owned(),
+            context: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let argv = std::iter::once("koord-manager").chain(line.split_whitespace());
+        let parsed = flags::parse::<Args>(argv.map(OsString::from)).map_err(|e| e.to_string())?;
+        parsed.args.options().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn upstreams_manifest_is_accepted() {
+        let options = parse(
+            "--enable-leader-election --metrics-addr=:8080 --health-probe-addr=:8000 \
+             --logtostderr=true --leader-election-namespace=koordinator-system --v=4 \
+             -feature-gates=AllAlpha=false --sync-period=0 --config-namespace=koordinator-system",
+        )
+        .unwrap();
+        let election = options.election.unwrap();
+        assert_eq!(
+            (election.namespace.as_str(), election.name.as_str()),
+            ("koordinator-system", "koordinator-manager")
+        );
+        assert_eq!(
+            options.metrics_address,
+            Some("0.0.0.0:8080".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn mistakes_name_the_flag() {
+        for (line, names) in [
+            ("--controllers=nodemetrics", "nodemetrics"),
+            ("--noderesource-plugins=*,-Batch", "-Batch"),
+            ("--feature-gates=Nope=true", "Nope"),
+            ("--metrics-addr=nowhere", "metrics-addr"),
+            ("--leader-elect-resource-lock=endpoints", "endpoints"),
+            ("--rest-config-qps=fast", "fast"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(names), "{line}: {error}");
+        }
+        assert!(
+            parse("--enable-leader-election=false")
+                .unwrap()
+                .election
+                .is_none()
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! The settings in force: an immutable snapshot of the ConfigMap `slo-controller-config`.
+//!
+//! A key that cannot be read or makes no sense leaves the last good settings of that key in force
+//! and is reported; the other keys are taken over.
+
+use k8s_openapi::api::core::v1::Node;
+use koord_api::configmap::{
+    CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC, SloControllerConfig,
+    colocation_strategy_for_node, keys, system_strategy_for_node,
+};
+use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
+use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
+use std::collections::BTreeMap;
+
+/// Something in the ConfigMap that was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// The key in `data`.
+    pub(crate) key: &'static str,
+    /// The event's reason.
+    pub(crate) reason: &'static str,
+    /// Names the key, the field and the value.
+    pub(crate) message: String,
+}
+
+/// The settings in force.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Config {
+    /// Whether a ConfigMap, or its absence, was ever taken over.
+    seen: bool,
+    /// Whether `colocation-config` could ever be read.
+    available: bool,
+    colocation_error: bool,
+    settings: SloControllerConfig,
+}
+
+impl Config {
+    /// Whether decisions can be made at all.
+    pub(crate) fn is_available(&self) -> bool {
+        self.available
+    }
+
+    /// Whether a ConfigMap was ever seen, readable or not.
+    pub(crate) fn is_present(&self) -> bool {
+        self.seen
+    }
+
+    /// Whether the newest `colocation-config` was refused.
+    pub(crate) fn has_colocation_error(&self) -> bool {
+        self.colocation_error
+    }
+
+    /// The settings after `data` is taken over, and what of it was refused.
+    pub(crate) fn updated(&self, data: &BTreeMap<String, String>) -> (Self, Vec<Problem>) {
+        let mut next = Self {
+            seen: true,
+            ..self.clone()
+        };
+        let report = next.settings.update(data);
+        next.colocation_error = report.failed(keys::COLOCATION);
+        next.available |= !next.colocation_error;
+        let problems = report
+            .errors
+            .iter()
+            .chain(&report.warnings)
+            .map(|error| Problem {
+                key: error.key,
+                reason: error.event_reason(),
+                message: error.to_string(),
+            });
+        (next, problems.collect())
+    }
+
+    /// How resources of a node are reclaimed; `None` where co-location is off.
+    ///
+    /// Off for the cluster is off everywhere, whatever a node's own settings say.
+    pub(crate) fn strategy(&self, node: &Node) -> Option<Strategy> {
+        if !self.available || !self.settings.colocation.cluster.is_enabled() {
+            return None;
+        }
+        let strategy = self.for_node(node);
+        strategy.is_enabled().then(|| Strategy::of(&strategy))
+    }
+
+    /// How koordlet measures on a node: the defaults where co-location is off.
+    pub(crate) fn metric_collect_policy(&self, node: &Node) -> NodeMetricCollectPolicy {
+        let strategy = self.for_node(node);
+        let strategy = if strategy.is_enabled() {
+            strategy
+        } else {
+            ColocationStrategy::defaults()
+        };
+        NodeMetricCollectPolicy {
+            aggregate_duration_seconds: strategy.metric_aggregate_duration_seconds,
+            report_interval_seconds: strategy.metric_report_interval_seconds,
+            node_aggregate_policy: strategy.metric_aggregate_policy,
+            node_memory_collect_policy: strategy.metric_memory_collect_policy,
+        }
+    }
+
+    /// Cluster, first matching node settings, annotation, labels.
+    fn for_node(&self, node: &Node) -> ColocationStrategy {
+        let (labels, annotations) = maps(node);
+        let section = &self.settings.colocation;
+        let (mut strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
+        for warning in warnings {
+            tracing::warn!(node = node.metadata.name, %warning);
+        }
+        // The section was checked when it was read, so this is about the annotation.
+        if let Some(problem) = strategy.violations().first() {
+            tracing::warn!(node = node.metadata.name, %problem, "the node's strategy is ignored");
+            (strategy, _) = colocation_strategy_for_node(section, &labels, &BTreeMap::new());
+        }
+        strategy
+    }
+
+    /// The QoS settings of a node, and what in its annotations could not be used.
+    pub(crate) fn slo(&self, node: &Node) -> (NodeSLOSpec, Option<String>) {
+        let (labels, annotations) = maps(node);
+        let settings = &self.settings;
+        let (system, warning) = system_strategy_for_node(&settings.system, &labels, &annotations);
+        let spec = NodeSLOSpec {
+            resource_used_threshold_with_be: Some(
+                settings.resource_threshold.for_node(&labels).clone(),
+            ),
+            resource_qos_strategy: Some(settings.resource_qos.for_node(&labels).clone()),
+            cpu_burst_strategy: Some(settings.cpu_burst.for_node(&labels).clone()),
+            system_strategy: Some(system),
+            extensions: None,
+            host_applications: settings
+                .host_application
+                .for_node(&labels)
+                .applications
+                .clone(),
+        };
+        (spec, warning.map(|warning| warning.to_string()))
+    }
+}
+
+type Strings = BTreeMap<String, String>;
+
+/// Labels and annotations.
+fn maps(node: &Node) -> (Strings, Strings) {
+    let metadata = &node.metadata;
+    (
+        metadata.labels.clone().unwrap_or_default(),
+        metadata.annotations.clone().unwrap_or_default(),
+    )
+}
+
+/// How resources of one node are reclaimed, every field set.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Strategy {
+    pub(crate) batch: BatchPolicy,
+    pub(crate) mid: MidPolicy,
+    /// A report older than this counts for nothing.
+    pub(crate) degrade_minutes: i64,
+    /// Small changes are written this often.
+    pub(crate) update_threshold_secs: i64,
+    /// A change is small up to this part of the old amount.
+    pub(crate) diff_threshold: f64,
+}
+
+impl Default for Strategy {
+    fn default() -> Self {
+        Self::of(&ColocationStrategy::defaults())
+    }
+}
+
+impl Strategy {
+    /// Resolves what is unset to the defaults.
+    fn of(strategy: &ColocationStrategy) -> Self {
+        let mode = match strategy.mid_reclaim_mode.as_deref() {
+            Some(MID_RECLAIM_STATIC) => MidMode::Static {
+                cpu_percent: strategy.mid_static_cpu_reserved_percent.unwrap_or(0),
+                memory_percent: strategy.mid_static_memory_reserved_percent.unwrap_or(0),
+            },
+            _ => MidMode::Predicted,
+        };
+        Self {
+            batch: BatchPolicy {
+                cpu_reclaim_percent: strategy.cpu_reclaim_threshold_percent.unwrap_or(60),
+                memory_reclaim_percent: strategy.memory_reclaim_threshold_percent.unwrap_or(65),
+                // "request" does not exist for CPU and means usage.
+                cpu: match strategy.cpu_calculate_policy {
+                    Some(CalculatePolicy::MaxUsageRequest) => CpuPolicy::MaxUsageRequest,
+                    _ => CpuPolicy::Usage,
+                },
+                memory: match strategy.memory_calculate_policy {
+                    Some(CalculatePolicy::Request) => MemoryPolicy::Request,
+                    Some(CalculatePolicy::MaxUsageRequest) => MemoryPolicy::MaxUsageRequest,
+                    _ => MemoryPolicy::Usage,
+                },
+                cpu_limit_percent: strategy.batch_cpu_threshold_percent,
+                memory_limit_percent: strategy.batch_memory_threshold_percent,
+                charge_unmeasured: true,
+            },
+            mid: MidPolicy {
+                mode,
+                cpu_limit_percent: strategy.mid_cpu_threshold_percent.unwrap_or(100),
+                memory_limit_percent: strategy.mid_memory_threshold_percent.unwrap_or(100),
+                unallocated_percent: strategy.mid_unallocated_percent.unwrap_or(0),
+            },
+            degrade_minutes: strategy.degrade_time_minutes.unwrap_or(15),
+            update_threshold_secs: strategy.update_time_threshold_seconds.unwrap_or(300),
+            diff_threshold: strategy.resource_diff_threshold.unwrap_or(0.1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! The manager's feature gates, with upstream's names and defaults.
+
+use koord_app::features::Gate;
+
+/// All gates the manager accepts. Those of parts that do not exist yet are accepted and change
+/// nothing, so that upstream's manifests keep working.
+pub const GATES: &[Gate] = &[
+    Gate::beta("PodMutatingWebhook", true),
+    Gate::beta("PodValidatingWebhook", true),
+    Gate::beta("ElasticMutatingWebhook", true),
+    Gate::beta("ElasticValidatingWebhook", true),
+    Gate::beta("WebhookFramework", true),
+    Gate::alpha("NodeMutatingWebhook", false),
+    Gate::alpha("NodeValidatingWebhook", false),
+    Gate::alpha("ConfigMapValidatingWebhook", false),
+    Gate::alpha("ReservationMutatingWebhook", false),
+    Gate::alpha("ColocationProfileSkipMutatingResources", false),
+    Gate::alpha("ColocationProfileSkipValidatingPriority", false),
+    Gate::alpha("MultiQuotaTree", false),
+    Gate::alpha("ElasticQuotaIgnorePodOverhead", false),
+    Gate::alpha("ElasticQuotaGuaranteeUsage", false),
+    Gate::alpha("ElasticQuotaEnableUpdateResourceKey", false),
+    Gate::alpha("ElasticQuotaEvaluationTransformPod", false),
+    Gate::alpha("DisableDefaultQuota", false),
+    Gate::alpha("SupportParentQuotaSubmitPod", false),
+    Gate::alpha("EnableQuotaAdmission", false),
+    Gate::alpha("EnableQuotaAdmissionOnUpdate", false),
+    Gate::alpha("EnableSyncGPUSharedResource", false),
+    Gate::alpha("ColocationProfileController", false),
+    Gate::alpha("ValidatePodDeviceResource", false),
+    Gate::alpha("EnablePodEnhancedValidator", false),
+    Gate::alpha("DisableExtendedResourceSpec", false),
+    Gate::alpha("DisableDeviceResourceSpec", false),
+    Gate::alpha("BindingAdmissionWebhook", false),
+    Gate::alpha("DisablePVCReservation", false),
+    Gate::alpha("PriorityTransformer", false),
+    Gate::alpha("PreemptionPolicyTransformer", false),
+    Gate::alpha("ReplaceResourcesTransformer", false),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_app::features::Gates;
+
+    #[test]
+    fn defaults_are_upstreams() {
+        let gates = Gates::new(GATES);
+        let on: Vec<_> = gates
+            .iter()
+            .filter(|(_, on)| *on)
+            .map(|(gate, _)| gate.name)
+            .collect();
+        let expected = [
+            "PodMutatingWebhook",
+            "PodValidatingWebhook",
+            "ElasticMutatingWebhook",
+            "ElasticValidatingWebhook",
+            "WebhookFramework",
+        ];
+        assert_eq!(on, expected);
+        assert!(Gates::parse(GATES, "NoSuchGate=true").is_err());
+    }
+}

@@ -1,0 +1,251 @@
+use super::*;
+use crate::config::Strategy;
+use serde_json::json;
+
+const NOW: &str = "2026-01-01T01:00:00Z";
+
+/// A node of 10 cores and 10 G, reclaimed up to 100 %, that uses 1 core and 1 G for the system.
+struct Case {
+    node: Node,
+    metric: Option<NodeMetric>,
+    strategy: Option<Strategy>,
+    plugins: Selection,
+    synced: Option<Timestamp>,
+}
+
+fn case() -> Case {
+    let mut strategy = Strategy::default();
+    strategy.batch.cpu_reclaim_percent = 100;
+    strategy.batch.memory_reclaim_percent = 100;
+    let metric = json!({
+        "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+        "metadata": {"name": "n"}, "spec": {},
+        "status": {
+            "updateTime": "2026-01-01T00:59:30Z",
+            "nodeMetric": {
+                "nodeUsage": {"resources": {"cpu": "2", "memory": "2G"}},
+                "systemUsage": {"resources": {"cpu": "1", "memory": "1G"}}},
+            "prodReclaimableMetric": {"resource": {"resources": {"cpu": "500m", "memory": "1G"}}},
+        },
+    });
+    Case {
+        node: node(json!({}), json!({})),
+        metric: Some(serde_json::from_value(metric).unwrap()),
+        strategy: Some(strategy),
+        plugins: Selection::all(),
+        synced: None,
+    }
+}
+
+fn node(annotations: Value, extended: Value) -> Node {
+    let mut list = json!({"cpu": "10", "memory": "10G"});
+    json_merge(&mut list, &extended);
+    serde_json::from_value(json!({
+        "metadata": {"name": "n", "annotations": annotations},
+        "status": {"capacity": list, "allocatable": list},
+    }))
+    .unwrap()
+}
+
+fn json_merge(base: &mut Value, upper: &Value) {
+    for (key, value) in upper.as_object().unwrap() {
+        base[key] = value.clone();
+    }
+}
+
+impl Case {
+    fn plan(&self) -> Plan {
+        plan(&Input {
+            node: &self.node,
+            strategy: self.strategy.as_ref(),
+            metric: self.metric.as_ref(),
+            pods: &[],
+            plugins: &self.plugins,
+            synced: self.synced,
+            now: NOW.parse().unwrap(),
+        })
+    }
+
+    fn status(&mut self) -> &mut koord_api::slo::NodeMetricStatus {
+        self.metric.as_mut().unwrap().status.as_mut().unwrap()
+    }
+}
+
+fn published() -> Value {
+    json!({
+        BATCH_CPU: "9k", BATCH_MEMORY: "9G", MID_CPU: "500", MID_MEMORY: "1G",
+    })
+}
+
+fn assert_reset(plan: &Plan) {
+    let none = json!({BATCH_CPU: null, BATCH_MEMORY: null, MID_CPU: null, MID_MEMORY: null});
+    let want = json!({"status": {"capacity": none, "allocatable": none}});
+    assert_eq!(plan.status.as_ref().unwrap(), &want, "{:?}", plan.reset);
+}
+
+#[test]
+fn resources_are_published_with_their_origin() {
+    let plan = case().plan();
+    let list = published();
+    assert_eq!(
+        plan.status.unwrap(),
+        json!({"status": {"capacity": list, "allocatable": list}})
+    );
+    let meta = plan.meta.unwrap();
+    let text = meta["metadata"]["annotations"][annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE]
+        .as_str()
+        .unwrap();
+    let origin: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(
+        origin,
+        json!({"resources": {BATCH_CPU: "9k", BATCH_MEMORY: "9G"}})
+    );
+    assert!(plan.in_sync);
+    assert_eq!(plan.reset, None);
+    assert!(
+        plan.messages
+            .iter()
+            .any(|line| line.contains("batchAllocatable[CPU(Milli-Core)]:9000"))
+    );
+    // 15 minutes after the report, less the 30 s since, plus one.
+    assert_eq!(plan.recheck, Some(Duration::from_secs(15 * 60 - 30 + 1)));
+}
+
+#[test]
+fn nothing_is_written_twice() {
+    let mut case = case();
+    let first = case.plan();
+    let mut annotations = json!({});
+    json_merge(
+        &mut annotations,
+        &first.meta.unwrap()["metadata"]["annotations"],
+    );
+    case.node = node(annotations, published());
+    let second = case.plan();
+    assert_eq!(
+        (second.meta, second.status, second.in_sync),
+        (None, None, true)
+    );
+}
+
+#[test]
+fn stale_missing_and_incomplete_reports_take_resources_away() {
+    let reset = |change: &dyn Fn(&mut Case), why: &str| {
+        let mut case = case();
+        case.node = node(json!({}), published());
+        case.synced = Some(NOW.parse().unwrap());
+        change(&mut case);
+        let plan = case.plan();
+        assert!(
+            format!("{:?}", plan.reset).contains(why),
+            "{:?}",
+            plan.reset
+        );
+        assert_reset(&plan);
+    };
+    reset(&|case| case.metric = None, "no report");
+    reset(
+        &|case| case.metric.as_mut().unwrap().status = None,
+        "no report",
+    );
+    reset(&|case| case.status().update_time = None, "too old");
+    reset(&|case| case.status().node_metric = None, "system usage");
+    reset(
+        &|case| {
+            let old: Timestamp = "2026-01-01T00:44:59Z".parse().unwrap();
+            case.status().update_time = Some(old.into());
+        },
+        "too old",
+    );
+    reset(&|case| case.strategy = None, "Disabled");
+}
+
+#[test]
+fn a_report_is_good_for_exactly_the_degrade_time() {
+    let mut case = case();
+    case.status().update_time = Some("2026-01-01T00:45:00Z".parse::<Timestamp>().unwrap().into());
+    let plan = case.plan();
+    assert_eq!(plan.reset, None);
+    assert_eq!(plan.recheck, Some(Duration::from_secs(1)));
+}
+
+#[test]
+fn taking_away_also_removes_the_origin_and_only_what_is_there() {
+    let mut case = case();
+    case.strategy = None;
+    assert_eq!(case.plan().status, None);
+    let origin = json!({annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE: "{}"});
+    case.node = node(origin, json!({BATCH_CPU: "1"}));
+    let plan = case.plan();
+    let none = json!({BATCH_CPU: null});
+    assert_eq!(
+        plan.status.unwrap(),
+        json!({"status": {"capacity": none, "allocatable": none}})
+    );
+    let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
+    assert_eq!(
+        plan.meta.unwrap(),
+        json!({"metadata": {"annotations": {key: null}}})
+    );
+}
+
+#[test]
+fn small_changes_wait_until_the_node_is_due() {
+    let mut near = published();
+    near[BATCH_CPU] = json!("9500");
+    let mut case = case();
+    case.node = node(json!({}), near);
+    case.synced = Some("2026-01-01T00:58:00Z".parse().unwrap());
+    let plan = case.plan();
+    assert_eq!((plan.status, plan.meta, plan.in_sync), (None, None, false));
+    assert_eq!(plan.recheck, Some(Duration::from_secs(300 - 120 + 1)));
+    // Due: written although small.
+    case.synced = Some("2026-01-01T00:54:59Z".parse().unwrap());
+    let only = json!({BATCH_CPU: "9k"});
+    let want = json!({"status": {"capacity": only, "allocatable": only}});
+    assert_eq!(case.plan().status.unwrap(), want);
+    // More than 10 %: written at once.
+    let mut far = published();
+    far[BATCH_CPU] = json!("10001");
+    case.node = node(json!({}), far);
+    case.synced = Some(NOW.parse().unwrap());
+    assert_eq!(case.plan().status.unwrap(), want);
+}
+
+#[test]
+fn third_parties_are_taken_off_but_not_off_the_origin() {
+    let mut case = case();
+    let allocations = json!({"allocations": [
+        {"name": "yarn", "priority": "koord-batch",
+         "resources": {BATCH_CPU: "4000", BATCH_MEMORY: "20G"}},
+        {"name": "other", "priority": "koord-mid", "resources": {BATCH_CPU: "1000"}},
+    ]});
+    case.node = node(
+        json!({annotations::NODE_THIRD_PARTY_ALLOCATIONS: allocations.to_string()}),
+        json!({}),
+    );
+    let plan = case.plan();
+    let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
+    assert_eq!(
+        (&allocatable[BATCH_CPU], &allocatable[BATCH_MEMORY]),
+        (&json!("5k"), &json!("0"))
+    );
+    assert!(plan.meta.unwrap().to_string().contains("9k"));
+}
+
+#[test]
+fn a_plugin_that_is_off_touches_nothing() {
+    let mut case = case();
+    case.plugins = koord_app::flags::selection("*,-MidResource").unwrap();
+    case.node = node(json!({}), json!({MID_CPU: "7"}));
+    let plan = case.plan();
+    let list = json!({BATCH_CPU: "9k", BATCH_MEMORY: "9G"});
+    assert_eq!(
+        plan.status.unwrap(),
+        json!({"status": {"capacity": list, "allocatable": list}})
+    );
+    case.plugins = koord_app::flags::selection("-BatchResource,MidResource").unwrap();
+    let plan = case.plan();
+    assert_eq!(plan.meta, None);
+    assert!(!plan.status.unwrap().to_string().contains("batch"));
+}

@@ -1,0 +1,97 @@
+//! Keeps one NodeSLO per node: the QoS settings that apply to it.
+
+use crate::config::Config;
+use crate::nodemetric::Action;
+use crate::world::{Outcome, World};
+use k8s_openapi::api::core::v1::Node;
+use koord_api::slo::{NodeSLO, NodeSLOSpec};
+use koord_kube::events::Severity;
+use koord_kube::{ObjectKey, api, events, patch};
+use serde_json::json;
+
+/// The name of the controller.
+pub(crate) const NAME: &str = "nodeslo";
+
+/// Decides about the NodeSLO of a node; the second part says what in the node's annotations could
+/// not be used.
+pub(crate) fn plan(
+    node: Option<&Node>,
+    existing: Option<&NodeSLO>,
+    config: &Config,
+) -> (Action<NodeSLOSpec>, Option<String>) {
+    let Some(node) = node else {
+        let action = if existing.is_some() {
+            Action::Delete
+        } else {
+            Action::Nothing
+        };
+        return (action, None);
+    };
+    let (mut wanted, problem) = config.slo(node);
+    let action = match existing {
+        None => Action::Create(wanted),
+        Some(existing) => {
+            // Extensions belong to third parties.
+            wanted.extensions = existing.spec.extensions.clone();
+            if existing.spec == wanted {
+                Action::Nothing
+            } else {
+                Action::Update(wanted)
+            }
+        }
+    };
+    (action, problem)
+}
+
+pub(crate) async fn reconcile(world: &World, name: &str) -> Result<Outcome, crate::Error> {
+    let key = ObjectKey::new("", name);
+    let config = world.config.borrow().clone();
+    let (node, existing) = (world.nodes.get(&key), world.node_slos.get(&key));
+    let (action, problem) = plan(node.as_deref(), existing.as_deref(), &config);
+    world
+        .metrics
+        .nodeslo_spec_parse
+        .count(problem.is_none(), "getNodeSLOSpec");
+    if let (Some(node), Some(problem)) = (node, problem) {
+        let about = events::reference(&*node);
+        world
+            .recorder
+            .event(about, Severity::Warning, "SLOAnnotationIgnored", problem);
+    }
+    let result = apply(world, name, existing.as_deref(), action).await;
+    world
+        .metrics
+        .nodeslo_reconcile
+        .count(result.is_ok(), "reconcileNodeSLO");
+    result.map(|()| Outcome::Done)
+}
+
+async fn apply(
+    world: &World,
+    name: &str,
+    existing: Option<&NodeSLO>,
+    action: Action<NodeSLOSpec>,
+) -> Result<(), crate::Error> {
+    let objects: koord_kube::Api<NodeSLO> = koord_kube::Api::all(world.client.clone());
+    match action {
+        Action::Nothing => {}
+        Action::Create(spec) => {
+            let object = NodeSLO::new(name, spec);
+            let created = objects.create(&api::PostParams::default(), &object).await;
+            crate::world::unless_conflict(created)?;
+        }
+        Action::Update(spec) => {
+            let old = existing
+                .map(|existing| existing.spec.clone())
+                .unwrap_or_default();
+            if let Some(change) = patch::diff(&old, &spec)? {
+                patch::merge(&objects, name, &json!({ "spec": change })).await?;
+                tracing::info!(node = name, change = %change, "NodeSLO changed");
+            }
+        }
+        Action::Delete => {
+            crate::world::unless_gone(objects.delete(name, &Default::default()).await)?;
+        }
+    }
+    Ok(())
+}
