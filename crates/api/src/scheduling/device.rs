@@ -48,6 +48,7 @@ pub struct DeviceSpec {
 /// One device.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["health"]))]
 pub struct DeviceInfo {
     /// Unique id, such as a GPU UUID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -66,7 +67,7 @@ pub struct DeviceInfo {
     pub labels: BTreeMap<String, String>,
     /// Whether the device can be used.
     #[serde(default)]
-    #[schemars(required, extend("default" = false))]
+    #[schemars(extend("default" = false))]
     pub health: bool,
     /// What the device offers, see [`crate::resources`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

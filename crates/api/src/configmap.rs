@@ -1,0 +1,274 @@
+//! The ConfigMap `koordinator-system/slo-controller-config`.
+//!
+//! Each key of the ConfigMap is one section of JSON: a cluster-wide strategy and overrides for nodes
+//! that a label selector picks. [`SloControllerConfig::update`] reads all sections, fills in defaults
+//! and lays the overrides over the cluster strategy, so that [`Section::for_node`] only has to pick.
+//! Source: Koordinator `apis/configuration`, `pkg/util/sloconfig`, `pkg/slo-controller`.
+
+mod check;
+mod colocation;
+mod node;
+mod section;
+mod sections;
+
+pub use check::FieldError;
+pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
+pub use node::{NodeOverrideWarning, colocation_strategy_for_node, system_strategy_for_node};
+pub use section::{NodeOverride, Section};
+pub use sections::{
+    CPUNormalizationStrategy, HostApplications, ModelRatioCfg, ResourceAmplificationStrategy,
+    burst_violations, qos_violations, system_violations, threshold_violations,
+};
+
+pub use crate::slo::{
+    CPUBurstStrategy, HostApplicationSpec, ResourceQOSStrategy, ResourceThresholdStrategy,
+    SystemStrategy,
+};
+
+use crate::lenient::ReadError;
+use crate::selector::SelectorError;
+use crate::slo::defaults;
+use section::Shape;
+use std::collections::BTreeMap;
+
+/// Name of the ConfigMap; flag `--slo-config-name`.
+pub const NAME: &str = "slo-controller-config";
+/// Namespace of the ConfigMap; flag `--config-namespace`.
+pub const NAMESPACE: &str = "koordinator-system";
+
+/// Keys of the ConfigMap. Any other key belongs to a third party.
+pub mod keys {
+    /// How much of a node batch and mid pods get.
+    pub const COLOCATION: &str = "colocation-config";
+    /// Thresholds that suppress and evict BE pods.
+    pub const RESOURCE_THRESHOLD: &str = "resource-threshold-config";
+    /// Kernel settings by QoS class.
+    pub const RESOURCE_QOS: &str = "resource-qos-config";
+    /// CPU burst.
+    pub const CPU_BURST: &str = "cpu-burst-config";
+    /// Kernel settings of whole nodes.
+    pub const SYSTEM: &str = "system-config";
+    /// Services outside Kubernetes.
+    pub const HOST_APPLICATION: &str = "host-application-config";
+    /// How CPU models compare.
+    pub const CPU_NORMALIZATION: &str = "cpu-normalization-config";
+    /// Resources shown amplified.
+    pub const RESOURCE_AMPLIFICATION: &str = "resource-amplification-config";
+
+    /// All keys above.
+    pub const ALL: [&str; 8] = [
+        COLOCATION,
+        RESOURCE_THRESHOLD,
+        RESOURCE_QOS,
+        CPU_BURST,
+        SYSTEM,
+        HOST_APPLICATION,
+        CPU_NORMALIZATION,
+        RESOURCE_AMPLIFICATION,
+    ];
+}
+
+/// Section `colocation-config`.
+pub type ColocationCfg = Section<ColocationStrategy>;
+/// Section `resource-threshold-config`.
+pub type ResourceThresholdCfg = Section<ResourceThresholdStrategy>;
+/// Section `resource-qos-config`.
+pub type ResourceQOSCfg = Section<ResourceQOSStrategy>;
+/// Section `cpu-burst-config`.
+pub type CPUBurstCfg = Section<CPUBurstStrategy>;
+/// Section `system-config`.
+pub type SystemCfg = Section<SystemStrategy>;
+/// Section `host-application-config`.
+pub type HostApplicationCfg = Section<HostApplications>;
+/// Section `cpu-normalization-config`.
+pub type CPUNormalizationCfg = Section<CPUNormalizationStrategy>;
+/// Section `resource-amplification-config`.
+pub type ResourceAmplificationCfg = Section<ResourceAmplificationStrategy>;
+
+/// What is wrong with a section.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigProblem {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A value of the cluster strategy is out of bounds.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// A value of a node override is out of bounds.
+    #[error("override {name:?}: {error}")]
+    NodeField {
+        /// Name or position of the override.
+        name: String,
+        /// The value.
+        error: FieldError,
+    },
+    /// The selector of a node override is missing or malformed.
+    #[error("override {name:?}: {}", match error { Some(e) => e.to_string(), None => "nodeSelector is missing".to_owned() })]
+    Selector {
+        /// Name or position of the override.
+        name: String,
+        /// What is wrong; `None` if there is no selector.
+        error: Option<SelectorError>,
+    },
+}
+
+/// A problem of one section.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct ConfigError {
+    /// Key of the section in the ConfigMap.
+    pub key: &'static str,
+    /// What is wrong.
+    pub problem: ConfigProblem,
+}
+
+impl ConfigError {
+    /// Reason of the Warning event on the ConfigMap.
+    #[must_use]
+    pub fn event_reason(&self) -> &'static str {
+        match self.key {
+            keys::COLOCATION => "ColocationCfgUnmarshalFailed",
+            keys::CPU_NORMALIZATION => "CPUNormalizationCfgUnmarshalFailed",
+            keys::RESOURCE_AMPLIFICATION => "ResourceAmplificationCfgUnmarshalFailed",
+            _ => "SLOCfgUnmarshalFailed",
+        }
+    }
+}
+
+/// What reading a ConfigMap met with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Sections that were not taken over; their old content stays in force.
+    pub errors: Vec<ConfigError>,
+    /// Parts that were taken over although they are doubtful, or single overrides that were left out.
+    pub warnings: Vec<ConfigError>,
+}
+
+impl Report {
+    /// Whether `key` was not taken over.
+    #[must_use]
+    pub fn failed(&self, key: &str) -> bool {
+        self.errors.iter().any(|error| error.key == key)
+    }
+}
+
+/// All sections, with defaults filled in and overrides merged.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SloControllerConfig {
+    /// How much of a node batch and mid pods get.
+    pub colocation: ColocationCfg,
+    /// Thresholds that suppress and evict BE pods.
+    pub resource_threshold: ResourceThresholdCfg,
+    /// Kernel settings by QoS class. Empty by default: koordlet knows the class defaults.
+    pub resource_qos: ResourceQOSCfg,
+    /// CPU burst.
+    pub cpu_burst: CPUBurstCfg,
+    /// Kernel settings of whole nodes.
+    pub system: SystemCfg,
+    /// Services outside Kubernetes.
+    pub host_application: HostApplicationCfg,
+    /// How CPU models compare.
+    pub cpu_normalization: CPUNormalizationCfg,
+    /// Resources shown amplified.
+    pub resource_amplification: ResourceAmplificationCfg,
+    /// Keys of third parties, unread.
+    pub extensions: BTreeMap<String, String>,
+}
+
+impl Default for SloControllerConfig {
+    fn default() -> Self {
+        Self {
+            colocation: Section::of(ColocationStrategy::defaults()),
+            resource_threshold: Section::of(defaults::resource_threshold_strategy()),
+            resource_qos: Section::of(ResourceQOSStrategy::default()),
+            cpu_burst: Section::of(defaults::cpu_burst_strategy()),
+            system: Section::of(defaults::system_strategy()),
+            host_application: Section::of(HostApplications::default()),
+            cpu_normalization: Section::of(CPUNormalizationStrategy::defaults()),
+            resource_amplification: Section::of(ResourceAmplificationStrategy::defaults()),
+            extensions: BTreeMap::new(),
+        }
+    }
+}
+
+impl SloControllerConfig {
+    /// Takes over the data of the ConfigMap. A key that is absent or empty gives the section's default;
+    /// one that cannot be read leaves the section as it was.
+    pub fn update(&mut self, data: &BTreeMap<String, String>) -> Report {
+        let mut report = Report::default();
+        let standard = Self::default();
+        let text = |key: &str| data.get(key).map(String::as_str).unwrap_or_default();
+
+        self.colocation.update(
+            keys::COLOCATION,
+            text(keys::COLOCATION),
+            &standard.colocation.cluster,
+            Shape::Inline,
+            &mut report,
+            ColocationStrategy::violations,
+            section::Strictness::Refuse,
+        );
+        macro_rules! lenient {
+            ($field:ident, $key:expr, $shape:expr, $violations:expr) => {
+                self.$field.update(
+                    $key,
+                    text($key),
+                    &standard.$field.cluster,
+                    $shape,
+                    &mut report,
+                    $violations,
+                    section::Strictness::Warn,
+                );
+            };
+        }
+        lenient!(
+            resource_threshold,
+            keys::RESOURCE_THRESHOLD,
+            Shape::Nested,
+            threshold_violations
+        );
+        lenient!(
+            resource_qos,
+            keys::RESOURCE_QOS,
+            Shape::Nested,
+            qos_violations
+        );
+        lenient!(cpu_burst, keys::CPU_BURST, Shape::Nested, burst_violations);
+        lenient!(system, keys::SYSTEM, Shape::Nested, system_violations);
+        lenient!(
+            host_application,
+            keys::HOST_APPLICATION,
+            Shape::Inline,
+            |_| Vec::new()
+        );
+        lenient!(
+            cpu_normalization,
+            keys::CPU_NORMALIZATION,
+            Shape::Inline,
+            CPUNormalizationStrategy::violations
+        );
+        lenient!(
+            resource_amplification,
+            keys::RESOURCE_AMPLIFICATION,
+            Shape::Inline,
+            |_| Vec::new()
+        );
+        self.extensions = data
+            .iter()
+            .filter(|(key, _)| !keys::ALL.contains(&key.as_str()))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        report
+    }
+
+    /// A configuration read from scratch.
+    #[must_use]
+    pub fn parse(data: &BTreeMap<String, String>) -> (Self, Report) {
+        let mut config = Self::default();
+        let report = config.update(data);
+        (config, report)
+    }
+}
+
+#[cfg(test)]
+mod tests;

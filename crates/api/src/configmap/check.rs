@@ -1,0 +1,112 @@
+//! Bounds of configuration values, and errors that name what is out of them.
+
+use std::fmt;
+
+/// A value out of bounds.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("field {field} is {value}: {reason}")]
+pub struct FieldError {
+    /// Path of the field in its section, such as `beClass.cpuQOS.schedIdle`.
+    pub field: String,
+    /// The value as JSON.
+    pub value: String,
+    /// The rule it breaks.
+    pub reason: String,
+}
+
+/// Collects violations; an unset value breaks no rule.
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    prefix: String,
+    errors: Vec<FieldError>,
+}
+
+impl From<Vec<FieldError>> for Checker {
+    fn from(errors: Vec<FieldError>) -> Self {
+        Self {
+            prefix: String::new(),
+            errors,
+        }
+    }
+}
+
+impl Checker {
+    pub(super) fn finish(self) -> Vec<FieldError> {
+        self.errors
+    }
+
+    /// Checks the fields of a nested object.
+    pub(super) fn nested(&mut self, name: &str, check: impl FnOnce(&mut Self)) {
+        let length = self.prefix.len();
+        self.prefix.push_str(name);
+        self.prefix.push('.');
+        check(self);
+        self.prefix.truncate(length);
+    }
+
+    pub(super) fn fail(
+        &mut self,
+        field: &str,
+        value: &dyn fmt::Display,
+        reason: impl Into<String>,
+    ) {
+        self.errors.push(FieldError {
+            field: format!("{}{field}", self.prefix),
+            value: value.to_string(),
+            reason: reason.into(),
+        });
+    }
+
+    pub(super) fn at_least(&mut self, field: &str, value: Option<i64>, min: i64) {
+        if let Some(value) = value
+            && value < min
+        {
+            self.fail(field, &value, format!("must be at least {min}"));
+        }
+    }
+
+    pub(super) fn at_most(&mut self, field: &str, value: Option<i64>, max: i64) {
+        if let Some(value) = value
+            && value > max
+        {
+            self.fail(field, &value, format!("must be at most {max}"));
+        }
+    }
+
+    pub(super) fn within(&mut self, field: &str, value: Option<i64>, min: i64, max: i64) {
+        if let Some(value) = value
+            && !(min..=max).contains(&value)
+        {
+            self.fail(field, &value, format!("must be from {min} to {max}"));
+        }
+    }
+
+    /// Checks that `upper` is more than `lower`. An end that is not given has its default; where it has
+    /// none, the other end cannot stand alone.
+    pub(super) fn ordered(
+        &mut self,
+        (upper_field, upper, upper_default): (&str, Option<i64>, Option<i64>),
+        (lower_field, lower, lower_default): (&str, Option<i64>, Option<i64>),
+    ) {
+        match (upper.or(upper_default), lower.or(lower_default)) {
+            _ if upper.is_none() && lower.is_none() => {}
+            (Some(high), Some(low)) if high <= low => {
+                let (field, value) = if lower.is_some() {
+                    (lower_field, low)
+                } else {
+                    (upper_field, high)
+                };
+                let (bound, rule) = if lower.is_some() {
+                    (high, format!("must be less than {upper_field}"))
+                } else {
+                    (low, format!("must be more than {lower_field}"))
+                };
+                self.fail(field, &value, format!("{rule}, which is {bound}"));
+            }
+            (None, Some(low)) => {
+                self.fail(lower_field, &low, format!("needs {upper_field} to be set"));
+            }
+            _ => {}
+        }
+    }
+}

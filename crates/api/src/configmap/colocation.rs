@@ -1,0 +1,247 @@
+//! `colocation-config`: how much of a node the manager gives to batch and mid pods.
+
+use super::check::{Checker, FieldError};
+use crate::duration::GoDuration;
+use crate::serde_util::open_enum;
+use crate::slo::{AggregatePolicy, ExtensionsMap, MemoryCollectPolicy};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+open_enum! {
+    /// What counts against the resources batch pods may use.
+    CalculatePolicy {
+        /// The usage of higher-priority pods.
+        Usage = "usage",
+        /// Their requests (memory only).
+        Request = "request",
+        /// The larger of usage and request, pod by pod.
+        MaxUsageRequest = "maxUsageRequest",
+    }
+}
+
+/// Value of [`ColocationStrategy::mid_reclaim_mode`] that sizes mid resources by fixed shares.
+pub const MID_RECLAIM_STATIC: &str = "static";
+
+/// Settings of the node-resource and NodeMetric controllers; unset fields inherit.
+///
+/// Percentages are whole percent.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ColocationStrategy {
+    /// Whether batch and mid resources are published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Window of usage averages, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_aggregate_duration_seconds: Option<i64>,
+    /// Time between NodeMetric reports, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_report_interval_seconds: Option<i64>,
+    /// Windows of usage percentiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_aggregate_policy: Option<AggregatePolicy>,
+    /// Which memory counts as used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric_memory_collect_policy: Option<MemoryCollectPolicy>,
+    /// Share of the node's CPU that all pods together may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_reclaim_threshold_percent: Option<i64>,
+    /// What counts against it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_calculate_policy: Option<CalculatePolicy>,
+    /// Share of the node's memory that all pods together may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_reclaim_threshold_percent: Option<i64>,
+    /// What counts against it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_calculate_policy: Option<CalculatePolicy>,
+    /// Age of a NodeMetric from which it is not trusted, in minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub degrade_time_minutes: Option<i64>,
+    /// Longest time between two writes of the node status, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update_time_threshold_seconds: Option<i64>,
+    /// Relative change that is written at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_diff_threshold: Option<f64>,
+    /// [`MID_RECLAIM_STATIC`] or unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mid_reclaim_mode: Option<String>,
+    /// Upper bound of mid CPU, percent of allocatable.
+    #[serde(
+        rename = "midCPUThresholdPercent",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub mid_cpu_threshold_percent: Option<i64>,
+    /// Upper bound of mid memory, percent of allocatable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mid_memory_threshold_percent: Option<i64>,
+    /// Share of unallocated resources added to mid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mid_unallocated_percent: Option<i64>,
+    /// CPU kept from mid in static mode.
+    #[serde(
+        rename = "midStaticCPUReservedPercent",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub mid_static_cpu_reserved_percent: Option<i64>,
+    /// Memory kept from mid in static mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mid_static_memory_reserved_percent: Option<i64>,
+    /// Upper bound of batch CPU, percent of allocatable; unset is no bound.
+    #[serde(
+        rename = "batchCPUThresholdPercent",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub batch_cpu_threshold_percent: Option<i64>,
+    /// Upper bound of batch memory, percent of allocatable; unset is no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_memory_threshold_percent: Option<i64>,
+    /// Settings of third parties.
+    #[serde(default, skip_serializing_if = "ExtensionsMap::is_empty")]
+    #[schemars(schema_with = "crate::schema::free_form_object")]
+    pub extensions: ExtensionsMap,
+}
+
+impl ColocationStrategy {
+    /// The defaults: disabled, 60 % CPU, 65 % memory, reports every minute.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self {
+            enable: Some(false),
+            metric_aggregate_duration_seconds: Some(300),
+            metric_report_interval_seconds: Some(60),
+            metric_aggregate_policy: Some(AggregatePolicy {
+                durations: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
+            }),
+            metric_memory_collect_policy: Some(MemoryCollectPolicy::WithoutPageCache),
+            cpu_reclaim_threshold_percent: Some(60),
+            cpu_calculate_policy: Some(CalculatePolicy::Usage),
+            memory_reclaim_threshold_percent: Some(65),
+            memory_calculate_policy: Some(CalculatePolicy::Usage),
+            degrade_time_minutes: Some(15),
+            update_time_threshold_seconds: Some(300),
+            resource_diff_threshold: Some(0.1),
+            mid_reclaim_mode: None,
+            mid_cpu_threshold_percent: Some(100),
+            mid_memory_threshold_percent: Some(100),
+            mid_unallocated_percent: Some(0),
+            mid_static_cpu_reserved_percent: Some(0),
+            mid_static_memory_reserved_percent: Some(0),
+            batch_cpu_threshold_percent: None,
+            batch_memory_threshold_percent: None,
+            extensions: ExtensionsMap::new(),
+        }
+    }
+
+    /// Whether colocation is switched on.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.enable == Some(true)
+    }
+
+    /// What the controllers cannot work with. Upstream's controllers use exactly these bounds.
+    #[must_use]
+    pub fn violations(&self) -> Vec<FieldError> {
+        let mut check = Checker::default();
+        check.at_least(
+            "metricAggregateDurationSeconds",
+            self.metric_aggregate_duration_seconds,
+            1,
+        );
+        check.at_least(
+            "metricReportIntervalSeconds",
+            self.metric_report_interval_seconds,
+            1,
+        );
+        check.at_least(
+            "cpuReclaimThresholdPercent",
+            self.cpu_reclaim_threshold_percent,
+            0,
+        );
+        check.at_least(
+            "memoryReclaimThresholdPercent",
+            self.memory_reclaim_threshold_percent,
+            0,
+        );
+        check.at_least("degradeTimeMinutes", self.degrade_time_minutes, 1);
+        check.at_least(
+            "updateTimeThresholdSeconds",
+            self.update_time_threshold_seconds,
+            1,
+        );
+        if let Some(threshold) = self.resource_diff_threshold
+            && (threshold.is_nan() || threshold <= 0.0)
+        {
+            check.fail("resourceDiffThreshold", &threshold, "must be more than 0");
+        }
+        if let Some(policy) = &self.metric_memory_collect_policy
+            && policy.as_str().is_empty()
+        {
+            check.fail("metricMemoryCollectPolicy", &"\"\"", "must not be empty");
+        }
+        check.within(
+            "midCPUThresholdPercent",
+            self.mid_cpu_threshold_percent,
+            0,
+            100,
+        );
+        check.within(
+            "midMemoryThresholdPercent",
+            self.mid_memory_threshold_percent,
+            0,
+            100,
+        );
+        check.within(
+            "midUnallocatedPercent",
+            self.mid_unallocated_percent,
+            0,
+            100,
+        );
+        check.at_least(
+            "midStaticCPUReservedPercent",
+            self.mid_static_cpu_reserved_percent,
+            0,
+        );
+        check.at_least(
+            "midStaticMemoryReservedPercent",
+            self.mid_static_memory_reserved_percent,
+            0,
+        );
+        check.at_least(
+            "batchCPUThresholdPercent",
+            self.batch_cpu_threshold_percent,
+            0,
+        );
+        check.at_least(
+            "batchMemoryThresholdPercent",
+            self.batch_memory_threshold_percent,
+            0,
+        );
+        check.finish()
+    }
+
+    /// What the ConfigMap webhook refuses: [`ColocationStrategy::violations`] and tighter bounds.
+    #[must_use]
+    pub fn admission_violations(&self) -> Vec<FieldError> {
+        let mut check = Checker::from(self.violations());
+        if let Some(threshold) = self.resource_diff_threshold
+            && threshold > 1.0
+        {
+            check.fail("resourceDiffThreshold", &threshold, "must be at most 1");
+        }
+        for (field, value) in [
+            (
+                "midStaticCPUReservedPercent",
+                self.mid_static_cpu_reserved_percent,
+            ),
+            (
+                "midStaticMemoryReservedPercent",
+                self.mid_static_memory_reserved_percent,
+            ),
+        ] {
+            check.at_most(field, value, 100);
+        }
+        check.finish()
+    }
+}

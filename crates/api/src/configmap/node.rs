@@ -1,0 +1,113 @@
+//! Overrides that a node carries itself, in its annotations and labels.
+
+use super::{ColocationCfg, ColocationStrategy, SystemCfg, SystemStrategy};
+use crate::{annotations, labels, lenient, merge};
+use std::collections::BTreeMap;
+
+/// A label or annotation of a node that was ignored because its value is illegal.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key} has value {value:?}, which is ignored: {reason}")]
+pub struct NodeOverrideWarning {
+    /// The label or annotation key.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+    /// Why it is illegal.
+    pub reason: String,
+}
+
+type Strings = BTreeMap<String, String>;
+
+/// The colocation strategy of one node: the section's, then the annotation
+/// `node.koordinator.sh/colocation-strategy`, then the ratio labels. Illegal values are ignored.
+///
+/// A ratio becomes a percentage by `trunc(ratio × 100)` in binary floating point, so `0.29` gives 28:
+/// the same numbers as the Go manager, which matters while both run in one cluster.
+#[must_use]
+pub fn colocation_strategy_for_node(
+    section: &ColocationCfg,
+    node_labels: &Strings,
+    node_annotations: &Strings,
+) -> (ColocationStrategy, Vec<NodeOverrideWarning>) {
+    let mut strategy = section.for_node(node_labels).clone();
+    let mut warnings = Vec::new();
+    let mut ignored = |key: &'static str, value: &str, reason: String| {
+        warnings.push(NodeOverrideWarning {
+            key,
+            value: value.to_owned(),
+            reason,
+        });
+    };
+    if let Some(text) = node_annotations.get(annotations::NODE_COLOCATION_STRATEGY) {
+        let merged = lenient::from_json(text)
+            .map_err(|error| error.to_string())
+            .and_then(|given| merge::merged(&strategy, &given).map_err(|error| error.to_string()));
+        match merged {
+            Ok(merged) => strategy = merged,
+            Err(reason) => ignored(annotations::NODE_COLOCATION_STRATEGY, text, reason),
+        }
+    }
+    for (key, target) in [
+        (
+            labels::NODE_CPU_RECLAIM_RATIO,
+            &mut strategy.cpu_reclaim_threshold_percent,
+        ),
+        (
+            labels::NODE_MEMORY_RECLAIM_RATIO,
+            &mut strategy.memory_reclaim_threshold_percent,
+        ),
+        (
+            labels::NODE_MID_STATIC_CPU_RESERVED_RATIO,
+            &mut strategy.mid_static_cpu_reserved_percent,
+        ),
+        (
+            labels::NODE_MID_STATIC_MEMORY_RESERVED_RATIO,
+            &mut strategy.mid_static_memory_reserved_percent,
+        ),
+    ] {
+        if let Some(text) = node_labels.get(key) {
+            match ratio_percent(text) {
+                Some(percent) => *target = Some(percent),
+                None => ignored(key, text, "want a number of at least 0".to_owned()),
+            }
+        }
+    }
+    (strategy, warnings)
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "truncation is the rule; casts saturate"
+)]
+fn ratio_percent(text: &str) -> Option<i64> {
+    let ratio: f64 = text.parse().ok()?;
+    (ratio.is_finite() && ratio >= 0.0).then_some((ratio * 100.0) as i64)
+}
+
+/// The system strategy of one node: the section's, with the bandwidth of the annotation
+/// `node.koordinator.sh/network-bandwidth`. An unreadable annotation is ignored.
+#[must_use]
+pub fn system_strategy_for_node(
+    section: &SystemCfg,
+    node_labels: &Strings,
+    node_annotations: &Strings,
+) -> (SystemStrategy, Option<NodeOverrideWarning>) {
+    let mut strategy = section.for_node(node_labels).clone();
+    let Some(text) = node_annotations.get(annotations::NODE_BANDWIDTH) else {
+        return (strategy, None);
+    };
+    match text.parse() {
+        Ok(bandwidth) => {
+            strategy.total_network_bandwidth = Some(bandwidth);
+            (strategy, None)
+        }
+        Err(error) => {
+            let warning = NodeOverrideWarning {
+                key: annotations::NODE_BANDWIDTH,
+                value: text.clone(),
+                reason: format!("{error}"),
+            };
+            (strategy, Some(warning))
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! One section: a cluster strategy and overrides for nodes.
+
+use super::{ConfigError, ConfigProblem, FieldError, Report};
+use crate::lenient::{self, ReadError};
+use crate::{merge, selector};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A strategy for the cluster and overrides for some nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Section<T> {
+    /// Strategy of nodes without an override; defaults are filled in.
+    pub cluster: T,
+    /// Overrides, in the order they are tried.
+    pub nodes: Vec<NodeOverride<T>>,
+}
+
+/// A strategy for the nodes a selector picks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeOverride<T> {
+    /// Name, for people.
+    pub name: String,
+    /// Picks the nodes; `None` picks none, an empty selector all.
+    pub selector: Option<LabelSelector>,
+    /// The override laid over the cluster strategy.
+    pub strategy: T,
+}
+
+/// How a section spells its two parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Cluster strategy at the top, overrides in `nodeConfigs`.
+    Inline,
+    /// `clusterStrategy` and `nodeStrategies`.
+    Nested,
+}
+
+/// What a value out of bounds leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Strictness {
+    /// The section (or the override) is not taken over.
+    Refuse,
+    /// A warning.
+    Warn,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    #[serde(default)]
+    name: String,
+    node_selector: Option<LabelSelector>,
+}
+
+struct Raw<T> {
+    cluster: T,
+    nodes: Vec<(Header, T)>,
+}
+
+impl<T> Section<T> {
+    /// A section without overrides.
+    pub(super) fn of(cluster: T) -> Self {
+        Self {
+            cluster,
+            nodes: Vec::new(),
+        }
+    }
+
+    /// The strategy of a node: the first override whose selector matches its labels, else the
+    /// cluster's. A malformed selector matches nothing.
+    #[must_use]
+    pub fn for_node(&self, labels: &BTreeMap<String, String>) -> &T {
+        self.override_for_node(labels)
+            .map_or(&self.cluster, |found| &found.strategy)
+    }
+
+    /// The override that applies to a node, if any.
+    #[must_use]
+    pub fn override_for_node(&self, labels: &BTreeMap<String, String>) -> Option<&NodeOverride<T>> {
+        self.nodes.iter().find(|node| {
+            node.selector
+                .as_ref()
+                .is_some_and(|selector| selector::matches(selector, labels).unwrap_or(false))
+        })
+    }
+}
+
+impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one call site, all parts differ by section"
+    )]
+    pub(super) fn update(
+        &mut self,
+        key: &'static str,
+        text: &str,
+        standard: &T,
+        shape: Shape,
+        report: &mut Report,
+        violations: impl Fn(&T) -> Vec<FieldError>,
+        strictness: Strictness,
+    ) {
+        let refused = |problem| ConfigError { key, problem };
+        let read = match Self::read(text, standard, shape) {
+            Ok(read) => read,
+            Err(error) => {
+                report.errors.push(refused(error.into()));
+                return;
+            }
+        };
+        let Raw { cluster, nodes } = read;
+        let found = violations(&cluster)
+            .into_iter()
+            .map(|error| refused(error.into()));
+        match strictness {
+            Strictness::Warn => report.warnings.extend(found),
+            Strictness::Refuse => {
+                let before = report.errors.len();
+                report.errors.extend(found);
+                if report.errors.len() > before {
+                    return;
+                }
+            }
+        }
+        let mut overrides = Vec::with_capacity(nodes.len());
+        for (position, (header, given)) in nodes.into_iter().enumerate() {
+            let name = if header.name.is_empty() {
+                format!("#{position}")
+            } else {
+                header.name.clone()
+            };
+            let selector_error = match &header.node_selector {
+                None => Some(None),
+                Some(selector) => selector::matches(selector, &BTreeMap::new())
+                    .err()
+                    .map(Some),
+            };
+            if let Some(error) = selector_error {
+                let name = name.clone();
+                report
+                    .warnings
+                    .push(refused(ConfigProblem::Selector { name, error }));
+            }
+            let mut strategy = match merge::merged(&cluster, &given) {
+                Ok(strategy) => strategy,
+                Err(error) => {
+                    let error = ReadError::Field {
+                        path: name.clone(),
+                        message: error.to_string(),
+                    };
+                    report.warnings.push(refused(error.into()));
+                    cluster.clone()
+                }
+            };
+            let found = violations(&strategy);
+            if !found.is_empty() {
+                if strictness == Strictness::Refuse {
+                    strategy = cluster.clone();
+                }
+                report.warnings.extend(found.into_iter().map(|error| {
+                    refused(ConfigProblem::NodeField {
+                        name: name.clone(),
+                        error,
+                    })
+                }));
+            }
+            overrides.push(NodeOverride {
+                name: header.name,
+                selector: header.node_selector,
+                strategy,
+            });
+        }
+        *self = Self {
+            cluster,
+            nodes: overrides,
+        };
+    }
+
+    fn read(text: &str, standard: &T, shape: Shape) -> Result<Raw<T>, ReadError> {
+        if text.trim().is_empty() {
+            return Ok(Raw {
+                cluster: standard.clone(),
+                nodes: Vec::new(),
+            });
+        }
+        let document: Value =
+            serde_json::from_str(text).map_err(|error| ReadError::Syntax(error.to_string()))?;
+        let (cluster, nodes_key) = match shape {
+            Shape::Inline => (Some(&document), "nodeConfigs"),
+            Shape::Nested => (
+                lenient::member(&document, "clusterStrategy"),
+                "nodeStrategies",
+            ),
+        };
+        if !document.is_object() && !document.is_null() {
+            return Err(ReadError::Field {
+                path: ".".to_owned(),
+                message: format!("invalid type: {document}, expected an object"),
+            });
+        }
+        let given: T = match (cluster, shape) {
+            (None, _) => lenient::from_value(&Value::Null)?,
+            (Some(cluster), Shape::Inline) => lenient::from_value(cluster)?,
+            (Some(cluster), Shape::Nested) => {
+                lenient::from_value(cluster).map_err(|error| below("clusterStrategy", error))?
+            }
+        };
+        let cluster = merge::merged(standard, &given).map_err(|error| ReadError::Field {
+            path: ".".to_owned(),
+            message: error.to_string(),
+        })?;
+        let mut nodes = Vec::new();
+        match lenient::member(&document, nodes_key) {
+            None | Some(Value::Null) => {}
+            Some(Value::Array(items)) => {
+                for (position, item) in items.iter().enumerate() {
+                    let at = format!("{nodes_key}[{position}]");
+                    let header = lenient::from_value(item).map_err(|error| below(&at, error))?;
+                    let given = lenient::from_value(item).map_err(|error| below(&at, error))?;
+                    nodes.push((header, given));
+                }
+            }
+            Some(other) => {
+                return Err(ReadError::Field {
+                    path: nodes_key.to_owned(),
+                    message: format!("invalid type: {other}, expected a list"),
+                });
+            }
+        }
+        Ok(Raw { cluster, nodes })
+    }
+}
+
+/// Puts `prefix` before the path of an error.
+fn below(prefix: &str, error: ReadError) -> ReadError {
+    match error {
+        ReadError::Field { path, message } if path == "." => ReadError::Field {
+            path: prefix.to_owned(),
+            message,
+        },
+        ReadError::Field { path, message } => ReadError::Field {
+            path: format!("{prefix}.{path}"),
+            message,
+        },
+        syntax @ ReadError::Syntax(_) => syntax,
+    }
+}

@@ -1,0 +1,361 @@
+//! Bounds of the sections that end up in a NodeSLO, and the strategies that only live in the ConfigMap.
+//!
+//! The bounds are the validation tags of upstream's types, enforced by its ConfigMap webhook.
+
+use super::check::{Checker, FieldError};
+use crate::slo::{
+    CPUBurstStrategy, HostApplicationSpec, ResourceQOS, ResourceQOSStrategy,
+    ResourceThresholdStrategy, SystemStrategy,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What the ConfigMap webhook refuses in `resource-threshold-config`.
+#[must_use]
+pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldError> {
+    let s = strategy;
+    let mut check = Checker::default();
+    for (field, value) in [
+        (
+            "cpuSuppressThresholdPercent",
+            s.cpu_suppress_threshold_percent,
+        ),
+        ("cpuSuppressMinPercent", s.cpu_suppress_min_percent),
+        (
+            "memoryEvictThresholdPercent",
+            s.memory_evict_threshold_percent,
+        ),
+        ("memoryEvictLowerPercent", s.memory_evict_lower_percent),
+        (
+            "cpuEvictBESatisfactionUpperPercent",
+            s.cpu_evict_be_satisfaction_upper_percent,
+        ),
+        (
+            "cpuEvictBESatisfactionLowerPercent",
+            s.cpu_evict_be_satisfaction_lower_percent,
+        ),
+        (
+            "cpuEvictBEUsageThresholdPercent",
+            s.cpu_evict_be_usage_threshold_percent,
+        ),
+        ("cpuEvictThresholdPercent", s.cpu_evict_threshold_percent),
+        ("cpuEvictLowerPercent", s.cpu_evict_lower_percent),
+    ] {
+        check.within(field, value, 0, 100);
+    }
+    for (field, value) in [
+        (
+            "memoryAllocatableEvictThresholdPercent",
+            s.memory_allocatable_evict_threshold_percent,
+        ),
+        (
+            "memoryAllocatableEvictLowerPercent",
+            s.memory_allocatable_evict_lower_percent,
+        ),
+        (
+            "cpuAllocatableEvictThresholdPercent",
+            s.cpu_allocatable_evict_threshold_percent,
+        ),
+        (
+            "cpuAllocatableEvictLowerPercent",
+            s.cpu_allocatable_evict_lower_percent,
+        ),
+    ] {
+        check.at_least(field, value, 0);
+    }
+    check.at_least(
+        "cpuEvictTimeWindowSeconds",
+        s.cpu_evict_time_window_seconds,
+        1,
+    );
+    check.within(
+        "allocatableEvictPriorityThreshold",
+        s.allocatable_evict_priority_threshold.map(i64::from),
+        0,
+        7999,
+    );
+    check.ordered(
+        (
+            "memoryEvictThresholdPercent",
+            s.memory_evict_threshold_percent,
+            Some(70),
+        ),
+        (
+            "memoryEvictLowerPercent",
+            s.memory_evict_lower_percent,
+            None,
+        ),
+    );
+    check.ordered(
+        (
+            "memoryAllocatableEvictThresholdPercent",
+            s.memory_allocatable_evict_threshold_percent,
+            Some(110),
+        ),
+        (
+            "memoryAllocatableEvictLowerPercent",
+            s.memory_allocatable_evict_lower_percent,
+            Some(100),
+        ),
+    );
+    check.ordered(
+        (
+            "cpuEvictThresholdPercent",
+            s.cpu_evict_threshold_percent,
+            None,
+        ),
+        ("cpuEvictLowerPercent", s.cpu_evict_lower_percent, None),
+    );
+    check.ordered(
+        (
+            "cpuAllocatableEvictThresholdPercent",
+            s.cpu_allocatable_evict_threshold_percent,
+            Some(110),
+        ),
+        (
+            "cpuAllocatableEvictLowerPercent",
+            s.cpu_allocatable_evict_lower_percent,
+            Some(100),
+        ),
+    );
+    check.ordered(
+        (
+            "cpuEvictBESatisfactionUpperPercent",
+            s.cpu_evict_be_satisfaction_upper_percent,
+            None,
+        ),
+        (
+            "cpuEvictBESatisfactionLowerPercent",
+            s.cpu_evict_be_satisfaction_lower_percent,
+            None,
+        ),
+    );
+    check.finish()
+}
+
+/// What the ConfigMap webhook refuses in `resource-qos-config`, class by class.
+#[must_use]
+pub fn qos_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
+    let mut check = Checker::default();
+    for (name, class) in [
+        ("lsrClass", &strategy.lsr_class),
+        ("lsClass", &strategy.ls_class),
+        ("beClass", &strategy.be_class),
+        ("systemClass", &strategy.system_class),
+        ("cgroupRoot", &strategy.cgroup_root),
+    ] {
+        if let Some(class) = class {
+            check.nested(name, |check| class_violations(check, class));
+        }
+    }
+    check.finish()
+}
+
+fn class_violations(check: &mut Checker, class: &ResourceQOS) {
+    if let Some(cpu) = &class.cpu_qos {
+        check.nested("cpuQOS", |check| {
+            check.within("groupIdentity", cpu.group_identity, -1, 2);
+            check.within("schedIdle", cpu.sched_idle, 0, 1);
+        });
+    }
+    if let Some(memory) = &class.memory_qos {
+        check.nested("memoryQOS", |check| {
+            check.within("minLimitPercent", memory.min_limit_percent, 0, 100);
+            check.within("lowLimitPercent", memory.low_limit_percent, 0, 100);
+            check.within("throttlingPercent", memory.throttling_percent, 0, 100);
+            check.within("wmarkRatio", memory.wmark_ratio, 0, 100);
+            check.within("wmarkScalePermill", memory.wmark_scale_permill, 1, 1000);
+            check.within("wmarkMinAdj", memory.wmark_min_adj, -25, 50);
+            check.within("priorityEnable", memory.priority_enable, 0, 1);
+            check.within("priority", memory.priority, 0, 12);
+            check.within("oomKillGroup", memory.oom_kill_group, 0, 1);
+            check.within(
+                "pageCacheLimitPercent",
+                memory.page_cache_limit_percent,
+                0,
+                100,
+            );
+        });
+    }
+    if let Some(resctrl) = &class.resctrl_qos {
+        check.nested("resctrlQOS", |check| {
+            check.within(
+                "catRangeStartPercent",
+                resctrl.cat_range_start_percent,
+                0,
+                100,
+            );
+            check.within("catRangeEndPercent", resctrl.cat_range_end_percent, 0, 100);
+            check.within("mbaPercent", resctrl.mba_percent, 0, 100);
+            check.ordered(
+                (
+                    "catRangeEndPercent",
+                    resctrl.cat_range_end_percent,
+                    Some(100),
+                ),
+                (
+                    "catRangeStartPercent",
+                    resctrl.cat_range_start_percent,
+                    None,
+                ),
+            );
+        });
+    }
+}
+
+/// What the ConfigMap webhook refuses in `cpu-burst-config`.
+#[must_use]
+pub fn burst_violations(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
+    let mut check = Checker::default();
+    check.within("cpuBurstPercent", strategy.cpu_burst_percent, 1, 10000);
+    check.at_least(
+        "cfsQuotaBurstPercent",
+        strategy.cfs_quota_burst_percent,
+        100,
+    );
+    check.at_least(
+        "cfsQuotaBurstPeriodSeconds",
+        strategy.cfs_quota_burst_period_seconds,
+        -1,
+    );
+    check.within(
+        "sharePoolThresholdPercent",
+        strategy.share_pool_threshold_percent,
+        0,
+        100,
+    );
+    check.finish()
+}
+
+/// What the ConfigMap webhook refuses in `system-config`.
+#[must_use]
+pub fn system_violations(strategy: &SystemStrategy) -> Vec<FieldError> {
+    let mut check = Checker::default();
+    check.at_least("minFreeKbytesFactor", strategy.min_free_kbytes_factor, 1);
+    check.within(
+        "watermarkScaleFactor",
+        strategy.watermark_scale_factor,
+        1,
+        400,
+    );
+    check.within("memcgReapBackGround", strategy.memcg_reap_back_ground, 0, 1);
+    check.within(
+        "pageCacheLimitEnabled",
+        strategy.page_cache_limit_enabled,
+        0,
+        1,
+    );
+    check.finish()
+}
+
+/// `host-application-config`: the applications of a node. Always written, so an empty list of a node
+/// replaces the list of the cluster.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostApplications {
+    /// The applications.
+    #[serde(default)]
+    pub applications: Vec<HostApplicationSpec>,
+}
+
+/// `cpu-normalization-config`: how CPU models compare.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CPUNormalizationStrategy {
+    /// Whether nodes are normalised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Ratio of models that are not listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_ratio: Option<f64>,
+    /// Ratios by CPU model name, as in `/proc/cpuinfo`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ratio_model: BTreeMap<String, ModelRatioCfg>,
+}
+
+impl CPUNormalizationStrategy {
+    /// Normalisation is off.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self {
+            enable: Some(false),
+            ..Self::default()
+        }
+    }
+
+    /// Ratios that are not positive.
+    #[must_use]
+    pub fn violations(&self) -> Vec<FieldError> {
+        let mut check = Checker::default();
+        positive(&mut check, "defaultRatio", self.default_ratio);
+        for (model, ratios) in &self.ratio_model {
+            check.nested("ratioModel", |check| {
+                check.nested(model, |check| {
+                    positive(check, "baseRatio", ratios.base_ratio);
+                    positive(
+                        check,
+                        "hyperThreadEnabledRatio",
+                        ratios.hyper_thread_enabled_ratio,
+                    );
+                    positive(check, "turboEnabledRatio", ratios.turbo_enabled_ratio);
+                    positive(
+                        check,
+                        "hyperThreadTurboEnabledRatio",
+                        ratios.hyper_thread_turbo_enabled_ratio,
+                    );
+                });
+            });
+        }
+        check.finish()
+    }
+}
+
+fn positive(check: &mut Checker, field: &str, value: Option<f64>) {
+    if let Some(value) = value
+        && (value.is_nan() || value <= 0.0)
+    {
+        check.fail(field, &value, "must be more than 0");
+    }
+}
+
+/// Speed of one CPU model relative to the reference model.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelRatioCfg {
+    /// Without hyper-threads and turbo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_ratio: Option<f64>,
+    /// With hyper-threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyper_thread_enabled_ratio: Option<f64>,
+    /// With turbo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turbo_enabled_ratio: Option<f64>,
+    /// With both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyper_thread_turbo_enabled_ratio: Option<f64>,
+}
+
+/// `resource-amplification-config`: resources a node shows more of than it has.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceAmplificationStrategy {
+    /// Whether resources are amplified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Factor by resource name; 1 and less change nothing.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resource_amplification_ratio: BTreeMap<String, f64>,
+}
+
+impl ResourceAmplificationStrategy {
+    /// Amplification is off.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self {
+            enable: Some(false),
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,353 @@
+use super::*;
+use crate::slo::{CPUSuppressPolicy, CgroupBase};
+use crate::{annotations, labels};
+use serde_json::json;
+
+fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+fn data(key: &str, value: &serde_json::Value) -> BTreeMap<String, String> {
+    strings(&[(key, &value.to_string())])
+}
+
+fn messages(errors: &[ConfigError]) -> Vec<String> {
+    errors.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn an_empty_config_map_gives_the_defaults() {
+    let (config, report) = SloControllerConfig::parse(&BTreeMap::new());
+    assert_eq!(config, SloControllerConfig::default());
+    assert_eq!(report, Report::default());
+    let strategy = serde_json::to_value(&config.colocation.cluster).unwrap();
+    assert_eq!(
+        strategy,
+        json!({
+            "enable": false,
+            "metricAggregateDurationSeconds": 300,
+            "metricReportIntervalSeconds": 60,
+            "metricAggregatePolicy": { "durations": ["5m0s", "10m0s", "30m0s"] },
+            "metricMemoryCollectPolicy": "usageWithoutPageCache",
+            "cpuReclaimThresholdPercent": 60,
+            "cpuCalculatePolicy": "usage",
+            "memoryReclaimThresholdPercent": 65,
+            "memoryCalculatePolicy": "usage",
+            "degradeTimeMinutes": 15,
+            "updateTimeThresholdSeconds": 300,
+            "resourceDiffThreshold": 0.1,
+            "midCPUThresholdPercent": 100,
+            "midMemoryThresholdPercent": 100,
+            "midUnallocatedPercent": 0,
+            "midStaticCPUReservedPercent": 0,
+            "midStaticMemoryReservedPercent": 0,
+        })
+    );
+    let threshold = serde_json::to_value(&config.resource_threshold.cluster).unwrap();
+    assert_eq!(
+        threshold,
+        json!({
+            "enable": false,
+            "cpuSuppressThresholdPercent": 65,
+            "cpuSuppressPolicy": "cpuset",
+            "memoryEvictThresholdPercent": 70,
+            "cpuEvictPolicy": "evictByRealLimit",
+        })
+    );
+    assert_eq!(
+        serde_json::to_value(&config.resource_qos.cluster).unwrap(),
+        json!({})
+    );
+    let burst = serde_json::to_value(&config.cpu_burst.cluster).unwrap();
+    assert_eq!(
+        burst,
+        json!({
+            "policy": "none",
+            "cpuBurstPercent": 1000,
+            "cfsQuotaBurstPercent": 300,
+            "cfsQuotaBurstPeriodSeconds": -1,
+            "sharePoolThresholdPercent": 50,
+        })
+    );
+    let system = serde_json::to_value(&config.system.cluster).unwrap();
+    assert_eq!(system, json!({ "totalNetworkBandwidth": "0" }));
+}
+
+#[test]
+fn the_first_matching_override_wins_and_inherits_from_the_cluster() {
+    let (config, report) = SloControllerConfig::parse(&data(
+        keys::COLOCATION,
+        &json!({
+            "enable": true,
+            "cpuReclaimThresholdPercent": 70,
+            "nodeConfigs": [
+                { "name": "none", "cpuReclaimThresholdPercent": 1 },
+                { "name": "a", "nodeSelector": { "matchLabels": { "pool": "a" } }, "memoryReclaimThresholdPercent": 80 },
+                { "name": "a2", "nodeSelector": { "matchLabels": { "pool": "a" } }, "enable": false },
+                { "name": "off", "nodeSelector": { "matchLabels": { "pool": "off" } }, "enable": false },
+            ],
+        }),
+    ));
+    assert_eq!(messages(&report.errors), [""; 0]);
+    assert_eq!(
+        messages(&report.warnings),
+        ["colocation-config: override \"none\": nodeSelector is missing"]
+    );
+    let of = |pool: &str| {
+        config
+            .colocation
+            .for_node(&strings(&[("pool", pool)]))
+            .clone()
+    };
+    assert_eq!(of("x").cpu_reclaim_threshold_percent, Some(70));
+    assert_eq!(of("x").memory_reclaim_threshold_percent, Some(65));
+    assert_eq!(of("a").cpu_reclaim_threshold_percent, Some(70));
+    assert_eq!(of("a").memory_reclaim_threshold_percent, Some(80));
+    assert!(of("a").is_enabled());
+    assert!(!of("off").is_enabled());
+}
+
+#[test]
+fn an_unreadable_section_keeps_its_old_content_and_the_others_move_on() {
+    let mut config = SloControllerConfig::default();
+    let report = config.update(&data(keys::COLOCATION, &json!({ "enable": true })));
+    assert_eq!(report, Report::default());
+    let report = config.update(&strings(&[
+        (keys::COLOCATION, r#"{"enable": "yes"}"#),
+        (
+            keys::RESOURCE_THRESHOLD,
+            r#"{"clusterStrategy":{"enable":true,"cpuSuppressPolicy":"cfsQuota"}}"#,
+        ),
+        (keys::SYSTEM, "{"),
+        ("vendor-config", "x"),
+    ]));
+    assert!(config.colocation.cluster.is_enabled());
+    let threshold = &config.resource_threshold.cluster;
+    assert_eq!(threshold.enable, Some(true));
+    assert_eq!(
+        threshold.cpu_suppress_policy,
+        Some(CPUSuppressPolicy::CfsQuota)
+    );
+    assert_eq!(config.extensions, strings(&[("vendor-config", "x")]));
+    assert!(report.failed(keys::COLOCATION) && report.failed(keys::SYSTEM));
+    assert!(!report.failed(keys::RESOURCE_THRESHOLD));
+    let text = messages(&report.errors).join("\n");
+    for part in [
+        "colocation-config: field enable",
+        "\"yes\"",
+        "system-config: not JSON",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(
+        report.errors[0].event_reason(),
+        "ColocationCfgUnmarshalFailed"
+    );
+    assert_eq!(report.errors[1].event_reason(), "SLOCfgUnmarshalFailed");
+}
+
+#[test]
+fn an_impossible_colocation_value_refuses_the_section_or_the_override() {
+    let (config, report) = SloControllerConfig::parse(&data(
+        keys::COLOCATION,
+        &json!({ "enable": true, "degradeTimeMinutes": 0 }),
+    ));
+    assert_eq!(
+        messages(&report.errors),
+        ["colocation-config: field degradeTimeMinutes is 0: must be at least 1"]
+    );
+    assert!(!config.colocation.cluster.is_enabled());
+
+    let (config, report) = SloControllerConfig::parse(&data(
+        keys::COLOCATION,
+        &json!({
+            "enable": true,
+            "nodeConfigs": [{ "name": "bad", "nodeSelector": {}, "midUnallocatedPercent": 101, "cpuReclaimThresholdPercent": 10 }],
+        }),
+    ));
+    assert_eq!(messages(&report.errors), [""; 0]);
+    assert_eq!(
+        messages(&report.warnings),
+        [
+            "colocation-config: override \"bad\": field midUnallocatedPercent is 101: must be from 0 to 100"
+        ]
+    );
+    let strategy = config.colocation.for_node(&BTreeMap::new());
+    assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(60));
+}
+
+#[test]
+fn a_nodes_annotation_and_labels_come_last() {
+    let (config, _) =
+        SloControllerConfig::parse(&data(keys::COLOCATION, &json!({ "enable": true })));
+    let node_labels = strings(&[
+        (labels::NODE_CPU_RECLAIM_RATIO, "0.29"),
+        (labels::NODE_MEMORY_RECLAIM_RATIO, "-1"),
+        (labels::NODE_MID_STATIC_CPU_RESERVED_RATIO, "1.5"),
+    ]);
+    let node_annotations = strings(&[(
+        annotations::NODE_COLOCATION_STRATEGY,
+        r#"{"CPUReclaimThresholdPercent": 99, "memoryReclaimThresholdPercent": 50}"#,
+    )]);
+    let (strategy, warnings) =
+        colocation_strategy_for_node(&config.colocation, &node_labels, &node_annotations);
+    assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(28));
+    assert_eq!(strategy.memory_reclaim_threshold_percent, Some(50));
+    assert_eq!(strategy.mid_static_cpu_reserved_percent, Some(150));
+    assert_eq!(warnings.len(), 1);
+    assert!(
+        warnings[0]
+            .to_string()
+            .contains("memory-reclaim-ratio has value \"-1\"")
+    );
+
+    let broken = strings(&[(annotations::NODE_COLOCATION_STRATEGY, "[")]);
+    let (strategy, warnings) =
+        colocation_strategy_for_node(&config.colocation, &BTreeMap::new(), &broken);
+    assert_eq!(strategy, config.colocation.cluster);
+    assert_eq!(warnings.len(), 1);
+}
+
+#[test]
+fn a_bad_bandwidth_annotation_keeps_the_strategy() {
+    let (config, _) = SloControllerConfig::parse(&data(
+        keys::SYSTEM,
+        &json!({ "clusterStrategy": { "minFreeKbytesFactor": 100, "totalNetworkBandwidth": "10G" } }),
+    ));
+    let with = |text: &str| {
+        let annotation = strings(&[(annotations::NODE_BANDWIDTH, text)]);
+        system_strategy_for_node(&config.system, &BTreeMap::new(), &annotation)
+    };
+    let (strategy, warning) = with("25G");
+    assert_eq!(strategy.total_network_bandwidth.unwrap().to_string(), "25G");
+    assert_eq!(warning, None);
+    let (strategy, warning) = with("fast");
+    assert_eq!(strategy, config.system.cluster);
+    assert!(warning.unwrap().to_string().contains("\"fast\""));
+}
+
+#[test]
+fn an_override_replaces_the_whole_list_of_host_applications() {
+    let (config, report) = SloControllerConfig::parse(&data(
+        keys::HOST_APPLICATION,
+        &json!({
+            "applications": [{ "name": "nginx", "qos": "LS", "cgroupPath": { "base": "CgroupRoot", "relativePath": "nginx" } }],
+            "nodeConfigs": [
+                { "nodeSelector": { "matchLabels": { "pool": "b" } }, "applications": [{ "name": "redis" }] },
+                { "nodeSelector": { "matchLabels": { "pool": "none" } } },
+            ],
+        }),
+    ));
+    assert_eq!(report, Report::default());
+    let names = |pool: &str| -> Vec<String> {
+        let node = config
+            .host_application
+            .for_node(&strings(&[("pool", pool)]));
+        node.applications
+            .iter()
+            .map(|application| application.name.clone())
+            .collect()
+    };
+    assert_eq!(names("a"), ["nginx"]);
+    assert_eq!(names("b"), ["redis"]);
+    assert_eq!(names("none"), [""; 0]);
+    let path = config.host_application.cluster.applications[0]
+        .cgroup_path
+        .clone()
+        .unwrap();
+    assert_eq!(path.base, Some(CgroupBase::Root));
+}
+
+#[test]
+fn thresholds_are_bounded_and_ordered() {
+    let check = |strategy: serde_json::Value| -> Vec<String> {
+        let strategy = serde_json::from_value(strategy).unwrap();
+        threshold_violations(&strategy)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    };
+    assert_eq!(check(json!({ "memoryEvictThresholdPercent": 80 })), [""; 0]);
+    assert_eq!(check(json!({ "memoryEvictLowerPercent": 60 })), [""; 0]);
+    for (strategy, part) in [
+        (
+            json!({ "cpuSuppressThresholdPercent": 101 }),
+            "cpuSuppressThresholdPercent is 101",
+        ),
+        (
+            json!({ "memoryEvictLowerPercent": 75 }),
+            "memoryEvictLowerPercent is 75: must be less than memoryEvictThresholdPercent, which is 70",
+        ),
+        (
+            json!({ "memoryEvictThresholdPercent": 60, "memoryEvictLowerPercent": 60 }),
+            "memoryEvictLowerPercent is 60",
+        ),
+        (
+            json!({ "memoryAllocatableEvictThresholdPercent": 90 }),
+            "memoryAllocatableEvictThresholdPercent is 90: must be more than",
+        ),
+        (
+            json!({ "cpuEvictLowerPercent": 60 }),
+            "needs cpuEvictThresholdPercent",
+        ),
+        (
+            json!({ "cpuEvictTimeWindowSeconds": 0 }),
+            "cpuEvictTimeWindowSeconds is 0",
+        ),
+        (
+            json!({ "allocatableEvictPriorityThreshold": 8000 }),
+            "allocatableEvictPriorityThreshold is 8000",
+        ),
+    ] {
+        let found = check(strategy.clone());
+        assert!(
+            found.len() == 1 && found[0].contains(part),
+            "{strategy}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn violations_of_the_qos_section_name_the_class() {
+    let (config, report) = SloControllerConfig::parse(&data(
+        keys::RESOURCE_QOS,
+        &json!({
+            "clusterStrategy": { "beClass": { "cpuQOS": { "groupIdentity": 3 } } },
+            "nodeStrategies": [{ "name": "x", "nodeSelector": {}, "lsClass": { "memoryQOS": { "wmarkRatio": 101 } } }],
+        }),
+    ));
+    assert_eq!(
+        messages(&report.warnings),
+        [
+            "resource-qos-config: field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2",
+            "resource-qos-config: override \"x\": field lsClass.memoryQOS.wmarkRatio is 101: must be from 0 to 100",
+            "resource-qos-config: override \"x\": field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2",
+        ]
+    );
+    assert!(config.resource_qos.cluster.be_class.is_some());
+}
+
+#[test]
+fn normalisation_and_amplification_are_read() {
+    let (config, report) = SloControllerConfig::parse(&strings(&[
+        (
+            keys::CPU_NORMALIZATION,
+            r#"{"enable":true,"ratioModel":{"Xeon A":{"baseRatio":1.5,"turboEnabledRatio":1.65}}}"#,
+        ),
+        (
+            keys::RESOURCE_AMPLIFICATION,
+            r#"{"enable":false,"nodeConfigs":[{"nodeSelector":{},"enable":true,"resourceAmplificationRatio":{"cpu":1.5}}]}"#,
+        ),
+    ]));
+    assert_eq!(report, Report::default());
+    let normalisation = &config.cpu_normalization.cluster;
+    assert_eq!(
+        normalisation.ratio_model["Xeon A"].turbo_enabled_ratio,
+        Some(1.65)
+    );
+    let amplification = config.resource_amplification.for_node(&BTreeMap::new());
+    assert_eq!(amplification.resource_amplification_ratio["cpu"], 1.5);
+}

@@ -1,0 +1,146 @@
+//! Label selectors as Kubernetes evaluates them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use std::collections::BTreeMap;
+
+/// Why a selector cannot be evaluated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// The operator does not exist.
+    #[error(
+        "selector key {key:?} has operator {operator:?}: want In, NotIn, Exists or DoesNotExist"
+    )]
+    Operator {
+        /// The label key.
+        key: String,
+        /// The unknown operator.
+        operator: String,
+    },
+    /// `In` or `NotIn` without values.
+    #[error("selector key {key:?}: operator {operator} needs values")]
+    NoValues {
+        /// The label key.
+        key: String,
+        /// The operator.
+        operator: String,
+    },
+    /// `Exists` or `DoesNotExist` with values.
+    #[error("selector key {key:?}: operator {operator} takes no values, got {values:?}")]
+    Values {
+        /// The label key.
+        key: String,
+        /// The operator.
+        operator: String,
+        /// The values.
+        values: Vec<String>,
+    },
+}
+
+/// Whether `selector` selects an object with `labels`. An empty selector selects everything.
+///
+/// # Errors
+/// The selector is malformed.
+pub fn matches(
+    selector: &LabelSelector,
+    labels: &BTreeMap<String, String>,
+) -> Result<bool, SelectorError> {
+    let mut all = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .all(|(key, value)| labels.get(key).is_some_and(|found| found == value));
+    for requirement in selector.match_expressions.iter().flatten() {
+        all &= requirement_met(requirement, labels)?;
+    }
+    Ok(all)
+}
+
+fn requirement_met(
+    requirement: &LabelSelectorRequirement,
+    labels: &BTreeMap<String, String>,
+) -> Result<bool, SelectorError> {
+    let found = labels.get(&requirement.key);
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let key = || requirement.key.clone();
+    let operator = || requirement.operator.clone();
+    match requirement.operator.as_str() {
+        "In" | "NotIn" if values.is_empty() => Err(SelectorError::NoValues {
+            key: key(),
+            operator: operator(),
+        }),
+        "Exists" | "DoesNotExist" if !values.is_empty() => Err(SelectorError::Values {
+            key: key(),
+            operator: operator(),
+            values: values.to_vec(),
+        }),
+        "In" => Ok(found.is_some_and(|found| values.contains(found))),
+        "NotIn" => Ok(!found.is_some_and(|found| values.contains(found))),
+        "Exists" => Ok(found.is_some()),
+        "DoesNotExist" => Ok(found.is_none()),
+        _ => Err(SelectorError::Operator {
+            key: key(),
+            operator: operator(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn check(selector: Value, labels: Value) -> Result<bool, SelectorError> {
+        let selector: LabelSelector = serde_json::from_value(selector).unwrap();
+        matches(&selector, &serde_json::from_value(labels).unwrap())
+    }
+
+    #[test]
+    fn every_part_must_match() {
+        let expression = |operator: &str, values: Value| json!({ "matchExpressions": [{ "key": "a", "operator": operator, "values": values }] });
+        assert_eq!(check(json!({}), json!({})), Ok(true));
+        assert_eq!(
+            check(json!({"matchLabels": {"a": "1"}}), json!({"a": "1"})),
+            Ok(true)
+        );
+        assert_eq!(
+            check(json!({"matchLabels": {"a": "1"}}), json!({"a": "2"})),
+            Ok(false)
+        );
+        assert_eq!(
+            check(expression("In", json!(["1", "2"])), json!({"a": "2"})),
+            Ok(true)
+        );
+        assert_eq!(
+            check(expression("NotIn", json!(["1"])), json!({})),
+            Ok(true)
+        );
+        assert_eq!(
+            check(expression("NotIn", json!(["1"])), json!({"a": "1"})),
+            Ok(false)
+        );
+        assert_eq!(
+            check(expression("Exists", json!([])), json!({"a": ""})),
+            Ok(true)
+        );
+        assert_eq!(
+            check(expression("DoesNotExist", json!(null)), json!({"a": ""})),
+            Ok(false)
+        );
+    }
+
+    #[test]
+    fn malformed_selectors_are_errors() {
+        for (operator, values) in [
+            ("in", json!(["1"])),
+            ("In", json!([])),
+            ("Exists", json!(["1"])),
+        ] {
+            let selector = json!({ "matchExpressions": [{ "key": "zone", "operator": operator, "values": values }] });
+            let error = check(selector, json!({})).unwrap_err().to_string();
+            assert!(
+                error.contains("\"zone\"") && error.contains(operator),
+                "{error}"
+            );
+        }
+    }
+}
