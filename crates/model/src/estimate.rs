@@ -82,13 +82,13 @@ pub fn unreported(estimate: i64, reported: i64) -> i64 {
 /// What decides whether a report already covers a pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Coverage {
-    /// When the pod was assigned, in seconds.
+    /// When the pod was assigned, in any one unit of time.
     pub assigned: i64,
-    /// Until when the estimate is to be trusted over the report, in seconds, if configured.
+    /// Until when the estimate is to be trusted over the report, if configured.
     pub deadline: Option<i64>,
-    /// When the report was made, in seconds.
+    /// When the report was made, in any one unit of time.
     pub reported: i64,
-    /// How often reports come, in seconds.
+    /// How often reports come, in the same unit.
     pub interval: i64,
 }
 

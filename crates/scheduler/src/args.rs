@@ -8,7 +8,10 @@ use std::path::PathBuf;
 
 /// Flags of koord-scheduler. Those that are accepted without effect say so.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "koord-scheduler", about = "Places pods by what nodes really use")]
+#[command(
+    name = "koord-scheduler",
+    about = "Places pods by what nodes really use"
+)]
 pub struct Args {
     /// Path of a KubeSchedulerConfiguration file.
     #[arg(long, value_name = "FILE")]
@@ -104,10 +107,14 @@ impl Args {
     pub fn options(&self, registry: Registry) -> Result<Options, ArgsError> {
         let mut options = Options::new(registry);
         if let Some(path) = &self.config {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| ArgsError::Read { path: path.clone(), source })?;
-            let config = Configuration::parse(&text)
-                .map_err(|source| ArgsError::Config { path: path.clone(), source })?;
+            let text = std::fs::read_to_string(path).map_err(|source| ArgsError::Read {
+                path: path.clone(),
+                source,
+            })?;
+            let config = Configuration::parse(&text).map_err(|source| ArgsError::Config {
+                path: path.clone(),
+                source,
+            })?;
             options.leader_elect = config.leader_election.leader_elect;
             options.config = Some(config);
         }
@@ -123,9 +130,15 @@ impl Args {
                 section.resource_namespace.clone_from(namespace);
             }
         }
-        for gate in self.feature_gates.split(',').filter(|gate| !gate.is_empty()) {
+        for gate in self
+            .feature_gates
+            .split(',')
+            .filter(|gate| !gate.is_empty())
+        {
             let parsed = gate.split_once('=').and_then(|(name, on)| {
-                on.parse::<bool>().ok().map(|on| (name.trim().to_owned(), on))
+                on.parse::<bool>()
+                    .ok()
+                    .map(|on| (name.trim().to_owned(), on))
             });
             let (name, on) = parsed.ok_or_else(|| ArgsError::Gate(gate.to_owned()))?;
             options.build.gates.insert(name, on);

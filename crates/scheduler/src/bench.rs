@@ -63,13 +63,16 @@ pub fn engine(
     for number in 0..nodes {
         engine.node_applied(Arc::new(node(number)), now);
     }
-    let offered: Vec<Arc<Pod>> =
-        (0..pods).map(|number| Arc::new(pod(number, scenario))).collect();
+    let offered: Vec<Arc<Pod>> = (0..pods)
+        .map(|number| Arc::new(pod(number, scenario)))
+        .collect();
     let mut latencies = Vec::with_capacity(pods);
     let mut placed = 0;
     let started = Instant::now();
     for pod in offered {
-        now = now.saturating_add(SignedDuration::from_micros(1)).unwrap_or(now);
+        now = now
+            .saturating_add(SignedDuration::from_micros(1))
+            .unwrap_or(now);
         engine.pod_applied(pod, now);
         let before = Instant::now();
         while let Some(outcome) = engine.schedule_one(now) {
@@ -84,8 +87,17 @@ pub fn engine(
     }
     let elapsed = started.elapsed();
     latencies.sort_unstable();
-    let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
-    Ok(Measured { nodes, pods, placed, elapsed, p99 })
+    let p99 = latencies
+        .get(latencies.len() * 99 / 100)
+        .copied()
+        .unwrap_or_default();
+    Ok(Measured {
+        nodes,
+        pods,
+        placed,
+        elapsed,
+        p99,
+    })
 }
 
 fn node(number: usize) -> Node {

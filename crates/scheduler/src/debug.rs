@@ -52,7 +52,7 @@ impl std::fmt::Debug for Question {
 }
 
 impl Question {
-    pub fn answer(self, engine: &Engine) {
+    pub(crate) fn answer(self, engine: &Engine) {
         let _ = self.answer.send((self.ask)(engine));
     }
 }
@@ -68,13 +68,22 @@ impl DebugHandle {
     /// Why the pod is pending; `None` when it never failed or is placed.
     #[must_use]
     pub fn explain(&self, namespace: &str, name: &str) -> Option<Arc<Explanation>> {
-        self.shared.pending.read().get(&format!("{namespace}/{name}")).cloned()
+        self.shared
+            .pending
+            .read()
+            .get(&format!("{namespace}/{name}"))
+            .cloned()
     }
 
     /// All pods that failed to be placed so far.
     #[must_use]
     pub fn explanations(&self) -> BTreeMap<String, Arc<Explanation>> {
-        self.shared.pending.read().iter().map(|(k, v)| (k.clone(), v.clone())).collect()
+        self.shared
+            .pending
+            .read()
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
     }
 
     /// The HTTP interface: `/apis/v1/...`, `/debug/scheduler/...`.
@@ -90,7 +99,10 @@ impl DebugHandle {
     }
 
     pub(crate) fn failed(&self, pod: String, explanation: Explanation) {
-        self.shared.pending.write().insert(pod, Arc::new(explanation));
+        self.shared
+            .pending
+            .write()
+            .insert(pod, Arc::new(explanation));
     }
 
     pub(crate) fn settled(&self, pod: &str) {
@@ -111,7 +123,13 @@ impl DebugHandle {
     async fn ask(&self, ask: impl FnOnce(&Engine) -> Value + Send + 'static) -> Option<Value> {
         let sender = self.shared.asks.read().clone()?;
         let (answer, answered) = oneshot::channel();
-        sender.send(Question { ask: Box::new(ask), answer }).await.ok()?;
+        sender
+            .send(Question {
+                ask: Box::new(ask),
+                answer,
+            })
+            .await
+            .ok()?;
         answered.await.ok()
     }
 }
@@ -148,7 +166,10 @@ async fn pod(
 
 async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
     let wanted = name.clone();
-    match handle.ask(move |engine| describe_node(engine, &wanted)).await {
+    match handle
+        .ask(move |engine| describe_node(engine, &wanted))
+        .await
+    {
         None => not_leader(),
         Some(Value::Null) => {
             let body = json!({"message": format!("cannot find node {name}")});
@@ -160,13 +181,18 @@ async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Re
 
 fn describe_node(engine: &Engine, name: &str) -> Value {
     let nodes = engine.nodes();
-    let Some(index) = nodes.find(name).filter(|index| nodes.info(*index).is_some()) else {
+    let Some(index) = nodes
+        .find(name)
+        .filter(|index| nodes.info(*index).is_some())
+    else {
         return Value::Null;
     };
     let mut requested = BTreeMap::new();
     let mut allocatable = BTreeMap::new();
     for number in 0..engine.resources().len() {
-        let Ok(number) = u16::try_from(number) else { break };
+        let Ok(number) = u16::try_from(number) else {
+            break;
+        };
         let id = koord_model::resources::ResourceId(number);
         let (used, total) = (nodes.requested(index, id), nodes.allocatable(index, id));
         if used != 0 || total != 0 {
@@ -175,8 +201,10 @@ fn describe_node(engine: &Engine, name: &str) -> Value {
             allocatable.insert(resource, total);
         }
     }
-    let remaining: BTreeMap<_, _> =
-        allocatable.iter().map(|(name, total)| (*name, total - requested[name])).collect();
+    let remaining: BTreeMap<_, _> = allocatable
+        .iter()
+        .map(|(name, total)| (*name, total - requested[name]))
+        .collect();
     let mut pods: Vec<String> = nodes.pods(index).map(ToString::to_string).collect();
     pods.sort_unstable();
     let [cpu, memory] = nodes.requested_for_scoring(index);

@@ -28,14 +28,17 @@ impl Metrics {
     ///
     /// # Errors
     /// A metric's definition is wrong, which tests would show.
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let exponential = |start, factor, count| prometheus::exponential_buckets(start, factor, count);
-        let histogram = |name: &str, help: &str, buckets| {
-            HistogramOpts::new(name, help).buckets(buckets)
-        };
+    pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let exponential =
+            |start, factor, count| prometheus::exponential_buckets(start, factor, count);
+        let histogram =
+            |name: &str, help: &str, buckets| HistogramOpts::new(name, help).buckets(buckets);
         let metrics = Self {
             attempts: IntCounterVec::new(
-                Opts::new("scheduler_schedule_attempts_total", "Attempts to schedule pods, by result."),
+                Opts::new(
+                    "scheduler_schedule_attempts_total",
+                    "Attempts to schedule pods, by result.",
+                ),
                 &["result", "profile"],
             )?,
             attempt_seconds: HistogramVec::new(
@@ -69,11 +72,17 @@ impl Metrics {
                 &["queue"],
             )?,
             unschedulable: GaugeVec::new(
-                Opts::new("scheduler_unschedulable_pods", "Refused pods, by refusing plugin."),
+                Opts::new(
+                    "scheduler_unschedulable_pods",
+                    "Refused pods, by refusing plugin.",
+                ),
                 &["plugin", "profile"],
             )?,
             cache: IntGaugeVec::new(
-                Opts::new("scheduler_scheduler_cache_size", "Nodes, pods and assumed pods known."),
+                Opts::new(
+                    "scheduler_scheduler_cache_size",
+                    "Nodes, pods and assumed pods known.",
+                ),
                 &["type"],
             )?,
             extension_point: HistogramVec::new(
@@ -120,7 +129,7 @@ impl Metrics {
     }
 
     /// One cycle ended.
-    pub fn attempt(&self, outcome: &Outcome, profile: &str, seconds: f64, now: Timestamp) {
+    pub(crate) fn attempt(&self, outcome: &Outcome, profile: &str, seconds: f64, now: Timestamp) {
         self.algorithm_seconds.observe(seconds);
         let result = match (&outcome.node, outcome.error) {
             (Some(_), _) => "scheduled",
@@ -134,25 +143,31 @@ impl Metrics {
                 0..=15 => outcome.attempts.to_string(),
                 _ => "15+".to_owned(),
             };
-            self.sli_seconds.with_label_values(&[attempts.as_str()]).observe(waited);
+            self.sli_seconds
+                .with_label_values(&[attempts.as_str()])
+                .observe(waited);
         }
         self.attempts.with_label_values(&[result, profile]).inc();
-        self.attempt_seconds.with_label_values(&[result, profile]).observe(seconds);
+        self.attempt_seconds
+            .with_label_values(&[result, profile])
+            .observe(seconds);
     }
 
     /// A binding took this long.
-    pub fn bound(&self, ok: bool, profile: &str, seconds: f64) {
+    pub(crate) fn bound(&self, ok: bool, profile: &str, seconds: f64) {
         let status = if ok { "Success" } else { "Error" };
-        self.extension_point.with_label_values(&["Bind", status, profile]).observe(seconds);
+        self.extension_point
+            .with_label_values(&["Bind", status, profile])
+            .observe(seconds);
     }
 
     /// An event was digested.
-    pub fn event(&self, event: &str, seconds: f64) {
+    pub(crate) fn event(&self, event: &str, seconds: f64) {
         self.events.with_label_values(&[event]).observe(seconds);
     }
 
     /// Sets the gauges.
-    pub fn gauges(&self, engine: &Engine) {
+    pub(crate) fn gauges(&self, engine: &Engine) {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let pending = engine.pending();
         for (queue, n) in [
@@ -164,18 +179,26 @@ impl Metrics {
             self.pending.with_label_values(&[queue]).set(count(n));
         }
         let (pods, assumed) = engine.booked();
-        for (kind, n) in
-            [("nodes", engine.nodes().len()), ("pods", pods), ("assumed_pods", assumed)]
-        {
+        for (kind, n) in [
+            ("nodes", engine.nodes().len()),
+            ("pods", pods),
+            ("assumed_pods", assumed),
+        ] {
             self.cache.with_label_values(&[kind]).set(count(n));
         }
         self.unschedulable.reset();
         for ((profile, plugin), n) in engine.refused_by_plugin() {
-            let profile = engine.profiles().get(profile).map_or("", |p| p.name.as_str());
+            let profile = engine
+                .profiles()
+                .get(profile)
+                .map_or("", |p| p.name.as_str());
             #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
-            self.unschedulable.with_label_values(&[plugin, profile]).set(n as f64);
+            self.unschedulable
+                .with_label_values(&[plugin, profile])
+                .set(n as f64);
         }
         let seen = self.mismatches.get();
-        self.mismatches.inc_by(engine.mismatches().saturating_sub(seen));
+        self.mismatches
+            .inc_by(engine.mismatches().saturating_sub(seen));
     }
 }

@@ -18,8 +18,8 @@ pub(crate) type PluginSet = u128;
 /// Back-off times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
-    pub initial: SignedDuration,
-    pub max: SignedDuration,
+    pub(crate) initial: SignedDuration,
+    pub(crate) max: SignedDuration,
 }
 
 /// Why a pod goes back to the queue.
@@ -44,11 +44,11 @@ enum Place {
 /// A pod that waits, with its history.
 #[derive(Debug, Clone)]
 pub(crate) struct QueuedPod {
-    pub info: Arc<PodInfo>,
+    pub(crate) info: Arc<PodInfo>,
     /// Scheduling cycles so far.
-    pub attempts: u32,
+    pub(crate) attempts: u32,
     /// When it first entered the queue.
-    pub first_seen: Timestamp,
+    pub(crate) first_seen: Timestamp,
     refusals: u32,
     errors: u32,
     since: Timestamp,
@@ -68,7 +68,9 @@ struct ActiveKey {
 impl Ord for ActiveKey {
     fn cmp(&self, other: &Self) -> Ordering {
         let older = |a: &Self, b: &Self| b.since.cmp(&a.since).then(b.ticket.cmp(&a.ticket));
-        self.priority.cmp(&other.priority).then_with(|| older(self, other))
+        self.priority
+            .cmp(&other.priority)
+            .then_with(|| older(self, other))
     }
 }
 impl PartialOrd for ActiveKey {
@@ -81,13 +83,13 @@ impl PartialOrd for ActiveKey {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Ready to be tried.
-    pub active: usize,
+    pub(crate) active: usize,
     /// Waiting out their back-off.
-    pub backoff: usize,
+    pub(crate) backoff: usize,
     /// Waiting for an event.
-    pub unschedulable: usize,
+    pub(crate) unschedulable: usize,
     /// Kept back by a scheduling gate or another pre-enqueue plugin.
-    pub gated: usize,
+    pub(crate) gated: usize,
 }
 
 /// See the module documentation.
@@ -104,7 +106,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub fn new(backoff: Backoff) -> Self {
+    pub(crate) fn new(backoff: Backoff) -> Self {
         Self {
             backoff,
             pods: FxHashMap::default(),
@@ -117,20 +119,16 @@ impl Queue {
         }
     }
 
-    pub fn pending(&self) -> Pending {
+    pub(crate) fn pending(&self) -> Pending {
         self.counts
     }
 
-    pub fn get(&self, uid: &str) -> Option<&QueuedPod> {
+    pub(crate) fn get(&self, uid: &str) -> Option<&QueuedPod> {
         self.pods.get(uid)
     }
 
-    pub fn pods(&self) -> impl Iterator<Item = &QueuedPod> {
-        self.pods.values()
-    }
-
     /// Adds a new pod; `gated` are the plugins that keep it out.
-    pub fn add(&mut self, info: Arc<PodInfo>, gated: PluginSet, now: Timestamp) {
+    pub(crate) fn add(&mut self, info: Arc<PodInfo>, gated: PluginSet, now: Timestamp) {
         let uid = info.uid.clone();
         if self.pods.contains_key(&uid) {
             self.replace(info);
@@ -147,14 +145,20 @@ impl Queue {
             ticket: 0,
         };
         self.pods.insert(uid.clone(), pod);
-        let place = if gated == 0 { Place::Active } else { Place::Gated { by: gated } };
+        let place = if gated == 0 {
+            Place::Active
+        } else {
+            Place::Gated { by: gated }
+        };
         self.put(&uid, place);
     }
 
     /// Replaces what is known of a queued pod, without moving it. Priority changes take effect.
-    pub fn replace(&mut self, info: Arc<PodInfo>) {
+    pub(crate) fn replace(&mut self, info: Arc<PodInfo>) {
         let uid = info.uid.clone();
-        let Some(pod) = self.pods.get_mut(&uid) else { return };
+        let Some(pod) = self.pods.get_mut(&uid) else {
+            return;
+        };
         let reorder = pod.info.priority != info.priority && pod.place == Place::Active;
         pod.info = info;
         if reorder {
@@ -163,21 +167,29 @@ impl Queue {
     }
 
     /// Forgets a pod.
-    pub fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
+    pub(crate) fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
         self.leave(uid);
         self.pods.remove(uid)
     }
 
     /// Moves a refused or gated pod on: to back-off if that is not over, else to ready.
     /// Returns whether it moved.
-    pub fn wake(&mut self, uid: &str, now: Timestamp) -> bool {
-        let Some(pod) = self.pods.get(uid) else { return false };
+    pub(crate) fn wake(&mut self, uid: &str, now: Timestamp) -> bool {
+        let Some(pod) = self.pods.get(uid) else {
+            return false;
+        };
         if !matches!(pod.place, Place::Refused { .. } | Place::Gated { .. }) {
             return false;
         }
-        let until = pod.since.saturating_add(self.delay(pod.refusals)).unwrap_or(Timestamp::MAX);
+        let until = pod
+            .since
+            .saturating_add(self.delay(pod.refusals))
+            .unwrap_or(Timestamp::MAX);
         let place = if pod.refusals > 0 && until > now {
-            Place::Backoff { until, error: false }
+            Place::Backoff {
+                until,
+                error: false,
+            }
         } else {
             Place::Active
         };
@@ -186,16 +198,23 @@ impl Queue {
     }
 
     /// Makes a pod ready at once, wherever it waits.
-    pub fn activate(&mut self, uid: &str) {
-        let Some(pod) = self.pods.get(uid) else { return };
-        if !matches!(pod.place, Place::InFlight | Place::Active | Place::Gated { .. }) {
+    pub(crate) fn activate(&mut self, uid: &str) {
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
+        if !matches!(
+            pod.place,
+            Place::InFlight | Place::Active | Place::Gated { .. }
+        ) {
             self.put(uid, Place::Active);
         }
     }
 
     /// Sets which plugins keep a pod out of the queue; none lets it in.
-    pub fn gate(&mut self, uid: &str, by: PluginSet, now: Timestamp) {
-        let Some(pod) = self.pods.get(uid) else { return };
+    pub(crate) fn gate(&mut self, uid: &str, by: PluginSet, now: Timestamp) {
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
         match (matches!(pod.place, Place::Gated { .. }), by) {
             (true, 0) => {
                 self.wake(uid, now);
@@ -206,17 +225,13 @@ impl Queue {
         }
     }
 
-    pub fn is_gated(&self, uid: &str) -> bool {
-        self.pods.get(uid).is_some_and(|pod| matches!(pod.place, Place::Gated { .. }))
-    }
-
     /// Refused pods by the plugins that refused them.
-    pub fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
+    pub(crate) fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
         self.refused.iter().map(|(by, pods)| (*by, pods))
     }
 
     /// Ends back-offs that are over, and wakes what has been refused for too long.
-    pub fn tick(&mut self, now: Timestamp) {
+    pub(crate) fn tick(&mut self, now: Timestamp) {
         while let Some(Reverse((until, ticket, uid))) = self.waiting.peek() {
             let current = self.pods.get(uid).is_some_and(|pod| pod.ticket == *ticket);
             if current && *until > now {
@@ -244,16 +259,19 @@ impl Queue {
     }
 
     /// When [`Self::tick`] next has something to do, as far as is known.
-    pub fn next_deadline(&self) -> Option<Timestamp> {
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let backoff = self.waiting.peek().map(|Reverse((until, ..))| *until);
-        let stale = (self.counts.unschedulable > 0)
-            .then(|| self.stale_checked.saturating_add(STALE_EVERY).unwrap_or(Timestamp::MAX));
+        let stale = (self.counts.unschedulable > 0).then(|| {
+            self.stale_checked
+                .saturating_add(STALE_EVERY)
+                .unwrap_or(Timestamp::MAX)
+        });
         backoff.into_iter().chain(stale).min()
     }
 
     /// The next pod to try. With nothing ready, a pod that was refused (not one that failed) need
     /// not wait out its back-off.
-    pub fn pop(&mut self, now: Timestamp) -> Option<QueuedPod> {
+    pub(crate) fn pop(&mut self, now: Timestamp) -> Option<QueuedPod> {
         self.tick(now);
         let uid = loop {
             match self.active.pop() {
@@ -269,8 +287,10 @@ impl Queue {
     }
 
     /// Takes a pod that was popped back.
-    pub fn refuse(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
-        let Some(pod) = self.pods.get_mut(uid) else { return };
+    pub(crate) fn refuse(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
         pod.since = now;
         let place = match refusal {
             Refusal::Unschedulable { by, pending } => {
@@ -282,7 +302,9 @@ impl Queue {
             Refusal::Error => {
                 pod.errors += 1;
                 let errors = pod.errors;
-                let until = now.saturating_add(self.delay(errors)).unwrap_or(Timestamp::MAX);
+                let until = now
+                    .saturating_add(self.delay(errors))
+                    .unwrap_or(Timestamp::MAX);
                 Place::Backoff { until, error: true }
             }
         };
@@ -324,7 +346,9 @@ impl Queue {
     }
 
     fn leave(&mut self, uid: &str) {
-        let Some(pod) = self.pods.get(uid) else { return };
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
         match pod.place {
             Place::Active => self.counts.active -= 1,
             Place::Backoff { .. } => self.counts.backoff -= 1,
@@ -344,7 +368,9 @@ impl Queue {
 
     fn put(&mut self, uid: &str, place: Place) {
         self.leave(uid);
-        let Some(pod) = self.pods.get_mut(uid) else { return };
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
         self.tickets += 1;
         pod.ticket = self.tickets;
         pod.place = place;
@@ -353,7 +379,12 @@ impl Queue {
             Place::Active => {
                 self.counts.active += 1;
                 let (priority, since) = (pod.info.priority, pod.since);
-                self.active.push(ActiveKey { priority, since, ticket, uid });
+                self.active.push(ActiveKey {
+                    priority,
+                    since,
+                    ticket,
+                    uid,
+                });
             }
             Place::Backoff { until, .. } => {
                 self.counts.backoff += 1;

@@ -221,11 +221,13 @@ impl Configuration {
     /// # Errors
     /// A syntax error, an unknown field, a wrong type or a value that is not allowed, by its path.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_saphyr::from_str(text)
-            .map_err(|error| ConfigError::Syntax(error.to_string()))?;
-        let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
-            ConfigError::Field { path: error.path().to_string(), message: error.inner().to_string() }
-        })?;
+        let value: Value =
+            serde_saphyr::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+        let config: Self =
+            serde_path_to_error::deserialize(value).map_err(|error| ConfigError::Field {
+                path: error.path().to_string(),
+                message: error.inner().to_string(),
+            })?;
         config.validate()?;
         Ok(config)
     }
@@ -236,14 +238,24 @@ impl Configuration {
     pub fn koord(names: &[String]) -> Self {
         let profiles = names
             .iter()
-            .map(|name| ProfileConfig { scheduler_name: Some(name.clone()), ..Default::default() })
+            .map(|name| ProfileConfig {
+                scheduler_name: Some(name.clone()),
+                ..Default::default()
+            })
             .collect();
-        Self { profiles, ..Self::default() }
+        Self {
+            profiles,
+            ..Self::default()
+        }
     }
 
     /// Args by plugin of `profile`.
     pub(crate) fn args(profile: &ProfileConfig) -> BTreeMap<&str, &Value> {
-        profile.plugin_config.iter().map(|entry| (entry.name.as_str(), &entry.args)).collect()
+        profile
+            .plugin_config
+            .iter()
+            .map(|entry| (entry.name.as_str(), &entry.args))
+            .collect()
     }
 }
 

@@ -20,21 +20,30 @@ pub enum ConfigError {
 }
 
 fn refuse<T>(path: impl Into<String>, message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::Field { path: path.into(), message: message.into() })
+    Err(ConfigError::Field {
+        path: path.into(),
+        message: message.into(),
+    })
 }
 
 impl Configuration {
     /// Checks values, as kube-scheduler does.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if self.api_version != API_VERSION {
-            let message = format!("{:?} is not supported, use {API_VERSION:?}", self.api_version);
+            let message = format!(
+                "{:?} is not supported, use {API_VERSION:?}",
+                self.api_version
+            );
             return refuse("apiVersion", message);
         }
         if self.kind != KIND {
             return refuse("kind", format!("{:?} is not {KIND:?}", self.kind));
         }
         if self.parallelism <= 0 {
-            return refuse("parallelism", format!("{} must be above 0", self.parallelism));
+            return refuse(
+                "parallelism",
+                format!("{} must be above 0", self.parallelism),
+            );
         }
         if self.pod_initial_backoff_seconds <= 0 {
             let message = format!("{} must be above 0", self.pod_initial_backoff_seconds);
@@ -54,7 +63,10 @@ impl Configuration {
         if !self.extenders.is_empty() {
             return refuse("extenders", "extenders are not supported yet");
         }
-        percentage("percentageOfNodesToScore", self.percentage_of_nodes_to_score)?;
+        percentage(
+            "percentageOfNodesToScore",
+            self.percentage_of_nodes_to_score,
+        )?;
         self.validate_profiles()
     }
 
@@ -62,12 +74,18 @@ impl Configuration {
         let mut names = HashSet::new();
         for (at, profile) in self.profiles.iter().enumerate() {
             let path = format!("profiles[{at}]");
-            let name = profile.scheduler_name.as_deref().unwrap_or("default-scheduler");
+            let name = profile
+                .scheduler_name
+                .as_deref()
+                .unwrap_or("default-scheduler");
             if name.is_empty() {
                 return refuse(format!("{path}.schedulerName"), "must not be empty");
             }
             if !names.insert(name) {
-                return refuse(format!("{path}.schedulerName"), format!("{name:?} is used twice"));
+                return refuse(
+                    format!("{path}.schedulerName"),
+                    format!("{name:?} is used twice"),
+                );
             }
             let field = format!("{path}.percentageOfNodesToScore");
             percentage(&field, profile.percentage_of_nodes_to_score)?;

@@ -13,21 +13,21 @@ use crate::state::{NodeIndex, NodeStore};
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     /// In order, without the plugins that skip.
-    pub filters: Vec<(Instance, State)>,
+    pub(super) filters: Vec<(Instance, State)>,
     /// With weights, without the plugins that skip.
-    pub scores: Vec<(Instance, i64, State)>,
+    pub(super) scores: Vec<(Instance, i64, State)>,
     /// Sorted. Other nodes are refused by `only_by`.
-    pub only: Option<Vec<NodeIndex>>,
-    pub only_by: Vec<Instance>,
+    pub(super) only: Option<Vec<NodeIndex>>,
+    pub(super) only_by: Vec<Instance>,
 }
 
 /// Everything an evaluation reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
-    pub cycle: Cycle<'a>,
-    pub plugins: &'a [Box<dyn Plugin>],
-    pub prepared: &'a Prepared,
-    pub seed: u64,
+    pub(super) cycle: Cycle<'a>,
+    pub(super) plugins: &'a [Box<dyn Plugin>],
+    pub(super) prepared: &'a Prepared,
+    pub(super) seed: u64,
 }
 
 impl Scope<'_> {
@@ -36,7 +36,7 @@ impl Scope<'_> {
     }
 
     /// The full filter chain on one row.
-    pub fn judge(&self, node: NodeIndex) -> RowVerdict {
+    pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
         if self.nodes().info(node).is_none() {
             return RowVerdict::Absent;
         }
@@ -56,7 +56,10 @@ impl Scope<'_> {
 
     fn outside(&self) -> Reason {
         let by = &self.prepared.only_by;
-        let names: Vec<&str> = by.iter().map(|plugin| self.plugins[*plugin].name()).collect();
+        let names: Vec<&str> = by
+            .iter()
+            .map(|plugin| self.plugins[*plugin].name())
+            .collect();
         format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" ")).into()
     }
 }
@@ -96,26 +99,30 @@ pub(crate) struct Evaluation {
     position: u64,
     seen: Vec<u64>,
     verdicts: Vec<RowVerdict>,
-    pub tally: Tally,
+    pub(super) tally: Tally,
     columns: Vec<Column>,
     tree: Tree,
     /// When it was last used, for eviction.
-    pub used: u64,
+    pub(super) used: u64,
 }
 
 impl Evaluation {
     /// Judges and scores every row.
-    pub fn fresh(scope: &Scope<'_>) -> Self {
+    pub(super) fn fresh(scope: &Scope<'_>) -> Self {
         let mut out = Self::default();
         out.rebuild(scope);
         out
     }
 
     /// Brings verdicts and scores up to date.
-    pub fn refresh(&mut self, scope: &Scope<'_>) {
+    pub(super) fn refresh(&mut self, scope: &Scope<'_>) {
         let rows = scope.nodes().rows();
         let same_scores = self.columns.len() == scope.prepared.scores.len()
-            && self.columns.iter().zip(&scope.prepared.scores).all(|(c, s)| c.plugin == s.0);
+            && self
+                .columns
+                .iter()
+                .zip(&scope.prepared.scores)
+                .all(|(c, s)| c.plugin == s.0);
         let changed = scope.nodes().changed_since(self.position);
         let (Some(changed), true, true) = (changed, same_scores, self.verdicts.len() == rows)
         else {
@@ -156,13 +163,11 @@ impl Evaluation {
     }
 
     /// The best node; none when no node fits.
-    pub fn best(&self) -> Option<NodeIndex> {
-        self.tree.best().and_then(|row| u32::try_from(row).ok()).map(NodeIndex)
-    }
-
-    /// Per active score plugin, its weighted score of `node`.
-    pub fn scores(&self, node: NodeIndex) -> Vec<(Instance, i64)> {
-        self.columns.iter().map(|c| (c.plugin, c.weight * c.normal(node.row()))).collect()
+    pub(super) fn best(&self) -> Option<NodeIndex> {
+        self.tree
+            .best()
+            .and_then(|row| u32::try_from(row).ok())
+            .map(NodeIndex)
     }
 
     fn rebuild(&mut self, scope: &Scope<'_>) {
@@ -189,7 +194,9 @@ impl Evaluation {
             })
             .collect();
         for row in 0..rows {
-            let Ok(number) = u32::try_from(row) else { break };
+            let Ok(number) = u32::try_from(row) else {
+                break;
+            };
             self.seen[row] = nodes.version(NodeIndex(number));
             self.enter(scope, NodeIndex(number));
         }
@@ -235,8 +242,9 @@ impl Evaluation {
     fn rank(&mut self, scope: &Scope<'_>) {
         for column in &mut self.columns {
             if column.kind == Normalize::Custom {
-                let rows: Vec<usize> =
-                    super::diagnosis::feasible(&self.verdicts).map(NodeIndex::row).collect();
+                let rows: Vec<usize> = super::diagnosis::feasible(&self.verdicts)
+                    .map(NodeIndex::row)
+                    .collect();
                 let mut scores: Vec<i64> = rows.iter().map(|row| column.raw[*row]).collect();
                 scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
                 column.custom.clear();
@@ -246,8 +254,9 @@ impl Evaluation {
                 }
             }
         }
-        let keys: Vec<Key> =
-            (0..self.verdicts.len()).map(|row| self.key(scope, row)).collect();
+        let keys: Vec<Key> = (0..self.verdicts.len())
+            .map(|row| self.key(scope, row))
+            .collect();
         self.tree.rebuild(keys.into_iter());
     }
 
@@ -258,7 +267,9 @@ impl Evaluation {
             return 0;
         }
         let total: i64 = self.columns.iter().map(|c| c.weight * c.normal(row)).sum();
-        let total = u64::try_from(total).unwrap_or(0).min(u64::from(u32::MAX) - 1);
+        let total = u64::try_from(total)
+            .unwrap_or(0)
+            .min(u64::from(u32::MAX) - 1);
         let tie = mix(scope.seed ^ self.seen[row].rotate_left(24) ^ row as u64) >> 32;
         ((total + 1) << 32) | tie
     }

@@ -38,7 +38,10 @@ impl Engine {
             let ended = ended.unwrap_or_else(|panic| {
                 // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
                 self.classes.clear();
-                self.forget(&pod.uid, now);
+                let undo = AssertUnwindSafe(|| self.forget(&pod.uid, now));
+                if catch_unwind(undo).is_err() {
+                    tracing::error!(%pod, "a plugin panicked again while its booking was undone");
+                }
                 let what = panic
                     .downcast_ref::<&str>()
                     .map(|text| (*text).to_owned())
@@ -48,9 +51,19 @@ impl Engine {
             });
             let attempts = queued.attempts;
             let first_seen = queued.first_seen;
-            let base = Outcome { pod: pod.clone(), profile, attempts, first_seen, node: None, error: false };
+            let base = Outcome {
+                pod: pod.clone(),
+                profile,
+                attempts,
+                first_seen,
+                node: None,
+                error: false,
+            };
             return Some(match ended {
-                Ok(node) => Outcome { node: Some(node), ..base },
+                Ok(node) => Outcome {
+                    node: Some(node),
+                    ..base
+                },
                 Err(stop) => {
                     let error = self.refuse(&pod, stop, now);
                     Outcome { error, ..base }
@@ -65,13 +78,16 @@ impl Engine {
     /// # Errors
     /// Why no node takes it.
     pub fn dry_run(&mut self, pod: &Arc<PodInfo>, now: Timestamp) -> Result<Arc<str>, Diagnosis> {
-        let Some(profile) = self.profile_of(pod) else { return Err(Diagnosis::default()) };
+        let Some(profile) = self.profile_of(pod) else {
+            return Err(Diagnosis::default());
+        };
         match self.select(pod, profile, now, false) {
             Ok(node) => Ok(self.nodes.name(node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
-            Err(Stop::Failed(message)) => {
-                Err(Diagnosis { pre_filter_message: message, ..Diagnosis::default() })
-            }
+            Err(Stop::Failed(message)) => Err(Diagnosis {
+                pre_filter_message: message,
+                ..Diagnosis::default()
+            }),
         }
     }
 
@@ -90,7 +106,9 @@ impl Engine {
         let node = match self.select(pod, profile, now, self.caching) {
             Ok(node) => node,
             Err(Stop::Refused(diagnosis)) => {
-                return Err(Stop::Refused(self.post_filter(pod, profile, diagnosis, now)));
+                return Err(Stop::Refused(
+                    self.post_filter(pod, profile, diagnosis, now),
+                ));
             }
             Err(failed) => return Err(failed),
         };
@@ -123,11 +141,19 @@ impl Engine {
         if self.nodes.is_empty() {
             return Err(Stop::Refused(Diagnosis::default()));
         }
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         let cycle = Cycle { pod, view };
         let prepared = self.prepare(&cycle, profile)?;
-        let scope =
-            Scope { cycle, plugins: &self.plugins, prepared: &prepared, seed: self.options.seed };
+        let scope = Scope {
+            cycle,
+            plugins: &self.plugins,
+            prepared: &prepared,
+            seed: self.options.seed,
+        };
         let mut signature = Signature::default();
         let shared = cached
             && prepared.only.is_none()
@@ -148,8 +174,7 @@ impl Engine {
             class.used = self.uses;
             // The chosen node passes the whole chain again, with this very pod's state.
             let best = class.best();
-            let confirmed = best
-                .is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits));
+            let confirmed = best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits));
             if confirmed {
                 let answer = answer(class, &scope, &self.names);
                 self.evict_classes();
@@ -158,7 +183,11 @@ impl Engine {
             self.mismatches += 1;
             self.classes.clear();
         }
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         let scope = Scope {
             cycle: Cycle { pod, view },
             plugins: &self.plugins,
@@ -187,7 +216,9 @@ impl Engine {
                     states.push((*instance, state));
                 }
                 PreFilter::Skip => skipped |= 1 << instance,
-                PreFilter::Reject(rejection) => return Err(self.pre_filter_stop(*instance, &rejection)),
+                PreFilter::Reject(rejection) => {
+                    return Err(self.pre_filter_stop(*instance, &rejection));
+                }
             }
         }
         for instance in &profile.filter {
@@ -205,7 +236,9 @@ impl Engine {
                     PreScore::Skip => {}
                 }
             } else {
-                prepared.scores.push((*instance, *weight, crate::framework::State::default()));
+                prepared
+                    .scores
+                    .push((*instance, *weight, crate::framework::State::default()));
             }
         }
         Ok(prepared)
@@ -229,6 +262,8 @@ impl Engine {
 
     fn sign(&self, pod: &PodInfo, profile: usize, signature: &mut Signature) -> Signable {
         for instance in &self.signers[profile] {
+            // Separates what the plugins write.
+            signature.number(i64::try_from(*instance).unwrap_or(i64::MAX));
             if self.plugins[*instance].sign(pod, signature) == Signable::No {
                 return Signable::No;
             }
@@ -253,7 +288,11 @@ impl Engine {
         now: Timestamp,
     ) -> Diagnosis {
         let mut messages = Vec::new();
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         for instance in &self.profiles[profile].post_filter {
             let cycle = Cycle { pod, view };
             match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
@@ -276,7 +315,11 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         for instance in &self.profiles[profile].reserve {
             if let Err(rejection) = self.plugins[*instance].reserve(&Cycle { pod, view }, node) {
                 return Err(self.stop_at("Reserve", *instance, &rejection));
@@ -292,13 +335,19 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<Option<Waiting>, Stop> {
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         let mut waiting: Option<Waiting> = None;
         for instance in &self.profiles[profile].permit {
             match self.plugins[*instance].permit(&Cycle { pod, view }, node) {
                 Permit::Allow => {}
                 Permit::Wait(longest) => {
-                    let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT).min(MAX_WAIT);
+                    let longest = SignedDuration::try_from(longest)
+                        .unwrap_or(MAX_WAIT)
+                        .min(MAX_WAIT);
                     let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
                     let entry = waiting.get_or_insert_with(|| Waiting {
                         pod: pod.clone(),
@@ -325,7 +374,11 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         let cycle = Cycle { pod, view };
         let mut patch = PodPatch::default();
         for instance in &self.profiles[profile].pre_bind {
@@ -341,7 +394,12 @@ impl Engine {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
         }
         let node = self.nodes.name(node).clone();
-        self.outbox.push(Output::Bind(BindRequest { pod: pod.clone(), node, patch, profile }));
+        self.outbox.push(Output::Bind(BindRequest {
+            pod: pod.clone(),
+            node,
+            patch,
+            profile,
+        }));
         Ok(())
     }
 
@@ -382,7 +440,13 @@ impl Engine {
             }
             Stop::Failed(message) => {
                 let (pod, reason) = (pod.clone(), "SchedulerError");
-                let failure = Failure { pod, reason, message, nominated: None, diagnosis: None };
+                let failure = Failure {
+                    pod,
+                    reason,
+                    message,
+                    nominated: None,
+                    diagnosis: None,
+                };
                 (failure, Refusal::Error, true)
             }
         };
@@ -395,7 +459,11 @@ impl Engine {
     fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.tick(view, &mut fx);
         }
         self.apply(fx, now);
@@ -407,7 +475,11 @@ impl Engine {
                 .map(|(uid, _)| uid.clone())
                 .collect();
             for uid in late {
-                let names = self.waiting.get(&uid).map(|w| w.on.clone()).unwrap_or_default();
+                let names = self
+                    .waiting
+                    .get(&uid)
+                    .map(|w| w.on.clone())
+                    .unwrap_or_default();
                 let plugin = names.first().copied().unwrap_or_default();
                 let reason = format!("rejected due to timeout after waiting at plugin {plugin}");
                 self.reject_waiting(&uid, plugin, &reason, now);
@@ -425,7 +497,10 @@ fn answer(
         return Ok(node);
     }
     if let Some((plugin, reason)) = evaluation.tally.error() {
-        return Err(Stop::Failed(format!("running {:?} filter plugin: {reason}", names[plugin])));
+        return Err(Stop::Failed(format!(
+            "running {:?} filter plugin: {reason}",
+            names[plugin]
+        )));
     }
     let total = scope.cycle.view.nodes.len();
     Err(Stop::Refused(evaluation.tally.diagnosis(total, names)))

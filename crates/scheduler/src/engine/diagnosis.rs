@@ -59,8 +59,10 @@ impl Diagnosis {
             for refusal in &self.refusals {
                 *counts.entry(&refusal.reason).or_default() += refusal.nodes;
             }
-            let mut parts: Vec<String> =
-                counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            let mut parts: Vec<String> = counts
+                .iter()
+                .map(|(reason, count)| format!("{count} {reason}"))
+                .collect();
             parts.sort_unstable();
             if parts.is_empty() {
                 text.push('.');
@@ -83,18 +85,21 @@ impl Diagnosis {
 pub(crate) struct Tally {
     counts: FxHashMap<(Instance, Code, Reason), usize>,
     /// Refused nodes that evicting pods might free, by index.
-    pub helpable: usize,
+    pub(super) helpable: usize,
 }
 
 impl Tally {
-    pub fn add(&mut self, plugin: Instance, rejection: &Rejection) {
+    pub(super) fn add(&mut self, plugin: Instance, rejection: &Rejection) {
         self.helpable += usize::from(rejection.code == Code::Unschedulable);
         for reason in rejection.reasons.as_slice() {
-            *self.counts.entry((plugin, rejection.code, reason.clone())).or_default() += 1;
+            *self
+                .counts
+                .entry((plugin, rejection.code, reason.clone()))
+                .or_default() += 1;
         }
     }
 
-    pub fn remove(&mut self, plugin: Instance, rejection: &Rejection) {
+    pub(super) fn remove(&mut self, plugin: Instance, rejection: &Rejection) {
         self.helpable -= usize::from(rejection.code == Code::Unschedulable);
         for reason in rejection.reasons.as_slice() {
             let key = (plugin, rejection.code, reason.clone());
@@ -108,8 +113,11 @@ impl Tally {
     }
 
     /// The diagnosis of a pod that no node took. `names` are the instances' plugin names.
-    pub fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
-        let mut out = Diagnosis { total_nodes, ..Diagnosis::default() };
+    pub(super) fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
+        let mut out = Diagnosis {
+            total_nodes,
+            ..Diagnosis::default()
+        };
         for ((plugin, code, reason), nodes) in &self.counts {
             out.by |= 1 << plugin;
             out.pending |= *code == Code::Pending;
@@ -121,17 +129,26 @@ impl Tally {
             });
         }
         out.refusals.sort_by(|a, b| {
-            b.nodes.cmp(&a.nodes).then_with(|| (a.failed_plugin, &a.reason).cmp(&(b.failed_plugin, &b.reason)))
+            b.nodes
+                .cmp(&a.nodes)
+                .then_with(|| (a.failed_plugin, &a.reason).cmp(&(b.failed_plugin, &b.reason)))
         });
-        out.plugins = out.refusals.iter().map(|refusal| refusal.failed_plugin).collect();
+        out.plugins = out
+            .refusals
+            .iter()
+            .map(|refusal| refusal.failed_plugin)
+            .collect();
         out.plugins.sort_unstable();
         out.plugins.dedup();
         out
     }
 
     /// An error of a plugin on some node, if any: the cycle failed rather than refused.
-    pub fn error(&self) -> Option<(Instance, &Reason)> {
-        self.counts.keys().find(|(_, code, _)| *code == Code::Error).map(|(p, _, r)| (*p, r))
+    pub(super) fn error(&self) -> Option<(Instance, &Reason)> {
+        self.counts
+            .keys()
+            .find(|(_, code, _)| *code == Code::Error)
+            .map(|(p, _, r)| (*p, r))
     }
 }
 
@@ -172,7 +189,11 @@ mod tests {
             "0/12 nodes are available: 10 Insufficient cpu, 2 node(s) were unschedulable."
         );
         diagnosis.post_filter_message = "preemption: no.".to_owned();
-        assert!(diagnosis.message().ends_with("unschedulable. preemption: no."));
+        assert!(
+            diagnosis
+                .message()
+                .ends_with("unschedulable. preemption: no.")
+        );
         assert_eq!(diagnosis.by, 0b11);
         for _ in 0..2 {
             tally.remove(1, &Rejection::unresolvable("node(s) were unschedulable"));
@@ -184,8 +205,15 @@ mod tests {
     #[test]
     fn a_pre_filter_message_replaces_the_counts() {
         let pre_filter_message = "no quota".to_owned();
-        let diagnosis = Diagnosis { total_nodes: 2, pre_filter_message, ..Diagnosis::default() };
+        let diagnosis = Diagnosis {
+            total_nodes: 2,
+            pre_filter_message,
+            ..Diagnosis::default()
+        };
         assert_eq!(diagnosis.message(), "0/2 nodes are available: no quota.");
-        assert_eq!(Diagnosis::default().message(), "no nodes available to schedule pods");
+        assert_eq!(
+            Diagnosis::default().message(),
+            "no nodes available to schedule pods"
+        );
     }
 }

@@ -64,7 +64,12 @@ impl Engine {
             // Bound elsewhere than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
-            return self.pod_event(Subject::AssignedPod, Action::ADD.or(Action::DELETE), &info, now);
+            return self.pod_event(
+                Subject::AssignedPod,
+                Action::ADD.or(Action::DELETE),
+                &info,
+                now,
+            );
         }
         let was_assumed = std::mem::replace(&mut record.assumed, false);
         let old = std::mem::replace(&mut record.info, info.clone());
@@ -72,7 +77,11 @@ impl Engine {
         self.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_updated(&old, &info, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -80,7 +89,11 @@ impl Engine {
             return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
         }
         let mut action = Action(0);
-        if old.requests.iter().any(|(id, amount)| info.requests.get(id) < amount) {
+        if old
+            .requests
+            .iter()
+            .any(|(id, amount)| info.requests.get(id) < amount)
+        {
             action = action.or(Action::POD_SCALE_DOWN);
         }
         if old.object.metadata.labels != info.object.metadata.labels {
@@ -131,8 +144,14 @@ impl Engine {
                 return self.node_deleted(&meta.name.clone().unwrap_or_default(), now);
             }
         };
-        let old = self.nodes.find(&info.name).and_then(|index| self.nodes.info(index)).cloned();
-        let action = old.as_ref().map_or(Action::ADD, |old| difference(old, &info));
+        let old = self
+            .nodes
+            .find(&info.name)
+            .and_then(|index| self.nodes.info(index))
+            .cloned();
+        let action = old
+            .as_ref()
+            .map_or(Action::ADD, |old| difference(old, &info));
         if action.0 == 0 {
             return;
         }
@@ -143,7 +162,11 @@ impl Engine {
         let index = self.nodes.set_node(info.clone());
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -159,12 +182,20 @@ impl Engine {
 
     /// A node was deleted.
     pub fn node_deleted(&mut self, name: &str, now: Timestamp) {
-        let Some(index) = self.nodes.find(name) else { return };
-        let Some(info) = self.nodes.info(index).cloned() else { return };
+        let Some(index) = self.nodes.find(name) else {
+            return;
+        };
+        let Some(info) = self.nodes.info(index).cloned() else {
+            return;
+        };
         self.nodes.remove_node(name);
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -182,7 +213,11 @@ impl Engine {
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_object(change, view, &mut fx);
         }
         self.apply(fx, now);
@@ -197,20 +232,21 @@ impl Engine {
     }
 
     /// A binding was tried.
-    pub fn bind_finished(
-        &mut self,
-        uid: &str,
-        result: Result<(), BindError>,
-        now: Timestamp,
-    ) {
-        let Some(record) = self.pods.get(uid) else { return };
+    pub fn bind_finished(&mut self, uid: &str, result: Result<(), BindError>, now: Timestamp) {
+        let Some(record) = self.pods.get(uid) else {
+            return;
+        };
         let (pod, profile) = (record.info.clone(), record.profile);
         let node = self.nodes.name(record.node).clone();
         match result {
             Ok(()) => {
                 self.queue.remove(uid);
                 for instance in profile.iter().flat_map(|at| &self.profiles[*at].post_bind) {
-                    let view = View { nodes: &self.nodes, resources: &self.resources, now };
+                    let view = View {
+                        nodes: &self.nodes,
+                        resources: &self.resources,
+                        now,
+                    };
                     self.plugins[*instance].post_bind(&pod, &node, view);
                 }
             }

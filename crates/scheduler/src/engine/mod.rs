@@ -13,13 +13,13 @@ mod tree;
 
 pub use diagnosis::{Diagnosis, NodeRefusal};
 
+use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
     Action, ClusterEvent, Effects, Instance, Interest, Plugin, PodPatch, Points, Problem, Profile,
     Profiles, Reason, Signature, Subject, View,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
-use crate::Watch;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use class::Evaluation;
 use jiff::{SignedDuration, Timestamp};
@@ -38,7 +38,10 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { seed: 0, max_classes: 64 }
+        Self {
+            seed: 0,
+            max_classes: 64,
+        }
     }
 }
 
@@ -163,8 +166,15 @@ impl Engine {
             initial: SignedDuration::from_secs(config.pod_initial_backoff_seconds),
             max: SignedDuration::from_secs(config.pod_max_backoff_seconds),
         };
-        let Profiles { profiles, instances: plugins, .. } = profiles;
-        let signers = profiles.iter().map(|profile| signers(profile, &plugins)).collect();
+        let Profiles {
+            profiles,
+            instances: plugins,
+            ..
+        } = profiles;
+        let signers = profiles
+            .iter()
+            .map(|profile| signers(profile, &plugins))
+            .collect();
         Self {
             options,
             caching: true,
@@ -230,7 +240,10 @@ impl Engine {
     /// How many pods are booked, and how many of them are not confirmed by the informer yet.
     #[must_use]
     pub fn booked(&self) -> (usize, usize) {
-        (self.pods.len(), self.pods.values().filter(|record| record.assumed).count())
+        (
+            self.pods.len(),
+            self.pods.values().filter(|record| record.assumed).count(),
+        )
     }
 
     /// How often a shared evaluation named a node that the pod's own check refused.
@@ -245,8 +258,12 @@ impl Engine {
         let mut out = FxHashMap::default();
         for (by, pods) in self.queue.refused() {
             for uid in pods {
-                let Some(queued) = self.queue.get(uid) else { continue };
-                let Some(profile) = self.profile_of(&queued.info) else { continue };
+                let Some(queued) = self.queue.get(uid) else {
+                    continue;
+                };
+                let Some(profile) = self.profile_of(&queued.info) else {
+                    continue;
+                };
                 for (instance, name) in self.names.iter().enumerate() {
                     if by & (1 << instance) != 0 {
                         *out.entry((profile, *name)).or_default() += 1;
@@ -260,7 +277,9 @@ impl Engine {
     /// The node on which the pod with this uid is booked, and whether that is only assumed.
     #[must_use]
     pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
-        self.pods.get(uid).map(|record| (self.nodes.name(record.node), record.assumed))
+        self.pods
+            .get(uid)
+            .map(|record| (self.nodes.name(record.node), record.assumed))
     }
 
     /// A pod that waits in the queue, by uid.
@@ -283,7 +302,9 @@ impl Engine {
 
     fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
         let name = pod.scheduler_name();
-        self.profiles.iter().position(|profile| profile.name == name)
+        self.profiles
+            .iter()
+            .position(|profile| profile.name == name)
     }
 
     fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
@@ -301,11 +322,20 @@ impl Engine {
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
         let index = self.nodes.add_pod(node, pod.clone());
         let profile = self.profile_of(&pod);
-        let record = Record { info: pod.clone(), node: index, profile, assumed };
+        let record = Record {
+            info: pod.clone(),
+            node: index,
+            profile,
+            assumed,
+        };
         self.pods.insert(pod.uid.clone(), record);
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_assigned(&pod, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -317,16 +347,27 @@ impl Engine {
         if record.assumed
             && let Some(profile) = record.profile
         {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             for instance in self.profiles[profile].reserve.iter().rev() {
-                let cycle = crate::framework::Cycle { pod: &record.info, view };
+                let cycle = crate::framework::Cycle {
+                    pod: &record.info,
+                    view,
+                };
                 self.plugins[*instance].unreserve(&cycle, record.node);
             }
         }
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View { nodes: &self.nodes, resources: &self.resources, now };
+            let view = View {
+                nodes: &self.nodes,
+                resources: &self.resources,
+                now,
+            };
             plugin.on_unassigned(&record.info, record.node, view, &mut fx);
         }
         self.nodes.remove_pod(record.node, uid);
@@ -340,13 +381,21 @@ impl Engine {
         if !self.pods.get(uid).is_some_and(|record| record.assumed) {
             return false;
         }
-        let Some(pod) = self.unbook(uid, now) else { return false };
+        let Some(pod) = self.unbook(uid, now) else {
+            return false;
+        };
         self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
         true
     }
 
     fn pod_event(&mut self, subject: Subject, action: Action, pod: &PodInfo, now: Timestamp) {
-        let event = ClusterEvent { subject, action, node: None, pod: Some(pod), object: None };
+        let event = ClusterEvent {
+            subject,
+            action,
+            node: None,
+            pod: Some(pod),
+            object: None,
+        };
         self.wake_for(&event, now);
     }
 
@@ -359,16 +408,26 @@ impl Engine {
                 interested |= 1 << instance;
             }
         }
-        let view = View { nodes: &self.nodes, resources: &self.resources, now };
+        let view = View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            now,
+        };
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
             // Refused by nobody in particular (no nodes): anything may help.
-            let asked = if by == 0 { PluginSet::MAX } else { by & interested };
+            let asked = if by == 0 {
+                PluginSet::MAX
+            } else {
+                by & interested
+            };
             if asked == 0 {
                 continue;
             }
             for uid in pods {
-                let Some(queued) = self.queue.get(uid) else { continue };
+                let Some(queued) = self.queue.get(uid) else {
+                    continue;
+                };
                 let helps = by == 0
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
@@ -410,13 +469,19 @@ impl Engine {
     }
 
     fn allow_waiting(&mut self, uid: &str, plugin: &str, now: Timestamp) {
-        let Some(waiting) = self.waiting.get_mut(uid) else { return };
+        let Some(waiting) = self.waiting.get_mut(uid) else {
+            return;
+        };
         waiting.on.retain(|name| *name != plugin);
         if !waiting.on.is_empty() {
             return;
         }
-        let Some(Waiting { pod, profile, .. }) = self.waiting.remove(uid) else { return };
-        let Some(node) = self.pods.get(uid).map(|record| record.node) else { return };
+        let Some(Waiting { pod, profile, .. }) = self.waiting.remove(uid) else {
+            return;
+        };
+        let Some(node) = self.pods.get(uid).map(|record| record.node) else {
+            return;
+        };
         if let Err(stop) = self.send_to_bind(&pod, profile, node, now) {
             self.forget(uid, now);
             self.refuse(&pod, stop, now);
@@ -424,9 +489,15 @@ impl Engine {
     }
 
     fn reject_waiting(&mut self, uid: &str, plugin: &'static str, reason: &str, now: Timestamp) {
-        let Some(Waiting { pod, .. }) = self.waiting.remove(uid) else { return };
+        let Some(Waiting { pod, .. }) = self.waiting.remove(uid) else {
+            return;
+        };
         self.forget(uid, now);
-        let by = self.names.iter().position(|name| *name == plugin).map_or(0, |at| 1 << at);
+        let by = self
+            .names
+            .iter()
+            .position(|name| *name == plugin)
+            .map_or(0, |at| 1 << at);
         let diagnosis = Diagnosis {
             total_nodes: self.nodes.len(),
             pre_filter_message: Reason::from(reason.to_owned()).to_string(),
@@ -441,8 +512,13 @@ impl Engine {
 /// The plugins that look at a pod before it is placed, each once.
 fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
     let scores = profile.score.iter().map(|(instance, _)| instance);
-    let mut out: Vec<Instance> =
-        profile.pre_filter.iter().chain(&profile.filter).chain(scores).copied().collect();
+    let mut out: Vec<Instance> = profile
+        .pre_filter
+        .iter()
+        .chain(&profile.filter)
+        .chain(scores)
+        .copied()
+        .collect();
     out.sort_unstable();
     out.dedup();
     debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));

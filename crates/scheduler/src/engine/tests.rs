@@ -1,0 +1,388 @@
+use super::*;
+use crate::framework::{
+    BindPlan, BuildContext, BuildError, Cycle, Factory, ObjectChange, Permit, Registry, Rejection,
+    Signable, State, Verdict,
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_model::resources::CPU;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Room by CPU, and a knob for every test.
+struct Knobs;
+
+impl Plugin for Knobs {
+    fn name(&self) -> &'static str {
+        "Knobs"
+    }
+    fn points(&self) -> Points {
+        let judge = Points::PRE_ENQUEUE.or(Points::FILTER).or(Points::RESERVE);
+        judge.or(Points::PERMIT).or(Points::BIND)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD,
+            },
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+        ]
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        signature.text(&pod.name[..1]);
+        Signable::Yes
+    }
+    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        if pod.gates.is_empty() {
+            Ok(())
+        } else {
+            Err(Rejection::unresolvable("gated"))
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        assert!(!cycle.pod.name.starts_with("panic"), "asked to");
+        let free = cycle.view.nodes.allocatable(node, CPU) - cycle.view.nodes.requested(node, CPU);
+        if cycle.pod.requests.get(CPU) > free {
+            return Err(Rejection::unschedulable("Insufficient cpu"));
+        }
+        Ok(())
+    }
+    fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex) -> Verdict {
+        if cycle.pod.name.starts_with("unreservable") {
+            return Err(Rejection::unschedulable("nothing left"));
+        }
+        Ok(())
+    }
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex) -> Permit {
+        match cycle.pod.name.starts_with("wait") {
+            true => Permit::Wait(Duration::from_secs(30)),
+            false => Permit::Allow,
+        }
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
+        if let Some(uid) = change.new_as::<&'static str>() {
+            fx.allow.push(((*uid).into(), "Knobs"));
+        }
+    }
+    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        BindPlan::Binding
+    }
+}
+
+fn build(_: Option<&Value>, _: &BuildContext) -> Result<Box<dyn Plugin>, BuildError> {
+    Ok(Box::new(Knobs))
+}
+
+fn engine() -> Engine {
+    let factory = Factory {
+        name: "Knobs",
+        default_weight: Some(1),
+        koord_weight: Some(1),
+        build,
+    };
+    let registry = Registry {
+        factories: vec![factory],
+        ..Registry::default()
+    };
+    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), true).unwrap();
+    Engine::new(&config, profiles, EngineOptions::default())
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+fn node(name: &str, cpu: &str) -> Arc<Node> {
+    let value = json!({"metadata": {"name": name, "uid": name},
+        "status": {"allocatable": {"cpu": cpu, "pods": "10"}}});
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn pod_with(name: &str, cpu: &str, change: impl FnOnce(&mut Value)) -> Arc<Pod> {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"schedulerName": "koord-scheduler", "containers": [
+            {"name": "c", "resources": {"requests": {"cpu": cpu}}}
+        ]}
+    });
+    change(&mut value);
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn pod(name: &str, cpu: &str) -> Arc<Pod> {
+    pod_with(name, cpu, |_| {})
+}
+
+fn bound(name: &str, cpu: &str, node: &str) -> Arc<Pod> {
+    pod_with(name, cpu, |value| value["spec"]["nodeName"] = json!(node))
+}
+
+fn schedule(engine: &mut Engine, seconds: i64) -> Vec<(String, Option<String>)> {
+    let mut out = Vec::new();
+    while let Some(outcome) = engine.schedule_one(at(seconds)) {
+        let node = outcome.node.as_deref().map(str::to_owned);
+        out.push((outcome.pod.name.to_string(), node));
+        if out.len() > 100 {
+            break;
+        }
+    }
+    out
+}
+
+fn messages(engine: &mut Engine) -> Vec<String> {
+    let text = |output| match output {
+        Output::Bind(bind) => format!("bind {} {}", bind.pod.name, bind.node),
+        Output::Failed(failure) => format!("{}: {}", failure.reason, failure.message),
+        Output::Problem(problem) => format!("problem {}: {}", problem.name, problem.message),
+    };
+    engine.take_outputs().into_iter().map(text).collect()
+}
+
+#[test]
+fn a_pod_is_booked_bound_and_confirmed() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0),
+        [("a".to_owned(), Some("n".to_owned()))]
+    );
+    assert_eq!(messages(&mut engine), ["bind a n"]);
+    assert_eq!(engine.booked(), (1, 1));
+    engine.bind_finished("a", Ok(()), at(1));
+    // An update that was on its way before the binding changes nothing.
+    engine.pod_applied(pod("a", "1"), at(1));
+    assert_eq!(engine.booked(), (1, 1));
+    engine.pod_applied(bound("a", "1", "n"), at(2));
+    assert_eq!(engine.booked(), (1, 0));
+    engine.pod_deleted(&bound("a", "1", "n"), at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn a_refused_pod_says_why_and_comes_back_when_a_node_appears() {
+    let mut engine = engine();
+    engine.pod_applied(pod("a", "4"), at(0));
+    assert_eq!(schedule(&mut engine, 0), [("a".to_owned(), None)]);
+    assert_eq!(
+        messages(&mut engine),
+        ["Unschedulable: no nodes available to schedule pods"]
+    );
+    engine.node_applied(node("small-1", "2"), at(1));
+    engine.node_applied(node("small-2", "2"), at(1));
+    assert_eq!(schedule(&mut engine, 1), [("a".to_owned(), None)]);
+    assert_eq!(
+        messages(&mut engine),
+        ["Unschedulable: 0/2 nodes are available: 2 Insufficient cpu."]
+    );
+    assert_eq!(schedule(&mut engine, 2), [], "nothing happened");
+    engine.node_applied(node("large", "8"), at(3));
+    assert_eq!(
+        schedule(&mut engine, 3),
+        [("a".to_owned(), Some("large".to_owned()))]
+    );
+}
+
+#[test]
+fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    engine.pod_applied(pod("b", "1"), at(1));
+    assert_eq!(
+        schedule(&mut engine, 1).len(),
+        2,
+        "a is placed, b is refused"
+    );
+    let conflict = BindError {
+        message: "conflict".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(conflict), at(2));
+    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(
+        schedule(&mut engine, 2),
+        [("b".to_owned(), Some("n".to_owned()))]
+    );
+    assert_eq!(schedule(&mut engine, 3), [("a".to_owned(), None)]);
+    assert!(
+        messages(&mut engine)
+            .iter()
+            .any(|m| m == "SchedulerError: binding rejected: conflict")
+    );
+
+    let gone = BindError {
+        message: "not found".to_owned(),
+        gone: true,
+    };
+    engine.bind_finished("b", Err(gone), at(4));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
+}
+
+#[test]
+fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "4"), at(0));
+    engine.pod_applied(pod("panic", "1"), at(0));
+    engine.pod_applied(pod("fine", "1"), at(1));
+    let placed = schedule(&mut engine, 1);
+    assert_eq!(placed[1], ("fine".to_owned(), Some("n".to_owned())));
+    assert!(messages(&mut engine)[0].starts_with("SchedulerError: a plugin panicked: asked to"));
+    assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    engine.pod_applied(pod("wait-b", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 2);
+    assert_eq!(messages(&mut engine), Vec::<String>::new());
+    assert_eq!(engine.booked(), (2, 2));
+    let allow = ObjectChange {
+        kind: "tests",
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new("wait-a"),
+    };
+    engine.object_changed(&allow, at(1));
+    assert_eq!(messages(&mut engine), ["bind wait-a n"]);
+    assert_eq!(engine.next_deadline(), Some(at(30)));
+    engine.schedule_one(at(30));
+    assert_eq!(engine.booked().0, 1, "the other one gave its room back");
+    assert!(messages(&mut engine)[0].contains("timeout after waiting at plugin Knobs"));
+}
+
+#[test]
+fn a_refused_reservation_is_undone() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("unreservable", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0)[0].1, None);
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+    assert_eq!(
+        messages(&mut engine),
+        ["Unschedulable: 0/1 nodes are available: 1 nothing left."]
+    );
+}
+
+#[test]
+fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    let gated = |gates: Value| pod_with("g", "1", |v| v["spec"]["schedulingGates"] = gates);
+    engine.pod_applied(gated(json!([{"name": "later"}])), at(0));
+    engine.pod_applied(
+        pod_with("x", "1", |v| v["spec"]["schedulerName"] = json!("other")),
+        at(0),
+    );
+    assert_eq!(schedule(&mut engine, 0), []);
+    assert_eq!(engine.pending().gated, 1);
+    engine.pod_applied(gated(json!([])), at(1));
+    assert_eq!(
+        schedule(&mut engine, 1),
+        [("g".to_owned(), Some("n".to_owned()))]
+    );
+    // Whoever bound it: it takes room.
+    engine.pod_applied(
+        pod_with("x", "1", |v| {
+            v["spec"]["schedulerName"] = json!("other");
+            v["spec"]["nodeName"] = json!("n");
+        }),
+        at(2),
+    );
+    engine.pod_applied(pod("late", "1"), at(2));
+    assert_eq!(schedule(&mut engine, 2), [("late".to_owned(), None)]);
+}
+
+#[test]
+fn pods_seen_before_their_node_count_when_it_appears() {
+    let mut engine = engine();
+    engine.pod_applied(bound("old", "2", "n"), at(0));
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("new", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0), [("new".to_owned(), None)]);
+    // The node goes, its pod stays for a while: the books stay right.
+    engine.node_deleted("n", at(1));
+    assert_eq!(engine.nodes().len(), 0);
+    assert!(engine.nodes().books_balance());
+    engine.pod_deleted(&bound("old", "2", "n"), at(2));
+    engine.node_applied(node("m", "1"), at(3));
+    assert_eq!(
+        schedule(&mut engine, 3),
+        [("new".to_owned(), Some("m".to_owned()))]
+    );
+}
+
+#[test]
+fn a_pod_bound_elsewhere_moves_and_a_finished_one_frees_its_room() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.node_applied(node("m", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    let (_, placed) = schedule(&mut engine, 0).remove(0);
+    let other = if placed.as_deref() == Some("n") {
+        "m"
+    } else {
+        "n"
+    };
+    engine.pod_applied(bound("a", "1", other), at(1));
+    assert_eq!(engine.placement("a").map(|(node, _)| &**node), Some(other));
+    let conflict = BindError {
+        message: "already bound".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(conflict), at(2));
+    assert_eq!(engine.booked(), (1, 0), "the informer knew better");
+    let done = pod_with("a", "1", |value| {
+        value["spec"]["nodeName"] = json!(other);
+        value["status"] = json!({"phase": "Succeeded"});
+    });
+    engine.pod_applied(done, at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn objects_that_cannot_be_read_are_reported_and_harm_nobody() {
+    let mut engine = engine();
+    engine.node_applied(node("good", "1"), at(0));
+    engine.node_applied(node("bad", "lots"), at(0));
+    engine.pod_applied(pod("broken", "1x"), at(0));
+    engine.pod_applied(pod("fine", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0),
+        [("fine".to_owned(), Some("good".to_owned()))]
+    );
+    let messages = messages(&mut engine);
+    assert!(messages[0].contains("problem bad") && messages[0].contains("\"lots\""));
+    assert!(messages[1].contains("problem broken") && messages[1].contains("\"1x\""));
+}
+
+#[test]
+fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
+    // The signature of Knobs leaves the name's tail out: "panic" and "pal" share a class.
+    let mut engine = engine();
+    engine.node_applied(node("n", "4"), at(0));
+    for name in ["pal", "pam"] {
+        engine.pod_applied(pod(name, "1"), at(0));
+    }
+    assert_eq!(
+        schedule(&mut engine, 0)
+            .iter()
+            .filter(|(_, node)| node.is_some())
+            .count(),
+        2
+    );
+    engine.pod_applied(pod("panic", "1"), at(1));
+    assert_eq!(schedule(&mut engine, 1), [("panic".to_owned(), None)]);
+}

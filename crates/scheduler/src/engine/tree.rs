@@ -12,7 +12,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Replaces all rows.
-    pub fn rebuild(&mut self, rows: impl ExactSizeIterator<Item = Key>) {
+    pub(super) fn rebuild(&mut self, rows: impl ExactSizeIterator<Item = Key>) {
         self.width = rows.len().next_power_of_two();
         self.keys.clear();
         self.keys.resize(2 * self.width, 0);
@@ -25,7 +25,7 @@ impl Tree {
     }
 
     /// Changes one row.
-    pub fn set(&mut self, row: usize, key: Key) {
+    pub(super) fn set(&mut self, row: usize, key: Key) {
         let mut at = self.width + row;
         if self.keys[at] == key {
             return;
@@ -42,14 +42,18 @@ impl Tree {
     }
 
     /// The row with the largest key, the first of equals; none when all are zero.
-    pub fn best(&self) -> Option<usize> {
+    pub(super) fn best(&self) -> Option<usize> {
         let best = *self.keys.get(1)?;
         if best == 0 {
             return None;
         }
         let mut at = 1;
         while at < self.width {
-            at = if self.keys[2 * at] == best { 2 * at } else { 2 * at + 1 };
+            at = if self.keys[2 * at] == best {
+                2 * at
+            } else {
+                2 * at + 1
+            };
         }
         Some(at - self.width)
     }

@@ -15,8 +15,8 @@ pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use registry::{BuildContext, BuildError, Factory, Registry};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
-use crate::engine::Diagnosis;
 use crate::Watch;
+use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use koord_model::resources::ResourceTable;
@@ -93,7 +93,11 @@ pub struct State(Option<Box<dyn Any + Send + Sync>>);
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "State({})", if self.0.is_some() { "set" } else { "empty" })
+        write!(
+            f,
+            "State({})",
+            if self.0.is_some() { "set" } else { "empty" }
+        )
     }
 }
 
@@ -131,7 +135,10 @@ impl PreFilter {
     /// Ready with `value` as state and no restriction.
     #[must_use]
     pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
-        Self::Ready { state: State::of(value), nodes: None }
+        Self::Ready {
+            state: State::of(value),
+            nodes: None,
+        }
     }
 }
 
@@ -343,7 +350,10 @@ pub trait Plugin: Send + Sync {
     }
     /// Looks at the pod once, before any node.
     fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilter {
-        PreFilter::Ready { state: State::default(), nodes: None }
+        PreFilter::Ready {
+            state: State::default(),
+            nodes: None,
+        }
     }
     /// Whether the pod may run on `node`.
     fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {

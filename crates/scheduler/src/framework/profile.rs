@@ -35,7 +35,9 @@ pub enum ProfileError {
         profile: String,
     },
     /// A weight out of range.
-    #[error("profile {profile:?}: weight {weight} of plugin {plugin:?} is not within 1 and 1000000")]
+    #[error(
+        "profile {profile:?}: weight {weight} of plugin {plugin:?} is not within 1 and 1000000"
+    )]
     Weight {
         /// `schedulerName`.
         profile: String,
@@ -88,7 +90,9 @@ pub struct Profiles {
 
 impl std::fmt::Debug for Profiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Profiles").field("profiles", &self.profiles).finish_non_exhaustive()
+        f.debug_struct("Profiles")
+            .field("profiles", &self.profiles)
+            .finish_non_exhaustive()
     }
 }
 
@@ -111,11 +115,23 @@ impl Profiles {
         context: &BuildContext,
         koord: bool,
     ) -> Result<Self, ProfileError> {
-        let out = Self { profiles: Vec::new(), instances: Vec::new(), warnings: Vec::new() };
-        let mut builder = Builder { registry, context, built: Vec::new(), out };
+        let out = Self {
+            profiles: Vec::new(),
+            instances: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let mut builder = Builder {
+            registry,
+            context,
+            built: Vec::new(),
+            out,
+        };
         let fallback = [ProfileConfig::default()];
-        let profiles =
-            if config.profiles.is_empty() { &fallback[..] } else { &config.profiles[..] };
+        let profiles = if config.profiles.is_empty() {
+            &fallback[..]
+        } else {
+            &config.profiles[..]
+        };
         for profile in profiles {
             builder.profile(profile, koord)?;
         }
@@ -128,7 +144,9 @@ impl Profiles {
     /// The profile for pods of `scheduler_name`.
     #[must_use]
     pub fn find(&self, scheduler_name: &str) -> Option<usize> {
-        self.profiles.iter().position(|profile| profile.name == scheduler_name)
+        self.profiles
+            .iter()
+            .position(|profile| profile.name == scheduler_name)
     }
 }
 
@@ -137,10 +155,17 @@ type On<'a> = (&'a str, i64);
 
 impl Builder<'_> {
     fn profile(&mut self, config: &ProfileConfig, koord: bool) -> Result<(), ProfileError> {
-        let name = config.scheduler_name.clone().unwrap_or_else(|| "default-scheduler".to_owned());
+        let name = config
+            .scheduler_name
+            .clone()
+            .unwrap_or_else(|| "default-scheduler".to_owned());
         let args = Configuration::args(config);
         let weight = |factory: &Factory| {
-            if koord { factory.koord_weight } else { factory.default_weight }
+            if koord {
+                factory.koord_weight
+            } else {
+                factory.default_weight
+            }
         };
         let defaults: Vec<On<'_>> = self
             .registry
@@ -150,29 +175,49 @@ impl Builder<'_> {
             .collect();
         let multi = &config.plugins.multi_point;
         let everywhere = merge(&defaults, multi);
-        let mut profile = Profile { name: name.clone(), ..Profile::default() };
+        let mut profile = Profile {
+            name: name.clone(),
+            ..Profile::default()
+        };
         for (point, label, set) in points(&config.plugins) {
             let mut on = Vec::new();
             // Specific configuration comes first and wins over multiPoint.
             let specific: Vec<On<'_>> = set.enabled.iter().map(on_from).collect();
             let off = |plugin: &str| {
-                set.disabled.iter().any(|d| d.name == "*" || d.name == plugin)
+                set.disabled
+                    .iter()
+                    .any(|d| d.name == "*" || d.name == plugin)
                     || specific.iter().any(|(name, _)| *name == plugin)
             };
-            on.extend(everywhere.iter().filter(|(plugin, _)| !off(plugin)).map(|on| (*on, false)));
+            on.extend(
+                everywhere
+                    .iter()
+                    .filter(|(plugin, _)| !off(plugin))
+                    .map(|on| (*on, false)),
+            );
             on.extend(specific.iter().map(|on| (*on, true)));
             for ((plugin, weight), explicit) in on {
-                let Some(instance) = self.instance(&name, plugin, &args, koord)? else { continue };
+                let Some(instance) = self.instance(&name, plugin, &args, koord)? else {
+                    continue;
+                };
                 if !self.out.instances[instance].points().has(point) {
                     if explicit {
                         let plugin = plugin.to_owned();
-                        return Err(ProfileError::WrongPoint { profile: name, plugin, point: label });
+                        return Err(ProfileError::WrongPoint {
+                            profile: name,
+                            plugin,
+                            point: label,
+                        });
                     }
                     continue;
                 }
                 if point == Points::SCORE && !(1..=1_000_000).contains(&weight) {
                     let plugin = plugin.to_owned();
-                    return Err(ProfileError::Weight { profile: name, plugin, weight });
+                    return Err(ProfileError::Weight {
+                        profile: name,
+                        plugin,
+                        weight,
+                    });
                 }
                 profile.put(point, instance, weight);
             }
@@ -180,7 +225,10 @@ impl Builder<'_> {
         for plugin in args.keys() {
             if self.registry.find(plugin).is_none() && !self.registry.accepted.contains(plugin) {
                 let plugin = (*plugin).to_owned();
-                return Err(ProfileError::UnknownPlugin { profile: name, plugin });
+                return Err(ProfileError::UnknownPlugin {
+                    profile: name,
+                    plugin,
+                });
             }
         }
         if profile.bind.is_empty() {
@@ -215,8 +263,10 @@ impl Builder<'_> {
         if let Some(at) = self.built.iter().position(|built| *built == key) {
             return Ok(Some(at));
         }
-        let built = (factory.build)(args, self.context)
-            .map_err(|error| ProfileError::Build { profile: profile.to_owned(), error })?;
+        let built = (factory.build)(args, self.context).map_err(|error| ProfileError::Build {
+            profile: profile.to_owned(),
+            error,
+        })?;
         self.built.push(key);
         self.out.instances.push(built);
         Ok(Some(self.out.instances.len() - 1))
@@ -245,14 +295,20 @@ impl Profile {
 }
 
 fn on_from(plugin: &crate::config::PluginRef) -> On<'_> {
-    (plugin.name.as_str(), plugin.weight.filter(|weight| *weight != 0).unwrap_or(1))
+    (
+        plugin.name.as_str(),
+        plugin.weight.filter(|weight| *weight != 0).unwrap_or(1),
+    )
 }
 
 /// Defaults less the disabled ones; an enabled default is replaced in place, others are appended.
 fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
     let off = |name: &str| set.disabled.iter().any(|d| d.name == "*" || d.name == name);
-    let mut on: Vec<On<'a>> =
-        defaults.iter().filter(|(name, _)| !off(name)).copied().collect();
+    let mut on: Vec<On<'a>> = defaults
+        .iter()
+        .filter(|(name, _)| !off(name))
+        .copied()
+        .collect();
     for plugin in set.enabled.iter().map(on_from) {
         match on.iter_mut().find(|(name, _)| *name == plugin.0) {
             Some(default) => *default = plugin,

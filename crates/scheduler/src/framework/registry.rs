@@ -36,7 +36,9 @@ pub struct Factory {
 
 impl std::fmt::Debug for Factory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Factory").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Factory")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 

@@ -108,19 +108,28 @@ impl Rejection {
     /// [`Code::Unschedulable`] with one reason.
     #[must_use]
     pub fn unschedulable(reason: impl Into<Reason>) -> Self {
-        Self { code: Code::Unschedulable, reasons: Reasons::One(reason.into()) }
+        Self {
+            code: Code::Unschedulable,
+            reasons: Reasons::One(reason.into()),
+        }
     }
 
     /// [`Code::Unresolvable`] with one reason.
     #[must_use]
     pub fn unresolvable(reason: impl Into<Reason>) -> Self {
-        Self { code: Code::Unresolvable, reasons: Reasons::One(reason.into()) }
+        Self {
+            code: Code::Unresolvable,
+            reasons: Reasons::One(reason.into()),
+        }
     }
 
     /// [`Code::Error`] with one reason.
     #[must_use]
     pub fn error(reason: impl Into<Reason>) -> Self {
-        Self { code: Code::Error, reasons: Reasons::One(reason.into()) }
+        Self {
+            code: Code::Error,
+            reasons: Reasons::One(reason.into()),
+        }
     }
 
     /// The reasons joined by `, `.

@@ -24,7 +24,10 @@ fn pop(queue: &mut Queue, seconds: i64) -> Option<String> {
     queue.pop(at(seconds)).map(|pod| pod.info.name.to_string())
 }
 
-const REFUSED: Refusal = Refusal::Unschedulable { by: 1, pending: false };
+const REFUSED: Refusal = Refusal::Unschedulable {
+    by: 1,
+    pending: false,
+};
 
 #[test]
 fn priority_first_then_age() {
@@ -43,11 +46,26 @@ fn a_refused_pod_waits_for_an_event_and_then_for_its_backoff() {
     queue.add(pod("b", 0), 0, at(100));
     assert_eq!(pop(&mut queue, 100).as_deref(), Some("a"));
     queue.refuse("a", REFUSED, at(100));
-    assert_eq!(queue.pending(), Pending { active: 1, unschedulable: 1, ..Pending::default() });
+    assert_eq!(
+        queue.pending(),
+        Pending {
+            active: 1,
+            unschedulable: 1,
+            ..Pending::default()
+        }
+    );
     assert!(queue.wake("a", at(100)));
     assert_eq!(queue.pending().backoff, 1);
-    assert_eq!(pop(&mut queue, 100).as_deref(), Some("b"), "ready pods go first");
-    assert_eq!(pop(&mut queue, 100).as_deref(), Some("a"), "an idle scheduler does not wait");
+    assert_eq!(
+        pop(&mut queue, 100).as_deref(),
+        Some("b"),
+        "ready pods go first"
+    );
+    assert_eq!(
+        pop(&mut queue, 100).as_deref(),
+        Some("a"),
+        "an idle scheduler does not wait"
+    );
 }
 
 #[test]

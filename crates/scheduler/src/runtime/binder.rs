@@ -24,11 +24,11 @@ pub(super) struct Writer {
     /// The last status write of a pod: what is written next about the pod waits for it.
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
     /// Bindings under way.
-    pub binding: usize,
+    pub(super) binding: usize,
 }
 
 impl Writer {
-    pub fn new(
+    pub(super) fn new(
         client: Client,
         recorder: Recorder,
         clock: koord_app::Clock,
@@ -47,7 +47,7 @@ impl Writer {
     }
 
     /// Binds a pod; the result arrives as a message.
-    pub fn bind(&mut self, request: BindRequest) {
+    pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
         let before = self.statuses.remove(&request.pod.uid);
         let (client, permits) = (self.client.clone(), self.permits.clone());
@@ -78,12 +78,18 @@ impl Writer {
             }
             let seconds = started.elapsed().as_secs_f64();
             let uid = pod.uid.clone();
-            let _ = sender.send(Message::Bound { uid, result, seconds }).await;
+            let _ = sender
+                .send(Message::Bound {
+                    uid,
+                    result,
+                    seconds,
+                })
+                .await;
         });
     }
 
     /// Writes why a pod was not placed: an event always, the condition when it changed.
-    pub fn report(&mut self, failure: &Failure) {
+    pub(super) fn report(&mut self, failure: &Failure) {
         let pod = &failure.pod;
         self.recorder.event_with_action(
             reference(pod),
@@ -92,7 +98,9 @@ impl Writer {
             "Scheduling",
             failure.message.clone(),
         );
-        let Some(status) = status_patch(failure, self.clock.now()) else { return };
+        let Some(status) = status_patch(failure, self.clock.now()) else {
+            return;
+        };
         let before = self.statuses.remove(&pod.uid);
         let (client, permits) = (self.client.clone(), self.permits.clone());
         let key = pod.clone();
@@ -115,7 +123,7 @@ impl Writer {
     }
 
     /// Reports an object that could not be understood.
-    pub fn problem(&self, problem: &Problem) {
+    pub(super) fn problem(&self, problem: &Problem) {
         tracing::warn!(
             kind = problem.kind,
             namespace = problem.namespace,
@@ -132,7 +140,8 @@ impl Writer {
             ..ObjectReference::default()
         };
         let message = problem.message.clone();
-        self.recorder.event(object, Severity::Warning, "InvalidConfiguration", message);
+        self.recorder
+            .event(object, Severity::Warning, "InvalidConfiguration", message);
     }
 }
 
@@ -159,7 +168,10 @@ async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindE
             .map_err(failed)?;
         if patched.metadata.deletion_timestamp.is_some() {
             let message = "pod is being deleted".to_owned();
-            return Err(BindError { message, gone: false });
+            return Err(BindError {
+                message,
+                gone: false,
+            });
         }
     }
     let body = json!({
@@ -179,7 +191,10 @@ fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
     let status = failure.pod.object.status.as_ref();
     let condition = status
         .and_then(|status| status.conditions.as_ref())
-        .and_then(|all| all.iter().find(|condition| condition.type_ == "PodScheduled"));
+        .and_then(|all| {
+            all.iter()
+                .find(|condition| condition.type_ == "PodScheduled")
+        });
     let same = condition.is_some_and(|condition| {
         condition.status == "False"
             && condition.reason.as_deref() == Some(failure.reason)

@@ -3,8 +3,8 @@
 mod binder;
 mod watch;
 
-pub use watch::Watch;
 pub(crate) use watch::Message;
+pub use watch::Watch;
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Explanation, Question};
@@ -72,8 +72,10 @@ impl Options {
     /// The configuration that applies: the file's, or the built-in one.
     fn resolve(&self) -> Result<(Configuration, Profiles), Error> {
         let koord = self.config.is_none();
-        let config =
-            self.config.clone().unwrap_or_else(|| Configuration::koord(&self.profile_names));
+        let config = self
+            .config
+            .clone()
+            .unwrap_or_else(|| Configuration::koord(&self.profile_names));
         config.validate()?;
         let profiles = Profiles::build(&config, &self.registry, &self.build, koord)?;
         Ok((config, profiles))
@@ -127,15 +129,28 @@ pub fn run(
         options.debug.set_plugins(described);
         let elector = if options.leader_elect {
             let election = election(&config, &options.identity)?;
-            Some(LeaderElector::new(client.clone(), election, ctx.clock.clone())?)
+            Some(LeaderElector::new(
+                client.clone(),
+                election,
+                ctx.clock.clone(),
+            )?)
         } else {
             None
         };
-        let daemon = Daemon { options, config, profiles, metrics, client, ctx: ctx.clone() };
+        let daemon = Daemon {
+            options,
+            config,
+            profiles,
+            metrics,
+            client,
+            ctx: ctx.clone(),
+        };
         match elector {
             None => daemon.lead(ctx.shutdown.clone()).await,
             Some(elector) => {
-                elector.run(ctx.shutdown.clone(), |token| daemon.lead(token)).await?;
+                elector
+                    .run(ctx.shutdown.clone(), |token| daemon.lead(token))
+                    .await?;
             }
         }
         Ok(())
@@ -147,19 +162,26 @@ fn election(config: &Configuration, identity: &str) -> Result<Election, Error> {
     let section = &config.leader_election;
     // Unique per process start; the clock's fine digits are enough to tell contenders apart.
     let identity = if identity.is_empty() {
-        format!("koord-scheduler_{}_{:016x}", std::process::id(), fastrand::u64(..))
+        format!(
+            "koord-scheduler_{}_{:016x}",
+            std::process::id(),
+            fastrand::u64(..)
+        )
     } else {
         identity.to_owned()
     };
-    let name = if section.resource_name == "kube-scheduler" && config.profiles.iter().any(koord_name)
-    {
-        // Never contend with a cluster's kube-scheduler by default.
-        "koord-scheduler"
-    } else {
-        &section.resource_name
-    };
+    let name =
+        if section.resource_name == "kube-scheduler" && config.profiles.iter().any(koord_name) {
+            // Never contend with a cluster's kube-scheduler by default.
+            "koord-scheduler"
+        } else {
+            &section.resource_name
+        };
     let duration = |field, value: koord_api::GoDuration| {
-        value.to_std().ok_or_else(|| Error::Duration { field, value: value.to_string() })
+        value.to_std().ok_or_else(|| Error::Duration {
+            field,
+            value: value.to_string(),
+        })
     };
     Ok(Election {
         lease_duration: duration("leaseDuration", section.lease_duration)?,
@@ -212,19 +234,36 @@ struct Daemon {
 
 impl Daemon {
     async fn lead(self, shutdown: CancellationToken) {
-        let Self { options, config, profiles, metrics, client, ctx } = self;
+        let Self {
+            options,
+            config,
+            profiles,
+            metrics,
+            client,
+            ctx,
+        } = self;
         let names: Vec<String> = profiles.profiles.iter().map(|p| p.name.clone()).collect();
         let engine = Engine::new(&config, profiles, options.engine);
         let (sender, receiver) = mpsc::channel(4096);
         let watches = engine.watches();
-        watch::forward(client.clone(), sender.clone(), shutdown.clone(), |change| match change {
-            Change::Synced => Message::Synced,
-            change => Message::Node(change),
-        });
-        watch::forward(client.clone(), sender.clone(), shutdown.clone(), |change| match change {
-            Change::Synced => Message::Synced,
-            change => Message::Pod(change),
-        });
+        watch::forward(
+            client.clone(),
+            sender.clone(),
+            shutdown.clone(),
+            |change| match change {
+                Change::Synced => Message::Synced,
+                change => Message::Node(change),
+            },
+        );
+        watch::forward(
+            client.clone(),
+            sender.clone(),
+            shutdown.clone(),
+            |change| match change {
+                Change::Synced => Message::Synced,
+                change => Message::Pod(change),
+            },
+        );
         for watch in &watches {
             watch.start(client.clone(), sender.clone(), shutdown.clone());
         }
@@ -240,8 +279,17 @@ impl Daemon {
         let writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
         let questions = options.debug.attach();
         let debug = options.debug.clone();
-        let task = Owner { engine, writer, metrics, ctx, debug, names, concurrency };
-        task.run(receiver, questions, watches.len() + 2, shutdown).await;
+        let task = Owner {
+            engine,
+            writer,
+            metrics,
+            ctx,
+            debug,
+            names,
+            concurrency,
+        };
+        task.run(receiver, questions, watches.len() + 2, shutdown)
+            .await;
     }
 }
 
@@ -326,7 +374,11 @@ impl Owner {
         let label = match message {
             Message::Synced => return,
             Message::Pod(Change::Applied { new, .. }) => {
-                if new.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) {
+                if new
+                    .spec
+                    .as_ref()
+                    .is_some_and(|spec| spec.node_name.is_some())
+                {
                     self.debug.settled(&ObjectKey::of(&*new).to_string());
                 }
                 self.engine.pod_applied(new, now);
@@ -351,7 +403,11 @@ impl Owner {
                 self.engine.object_changed(&change, now);
                 change.kind
             }
-            Message::Bound { uid, result, seconds } => {
+            Message::Bound {
+                uid,
+                result,
+                seconds,
+            } => {
                 self.writer.binding = self.writer.binding.saturating_sub(1);
                 let profile = self.names.first().map_or("", String::as_str);
                 self.metrics.bound(result.is_ok(), profile, seconds);
@@ -372,7 +428,9 @@ impl Owner {
             }
             let now = self.ctx.clock.now();
             let started = Instant::now();
-            let Some(outcome) = self.engine.schedule_one(now) else { return false };
+            let Some(outcome) = self.engine.schedule_one(now) else {
+                return false;
+            };
             let seconds = started.elapsed().as_secs_f64();
             let profile = self.names.get(outcome.profile).map_or("", String::as_str);
             self.metrics.attempt(&outcome, profile, seconds, now);

@@ -17,7 +17,11 @@ pub(crate) enum Message {
     Node(Change<k8s_openapi::api::core::v1::Node>),
     Object(ObjectChange),
     /// A binding was tried.
-    Bound { uid: Arc<str>, result: Result<(), crate::engine::BindError>, seconds: f64 },
+    Bound {
+        uid: Arc<str>,
+        result: Result<(), crate::engine::BindError>,
+        seconds: f64,
+    },
 }
 
 type Start = fn(&'static str, Client, mpsc::Sender<Message>, CancellationToken);
@@ -42,7 +46,10 @@ impl Watch {
             + Send
             + Sync,
     {
-        Self { kind, start: start::<K> }
+        Self {
+            kind,
+            start: start::<K>,
+        }
     }
 
     /// `plural.version.group`.
@@ -79,13 +86,20 @@ fn start<K>(
         Change::Synced => Message::Synced,
         Change::Applied { old, new } => Message::Object(ObjectChange {
             kind,
-            action: if old.is_some() { Action::UPDATE } else { Action::ADD },
+            action: if old.is_some() {
+                Action::UPDATE
+            } else {
+                Action::ADD
+            },
             old: old.map(|old| old as Arc<dyn Any + Send + Sync>),
             new,
         }),
-        Change::Deleted(last) => {
-            Message::Object(ObjectChange { kind, action: Action::DELETE, old: None, new: last })
-        }
+        Change::Deleted(last) => Message::Object(ObjectChange {
+            kind,
+            action: Action::DELETE,
+            old: None,
+            new: last,
+        }),
     });
 }
 

@@ -63,14 +63,31 @@ impl NodeInfo {
             }
         }
         let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
-        let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
-        Ok((Self { name, allocatable, unschedulable, object: node }, problems))
+        let unschedulable = node
+            .spec
+            .as_ref()
+            .and_then(|s| s.unschedulable)
+            .unwrap_or(false);
+        Ok((
+            Self {
+                name,
+                allocatable,
+                unschedulable,
+                object: node,
+            },
+            problems,
+        ))
     }
 
     /// The value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
-        self.object.metadata.labels.as_ref()?.get(key).map(String::as_str)
+        self.object
+            .metadata
+            .labels
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
     }
 
     /// The value of annotation `key`.
@@ -82,12 +99,20 @@ impl NodeInfo {
     /// `spec.taints`.
     #[must_use]
     pub fn taints(&self) -> &[Taint] {
-        self.object.spec.as_ref().and_then(|s| s.taints.as_deref()).unwrap_or_default()
+        self.object
+            .spec
+            .as_ref()
+            .and_then(|s| s.taints.as_deref())
+            .unwrap_or_default()
     }
 }
 
 fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
-    node.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    node.metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
 }
 
 #[derive(Deserialize)]
@@ -110,8 +135,9 @@ fn reserved(text: &str, table: &mut ResourceTable) -> Result<Amounts, String> {
         return Ok(out);
     }
     for (name, amount) in &parsed.resources {
-        let quantity: koord_api::quantity::Quantity =
-            amount.parse().map_err(|error| format!("resources[{name}]: {error}"))?;
+        let quantity: koord_api::quantity::Quantity = amount
+            .parse()
+            .map_err(|error| format!("resources[{name}]: {error}"))?;
         let id = table.intern(name);
         out.add(id, koord_model::resources::amount(id, &quantity));
     }
@@ -127,7 +153,9 @@ fn count_cpus(list: &str) -> Result<i64, String> {
     for part in list.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |text: &str| {
-            text.trim().parse::<u16>().map_err(|_| format!("reservedCPUs: {part:?} is no CPU range"))
+            text.trim()
+                .parse::<u16>()
+                .map_err(|_| format!("reservedCPUs: {part:?} is no CPU range"))
         };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
@@ -156,8 +184,14 @@ mod tests {
     fn the_reservation_annotation_lowers_allocatable() {
         let cpu = |text| node(text).0.allocatable.get(CPU);
         assert_eq!(cpu(r#"{"resources":{"cpu":"1500m"}}"#), 6500);
-        assert_eq!(cpu(r#"{"resources":{"cpu":"1"},"reservedCPUs":"0-1,3"}"#), 5000);
-        assert_eq!(cpu(r#"{"reservedCPUs":"0-1","applyPolicy":"ReservedCPUsOnly"}"#), 8000);
+        assert_eq!(
+            cpu(r#"{"resources":{"cpu":"1"},"reservedCPUs":"0-1,3"}"#),
+            5000
+        );
+        assert_eq!(
+            cpu(r#"{"reservedCPUs":"0-1","applyPolicy":"ReservedCPUsOnly"}"#),
+            8000
+        );
     }
 
     #[test]

@@ -79,8 +79,16 @@ impl PodInfo {
     /// A required part is missing, or an amount is not a quantity.
     pub fn new(pod: Arc<Pod>, table: &mut ResourceTable) -> Result<Self, PodError> {
         let meta = &pod.metadata;
-        let uid: Arc<str> = meta.uid.as_deref().ok_or(PodError::Missing("metadata.uid"))?.into();
-        let name: Arc<str> = meta.name.as_deref().ok_or(PodError::Missing("metadata.name"))?.into();
+        let uid: Arc<str> = meta
+            .uid
+            .as_deref()
+            .ok_or(PodError::Missing("metadata.uid"))?
+            .into();
+        let name: Arc<str> = meta
+            .name
+            .as_deref()
+            .ok_or(PodError::Missing("metadata.name"))?
+            .into();
         let namespace: Arc<str> = meta.namespace.as_deref().unwrap_or_default().into();
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
         let requests = combined(spec, table, Side::Requests)?;
@@ -96,7 +104,9 @@ impl PodInfo {
         };
         let phase = status.and_then(|s| s.phase.as_deref());
         let shared = |text: &Option<String>| {
-            text.as_deref().filter(|t| !t.is_empty()).map(Arc::<str>::from)
+            text.as_deref()
+                .filter(|t| !t.is_empty())
+                .map(Arc::<str>::from)
         };
         Ok(Self {
             uid,
@@ -109,11 +119,23 @@ impl PodInfo {
             scoring: [scoring.get(CPU), scoring.get(MEMORY)],
             node: shared(&spec.node_name),
             nominated: status.and_then(|s| shared(&s.nominated_node_name)),
-            created: meta.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0),
+            created: meta
+                .creation_timestamp
+                .as_ref()
+                .map_or(Timestamp::UNIX_EPOCH, |t| t.0),
             scheduled_at: since("PodScheduled"),
             initialized_at: since("Initialized"),
-            gates: spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect(),
-            daemon: meta.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet"),
+            gates: spec
+                .scheduling_gates
+                .iter()
+                .flatten()
+                .map(|gate| gate.name.clone())
+                .collect(),
+            daemon: meta
+                .owner_references
+                .iter()
+                .flatten()
+                .any(|owner| owner.kind == "DaemonSet"),
             deleting: meta.deletion_timestamp.is_some(),
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
             object: pod,
@@ -129,13 +151,20 @@ impl PodInfo {
     /// `spec.schedulerName`, `default-scheduler` when unset.
     #[must_use]
     pub fn scheduler_name(&self) -> &str {
-        self.spec().and_then(|s| s.scheduler_name.as_deref()).unwrap_or("default-scheduler")
+        self.spec()
+            .and_then(|s| s.scheduler_name.as_deref())
+            .unwrap_or("default-scheduler")
     }
 
     /// The value of annotation `key`.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+        self.object
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
     }
 
     /// Whether something that scheduling reads differs: spec, labels or annotations.
@@ -216,7 +245,10 @@ fn container_amounts(
     side: Side,
     field: impl Fn() -> String,
 ) -> Result<Amounts, PodError> {
-    let listed = container.resources.as_ref().and_then(|resources| list(resources, side));
+    let listed = container
+        .resources
+        .as_ref()
+        .and_then(|resources| list(resources, side));
     let mut own = amounts(listed, table, || format!("{}.resources", field()))?;
     if side == Side::Scoring {
         for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
@@ -307,6 +339,9 @@ mod tests {
     fn a_bad_quantity_is_named_with_its_path_and_value() {
         let error = pod(json!({"containers": [requests("1x")]})).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("spec.containers[0].resources[cpu]") && text.contains("\"1x\""), "{text}");
+        assert!(
+            text.contains("spec.containers[0].resources[cpu]") && text.contains("\"1x\""),
+            "{text}"
+        );
     }
 }

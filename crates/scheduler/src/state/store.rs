@@ -66,7 +66,9 @@ impl NodeStore {
 
     /// The rows of existing nodes, in order of index.
     pub fn indices(&self) -> impl Iterator<Item = NodeIndex> + '_ {
-        (0..self.rows.len()).filter(|row| self.rows[*row].info.is_some()).map(index)
+        (0..self.rows.len())
+            .filter(|row| self.rows[*row].info.is_some())
+            .map(index)
     }
 
     /// The row of node `name`, shells included.
@@ -89,7 +91,10 @@ impl NodeStore {
 
     /// The pods on `node`, assumed ones included, in no particular order.
     pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {
-        self.rows.get(node.row()).into_iter().flat_map(|row| row.pods.values())
+        self.rows
+            .get(node.row())
+            .into_iter()
+            .flat_map(|row| row.pods.values())
     }
 
     /// How many pods are on `node`.
@@ -171,7 +176,9 @@ impl NodeStore {
 
     /// Replaces a pod's record; touches the row only if what it takes differs.
     pub(crate) fn update_pod(&mut self, node: NodeIndex, pod: Arc<PodInfo>) {
-        let Some(old) = self.rows[node.row()].pods.get(&pod.uid).cloned() else { return };
+        let Some(old) = self.rows[node.row()].pods.get(&pod.uid).cloned() else {
+            return;
+        };
         if old.requests != pod.requests || old.scoring != pod.scoring {
             self.book(node, &old, -1);
             self.book(node, &pod, 1);
@@ -270,7 +277,11 @@ fn index(row: usize) -> NodeIndex {
 }
 
 fn cell(columns: &[Vec<i64>], node: NodeIndex, resource: ResourceId) -> i64 {
-    columns.get(resource.index()).and_then(|c| c.get(node.row())).copied().unwrap_or(0)
+    columns
+        .get(resource.index())
+        .and_then(|c| c.get(node.row()))
+        .copied()
+        .unwrap_or(0)
 }
 
 fn column(columns: &mut Vec<Vec<i64>>, id: ResourceId, rows: usize) -> &mut Vec<i64> {

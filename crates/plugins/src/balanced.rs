@@ -1,0 +1,143 @@
+//! `NodeResourcesBalancedAllocation`: prefers nodes whose resources are used evenly.
+
+use crate::args;
+use crate::fit::is_scalar;
+use koord_model::resources::ResourceId;
+use koord_scheduler::framework::{
+    BuildContext, BuildError, Cycle, Plugin, Points, PreScore, Signable, Signature, State,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde::Deserialize;
+use serde_json::Value;
+
+const NAME: &str = "NodeResourcesBalancedAllocation";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    resources: Vec<Spec>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Spec {
+    name: String,
+    #[serde(default)]
+    weight: Option<i64>,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        let spec = |name: &str| Spec {
+            name: name.to_owned(),
+            weight: None,
+        };
+        Self {
+            resources: vec![spec("cpu"), spec("memory")],
+        }
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct BalancedAllocation {
+    resources: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Scored(Vec<(ResourceId, i64)>);
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = args::decode(NAME, value)?;
+    for spec in &args.resources {
+        if spec.weight.is_some_and(|weight| weight != 1) {
+            let message = format!("args.resources[{}].weight: only 1 is allowed", spec.name);
+            return Err(args::invalid(NAME, message));
+        }
+    }
+    let resources = args.resources.into_iter().map(|spec| spec.name).collect();
+    Ok(Box::new(BalancedAllocation { resources }))
+}
+
+impl Plugin for BalancedAllocation {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        Signable::Yes
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let scored: Vec<(ResourceId, i64)> = self
+            .resources
+            .iter()
+            .filter_map(|name| cycle.view.resources.get(name))
+            .map(|id| (id, cycle.pod.requests.get(id)))
+            .filter(|(id, adds)| *adds > 0 || !is_scalar(*id))
+            .collect();
+        if scored.iter().all(|(_, adds)| *adds == 0) {
+            return PreScore::Skip;
+        }
+        PreScore::Ready(State::of(Scored(scored)))
+    }
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "fractions, as upstream computes them"
+    )]
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let nodes = cycle.view.nodes;
+        let Some(Scored(scored)) = state.get::<Scored>() else {
+            return 0;
+        };
+        let mut fractions = [0.0_f64; 16];
+        let mut count = 0;
+        for (id, adds) in scored {
+            let total = nodes.allocatable(node, *id);
+            if total > 0 && count < fractions.len() {
+                let used = nodes.requested(node, *id).saturating_add(*adds);
+                fractions[count] = (used as f64 / total as f64).min(1.0);
+                count += 1;
+            }
+        }
+        score(&fractions[..count])
+    }
+}
+
+/// 100 for equal fractions, less the further they spread.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "a score within 0 and 100"
+)]
+fn score(fractions: &[f64]) -> i64 {
+    let deviation = match fractions {
+        [] | [_] => 0.0,
+        [a, b] => ((a - b) / 2.0).abs(),
+        all => {
+            let mean = all.iter().sum::<f64>() / all.len() as f64;
+            let variance = all.iter().map(|f| (f - mean).powi(2)).sum::<f64>() / all.len() as f64;
+            variance.sqrt()
+        }
+    };
+    ((1.0 - deviation) * 100.0) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_use_scores_highest() {
+        assert_eq!(score(&[0.5, 0.5]), 100);
+        assert_eq!(score(&[1.0, 0.0]), 50);
+        assert_eq!(score(&[0.25]), 100);
+        assert_eq!(score(&[0.0, 0.0, 1.0]), 52);
+    }
+}

@@ -1,0 +1,184 @@
+//! The small plugins: queue order, gates, node name, cordoned nodes, binding.
+
+use crate::taints::tolerates;
+use k8s_openapi::api::core::v1::Taint;
+use koord_scheduler::framework::{
+    Action, BindPlan, Cycle, Hint, Interest, Plugin, Points, PreFilter, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+
+/// `PrioritySort`: the queue's built-in order, by priority and then by age.
+#[derive(Debug)]
+pub struct PrioritySort;
+
+impl Plugin for PrioritySort {
+    fn name(&self) -> &'static str {
+        "PrioritySort"
+    }
+    fn points(&self) -> Points {
+        Points::QUEUE_SORT
+    }
+}
+
+/// `SchedulingGates`: keeps pods with `spec.schedulingGates` out of the queue.
+#[derive(Debug)]
+pub struct SchedulingGates;
+
+impl Plugin for SchedulingGates {
+    fn name(&self) -> &'static str {
+        "SchedulingGates"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_ENQUEUE
+    }
+    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        if pod.gates.is_empty() {
+            return Ok(());
+        }
+        let gates = pod.gates.join(" ");
+        Err(Rejection::unresolvable(format!(
+            "waiting for scheduling gates: [{gates}]"
+        )))
+    }
+}
+
+/// `NodeName`: a pod that names a node goes nowhere else.
+#[derive(Debug)]
+pub struct NodeName;
+
+impl Plugin for NodeName {
+    fn name(&self) -> &'static str {
+        "NodeName"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::Node,
+            actions: Action::ADD,
+        }]
+    }
+    fn hint(
+        &self,
+        pod: &PodInfo,
+        event: &koord_scheduler::framework::ClusterEvent<'_>,
+        _view: View<'_>,
+    ) -> Hint {
+        match (event.node, &pod.node) {
+            (Some(node), Some(wanted)) if node.name != *wanted => Hint::Skip,
+            _ => Hint::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.text(pod.node.as_deref().unwrap_or_default());
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match cycle.pod.node {
+            None => PreFilter::Skip,
+            Some(_) => PreFilter::Ready {
+                state: State::default(),
+                nodes: None,
+            },
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        match &cycle.pod.node {
+            Some(wanted) if wanted != cycle.view.nodes.name(node) => Err(Rejection::unresolvable(
+                "node(s) didn't match the requested node name",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `NodeUnschedulable`: cordoned nodes take only pods that tolerate it.
+#[derive(Debug)]
+pub struct NodeUnschedulable;
+
+impl NodeUnschedulable {
+    fn tolerated(pod: &PodInfo) -> bool {
+        let taint = Taint {
+            key: "node.kubernetes.io/unschedulable".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        let tolerations = pod.spec().and_then(|spec| spec.tolerations.as_deref());
+        tolerates(tolerations.unwrap_or_default(), &taint)
+    }
+}
+
+impl Plugin for NodeUnschedulable {
+    fn name(&self) -> &'static str {
+        "NodeUnschedulable"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_TAINT),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SPEC,
+            },
+        ]
+    }
+    fn hint(
+        &self,
+        _pod: &PodInfo,
+        event: &koord_scheduler::framework::ClusterEvent<'_>,
+        _view: View<'_>,
+    ) -> Hint {
+        if event.node.is_some_and(|node| node.unschedulable) {
+            Hint::Skip
+        } else {
+            Hint::Queue
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.number(i64::from(Self::tolerated(pod)));
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if Self::tolerated(cycle.pod) {
+            return PreFilter::Skip;
+        }
+        PreFilter::Ready {
+            state: State::default(),
+            nodes: None,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        if cycle
+            .view
+            .nodes
+            .info(node)
+            .is_some_and(|info| info.unschedulable)
+        {
+            return Err(Rejection::unresolvable("node(s) were unschedulable"));
+        }
+        Ok(())
+    }
+}
+
+/// `DefaultBinder`: binds through the pod's binding subresource.
+#[derive(Debug)]
+pub struct DefaultBinder;
+
+impl Plugin for DefaultBinder {
+    fn name(&self) -> &'static str {
+        "DefaultBinder"
+    }
+    fn points(&self) -> Points {
+        Points::BIND
+    }
+    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        BindPlan::Binding
+    }
+}

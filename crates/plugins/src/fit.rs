@@ -1,0 +1,204 @@
+//! `NodeResourcesFit`: a node must have room; how full nodes should be is a strategy.
+
+mod args;
+
+use args::{Args, Strategy};
+use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Hint, Interest, Plugin, Points,
+    PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::Value;
+
+pub(crate) const NAME: &str = "NodeResourcesFit";
+const TOO_MANY: &str = "Too many pods";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Fit {
+    args: Args,
+}
+
+/// What the pod needs, with the text for when it is lacking.
+#[derive(Debug)]
+struct Needs(Vec<(ResourceId, i64, Reason)>);
+
+/// What is scored: resource, weight, and what the pod adds.
+#[derive(Debug)]
+struct Scored(Vec<(ResourceId, i64, i64)>);
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    args.validate()?;
+    Ok(Box::new(Fit { args }))
+}
+
+impl Fit {
+    fn needs(&self, pod: &PodInfo, table: &ResourceTable) -> Needs {
+        let mut needs = Vec::new();
+        for (id, amount) in pod.requests.iter() {
+            let name = table.name(id);
+            if amount == 0 || id == PODS || self.args.ignores(name) {
+                continue;
+            }
+            let reason = match id {
+                CPU => Reason::Static("Insufficient cpu"),
+                MEMORY => Reason::Static("Insufficient memory"),
+                resources::EPHEMERAL_STORAGE => Reason::Static("Insufficient ephemeral-storage"),
+                _ => Reason::from(format!("Insufficient {name}")),
+            };
+            needs.push((id, amount, reason));
+        }
+        Needs(needs)
+    }
+}
+
+/// Whether a resource is a scalar one, which counts for scoring only when the pod asks for it:
+/// everything but the four native resources.
+pub(crate) fn is_scalar(id: ResourceId) -> bool {
+    !matches!(id, CPU | MEMORY | PODS | resources::EPHEMERAL_STORAGE)
+}
+
+impl Plugin for Fit {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let pod = Action::DELETE.or(Action::POD_SCALE_DOWN);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: pod,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_ALLOCATABLE),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SCALE_DOWN,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+        let helps = match (event.node, event.pod) {
+            // An empty node must be large enough, or nothing on it matters.
+            (Some(node), _) => {
+                node.allocatable.get(PODS) > 0
+                    && pod
+                        .requests
+                        .iter()
+                        .all(|(id, amount)| amount == 0 || amount <= node.allocatable.get(id))
+            }
+            _ => true,
+        };
+        if helps { Hint::Queue } else { Hint::Skip }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        signature.number(pod.scoring[0]);
+        signature.number(pod.scoring[1]);
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        PreFilter::ready(self.needs(cycle.pod, cycle.view.resources))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let nodes = cycle.view.nodes;
+        let full = nodes.requested(node, PODS) >= nodes.allocatable(node, PODS);
+        let needs = state
+            .get::<Needs>()
+            .map(|needs| needs.0.as_slice())
+            .unwrap_or_default();
+        let lacks = |(id, amount, _): &&(ResourceId, i64, Reason)| {
+            *amount
+                > nodes
+                    .allocatable(node, *id)
+                    .saturating_sub(nodes.requested(node, *id))
+        };
+        let mut lacking = needs.iter().filter(lacks).peekable();
+        if !full && lacking.peek().is_none() {
+            return Ok(());
+        }
+        let mut code = Code::Unschedulable;
+        let mut reasons: Vec<Reason> = full
+            .then_some(Reason::Static(TOO_MANY))
+            .into_iter()
+            .collect();
+        for (id, amount, reason) in lacking {
+            if *amount > nodes.allocatable(node, *id) {
+                code = Code::Unresolvable;
+            }
+            reasons.push(reason.clone());
+        }
+        let reasons = match <[Reason; 1]>::try_from(reasons) {
+            Ok([reason]) => Reasons::One(reason),
+            Err(reasons) => Reasons::Many(reasons.into()),
+        };
+        Err(Rejection { code, reasons })
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let pod = cycle.pod;
+        let scored = self
+            .args
+            .scoring_strategy
+            .resources
+            .iter()
+            .filter_map(|spec| {
+                let id = cycle.view.resources.get(&spec.name)?;
+                let adds = match id {
+                    CPU => pod.scoring[0],
+                    MEMORY => pod.scoring[1],
+                    _ => pod.requests.get(id),
+                };
+                (adds > 0 || !is_scalar(id)).then_some((id, spec.weight, adds))
+            });
+        PreScore::Ready(State::of(Scored(scored.collect())))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let nodes = cycle.view.nodes;
+        let Some(Scored(scored)) = state.get::<Scored>() else {
+            return 0;
+        };
+        let [cpu, memory] = nodes.requested_for_scoring(node);
+        let strategy = &self.args.scoring_strategy;
+        let (mut sum, mut weights) = (0_i64, 0_i64);
+        for (id, weight, adds) in scored {
+            let total = nodes.allocatable(node, *id);
+            if total == 0 {
+                continue;
+            }
+            let used = match *id {
+                CPU => cpu,
+                MEMORY => memory,
+                id => nodes.requested(node, id),
+            };
+            let score = strategy.score(used.saturating_add(*adds), total);
+            // The ratio strategy leaves resources that score nothing out of the mean.
+            if score == 0 && strategy.kind == Strategy::RequestedToCapacityRatio {
+                continue;
+            }
+            sum += score * weight;
+            weights += weight;
+        }
+        match weights {
+            0 => 0,
+            weights if strategy.kind == Strategy::RequestedToCapacityRatio => {
+                (2 * sum + weights) / (2 * weights)
+            }
+            weights => sum / weights,
+        }
+    }
+}

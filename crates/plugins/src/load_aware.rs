@@ -1,0 +1,417 @@
+//! `LoadAwareScheduling`: places by what nodes really use, not by what pods ask for.
+//!
+//! A node's load is its NodeMetric report plus an estimate of every pod that the report does not
+//! cover yet, so that a burst of placements between two reports does not pile onto one node.
+
+mod args;
+mod load;
+#[cfg(test)]
+mod tests;
+
+use args::{Args, ByResource, NodeThresholds, Thresholds};
+use jiff::{SignedDuration, Timestamp};
+use koord_api::annotations;
+use koord_api::priority::PriorityClass;
+use koord_api::quantity::ResourceList;
+use koord_api::slo::NodeMetric;
+use koord_model::estimate;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, Points,
+    PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
+use load::{Dims, Load, Report, Row};
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+const NAME: &str = "LoadAwareScheduling";
+const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct LoadAware {
+    args: Args,
+    dims: Dims,
+    /// Reports by node name; a report may be here before its node.
+    reports: FxHashMap<String, Arc<Report>>,
+    /// By node index.
+    loads: Vec<Load>,
+    /// When reports expire: their verdicts change then without any event.
+    expiries: BinaryHeap<Reverse<(Timestamp, String)>>,
+}
+
+/// The pod's side of a cycle.
+#[derive(Debug)]
+struct Incoming {
+    estimate: Row,
+    prod: bool,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    Ok(Box::new(LoadAware::new(crate::args::decode(NAME, value)?)?))
+}
+
+impl LoadAware {
+    fn new(args: Args) -> Result<Self, BuildError> {
+        let args = args.complete();
+        args.validate()?;
+        let dims = Dims::of(&args);
+        Ok(Self {
+            args,
+            dims,
+            reports: FxHashMap::default(),
+            loads: Vec::new(),
+            expiries: BinaryHeap::new(),
+        })
+    }
+
+    fn incoming(&self, cycle: &Cycle<'_>) -> Incoming {
+        let pod = cycle.pod;
+        let custom = self.args.allow_customize_estimation;
+        Incoming {
+            estimate: self.dims.estimate(pod, cycle.view.resources, custom),
+            prod: pod.priority_class == PriorityClass::Prod,
+        }
+    }
+
+    fn load(&mut self, node: NodeIndex) -> &mut Load {
+        while self.loads.len() <= node.row() {
+            self.loads.push(Load::new(&self.dims));
+        }
+        &mut self.loads[node.row()]
+    }
+
+    fn expires(&self, report: &Report) -> Option<Timestamp> {
+        let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
+        report
+            .updated
+            .map(|updated| updated.saturating_add(life).unwrap_or(Timestamp::MAX))
+    }
+
+    fn is_expired(&self, report: &Report, now: Timestamp) -> bool {
+        self.expires(report).is_none_or(|at| at <= now)
+    }
+
+    /// Reads the node's side anew: allocatable, thresholds, pods, report.
+    fn rebuild(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        let mut load = Load::new(&self.dims);
+        if let Some(info) = view.nodes.info(node) {
+            load.allocatable = self.allocatable(info, view, fx);
+            load.thresholds = Thresholds::resolve(&self.args, node_thresholds(info, fx).as_ref());
+            load.report = self.reports.get(&*info.name).cloned();
+        }
+        let old = std::mem::take(self.load(node));
+        let custom = self.args.allow_customize_estimation;
+        for pod in view.nodes.pods(node) {
+            let at = old.assigned_at(&pod.uid).unwrap_or(view.now);
+            let estimate = self.dims.estimate(pod, view.resources, custom);
+            load.add(pod, estimate, &self.args, at);
+        }
+        let report = load.report.clone();
+        load.set_report(report, &self.args);
+        *self.load(node) = load;
+    }
+
+    fn allocatable(&self, info: &NodeInfo, view: View<'_>, fx: &mut Effects) -> Row {
+        let amount = |name: &String| {
+            view.resources
+                .get(name)
+                .map_or(0, |id| info.allocatable.get(id))
+        };
+        let mut row: Row = self.dims.names.iter().map(amount).collect();
+        let key = annotations::NODE_RAW_ALLOCATABLE;
+        if let Some(text) = info.annotation(key) {
+            match serde_json::from_str::<ResourceList>(text) {
+                Ok(raw) => {
+                    let values = self.dims.read(&raw);
+                    for (at, name) in self.dims.names.iter().enumerate() {
+                        if raw.contains_key(name) {
+                            row[at] = values[at];
+                        }
+                    }
+                }
+                Err(error) => fx.problems.push(malformed(info, key, text, &error)),
+            }
+        }
+        row
+    }
+
+    /// The first threshold that `used` exceeds.
+    fn exceeded<'a>(
+        &self,
+        thresholds: &'a ByResource,
+        used: impl Fn(usize) -> i64,
+        load: &Load,
+    ) -> Option<&'a str> {
+        thresholds.iter().find_map(|(name, threshold)| {
+            let at = self.dims.position(name)?;
+            estimate::exceeds(used(at), load.allocatable[at], *threshold).then_some(name.as_str())
+        })
+    }
+}
+
+fn malformed(info: &NodeInfo, key: &str, text: &str, error: &serde_json::Error) -> Problem {
+    Problem {
+        kind: "Node",
+        namespace: String::new(),
+        name: info.name.to_string(),
+        uid: info.object.metadata.uid.clone().unwrap_or_default(),
+        message: format!("annotation {key} is ignored: {error}: {text:?}"),
+    }
+}
+
+fn node_thresholds(info: &NodeInfo, fx: &mut Effects) -> Option<NodeThresholds> {
+    let key = annotations::NODE_USAGE_THRESHOLDS;
+    let text = info.annotation(key)?;
+    match serde_json::from_str(text) {
+        Ok(thresholds) => Some(thresholds),
+        Err(error) => {
+            fx.problems.push(malformed(info, key, text, &error));
+            None
+        }
+    }
+}
+
+impl Plugin for LoadAware {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        let filter = Points::PRE_FILTER.or(Points::FILTER);
+        filter
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::RESERVE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD
+            .or(Action::NODE_ALLOCATABLE)
+            .or(Action::NODE_ANNOTATION);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Object(NODE_METRICS),
+                actions: any,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: node,
+            },
+        ]
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.text(pod.priority_class.as_str());
+        signature.number(i64::from(pod.daemon));
+        signature.amounts(&pod.requests);
+        signature.amounts(&pod.limits);
+        if self.args.allow_customize_estimation {
+            let own = pod.annotation(annotations::LOAD_ESTIMATED_SCALING_FACTORS);
+            signature.text(own.unwrap_or_default());
+        }
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of::<NodeMetric>(NODE_METRICS)]
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        if change.kind != NODE_METRICS {
+            return;
+        }
+        let Some(metric) = change.new_as::<NodeMetric>() else {
+            return;
+        };
+        let name = metric.metadata.name.clone().unwrap_or_default();
+        let report = if change.action == Action::DELETE {
+            self.reports.remove(&name);
+            None
+        } else {
+            let report = Arc::new(Report::of(metric, &self.dims));
+            if let Some(at) = self.expires(&report) {
+                self.expiries.push(Reverse((at, name.clone())));
+            }
+            self.reports.insert(name.clone(), report.clone());
+            Some(report)
+        };
+        if let Some(node) = view.nodes.find(&name) {
+            let args = self.args.clone();
+            self.load(node).set_report(report, &args);
+            fx.touched.push(node);
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        self.rebuild(node, view, fx);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let custom = self.args.allow_customize_estimation;
+        let estimate = self.dims.estimate(pod, view.resources, custom);
+        self.load(node);
+        self.loads[node.row()].add(pod, estimate, &self.args, view.now);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let same = old.scheduled_at == new.scheduled_at
+            && old.initialized_at == new.initialized_at
+            && !old.differs_for_scheduling(new);
+        if same {
+            return;
+        }
+        let custom = self.args.allow_customize_estimation;
+        let estimate = self.dims.estimate(new, view.resources, custom);
+        self.load(node);
+        self.loads[node.row()].update(new, estimate, &self.args, view.now);
+        fx.touched.push(node);
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.load(node).remove(&pod.uid);
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        while let Some(Reverse((at, _))) = self.expiries.peek()
+            && *at <= view.now
+        {
+            let Some(Reverse((at, name))) = self.expiries.pop() else {
+                return;
+            };
+            let current = self
+                .reports
+                .get(&name)
+                .and_then(|report| self.expires(report));
+            if current == Some(at)
+                && let Some(node) = view.nodes.find(&name)
+            {
+                fx.touched.push(node);
+            }
+        }
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if cycle.pod.daemon {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(self.incoming(cycle))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
+        else {
+            return Ok(());
+        };
+        let Some(report) = &load.report else {
+            return Ok(());
+        };
+        if self.args.filter_expired_node_metrics && self.is_expired(report, cycle.view.now) {
+            if self.args.enable_schedule_when_node_metrics_expired {
+                return Ok(());
+            }
+            return Err(Rejection::unschedulable("node(s) nodeMetric expired"));
+        }
+        let Some(usage) = &report.usage else {
+            return Ok(());
+        };
+        let plus =
+            |at: usize, base: &Row, delta: &Row| base[at] + delta[at] + incoming.estimate[at];
+        let thresholds = &load.thresholds;
+        if incoming.prod && !thresholds.prod.is_empty() {
+            let used = |at: usize| plus(at, &load.prod_usage, &load.prod_delta);
+            return refuse(self.exceeded(&thresholds.prod, used, load), "");
+        }
+        let Some(aggregated) = &thresholds.aggregated else {
+            let used = |at: usize| plus(at, usage, &load.node_delta);
+            return refuse(self.exceeded(&thresholds.usage, used, load), "");
+        };
+        let base = report.aggregated(&aggregated.kind, aggregated.duration);
+        let used = |at: usize| match base {
+            Some(base) => plus(at, base, &load.node_delta),
+            None => load.estimated[at] + incoming.estimate[at],
+        };
+        refuse(
+            self.exceeded(&aggregated.thresholds, used, load),
+            "aggregated ",
+        )
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        PreScore::Ready(State::of(self.incoming(cycle)))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
+        else {
+            return 0;
+        };
+        let Some(report) = &load.report else { return 0 };
+        let Some(usage) = &report.usage else { return 0 };
+        if self.is_expired(report, cycle.view.now) {
+            return 0;
+        }
+        let prod = incoming.prod && self.args.score_according_prod_usage;
+        let aggregated = self
+            .args
+            .aggregated
+            .as_ref()
+            .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
+        let base = match aggregated {
+            _ if prod => Some(&load.prod_usage),
+            Some(a) => report.aggregated(&a.score_aggregation_type, a.score_aggregated_duration),
+            None => Some(usage),
+        };
+        let delta = if prod {
+            &load.prod_delta
+        } else {
+            &load.node_delta
+        };
+        let mut scores = [(0, 0); 8];
+        let mut count = 0;
+        for (name, weight) in &self.args.resource_weights {
+            let Some(at) = self.dims.position(name) else {
+                continue;
+            };
+            let used = base.map_or(load.estimated[at], |base| base[at] + delta[at]);
+            let used = used.saturating_add(incoming.estimate[at]);
+            let score = estimate::least_used_score(used, load.allocatable[at]);
+            if count < scores.len() {
+                scores[count] = (*weight, score);
+                count += 1;
+            }
+        }
+        estimate::weighted_score(&scores[..count], self.args.dominant_resource_weight)
+    }
+}
+
+fn refuse(exceeded: Option<&str>, kind: &str) -> Verdict {
+    match exceeded {
+        None => Ok(()),
+        Some(resource) => {
+            let reason = format!("node(s) {resource} {kind}usage exceed threshold");
+            Err(Rejection::unschedulable(reason))
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! `LoadAwareSchedulingArgs`, and the thresholds a node can set for itself.
+
+use crate::args::invalid;
+use koord_api::duration::GoDuration;
+use koord_scheduler::framework::BuildError;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Percentages or weights by resource.
+pub(super) type ByResource = BTreeMap<String, i64>;
+
+/// The plugin's arguments, with upstream's defaults.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Args {
+    pub filter_expired_node_metrics: bool,
+    pub node_metric_expiration_seconds: i64,
+    pub enable_schedule_when_node_metrics_expired: bool,
+    pub resource_weights: ByResource,
+    pub dominant_resource_weight: i64,
+    pub usage_thresholds: ByResource,
+    pub prod_usage_thresholds: ByResource,
+    pub prod_usage_include_sys: bool,
+    pub score_according_prod_usage: bool,
+    pub estimator: String,
+    pub estimated_scaling_factors: ByResource,
+    pub estimated_seconds_after_pod_scheduled: Option<i64>,
+    pub estimated_seconds_after_initialized: Option<i64>,
+    pub allow_customize_estimation: bool,
+    pub aggregated: Option<Aggregated>,
+    /// Accepted; estimates cover every resource that has a factor.
+    #[allow(dead_code, reason = "accepted for compatibility")]
+    pub supported_resources: Vec<String>,
+}
+
+/// Percentiles in place of means.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Aggregated {
+    pub usage_thresholds: ByResource,
+    pub usage_aggregation_type: String,
+    pub usage_aggregated_duration: GoDuration,
+    pub score_aggregation_type: String,
+    pub score_aggregated_duration: GoDuration,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            filter_expired_node_metrics: true,
+            node_metric_expiration_seconds: 180,
+            enable_schedule_when_node_metrics_expired: false,
+            resource_weights: ByResource::new(),
+            dominant_resource_weight: 0,
+            usage_thresholds: ByResource::new(),
+            prod_usage_thresholds: ByResource::new(),
+            prod_usage_include_sys: false,
+            score_according_prod_usage: false,
+            estimator: String::new(),
+            estimated_scaling_factors: ByResource::new(),
+            estimated_seconds_after_pod_scheduled: None,
+            estimated_seconds_after_initialized: None,
+            allow_customize_estimation: false,
+            aggregated: None,
+            supported_resources: Vec::new(),
+        }
+    }
+}
+
+fn pair(cpu: i64, memory: i64) -> ByResource {
+    [("cpu".to_owned(), cpu), ("memory".to_owned(), memory)].into()
+}
+
+impl Args {
+    /// Fills in what was left out.
+    pub(super) fn complete(mut self) -> Self {
+        if self.resource_weights.is_empty() && self.dominant_resource_weight == 0 {
+            self.resource_weights = pair(1, 1);
+        }
+        if self.usage_thresholds.is_empty() {
+            self.usage_thresholds = pair(65, 95);
+        }
+        for (name, factor) in pair(85, 70) {
+            self.estimated_scaling_factors.entry(name).or_insert(factor);
+        }
+        self
+    }
+
+    /// Checks a completed value.
+    pub(super) fn validate(&self) -> Result<(), BuildError> {
+        let within = |field: &str, values: &ByResource, low: i64| {
+            for (name, value) in values {
+                if !(low..=100).contains(value) {
+                    return refuse(format!(
+                        "{field}[{name}]: {value} is not within {low} and 100"
+                    ));
+                }
+            }
+            Ok(())
+        };
+        within("resourceWeights", &self.resource_weights, 1)?;
+        within("usageThresholds", &self.usage_thresholds, 0)?;
+        within("prodUsageThresholds", &self.prod_usage_thresholds, 0)?;
+        within(
+            "estimatedScalingFactors",
+            &self.estimated_scaling_factors,
+            1,
+        )?;
+        if !(0..=100).contains(&self.dominant_resource_weight) {
+            let value = self.dominant_resource_weight;
+            return refuse(format!(
+                "dominantResourceWeight: {value} is not within 0 and 100"
+            ));
+        }
+        if self.node_metric_expiration_seconds <= 0 {
+            let value = self.node_metric_expiration_seconds;
+            return refuse(format!(
+                "nodeMetricExpirationSeconds: {value} must be above 0"
+            ));
+        }
+        if !matches!(self.estimator.as_str(), "" | "defaultEstimator") {
+            return refuse(format!("estimator: {:?} does not exist", self.estimator));
+        }
+        for name in self.resource_weights.keys() {
+            if !self.estimated_scaling_factors.contains_key(name) {
+                return refuse(format!(
+                    "estimatedScalingFactors[{name}]: missing, {name} has a weight"
+                ));
+            }
+        }
+        if let Some(aggregated) = &self.aggregated {
+            within(
+                "aggregated.usageThresholds",
+                &aggregated.usage_thresholds,
+                0,
+            )?;
+            aggregation(
+                "aggregated.usageAggregationType",
+                &aggregated.usage_aggregation_type,
+            )?;
+            aggregation(
+                "aggregated.scoreAggregationType",
+                &aggregated.score_aggregation_type,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn aggregation(field: &str, kind: &str) -> Result<(), BuildError> {
+    if matches!(kind, "" | "avg" | "p50" | "p90" | "p95" | "p99") {
+        return Ok(());
+    }
+    refuse(format!(
+        "{field}: {kind:?} is not one of avg, p50, p90, p95, p99"
+    ))
+}
+
+fn refuse<T>(message: String) -> Result<T, BuildError> {
+    Err(invalid(super::NAME, format!("args.{message}")))
+}
+
+/// What annotation `scheduling.koordinator.sh/usage-thresholds` may say.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct NodeThresholds {
+    pub usage_thresholds: ByResource,
+    pub prod_usage_thresholds: ByResource,
+    pub aggregated_usage: Option<NodeAggregated>,
+}
+
+/// The annotation's `aggregatedUsage`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct NodeAggregated {
+    pub usage_thresholds: ByResource,
+    pub usage_aggregation_type: String,
+    pub usage_aggregated_duration: Option<GoDuration>,
+}
+
+/// Aggregated thresholds that apply.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct AggregatedThresholds {
+    pub thresholds: ByResource,
+    pub kind: String,
+    /// Zero: the longest there is.
+    pub duration: GoDuration,
+}
+
+/// The thresholds that apply to one node.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Thresholds {
+    pub usage: ByResource,
+    pub prod: ByResource,
+    pub aggregated: Option<AggregatedThresholds>,
+}
+
+impl Thresholds {
+    /// The arguments', each part replaced by the node's own where it has one.
+    pub(super) fn resolve(args: &Args, own: Option<&NodeThresholds>) -> Self {
+        let mut out = Self {
+            usage: args.usage_thresholds.clone(),
+            prod: args.prod_usage_thresholds.clone(),
+            aggregated: args
+                .aggregated
+                .as_ref()
+                .filter(|a| !a.usage_thresholds.is_empty() && !a.usage_aggregation_type.is_empty())
+                .map(|a| AggregatedThresholds {
+                    thresholds: a.usage_thresholds.clone(),
+                    kind: a.usage_aggregation_type.clone(),
+                    duration: a.usage_aggregated_duration,
+                }),
+        };
+        let Some(own) = own else { return out };
+        if !own.usage_thresholds.is_empty() {
+            out.usage.clone_from(&own.usage_thresholds);
+        }
+        if !own.prod_usage_thresholds.is_empty() {
+            out.prod.clone_from(&own.prod_usage_thresholds);
+        }
+        if let Some(aggregated) = &own.aggregated_usage
+            && !aggregated.usage_thresholds.is_empty()
+            && !aggregated.usage_aggregation_type.is_empty()
+        {
+            out.aggregated = Some(AggregatedThresholds {
+                thresholds: aggregated.usage_thresholds.clone(),
+                kind: aggregated.usage_aggregation_type.clone(),
+                duration: aggregated.usage_aggregated_duration.unwrap_or_default(),
+            });
+        }
+        out
+    }
+}

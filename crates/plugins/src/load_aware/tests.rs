@@ -1,0 +1,324 @@
+use super::*;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_model::resources::ResourceTable;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{Engine, EngineOptions, Output};
+use koord_scheduler::framework::Profiles;
+use serde_json::json;
+
+const NOW: i64 = 1_700_000_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(NOW + seconds).unwrap()
+}
+
+/// An engine whose only opinion is the plugin's.
+fn engine(args: Value) -> Engine {
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": [{"name": NAME}, {"name": "DefaultBinder"}]
+            }},
+            "pluginConfig": [{"name": NAME, "args": args}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let context = BuildContext::default();
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    Engine::new(&config, profiles, EngineOptions::default())
+}
+
+fn node(name: &str, annotations: Value) -> Arc<Node> {
+    let value = json!({
+        "metadata": {"name": name, "uid": name, "annotations": annotations},
+        "status": {"allocatable": {"cpu": "100", "memory": "500Gi", "pods": "110"}}
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn metric(node: &str, cpu: &str, rest: Value) -> ObjectChange {
+    let mut status = json!({
+        "updateTime": at(0).to_string(),
+        "nodeMetric": {"nodeUsage": {"resources": {"cpu": cpu, "memory": "10Gi"}}}
+    });
+    for (key, value) in rest.as_object().into_iter().flatten() {
+        if key == "nodeMetric" {
+            for (key, value) in value.as_object().into_iter().flatten() {
+                status["nodeMetric"][key] = value.clone();
+            }
+        } else {
+            status[key] = value.clone();
+        }
+    }
+    let metric: NodeMetric = serde_json::from_value(json!({
+        "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+        "metadata": {"name": node},
+        "spec": {"metricCollectPolicy": {"reportIntervalSeconds": 60}},
+        "status": status
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: NODE_METRICS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(metric),
+    }
+}
+
+fn pod(name: &str, change: Value) -> Arc<Pod> {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {
+            "schedulerName": "koord-scheduler",
+            "priority": 9500,
+            "containers": [{"name": "c", "resources": {
+                "requests": {"cpu": "10", "memory": "1Gi"}
+            }}]
+        }
+    });
+    for (key, part) in change.as_object().into_iter().flatten() {
+        for (field, content) in part.as_object().into_iter().flatten() {
+            value[key][field] = content.clone();
+        }
+    }
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+/// Where the pod goes, or what its condition says.
+fn place(engine: &mut Engine, pod: Arc<Pod>, seconds: i64) -> String {
+    engine.take_outputs();
+    engine.pod_applied(pod, at(seconds));
+    engine.schedule_one(at(seconds)).unwrap();
+    match engine.take_outputs().remove(0) {
+        Output::Bind(bind) => bind.node.to_string(),
+        Output::Failed(failure) => failure.message,
+        Output::Problem(problem) => problem.message,
+    }
+}
+
+const HOT: &str = "0/1 nodes are available: 1 node(s) cpu usage exceed threshold.";
+const HOT_AGGREGATED: &str =
+    "0/1 nodes are available: 1 node(s) cpu aggregated usage exceed threshold.";
+
+/// One node with this report; the answer for one pod that is estimated at 8.5 cores.
+fn answer(args: Value, annotations: Value, report: ObjectChange, seconds: i64) -> String {
+    let mut engine = engine(args);
+    engine.node_applied(node("n", annotations), at(0));
+    engine.object_changed(&report, at(0));
+    place(&mut engine, pod("p", json!({})), seconds)
+}
+
+#[test]
+fn usage_plus_estimate_is_held_against_the_threshold() {
+    // 56.9 + 8.5 = 65.4 % rounds to 65; 57.0 + 8.5 = 65.5 % rounds to 66.
+    assert_eq!(
+        answer(json!({}), json!({}), metric("n", "56900m", json!({})), 10),
+        "n"
+    );
+    assert_eq!(
+        answer(json!({}), json!({}), metric("n", "57", json!({})), 10),
+        HOT
+    );
+    let off = json!({"usageThresholds": {"cpu": 0, "memory": 0}});
+    assert_eq!(
+        answer(off, json!({}), metric("n", "99", json!({})), 10),
+        "n"
+    );
+}
+
+#[test]
+fn an_expired_report_refuses_passes_or_is_used_as_configured() {
+    let report = || metric("n", "90", json!({}));
+    let expired = "0/1 nodes are available: 1 node(s) nodeMetric expired.";
+    assert_eq!(answer(json!({}), json!({}), report(), 179), HOT);
+    assert_eq!(answer(json!({}), json!({}), report(), 180), expired);
+    let pass = json!({"enableScheduleWhenNodeMetricsExpired": true});
+    assert_eq!(answer(pass, json!({}), report(), 180), "n");
+    let stale = json!({"filterExpiredNodeMetrics": false});
+    assert_eq!(answer(stale, json!({}), report(), 10_000), HOT);
+    let mut bare = engine(json!({}));
+    bare.node_applied(node("n", json!({})), at(0));
+    assert_eq!(
+        place(&mut bare, pod("p", json!({})), 0),
+        "n",
+        "no report, no opinion"
+    );
+}
+
+#[test]
+fn a_nodes_own_thresholds_win() {
+    let own = json!({"scheduling.koordinator.sh/usage-thresholds":
+        r#"{"usageThresholds":{"cpu":50}}"#});
+    assert_eq!(answer(json!({}), own, metric("n", "45", json!({})), 1), HOT);
+    let bad = json!({"scheduling.koordinator.sh/usage-thresholds": "{"});
+    let mut engine = engine(json!({}));
+    engine.node_applied(node("n", bad), at(0));
+    match engine.take_outputs().remove(0) {
+        Output::Problem(problem) => assert!(problem.message.contains("usage-thresholds")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn production_pods_are_held_against_production_usage() {
+    let args = json!({"prodUsageThresholds": {"cpu": 20}});
+    let usage = json!({"podsMetric": [
+        {"name": "prod", "namespace": "ns", "priority": "koord-prod",
+         "podUsage": {"resources": {"cpu": "12"}}},
+        {"name": "gone", "namespace": "ns", "priority": "koord-prod",
+         "podUsage": {"resources": {"cpu": "50"}}}
+    ]});
+    let mut engine = engine(args);
+    engine.node_applied(node("n", json!({})), at(-1000));
+    let scheduled = json!({"spec": {"nodeName": "n"}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(-1000).to_string()}
+    ]}});
+    engine.pod_applied(pod("prod", scheduled), at(-1000));
+    engine.object_changed(&metric("n", "90", usage), at(0));
+    // 12 + 8.5 = 20.5 % rounds to 21: only pods that are here and production count.
+    assert_eq!(place(&mut engine, pod("p", json!({})), 1), HOT);
+    let small = json!({"spec": {"containers": [
+        {"name": "c", "resources": {"requests": {"cpu": "9", "memory": "1Gi"}}}
+    ]}});
+    assert_eq!(place(&mut engine, pod("q", small), 1), "n");
+}
+
+#[test]
+fn aggregated_usage_replaces_the_mean() {
+    let args = |duration: &str| {
+        json!({"aggregated": {"usageThresholds": {"cpu": 60}, "usageAggregationType": "p95",
+            "usageAggregatedDuration": duration}})
+    };
+    let report = || {
+        let window = |cpu: &str, duration: &str| json!({"usage": {"p95": {"resources": {"cpu": cpu}}}, "duration": duration});
+        let windows = json!([window("80", "5m0s"), window("20", "30m0s")]);
+        metric(
+            "n",
+            "90",
+            json!({"nodeMetric": {"aggregatedNodeUsages": windows}}),
+        )
+    };
+    assert_eq!(answer(args("5m"), json!({}), report(), 1), HOT_AGGREGATED);
+    assert_eq!(
+        answer(args("0s"), json!({}), report(), 1),
+        "n",
+        "the longest window counts"
+    );
+    assert_eq!(
+        answer(args("1h"), json!({}), report(), 1),
+        "n",
+        "estimates alone"
+    );
+    let plain = metric("n", "90", json!({}));
+    assert_eq!(
+        answer(args("0s"), json!({}), plain, 1),
+        HOT_AGGREGATED,
+        "the mean, else"
+    );
+}
+
+#[test]
+fn placements_between_two_reports_count_by_their_estimate() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&metric("n", "40", json!({})), at(0));
+    assert_eq!(place(&mut engine, pod("a", json!({})), 1), "n"); // 48.5
+    assert_eq!(place(&mut engine, pod("b", json!({})), 2), "n"); // 57
+    assert_eq!(place(&mut engine, pod("c", json!({})), 3), HOT); // 65.5
+    // A report that lists the pods, but was made within an interval of their assignment, covers
+    // what it shows of them and no more.
+    let listed = |updated: i64| {
+        json!({"updateTime": at(updated).to_string(), "podsMetric": [
+            {"name": "a", "namespace": "ns", "podUsage": {"resources": {"cpu": "3"}}},
+            {"name": "b", "namespace": "ns", "podUsage": {"resources": {"cpu": "3"}}}
+        ]})
+    };
+    engine.object_changed(&metric("n", "46", listed(30)), at(30));
+    assert_eq!(place(&mut engine, pod("d", json!({})), 31), HOT); // 46 + 11 + 8.5
+    engine.object_changed(&metric("n", "46", listed(100)), at(100));
+    assert_eq!(place(&mut engine, pod("e", json!({})), 101), "n"); // 46 + 8.5
+}
+
+#[test]
+fn a_batch_pod_is_estimated_by_its_batch_resources() {
+    let mut table = ResourceTable::new();
+    let dims = Dims::of(&Args::default().complete());
+    let estimate = |table: &mut ResourceTable, priority: i32, resources: Value| {
+        let change = json!({"spec": {"priority": priority,
+            "containers": [{"name": "c", "resources": resources}]}});
+        let info = PodInfo::new(pod("p", change), table).unwrap();
+        dims.estimate(&info, table, false)
+    };
+    let batch = json!({"requests": {
+        "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "1000"
+    }});
+    assert_eq!(dims.names, ["cpu", "memory"]);
+    assert_eq!(estimate(&mut table, 5500, batch.clone()), [1700, 700]);
+    assert_eq!(
+        estimate(&mut table, 9500, batch),
+        [250, 200 << 20],
+        "not its kind: the default"
+    );
+    assert_eq!(
+        estimate(&mut table, 7500, json!({})),
+        [0, 0],
+        "mid has no default"
+    );
+    let capped = json!({"requests": {"cpu": "4"}, "limits": {"cpu": "2"}});
+    assert_eq!(estimate(&mut table, 9500, capped)[0], 2000);
+}
+
+#[test]
+fn the_less_used_node_wins_and_an_unknown_one_scores_nothing() {
+    let mut engine = engine(json!({}));
+    for name in ["busy", "calm", "silent"] {
+        engine.node_applied(node(name, json!({})), at(0));
+    }
+    engine.object_changed(&metric("busy", "40", json!({})), at(0));
+    engine.object_changed(&metric("calm", "10", json!({})), at(0));
+    assert_eq!(place(&mut engine, pod("p", json!({})), 1), "calm");
+}
+
+#[test]
+fn amplified_allocatable_is_compared_raw() {
+    let raw = json!({"node.koordinator.sh/raw-allocatable": r#"{"cpu":"50"}"#});
+    assert_eq!(answer(json!({}), raw, metric("n", "30", json!({})), 1), HOT);
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    for (args, expected) in [
+        (
+            json!({"usageThresholds": {"cpu": 101}}),
+            "usageThresholds[cpu]: 101",
+        ),
+        (
+            json!({"resourceWeights": {"cpu": 0}}),
+            "resourceWeights[cpu]: 0",
+        ),
+        (
+            json!({"resourceWeights": {"gpu": 1}}),
+            "estimatedScalingFactors[gpu]",
+        ),
+        (
+            json!({"aggregated": {"usageAggregationType": "p42"}}),
+            "p42",
+        ),
+        (json!({"estimator": "oracle"}), "oracle"),
+        (
+            json!({"nodeMetricExpirationSecond": 1}),
+            "nodeMetricExpirationSecond",
+        ),
+        (json!({"kind": "OtherArgs"}), "OtherArgs"),
+    ] {
+        let error = build(Some(&args), &BuildContext::default())
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,288 @@
+//! `NodeAffinity`: node selectors, required and preferred node affinity.
+
+use crate::args;
+use k8s_openapi::api::core::v1::{
+    NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
+};
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Hint, Interest, Normalize, Plugin,
+    Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const NAME: &str = "NodeAffinity";
+const NO_MATCH: &str = "node(s) didn't match Pod's node affinity/selector";
+const NOT_ADDED: &str = "node(s) didn't match scheduler-enforced node affinity";
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    added_affinity: Option<Affinity>,
+}
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub struct NodeAffinity {
+    /// Affinity that the profile adds to every pod.
+    added: Option<Affinity>,
+}
+
+/// The pod's side, taken once per cycle.
+#[derive(Debug, Default)]
+struct Wanted {
+    selector: BTreeMap<String, String>,
+    required: Option<Vec<NodeSelectorTerm>>,
+}
+
+impl Wanted {
+    fn of(pod: &PodInfo) -> Self {
+        let Some(spec) = pod.spec() else {
+            return Self::default();
+        };
+        let required = affinity(pod)
+            .and_then(|affinity| {
+                affinity
+                    .required_during_scheduling_ignored_during_execution
+                    .as_ref()
+            })
+            .map(|selector| selector.node_selector_terms.clone());
+        Self {
+            selector: spec.node_selector.clone().unwrap_or_default(),
+            required,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.selector.is_empty() && self.required.is_none()
+    }
+
+    fn matches(&self, node: &NodeInfo) -> bool {
+        self.selector
+            .iter()
+            .all(|(key, value)| node.label(key) == Some(value))
+            && self
+                .required
+                .as_ref()
+                .is_none_or(|terms| any_term(terms, node))
+    }
+}
+
+fn affinity(pod: &PodInfo) -> Option<&Affinity> {
+    pod.spec()?.affinity.as_ref()?.node_affinity.as_ref()
+}
+
+/// Whether one of `terms` matches; a term without requirements matches nothing.
+fn any_term(terms: &[NodeSelectorTerm], node: &NodeInfo) -> bool {
+    terms.iter().any(|term| term_matches(term, node))
+}
+
+fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    if expressions.is_empty() && fields.is_empty() {
+        return false;
+    }
+    let field = |requirement: &NodeSelectorRequirement| {
+        let value = (requirement.key == "metadata.name").then_some(&*node.name);
+        requirement_matches(requirement, value)
+    };
+    expressions
+        .iter()
+        .all(|r| requirement_matches(r, node.label(&r.key)))
+        && fields.iter().all(field)
+}
+
+fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let listed = || value.is_some_and(|value| values.iter().any(|listed| listed == value));
+    let compare = |check: fn(&i64, &i64) -> bool| {
+        let bound = values.first().and_then(|bound| bound.parse::<i64>().ok());
+        let value = value.and_then(|value| value.parse::<i64>().ok());
+        matches!((value, bound), (Some(value), Some(bound)) if check(&value, &bound))
+    };
+    match requirement.operator.as_str() {
+        "In" => listed(),
+        "NotIn" => !listed(),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compare(i64::gt),
+        "Lt" => compare(i64::lt),
+        _ => false,
+    }
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = args::decode(NAME, value)?;
+    Ok(Box::new(NodeAffinity {
+        added: args.added_affinity,
+    }))
+}
+
+impl NodeAffinity {
+    fn added_terms(&self) -> Option<&[NodeSelectorTerm]> {
+        let added = self.added.as_ref()?;
+        let required = added
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()?;
+        Some(&required.node_selector_terms)
+    }
+
+    /// Weights and terms of all preferences.
+    fn preferences(&self, pod: &PodInfo) -> Vec<(i64, NodeSelectorTerm)> {
+        let sources = affinity(pod).into_iter().chain(&self.added);
+        sources
+            .flat_map(|affinity| {
+                affinity
+                    .preferred_during_scheduling_ignored_during_execution
+                    .iter()
+                    .flatten()
+            })
+            .map(|term| (i64::from(term.weight), term.preference.clone()))
+            .filter(|(weight, _)| *weight != 0)
+            .collect()
+    }
+}
+
+impl Plugin for NodeAffinity {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_LABEL),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SPEC,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+        match event.node {
+            Some(node) if !Wanted::of(pod).matches(node) => Hint::Skip,
+            _ => Hint::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
+        signature.number(selector.map_or(0, |all| i64::try_from(all.len()).unwrap_or(i64::MAX)));
+        for (key, value) in selector.into_iter().flatten() {
+            signature.text(key);
+            signature.text(value);
+        }
+        match affinity(pod) {
+            None => signature.number(0),
+            Some(affinity) => signature.debug(affinity),
+        }
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let wanted = Wanted::of(cycle.pod);
+        if wanted.is_empty() && self.added_terms().is_none() {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(wanted)
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(info) = cycle.view.nodes.info(node) else {
+            return Ok(());
+        };
+        if self
+            .added_terms()
+            .is_some_and(|terms| !any_term(terms, info))
+        {
+            return Err(Rejection::unresolvable(NOT_ADDED));
+        }
+        if state
+            .get::<Wanted>()
+            .is_some_and(|wanted| !wanted.matches(info))
+        {
+            return Err(Rejection::unresolvable(NO_MATCH));
+        }
+        Ok(())
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let preferences = self.preferences(cycle.pod);
+        if preferences.is_empty() {
+            return PreScore::Skip;
+        }
+        PreScore::Ready(State::of(preferences))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let Some(info) = cycle.view.nodes.info(node) else {
+            return 0;
+        };
+        let preferences = state.get::<Vec<(i64, NodeSelectorTerm)>>();
+        preferences
+            .into_iter()
+            .flatten()
+            .filter(|(_, term)| term_matches(term, info))
+            .map(|(weight, _)| weight)
+            .sum()
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(labels: Value) -> NodeInfo {
+        let node = serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}}));
+        let mut table = koord_model::resources::ResourceTable::new();
+        NodeInfo::new(std::sync::Arc::new(node.unwrap()), &mut table)
+            .unwrap()
+            .0
+    }
+
+    fn term(value: Value) -> NodeSelectorTerm {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn operators_follow_the_api() {
+        let node = node(json!({"zone": "a", "cores": "16"}));
+        let expression = |key: &str, operator: &str, values: &[&str]| {
+            let requirement = json!({"key": key, "operator": operator, "values": values});
+            term_matches(&term(json!({"matchExpressions": [requirement]})), &node)
+        };
+        assert!(expression("zone", "In", &["a", "b"]));
+        assert!(!expression("zone", "NotIn", &["a"]));
+        assert!(
+            expression("other", "NotIn", &["a"]),
+            "an absent label is not in any list"
+        );
+        assert!(expression("zone", "Exists", &[]) && !expression("zone", "DoesNotExist", &[]));
+        assert!(expression("cores", "Gt", &["8"]) && !expression("cores", "Lt", &["16"]));
+        assert!(!expression("zone", "Gt", &["8"]), "not a number");
+    }
+
+    #[test]
+    fn an_empty_term_matches_nothing_and_fields_match_the_name() {
+        let node = node(json!({}));
+        assert!(!term_matches(&NodeSelectorTerm::default(), &node));
+        let by_name = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});
+        assert!(term_matches(
+            &term(json!({"matchFields": [by_name]})),
+            &node
+        ));
+    }
+}

@@ -1,0 +1,198 @@
+//! `TaintToleration`: pods stay off nodes whose taints they do not tolerate.
+
+use k8s_openapi::api::core::v1::{Taint, Toleration};
+use koord_scheduler::framework::{
+    Action, ClusterEvent, Cycle, Hint, Interest, Normalize, Plugin, Points, PreScore, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+
+const NO_SCHEDULE: &str = "NoSchedule";
+const NO_EXECUTE: &str = "NoExecute";
+const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct TaintToleration;
+
+/// Whether any of `tolerations` tolerates `taint`.
+#[must_use]
+pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
+    tolerations.iter().any(|toleration| {
+        let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
+        let effect = toleration.effect.as_deref().unwrap_or_default();
+        if !effect.is_empty() && effect != taint.effect {
+            return false;
+        }
+        let key = toleration.key.as_deref().unwrap_or_default();
+        if !key.is_empty() && key != taint.key {
+            return false;
+        }
+        match toleration.operator.as_deref().unwrap_or_default() {
+            "Exists" => true,
+            "" | "Equal" => !key.is_empty() && text(&toleration.value) == text(&taint.value),
+            _ => false,
+        }
+    })
+}
+
+fn of(pod: &PodInfo) -> &[Toleration] {
+    pod.spec()
+        .and_then(|spec| spec.tolerations.as_deref())
+        .unwrap_or_default()
+}
+
+/// The first taint that keeps the pod off the node.
+fn untolerated<'a>(tolerations: &[Toleration], taints: &'a [Taint]) -> Option<&'a Taint> {
+    taints
+        .iter()
+        .filter(|taint| taint.effect == NO_SCHEDULE || taint.effect == NO_EXECUTE)
+        .find(|taint| !tolerates(tolerations, taint))
+}
+
+impl Plugin for TaintToleration {
+    fn name(&self) -> &'static str {
+        "TaintToleration"
+    }
+    fn points(&self) -> Points {
+        Points::FILTER.or(Points::PRE_SCORE).or(Points::SCORE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_TAINT),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SPEC,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+        match event.node {
+            Some(node) if untolerated(of(pod), node.taints()).is_some() => Hint::Skip,
+            _ => Hint::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        let tolerations = of(pod);
+        if tolerations.is_empty() {
+            signature.number(0);
+        } else {
+            signature.debug(&tolerations);
+        }
+        Signable::Yes
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        let taints = cycle
+            .view
+            .nodes
+            .info(node)
+            .map(|info| info.taints())
+            .unwrap_or_default();
+        match untolerated(of(cycle.pod), taints) {
+            None => Ok(()),
+            Some(taint) => Err(Rejection::unresolvable(format!(
+                "node(s) had untolerated taint {{{}: {}}}",
+                taint.key,
+                taint.value.as_deref().unwrap_or_default()
+            ))),
+        }
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let relevant = |toleration: &&Toleration| {
+            matches!(
+                toleration.effect.as_deref(),
+                None | Some("" | PREFER_NO_SCHEDULE)
+            )
+        };
+        let kept: Vec<Toleration> = of(cycle.pod).iter().filter(relevant).cloned().collect();
+        PreScore::Ready(State::of(kept))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let taints = cycle
+            .view
+            .nodes
+            .info(node)
+            .map(|info| info.taints())
+            .unwrap_or_default();
+        if taints.is_empty() {
+            return 0;
+        }
+        let tolerations = state
+            .get::<Vec<Toleration>>()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let disliked = taints
+            .iter()
+            .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
+            .filter(|taint| !tolerates(tolerations, taint))
+            .count();
+        i64::try_from(disliked).unwrap_or(i64::MAX)
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::MaxReversed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taint(key: &str, value: &str, effect: &str) -> Taint {
+        let value = Some(value.to_owned());
+        Taint {
+            key: key.to_owned(),
+            value,
+            effect: effect.to_owned(),
+            time_added: None,
+        }
+    }
+
+    fn toleration(key: &str, operator: &str, value: &str, effect: &str) -> Toleration {
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        Toleration {
+            key: some(key),
+            operator: some(operator),
+            value: some(value),
+            effect: some(effect),
+            toleration_seconds: None,
+        }
+    }
+
+    #[test]
+    fn tolerations_match_by_key_operator_value_and_effect() {
+        let taint = taint("k", "v", NO_SCHEDULE);
+        for (key, operator, value, effect, expected) in [
+            ("k", "Equal", "v", NO_SCHEDULE, true),
+            ("k", "", "v", "", true),
+            ("k", "", "w", "", false),
+            ("k", "Exists", "", "", true),
+            ("", "Exists", "", "", true),
+            ("", "", "v", "", false),
+            ("j", "Exists", "", "", false),
+            ("k", "Exists", "", NO_EXECUTE, false),
+        ] {
+            let toleration = toleration(key, operator, value, effect);
+            assert_eq!(
+                tolerates(std::slice::from_ref(&toleration), &taint),
+                expected,
+                "{toleration:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_preference_does_not_refuse() {
+        let taints = [
+            taint("a", "", PREFER_NO_SCHEDULE),
+            taint("b", "1", NO_EXECUTE),
+        ];
+        assert_eq!(
+            untolerated(&[], &taints).map(|taint| taint.key.as_str()),
+            Some("b")
+        );
+        assert_eq!(untolerated(&[], &taints[..1]), None);
+    }
+}

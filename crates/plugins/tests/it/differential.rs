@@ -1,0 +1,248 @@
+//! The cached engine decides as the exhaustive one does, whatever happens in between.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::slo::NodeMetric;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const KIND: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
+
+/// Every plugin on, thresholds biting, node preferences and aggregation in play.
+fn engine(cached: bool, aggregated: bool) -> Engine {
+    let mut load = json!({
+        "usageThresholds": {"cpu": 60, "memory": 80},
+        "prodUsageThresholds": {"cpu": 40},
+        "nodeMetricExpirationSeconds": 100,
+        "dominantResourceWeight": 1,
+        "resourceWeights": {"cpu": 1, "memory": 2}
+    });
+    if aggregated {
+        load["aggregated"] = json!({"usageThresholds": {"cpu": 50},
+            "usageAggregationType": "p95", "scoreAggregationType": "p95"});
+    }
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {"enabled": [{"name": "LoadAwareScheduling", "weight": 2}]}},
+            "pluginConfig": [{"name": "LoadAwareScheduling", "args": load}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let registry = koord_plugins::registry();
+    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), false).unwrap();
+    let mut engine = Engine::new(
+        &config,
+        profiles,
+        EngineOptions {
+            seed: 7,
+            max_classes: 3,
+        },
+    );
+    engine.set_caching(cached);
+    engine
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Node {
+        name: u8,
+        cpu: u8,
+        zone: u8,
+        taint: u8,
+        cordoned: bool,
+    },
+    NodeGone(u8),
+    Metric {
+        node: u8,
+        cpu: u8,
+        age: u8,
+    },
+    Pod {
+        shape: u8,
+        priority: u8,
+    },
+    PodGone(u8),
+    BindFails(u8),
+    Confirm(u8),
+    Wait(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..9_u8, 1..6_u8, 0..3_u8, 0..6_u8, prop::bool::weighted(0.1)).prop_map(
+            |(name, cpu, zone, taint, cordoned)| Step::Node { name, cpu, zone, taint, cordoned }
+        ),
+        1 => (0..9_u8).prop_map(Step::NodeGone),
+        3 => (0..9_u8, 0..40_u8, 0..120_u8)
+            .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
+        12 => (0..10_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
+        2 => any::<u8>().prop_map(Step::PodGone),
+        1 => any::<u8>().prop_map(Step::BindFails),
+        2 => any::<u8>().prop_map(Step::Confirm),
+        1 => (0..90_u8).prop_map(Step::Wait),
+    ]
+}
+
+fn node(name: u8, cpu: u8, zone: u8, taint: u8, cordoned: bool) -> Arc<Node> {
+    let taints = match taint {
+        0 => json!([{"key": "dedicated", "value": "a", "effect": "NoSchedule"}]),
+        1 => json!([{"key": "slow", "effect": "PreferNoSchedule"}]),
+        2 => json!([{"key": "slow", "effect": "PreferNoSchedule"},
+            {"key": "old", "effect": "PreferNoSchedule"}]),
+        _ => json!([]),
+    };
+    let name = format!("n{name}");
+    let value = json!({
+        "metadata": {"name": name, "uid": name, "labels": {"zone": format!("z{zone}")}},
+        "spec": {"taints": taints, "unschedulable": cordoned},
+        "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "12",
+            "kubernetes.io/batch-cpu": "3000", "kubernetes.io/batch-memory": "4Gi"}}
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn metric(node: u8, cpu: u8, updated: Timestamp) -> ObjectChange {
+    let usage =
+        json!({"resources": {"cpu": format!("{}m", u32::from(cpu) * 100), "memory": "1Gi"}});
+    let metric: NodeMetric = serde_json::from_value(json!({
+        "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+        "metadata": {"name": format!("n{node}")}, "spec": {},
+        "status": {"updateTime": updated.to_string(), "nodeMetric": {
+            "nodeUsage": usage,
+            "aggregatedNodeUsages": [{"usage": {"p95": usage}, "duration": "5m0s"}]
+        }}
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: KIND,
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new(metric),
+    }
+}
+
+fn pod(number: usize, shape: u8, priority: u8) -> Pod {
+    let mut spec = json!({
+        "schedulerName": "koord-scheduler",
+        "priority": [9100, 7100, 5100][usize::from(priority)],
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "300m", "memory": "256Mi"}}}]
+    });
+    let preferred = |weight: u8, zone: &str| {
+        json!({"weight": weight, "preference": {"matchExpressions": [
+            {"key": "zone", "operator": "In", "values": [zone]}]}})
+    };
+    match shape {
+        0 => spec["containers"][0]["resources"]["requests"]["cpu"] = json!("1300m"),
+        1 => spec["nodeSelector"] = json!({"zone": "z1"}),
+        2 => spec["tolerations"] = json!([{"key": "dedicated", "operator": "Exists"}]),
+        3 => spec["tolerations"] = json!([{"key": "slow", "operator": "Exists"}]),
+        4 => {
+            let terms = [preferred(10, "z0"), preferred(3, "z2")];
+            spec["affinity"] = json!({"nodeAffinity":
+                {"preferredDuringSchedulingIgnoredDuringExecution": terms}});
+        }
+        5 => {
+            spec["priority"] = json!(5500);
+            spec["containers"][0]["resources"]["requests"] =
+                json!({"kubernetes.io/batch-cpu": "700", "kubernetes.io/batch-memory": "512Mi"});
+        }
+        6 => spec["containers"][0]["resources"] = Value::Null,
+        _ => {}
+    }
+    let name = format!("p{number}");
+    let value = json!({"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": spec});
+    serde_json::from_value(value).unwrap()
+}
+
+/// What both engines did, as text.
+fn drain(engine: &mut Engine, now: Timestamp, placed: &mut Vec<(Pod, String)>) -> Vec<String> {
+    let mut out = Vec::new();
+    for _ in 0..200 {
+        if engine.schedule_one(now).is_none() {
+            break;
+        }
+        for output in engine.take_outputs() {
+            out.push(match output {
+                Output::Bind(bind) => {
+                    placed.push(((*bind.pod.object).clone(), bind.node.to_string()));
+                    format!("{} -> {}", bind.pod.name, bind.node)
+                }
+                Output::Failed(failure) => format!("{}: {}", failure.pod.name, failure.message),
+                Output::Problem(problem) => problem.message,
+            });
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn cached_equals_exhaustive(
+        steps in prop::collection::vec(step(), 1..120),
+        aggregated in any::<bool>(),
+    ) {
+        let mut engines = [engine(true, aggregated), engine(false, aggregated)];
+        let mut now = Timestamp::from_second(1_700_000_000).unwrap();
+        let mut pods = 0;
+        let mut placed: [Vec<(Pod, String)>; 2] = Default::default();
+        for step in steps {
+            now += jiff::SignedDuration::from_millis(400);
+            let pick = |n: u8, from: &[(Pod, String)]| {
+                (!from.is_empty()).then(|| usize::from(n) % from.len())
+            };
+            if let Step::Wait(seconds) = step {
+                now += jiff::SignedDuration::from_secs(seconds.into());
+            }
+            pods += usize::from(matches!(step, Step::Pod { .. }));
+            for (engine, placed) in engines.iter_mut().zip(&mut placed) {
+                match step {
+                    Step::Node { name, cpu, zone, taint, cordoned } => {
+                        engine.node_applied(node(name, cpu, zone, taint, cordoned), now);
+                    }
+                    Step::NodeGone(name) => engine.node_deleted(&format!("n{name}"), now),
+                    Step::Metric { node, cpu, age } => {
+                        let updated = now - jiff::SignedDuration::from_secs(age.into());
+                        engine.object_changed(&metric(node, cpu, updated), now);
+                    }
+                    Step::Pod { shape, priority } => {
+                        engine.pod_applied(Arc::new(pod(pods, shape, priority)), now);
+                    }
+                    Step::PodGone(n) => if let Some(at) = pick(n, placed) {
+                        engine.pod_deleted(&placed.swap_remove(at).0, now);
+                    },
+                    Step::BindFails(n) => if let Some(at) = pick(n, placed) {
+                        let (pod, _) = placed[at].clone();
+                        let uid = pod.metadata.uid.unwrap_or_default();
+                        if engine.placement(&uid).is_some_and(|(_, assumed)| assumed) {
+                            let message = "conflict".to_owned();
+                            engine.bind_finished(&uid, Err(BindError { message, gone: false }), now);
+                            placed.swap_remove(at);
+                        }
+                    },
+                    Step::Confirm(n) => if let Some(at) = pick(n, placed) {
+                        let (mut pod, node) = placed[at].clone();
+                        if let Some(spec) = &mut pod.spec {
+                            spec.node_name = Some(node);
+                        }
+                        engine.pod_applied(Arc::new(pod), now);
+                    },
+                    Step::Wait(_) => {}
+                }
+            }
+            let [a, b] = &mut engines;
+            let [pa, pb] = &mut placed;
+            prop_assert_eq!(drain(a, now, pa), drain(b, now, pb));
+            prop_assert!(a.nodes().books_balance() && b.nodes().books_balance());
+        }
+        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+    }
+}

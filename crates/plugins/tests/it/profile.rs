@@ -1,0 +1,128 @@
+//! The registry as profiles see it.
+
+use koord_scheduler::bench::{self, Scenario};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::framework::{BuildContext, Profiles};
+
+const HEAD: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+
+fn build(body: &str) -> Result<Profiles, String> {
+    let config = Configuration::parse(&format!("{HEAD}{body}")).map_err(|e| e.to_string())?;
+    let context = BuildContext::default();
+    Profiles::build(&config, &koord_plugins::registry(), &context, false).map_err(|e| e.to_string())
+}
+
+#[test]
+fn an_empty_configuration_is_kube_schedulers() {
+    let profiles = build("").unwrap();
+    let profile = &profiles.profiles[0];
+    assert_eq!(profile.name, "default-scheduler");
+    let named: Vec<_> = profile
+        .score
+        .iter()
+        .map(|(at, weight)| (profiles.instances[*at].name(), *weight))
+        .collect();
+    let expected = [
+        ("TaintToleration", 3),
+        ("NodeAffinity", 2),
+        ("NodeResourcesFit", 1),
+        ("NodeResourcesBalancedAllocation", 1),
+    ];
+    assert_eq!(named, expected);
+}
+
+#[test]
+fn profiles_with_equal_arguments_share_instances() {
+    let one = build("profiles: [{schedulerName: a}]\n").unwrap();
+    let two = build("profiles: [{schedulerName: a}, {schedulerName: b}]\n").unwrap();
+    assert_eq!(one.instances.len(), two.instances.len());
+    assert_eq!(two.find("b"), Some(1));
+}
+
+#[test]
+fn mistakes_in_profiles_are_named() {
+    for (body, expected) in [
+        (
+            "profiles: [{plugins: {filter: {enabled: [{name: Nope}]}}}]\n",
+            "Nope",
+        ),
+        (
+            "profiles: [{plugins: {bind: {enabled: [{name: NodeName}]}}}]\n",
+            "does not extend bind",
+        ),
+        (
+            "profiles: [{plugins: {bind: {disabled: [{name: '*'}]}}}]\n",
+            "at least one bind plugin",
+        ),
+        (
+            "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {ignoreResources: []}}]}]\n",
+            "ignoreResources",
+        ),
+        (
+            "profiles: [{plugins: {score: {enabled: [{name: NodeResourcesFit, weight: -1}]}}}]\n",
+            "-1",
+        ),
+    ] {
+        let error = build(body).err().unwrap_or_default();
+        assert!(error.contains(expected), "{body}: {error}");
+    }
+}
+
+#[test]
+fn upstreams_sample_profile_is_accepted_and_says_what_is_missing() {
+    let profiles = build(
+        r"
+leaderElection: {leaderElect: true, resourceLock: leases, resourceName: koord-scheduler, resourceNamespace: koordinator-system}
+profiles:
+  - schedulerName: koord-scheduler
+    pluginConfig:
+      - name: NodeResourcesFit
+        args:
+          apiVersion: kubescheduler.config.k8s.io/v1
+          kind: NodeResourcesFitArgs
+          scoringStrategy:
+            type: LeastAllocated
+            resources: [{name: cpu, weight: 1}, {name: memory, weight: 1}, {name: kubernetes.io/batch-cpu, weight: 1}, {name: kubernetes.io/batch-memory, weight: 1}]
+      - name: LoadAwareScheduling
+        args:
+          apiVersion: kubescheduler.config.k8s.io/v1
+          kind: LoadAwareSchedulingArgs
+          filterExpiredNodeMetrics: false
+          nodeMetricExpirationSeconds: 300
+          resourceWeights: {cpu: 1, memory: 1}
+          usageThresholds: {cpu: 0, memory: 0}
+          estimatedScalingFactors: {cpu: 85, memory: 70}
+      - name: ElasticQuota
+        args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: ElasticQuotaArgs, quotaGroupNamespace: koordinator-system}
+    plugins:
+      queueSort: {disabled: [{name: '*'}], enabled: [{name: PrioritySort}]}
+      preFilter: {enabled: [{name: Reservation}, {name: NodeNUMAResource}, {name: DeviceShare}, {name: Coscheduling}, {name: ElasticQuota}]}
+      filter: {enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}, {name: Reservation}]}
+      postFilter: {disabled: [{name: '*'}], enabled: [{name: Reservation}, {name: Coscheduling}, {name: ElasticQuota}, {name: DefaultPreemption}]}
+      score: {enabled: [{name: LoadAwareScheduling, weight: 1}, {name: Reservation, weight: 5000}]}
+      reserve: {enabled: [{name: LoadAwareScheduling}]}
+      bind: {disabled: [{name: '*'}], enabled: [{name: Reservation}, {name: DefaultBinder}]}
+",
+    )
+    .unwrap();
+    let profile = &profiles.profiles[0];
+    let filters: Vec<_> = profile
+        .filter
+        .iter()
+        .map(|at| profiles.instances[*at].name())
+        .collect();
+    assert_eq!(filters.last(), Some(&"LoadAwareScheduling"));
+    assert!(
+        profiles
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("Reservation"))
+    );
+}
+
+#[test]
+fn the_engine_bench_places_every_pod_and_both_paths_agree() {
+    let registry = koord_plugins::registry();
+    let run = |cached| bench::engine(&registry, 50, 400, Scenario::Mixed, true, cached).unwrap();
+    assert_eq!((run(true).placed, run(false).placed), (400, 400));
+}
