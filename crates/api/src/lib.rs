@@ -21,6 +21,7 @@ pub mod configmap;
 mod crds;
 pub mod domains;
 pub mod duration;
+pub mod extension;
 pub mod labels;
 pub mod lenient;
 pub mod merge;

@@ -99,3 +99,12 @@ macro_rules! open_enum {
     };
 }
 pub(crate) use open_enum;
+
+/// Whether a number is left out when writing.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+pub(crate) fn is_zero(value: &i64) -> bool {
+    *value == 0
+}

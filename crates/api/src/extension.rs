@@ -1,0 +1,103 @@
+//! The formats behind annotations: JSON, CPU lists, ratios, integers as text.
+//!
+//! [`read`] and [`write`] move JSON formats in and out of an annotation map. Reading is as forgiving as
+//! Go's decoder (see [`crate::lenient`]). Source: Koordinator `apis/extension`.
+
+mod cpu_list;
+mod gang;
+mod node;
+mod pod;
+mod ratio;
+
+pub use cpu_list::{CpuListError, count_cpus, format_cpu_list, parse_cpu_list};
+pub use gang::{GangAnnotationError, GangMatchPolicy, GangMode, GangSpec, gang_groups, gang_spec};
+pub use node::*;
+pub use pod::*;
+pub use ratio::{
+    AmplificationRatios, RatioError, format_normalization_ratio, parse_normalization_ratio,
+};
+
+use crate::lenient::{self, ReadError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+
+/// An annotation or label whose value does not fit its format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {key} has value {value:?}: {problem}")]
+pub struct AnnotationError {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: String,
+    /// What is wrong.
+    pub problem: ReadError,
+}
+
+/// Reads the JSON annotation `key`; `None` if it is absent or empty.
+///
+/// # Errors
+/// The value does not fit the format; the error names key, value and field.
+pub fn read<T: DeserializeOwned>(
+    annotations: Option<&BTreeMap<String, String>>,
+    key: &str,
+) -> Result<Option<T>, AnnotationError> {
+    let Some(text) = annotations
+        .and_then(|all| all.get(key))
+        .filter(|text| !text.is_empty())
+    else {
+        return Ok(None);
+    };
+    lenient::from_json(text)
+        .map(Some)
+        .map_err(|problem| AnnotationError {
+            key: key.to_owned(),
+            value: text.clone(),
+            problem,
+        })
+}
+
+/// Writes the JSON annotation `key`.
+///
+/// # Errors
+/// The value cannot be written as JSON; impossible for the formats of this module.
+pub fn write<T: Serialize>(
+    annotations: &mut BTreeMap<String, String>,
+    key: &str,
+    value: &T,
+) -> serde_json::Result<()> {
+    annotations.insert(key.to_owned(), serde_json::to_string(value)?);
+    Ok(())
+}
+
+/// The pairs of annotation `pod.koordinator.sh/replace-resources`: resource to its replacement, `None`
+/// to erase it. Parts that are not exactly one `from:to` are skipped.
+#[must_use]
+pub fn parse_replace_resources(text: &str) -> Vec<(&str, Option<&str>)> {
+    text.split(',')
+        .filter_map(|part| {
+            let (from, to) = part.trim().split_once(':')?;
+            let (from, to) = (from.trim(), to.trim());
+            (!to.contains(':')).then_some((from, (!to.is_empty()).then_some(to)))
+        })
+        .collect()
+}
+
+/// Annotation `scheduling.koordinator.sh/eviction-cost`: 0 if absent. No leading `+` or zeros.
+///
+/// # Errors
+/// The text is not such a 32-bit integer.
+pub fn parse_eviction_cost(text: &str) -> Result<i32, ReadError> {
+    let error = || ReadError::Field {
+        path: ".".to_owned(),
+        message: format!("invalid eviction cost {text:?}, expected a 32-bit integer"),
+    };
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if text.starts_with('+') || (digits.len() > 1 && digits.starts_with('0')) {
+        return Err(error());
+    }
+    text.parse().map_err(|_| error())
+}
+
+#[cfg(test)]
+mod tests;

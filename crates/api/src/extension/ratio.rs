@@ -1,0 +1,62 @@
+//! Ratios with two decimals: CPU normalisation and resource amplification.
+
+use crate::lenient::{self, ReadError};
+use std::collections::BTreeMap;
+
+/// A text that is not a ratio.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("ratio {text:?} is not a number above 0")]
+pub struct RatioError {
+    /// The text.
+    pub text: String,
+}
+
+/// Reads annotation `node.koordinator.sh/cpu-normalization-ratio`.
+///
+/// # Errors
+/// The text is not a finite number above 0.
+pub fn parse_normalization_ratio(text: &str) -> Result<f64, RatioError> {
+    text.parse()
+        .ok()
+        .filter(|ratio: &f64| ratio.is_finite() && *ratio > 0.0)
+        .ok_or_else(|| RatioError {
+            text: text.to_owned(),
+        })
+}
+
+/// Writes annotation `node.koordinator.sh/cpu-normalization-ratio`: two decimals.
+#[must_use]
+pub fn format_normalization_ratio(ratio: f64) -> String {
+    format!("{ratio:.2}")
+}
+
+/// Annotation `node.koordinator.sh/resource-amplification-ratio`: resource name to factor.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AmplificationRatios(pub BTreeMap<String, f64>);
+
+impl AmplificationRatios {
+    /// Reads the annotation.
+    ///
+    /// # Errors
+    /// The text is not a JSON object of numbers.
+    pub fn parse(text: &str) -> Result<Self, ReadError> {
+        lenient::from_json(text).map(Self)
+    }
+
+    /// Writes the annotation. Factors always have two decimals: `{"cpu":1.50}`.
+    #[must_use]
+    pub fn to_annotation(&self) -> String {
+        let fields: Vec<String> = self
+            .0
+            .iter()
+            .map(|(name, ratio)| format!("{}:{ratio:.2}", serde_json::Value::from(name.as_str())))
+            .collect();
+        format!("{{{}}}", fields.join(","))
+    }
+
+    /// The factor of `resource`, if it amplifies at all.
+    #[must_use]
+    pub fn of(&self, resource: &str) -> Option<f64> {
+        self.0.get(resource).copied().filter(|ratio| *ratio > 1.0)
+    }
+}

@@ -1,0 +1,223 @@
+use super::*;
+use crate::{Quantity, annotations, resources};
+use serde_json::{Value, json};
+
+fn annotated(key: &str, value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(key.to_owned(), value.to_owned())])
+}
+
+/// The text reads as a `T` and is written back the same.
+fn round_trip<T: DeserializeOwned + Serialize>(key: &str, text: &str) -> T {
+    let value: T = read(Some(&annotated(key, text)), key).unwrap().unwrap();
+    let mut written = BTreeMap::new();
+    write(&mut written, key, &value).unwrap();
+    let same = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    assert_eq!(same(&written[key]), same(text), "{key}");
+    value
+}
+
+#[test]
+fn formats_are_upstreams() {
+    let status: ResourceStatus = round_trip(
+        annotations::RESOURCE_STATUS,
+        r#"{"cpuset":"0-3","numaNodeResources":[{"node":0,"resources":{"cpu":"4"}}]}"#,
+    );
+    assert_eq!(count_cpus(&status.cpuset), Ok(4));
+    let spec: ResourceSpec = round_trip(
+        annotations::RESOURCE_SPEC,
+        r#"{"requiredCPUBindPolicy":"FullPCPUs","preferredCPUExclusivePolicy":"PCPULevel"}"#,
+    );
+    assert_eq!(
+        spec.required_cpu_bind_policy,
+        Some(CpuBindPolicy::FullPCPUs)
+    );
+    let spec: ExtendedResourceSpec = round_trip(
+        annotations::POD_EXTENDED_RESOURCE_SPEC,
+        r#"{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":"1k"},"requests":{"kubernetes.io/batch-cpu":"500"}}}}"#,
+    );
+    assert_eq!(
+        spec.containers["main"].limits[resources::BATCH_CPU].value(),
+        1000
+    );
+    let devices: DeviceAllocations = round_trip(
+        annotations::DEVICE_ALLOCATED,
+        r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50"},"id":"GPU-1","extension":{"vfs":[{"minor":1,"busID":"0000:5a:00.1"}],"gpuSharedResourceTemplate":"t"}}]}"#,
+    );
+    assert_eq!(devices["gpu"][0].minor, 0);
+    round_trip::<ReservationAffinity>(
+        annotations::RESERVATION_AFFINITY,
+        r#"{"name":"r","requiredDuringSchedulingIgnoredDuringExecution":{"reservationSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"In","values":["b"]}]}]},"reservationSelector":{"k":"v"}}"#,
+    );
+    round_trip::<Resctrl>(
+        annotations::POD_RESCTRL,
+        r#"{"llc":{"schemata":{"range":[0,50]},"schemataPerCache":[{"cacheID":0,"range":[0,30]}]},"mb":{"schemata":{"percent":20}}}"#,
+    );
+    let topology: CpuTopology = round_trip(
+        annotations::NODE_CPU_TOPOLOGY,
+        r#"{"detail":[{"id":0,"core":0,"socket":0,"node":0}]}"#,
+    );
+    assert_eq!(topology.detail.len(), 1);
+    let thresholds: CustomUsageThresholds = round_trip(
+        annotations::NODE_USAGE_THRESHOLDS,
+        r#"{"usageThresholds":{"cpu":65},"aggregatedUsage":{"usageThresholds":{"cpu":70},"usageAggregationType":"p95","usageAggregatedDuration":"5m0s"}}"#,
+    );
+    assert_eq!(thresholds.usage_thresholds["cpu"], 65);
+    round_trip::<KubeletCpuManagerPolicy>(
+        annotations::KUBELET_CPU_MANAGER_POLICY,
+        r#"{"policy":"static","options":{"full-pcpus-only":"true"},"reservedCPUs":"0-1"}"#,
+    );
+    round_trip::<ThirdPartyAllocations>(
+        annotations::NODE_THIRD_PARTY_ALLOCATIONS,
+        r#"{"allocations":[{"name":"hadoop-yarn","priority":"koord-batch","resources":{"kubernetes.io/batch-cpu":"1k"}}]}"#,
+    );
+    let memory: PodMemoryQOSConfig = round_trip(
+        annotations::POD_MEMORY_QOS,
+        r#"{"policy":"auto","wmarkRatio":90}"#,
+    );
+    assert_eq!(memory.values.wmark_ratio, Some(90));
+    round_trip::<crate::slo::CPUBurstConfig>(
+        annotations::POD_CPU_BURST,
+        r#"{"policy":"auto","cpuBurstPercent":200}"#,
+    );
+}
+
+#[test]
+fn node_reservation_counts_its_cpus() {
+    let read = |text: &str| -> NodeReservation {
+        read(
+            Some(&annotated(annotations::NODE_RESERVATION, text)),
+            annotations::NODE_RESERVATION,
+        )
+        .unwrap()
+        .unwrap()
+    };
+    let plain = read(r#"{"resources":{"cpu":"1500m","memory":"1Gi"}}"#);
+    assert_eq!(plain.amounts().unwrap()["cpu"], Quantity::from_milli(1500));
+    assert!(plain.trims_allocatable());
+    let listed = read(
+        r#"{"resources":{"cpu":"1"},"reservedCPUs":"0-2,7","applyPolicy":"ReservedCPUsOnly"}"#,
+    );
+    assert_eq!(listed.amounts().unwrap()["cpu"], Quantity::from_value(4));
+    assert!(!listed.trims_allocatable());
+    let broken = read(r#"{"reservedCPUs":"3-1"}"#)
+        .amounts()
+        .unwrap_err()
+        .to_string();
+    assert!(broken.contains("\"3-1\""), "{broken}");
+}
+
+#[test]
+fn errors_name_key_value_and_field() {
+    let key = annotations::RESOURCE_STATUS;
+    let broken = annotated(key, r#"{"numaNodeResources":[{"resources":{"cpu":"4x"}}]}"#);
+    let error = read::<ResourceStatus>(Some(&broken), key)
+        .unwrap_err()
+        .to_string();
+    for part in [
+        key,
+        "numaNodeResources[0].resources.cpu",
+        "\"4x\"",
+        "unknown suffix",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(read::<ResourceStatus>(None, key).unwrap(), None);
+    assert_eq!(
+        read::<ResourceStatus>(Some(&annotated(key, "")), key).unwrap(),
+        None
+    );
+}
+
+#[test]
+fn ratios_have_two_decimals() {
+    let ratios = AmplificationRatios::parse(r#"{"cpu": 1.5, "memory": 1}"#).unwrap();
+    assert_eq!(ratios.to_annotation(), r#"{"cpu":1.50,"memory":1.00}"#);
+    assert_eq!((ratios.of("cpu"), ratios.of("memory")), (Some(1.5), None));
+    assert_eq!(format_normalization_ratio(1.2), "1.20");
+    assert_eq!(parse_normalization_ratio("1.20"), Ok(1.2));
+    for bad in ["0", "-1", "NaN", "x", ""] {
+        assert!(parse_normalization_ratio(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn cpu_lists_round_trip() {
+    for (text, printed) in [
+        ("", ""),
+        ("0", "0"),
+        ("0-3,8", "0-3,8"),
+        ("3,1,2,0-1", "0-3"),
+        (" 1, 3 ", "1,3"),
+    ] {
+        assert_eq!(
+            format_cpu_list(&parse_cpu_list(text).unwrap()),
+            printed,
+            "{text}"
+        );
+    }
+    for bad in ["a", "1-", "-1", "2-1", "1,,2", "+1", "99999999"] {
+        assert!(parse_cpu_list(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn replacements_skip_malformed_parts() {
+    assert_eq!(
+        parse_replace_resources("a:b, c : d ,e:,f,g:h:i"),
+        [("a", Some("b")), ("c", Some("d")), ("e", None)]
+    );
+}
+
+#[test]
+fn eviction_cost_is_a_plain_integer() {
+    assert_eq!(parse_eviction_cost("2147483647"), Ok(i32::MAX));
+    assert_eq!(parse_eviction_cost("-10"), Ok(-10));
+    for bad in ["", "+1", "01", "-01", "1.0", "2147483648"] {
+        assert!(parse_eviction_cost(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn gangs_are_found_by_label_before_annotation() {
+    let pod = |labels: Value, annotations: Value| {
+        serde_json::from_value(
+            json!({ "metadata": { "labels": labels, "annotations": annotations } }),
+        )
+        .unwrap()
+    };
+    let spec = gang_spec(&pod(
+        json!({ "pod-group.scheduling.sigs.k8s.io": "g" }),
+        json!({
+            "gang.scheduling.koordinator.sh/name": "other",
+            "gang.scheduling.koordinator.sh/min-available": "3",
+            "gang.scheduling.koordinator.sh/waiting-time": "30s",
+            "gang.scheduling.koordinator.sh/groups": "[\"ns/g\",\"ns/h\"]",
+        }),
+    ))
+    .unwrap()
+    .unwrap();
+    assert_eq!(
+        (spec.name.as_str(), spec.min_available, spec.total_number),
+        ("g", 3, 3)
+    );
+    assert_eq!(spec.waiting_time.unwrap().as_secs(), 30);
+    assert_eq!(
+        (spec.mode, spec.match_policy),
+        (GangMode::Strict, GangMatchPolicy::OnceSatisfied)
+    );
+    assert_eq!(spec.groups, ["ns/g", "ns/h"]);
+    assert_eq!(gang_spec(&pod(json!({}), json!({}))).unwrap(), None);
+    for (key, value) in [
+        (annotations::GANG_MIN_AVAILABLE, "-1"),
+        (annotations::GANG_WAITING_TIME, "30"),
+        (annotations::GANG_GROUPS, "[\"g\"]"),
+    ] {
+        let error = gang_spec(&pod(
+            json!({}),
+            json!({ annotations::GANG_NAME: "g", key: value }),
+        ))
+        .unwrap_err()
+        .to_string();
+        assert!(error.contains(key), "{error}");
+    }
+}
