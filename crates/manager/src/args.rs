@@ -5,7 +5,7 @@ use clap::{ArgAction, Parser};
 use koord_app::features::Gates;
 use koord_app::flags::{self, Selection};
 use koord_kube::lease::Election;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// Arguments of the manager.
 #[derive(Debug, Clone, Parser)]
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// Kubeconfig file; without it KUBECONFIG, the pod's service account, ~/.kube/config
     #[arg(long, default_value = "")]
-    pub kubeconfig: PathBuf,
+    pub kubeconfig: String,
     /// Where to serve metrics; 0 is nowhere
     #[arg(long, default_value = ":8080")]
     pub metrics_addr: String,
@@ -111,6 +111,12 @@ impl Args {
                 .map_err(|error| wrong("feature-gates", error.to_string()))?,
             ..defaults
         })
+    }
+
+    /// The kubeconfig file, if one is given.
+    #[must_use]
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        Some(Path::new(&self.kubeconfig)).filter(|path| !path.as_os_str().is_empty())
     }
 
     /// How the client talks.

@@ -210,7 +210,7 @@ fn an_invalid_node_config_falls_back_to_the_cluster() {
     );
     for part in [
         "colocation-config",
-        "nodeConfigs[0]",
+        "#0",
         "degradeTimeMinutes",
         "-1",
     ] {

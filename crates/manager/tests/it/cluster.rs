@@ -1,0 +1,157 @@
+//! A control plane, a clock that tests advance, and a manager.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
+use koord_api::slo::{NodeMetric, NodeMetricStatus};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Change, Client, Informer, Scope, patch};
+use koord_manager::Options;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) ctx: Context,
+    _server: Arc<ApiServer>,
+}
+
+impl Cluster {
+    /// An empty cluster with the custom resources installed.
+    pub(crate) async fn start() -> Self {
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let server = ApiServer::open(Config::memory(clock.clone()))
+            .await
+            .unwrap();
+        server
+            .install_crds(koord_api::crd_values())
+            .await
+            .unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let namespace = json!({"metadata": {"name": "koordinator-system"}});
+        namespaces
+            .create(&PostParams::default(), &typed(namespace))
+            .await
+            .unwrap();
+        Self {
+            client,
+            ctx: Context::with_clock(clock),
+            _server: server,
+        }
+    }
+
+    /// Starts a manager with default options; it stops with the cluster's context.
+    pub(crate) fn manager(&self, options: Options) -> tokio::task::JoinHandle<()> {
+        let run = koord_manager::run(options, self.client.clone(), self.ctx.clone());
+        tokio::spawn(async move { run.await.unwrap() })
+    }
+
+    /// Creates or replaces the settings.
+    pub(crate) async fn configure(&self, data: Value) {
+        let configs: Api<ConfigMap> = Api::namespaced(self.client.clone(), "koordinator-system");
+        let name = "slo-controller-config";
+        let config = json!({"metadata": {"name": name}, "data": data});
+        if configs.get_opt(name).await.unwrap().is_none() {
+            configs
+                .create(&PostParams::default(), &typed(config))
+                .await
+                .unwrap();
+        } else {
+            patch::merge(&configs, name, &json!({ "data": data }))
+                .await
+                .unwrap();
+        }
+    }
+
+    /// A node with as much of everything allocatable as it has.
+    pub(crate) async fn add_node(&self, name: &str, labels: Value, cpu: &str, memory: &str) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = json!({"metadata": {"name": name, "labels": labels}});
+        nodes
+            .create(&PostParams::default(), &typed(node))
+            .await
+            .unwrap();
+        let list = json!({"cpu": cpu, "memory": memory, "pods": "110"});
+        let status = json!({"status": {"capacity": list, "allocatable": list}});
+        patch::merge_node_status(&self.client, name, &status)
+            .await
+            .unwrap();
+    }
+
+    /// Reports as koordlet does: now, with the use of node and system.
+    pub(crate) async fn report(&self, node: &str, used: (&str, &str), system: (&str, &str)) {
+        let resources =
+            |(cpu, memory): (&str, &str)| json!({"resources": {"cpu": cpu, "memory": memory}});
+        let status: NodeMetricStatus = typed(json!({
+            "updateTime": self.ctx.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "nodeMetric": {"nodeUsage": resources(used), "systemUsage": resources(system)},
+        }));
+        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
+        patch::merge_status(&metrics, node, &json!({ "status": status }))
+            .await
+            .unwrap();
+    }
+
+    /// Watches all objects of a kind.
+    pub(crate) fn watch<K>(&self) -> Watch<K>
+    where
+        K: koord_kube::api::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let stop = self.ctx.shutdown.clone();
+        Watch(Informer::start(self.client.clone(), Scope::default(), stop))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.ctx.shutdown.cancel();
+    }
+}
+
+pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+pub(crate) struct Watch<K>(Informer<K>);
+
+impl<K: Debug> Watch<K> {
+    /// Waits for an object that `accept` maps to something.
+    pub(crate) async fn until<T>(&mut self, what: &str, accept: impl Fn(&K) -> Option<T>) -> T {
+        let wait = async {
+            loop {
+                if let Some(found) = self.0.store.list().iter().find_map(|object| accept(object)) {
+                    return found;
+                }
+                assert!(self.0.changes.recv().await.is_some(), "the watch ended");
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(7200), wait).await {
+            Ok(found) => found,
+            Err(_) => panic!("never saw {what}; there is {:#?}", self.0.store.list()),
+        }
+    }
+
+    /// Waits until an object is deleted.
+    pub(crate) async fn until_deleted(&mut self, what: &str, accept: impl Fn(&K) -> bool) {
+        let wait = async {
+            while let Some(change) = self.0.changes.recv().await {
+                if matches!(&change, Change::Deleted(object) if accept(object)) {
+                    return;
+                }
+            }
+            panic!("the watch ended");
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(7200), wait).await;
+        assert!(waited.is_ok(), "{what} was never deleted");
+    }
+}

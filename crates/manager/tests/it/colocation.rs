@@ -1,0 +1,196 @@
+use crate::cluster::{Cluster, typed};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, ResourceExt};
+use koord_manager::Options;
+use serde_json::json;
+use tokio::time::Instant;
+
+/// What of `name` a node has allocatable.
+fn allocatable(node: &Node, name: &str) -> Option<String> {
+    node.status
+        .as_ref()?
+        .allocatable
+        .as_ref()?
+        .get(name)
+        .map(|amount| amount.0.clone())
+}
+
+const BATCH_CPU: &str = "kubernetes.io/batch-cpu";
+const BATCH_MEMORY: &str = "kubernetes.io/batch-memory";
+
+#[tokio::test(start_paused = true)]
+async fn a_report_becomes_batch_resources_and_silence_takes_them_away() {
+    let cluster = Cluster::start().await;
+    cluster
+        .configure(json!({"colocation-config": "{\"enable\": true}"}))
+        .await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let pod = json!({
+        "metadata": {"name": "web", "labels": {"koordinator.sh/qosClass": "LS"}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i",
+            "resources": {"requests": {"cpu": "2", "memory": "20G"}}}]},
+    });
+    pods.create(&PostParams::default(), &typed(pod))
+        .await
+        .unwrap();
+    cluster.manager(Options::default());
+
+    let mut metrics = cluster.watch::<NodeMetric>();
+    let policy = metrics
+        .until("a NodeMetric for n1", |metric| {
+            metric
+                .spec
+                .metric_collect_policy
+                .clone()
+                .filter(|_| metric.name_any() == "n1")
+        })
+        .await;
+    assert_eq!(policy.report_interval_seconds, Some(60));
+    let mut nodes = cluster.watch::<Node>();
+    cluster.report("n1", ("3", "30G"), ("1", "5G")).await;
+    // 10 − 4 (margin) − 1 (system) − 2 (pod without measurement: its request);
+    // 100 − 35 − 5 − 20.
+    let (cpu, memory) = nodes
+        .until("batch resources", |node| {
+            Some((
+                allocatable(node, BATCH_CPU)?,
+                allocatable(node, BATCH_MEMORY)?,
+            ))
+        })
+        .await;
+    assert_eq!((cpu.as_str(), memory.as_str()), ("3k", "40G"));
+    let node = nodes.until("n1", |node| Some(node.clone())).await;
+    let status = node.status.unwrap();
+    assert_eq!(status.capacity.unwrap()[BATCH_CPU].0, "3k");
+    assert_eq!(status.allocatable.unwrap()["pods"].0, "110");
+
+    let start = Instant::now();
+    nodes
+        .until("n1 without batch resources", |node| {
+            allocatable(node, BATCH_CPU).is_none().then_some(())
+        })
+        .await;
+    let silence = start.elapsed().as_secs();
+    assert!(
+        (14 * 60..=16 * 60).contains(&silence),
+        "taken away after {silence} s"
+    );
+
+    cluster.report("n1", ("3", "30G"), ("1", "5G")).await;
+    nodes
+        .until("batch resources again", |node| allocatable(node, BATCH_CPU))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_reported() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("plain", json!({}), "10", "100G").await;
+    cluster
+        .add_node("special", json!({"pool": "a"}), "10", "100G")
+        .await;
+    cluster.manager(Options::default());
+    let mut slos = cluster.watch::<NodeSLO>();
+    let mut threshold = async |node: &str, enable: bool, percent: i64| {
+        slos.until(&format!("NodeSLO {node} with {percent} %"), |slo| {
+            let strategy = slo.spec.resource_used_threshold_with_be.as_ref()?;
+            (slo.name_any() == node
+                && strategy.enable == Some(enable)
+                && strategy.cpu_suppress_threshold_percent == Some(percent))
+            .then_some(())
+        })
+        .await;
+    };
+    // Without a ConfigMap there are defaults.
+    threshold("plain", false, 65).await;
+    threshold("special", false, 65).await;
+
+    let good = json!({
+        "clusterStrategy": {"enable": true, "cpuSuppressThresholdPercent": 60},
+        "nodeStrategies": [{"name": "a", "nodeSelector": {"matchLabels": {"pool": "a"}},
+                            "cpuSuppressThresholdPercent": 50}],
+    });
+    cluster
+        .configure(json!({"resource-threshold-config": good.to_string()}))
+        .await;
+    threshold("plain", true, 60).await;
+    threshold("special", true, 50).await;
+
+    // One key is bad: it stays as it was and is reported, the other is taken over.
+    let bad = "{\"clusterStrategy\": {\"enable\": \"perhaps\"}}";
+    let colocation = "{\"enable\": true, \"metricReportIntervalSeconds\": 7}";
+    let data = json!({"resource-threshold-config": bad, "colocation-config": colocation});
+    cluster.configure(data).await;
+    let mut metrics = cluster.watch::<NodeMetric>();
+    metrics
+        .until("a report interval of 7 s", |metric| {
+            let policy = metric.spec.metric_collect_policy.as_ref()?;
+            (policy.report_interval_seconds == Some(7)).then_some(())
+        })
+        .await;
+    let message = cluster
+        .watch::<Event>()
+        .until("an event about the bad key", |event| {
+            (event.reason.as_deref() == Some("SLOCfgUnmarshalFailed")
+                && event.involved_object.name.as_deref() == Some("slo-controller-config"))
+            .then(|| event.message.clone().unwrap_or_default())
+        })
+        .await;
+    for part in ["resource-threshold-config", "enable", "perhaps"] {
+        assert!(message.contains(part), "{message}");
+    }
+    threshold("special", true, 50).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn colocation_switched_off_takes_resources_away_at_once() {
+    let cluster = Cluster::start().await;
+    cluster
+        .configure(json!({"colocation-config": "{\"enable\": true}"}))
+        .await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    cluster.manager(Options::default());
+    cluster
+        .watch::<NodeMetric>()
+        .until("a NodeMetric", |_| Some(()))
+        .await;
+    cluster.report("n1", ("1", "5G"), ("1", "5G")).await;
+    let mut nodes = cluster.watch::<Node>();
+    nodes
+        .until("batch resources", |node| allocatable(node, BATCH_CPU))
+        .await;
+    let start = Instant::now();
+    cluster
+        .configure(json!({"colocation-config": "{\"enable\": false}"}))
+        .await;
+    let gone = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
+    nodes.until("n1 without batch resources", gone).await;
+    assert!(start.elapsed().as_secs() < 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_follow_their_node_into_death() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    cluster.manager(Options::default());
+    let mut metrics = cluster.watch::<NodeMetric>();
+    let mut slos = cluster.watch::<NodeSLO>();
+    metrics.until("a NodeMetric", |_| Some(())).await;
+    slos.until("a NodeSLO", |_| Some(())).await;
+    // What is deleted by accident comes back.
+    let objects: Api<NodeSLO> = Api::all(cluster.client.clone());
+    objects.delete("n1", &Default::default()).await.unwrap();
+    slos.until_deleted("the NodeSLO", |slo| slo.name_any() == "n1")
+        .await;
+    slos.until("a new NodeSLO", |_| Some(())).await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    nodes.delete("n1", &Default::default()).await.unwrap();
+    metrics
+        .until_deleted("the NodeMetric", |metric| metric.name_any() == "n1")
+        .await;
+    slos.until_deleted("the NodeSLO", |slo| slo.name_any() == "n1")
+        .await;
+}
