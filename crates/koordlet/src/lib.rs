@@ -1,1 +1,43 @@
-//! koordlet
+//! koordlet, the node agent: measures the node and its pods, reports NodeMetric, and keeps batch
+//! work from disturbing services.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`states`] | snapshots of pods, node and settings |
+//! | [`collect`] | samples from open kernel files |
+//! | [`store`] | fixed-size rings |
+//! | [`predict`] | peaks from decaying histograms |
+//! | [`qos`] | strategies: intended writes and evictions |
+//! | [`executor`] | the one writer of kernel files |
+//! | [`audit`] | a record of everything done |
+//! | [`agent`] | the loop body that ties these together |
+//! | [`report`] | NodeMetric |
+//! | [`shell`] | informers, reporter, evictor, thread |
+//!
+//! Invariants: strategies never write; every kernel file has one claimant; the loop never waits for
+//! the network; work per tick is proportional to pods and containers; memory is bounded by their
+//! number.
+
+pub mod agent;
+pub mod args;
+pub mod audit;
+pub mod bench;
+pub mod collect;
+pub mod executor;
+pub mod gates;
+mod http;
+mod metrics;
+pub mod options;
+pub mod predict;
+pub mod qos;
+pub mod report;
+pub mod shell;
+pub mod states;
+pub mod store;
+
+pub use agent::Agent;
+pub use args::Args;
+pub use http::events;
+pub use metrics::Metrics;
+pub use options::{Options, PodSource, Settings, Thread};
+pub use shell::{Error, run};

@@ -1,0 +1,692 @@
+//! The agent's loop body: measure, decide, write. One owner of all node-side state.
+//!
+//! [`Agent::tick`] does no network I/O and never waits; time and the cluster's view come in as
+//! values. The shell around it ([`crate::shell`]) brings both and carries evictions and reports out.
+
+use crate::audit;
+use crate::collect::node::NodeCollector;
+use crate::collect::pod::{GroupCollector, TrackedPod};
+use crate::collect::pressure::Signal;
+use crate::executor::{ClaimError, Executor, Intent, Level, check_claims};
+use crate::gates::Gate;
+use crate::metrics::Metrics;
+use crate::options::Settings;
+use crate::predict::{self, Predictor};
+use crate::qos::STRATEGIES;
+use crate::qos::batch_resource::{self, Rule};
+use crate::qos::cpu_suppress::{Class, CpuSuppress, Input as SuppressInput};
+use crate::qos::memory_evict::{Eviction, Input as MemoryInput, MemoryEvict};
+use crate::states::slo::{Policy as SuppressPolicy, SuppressMode};
+use crate::states::{Layout, NodeInfo, PodInfo, Slo, States};
+use crate::store::{Axis, PodAxes, Series};
+use jiff::Timestamp;
+use koord_api::PriorityClass;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_host::topology::CpuTopology;
+use koord_host::{CgroupPath, CpuSet, HostError, Reader, Resource, Root, Scratch};
+use koord_model::percentile;
+use koord_model::pressure::Sample;
+use koord_model::suppress::{Processor, Usage};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// How many 1 s samples the node's series keep: the longest window and a margin.
+const NODE_SAMPLES: usize = 1830;
+/// Between two looks at the class's CPU set.
+const CPUSET_EVERY: u64 = 5;
+
+/// The time of a tick.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// Nanoseconds of a steady clock.
+    pub steady_ns: u64,
+    /// Wall-clock time.
+    pub wall: Timestamp,
+}
+
+impl Now {
+    /// Milliseconds of the steady clock.
+    #[must_use]
+    pub fn ms(self) -> u64 {
+        self.steady_ns / 1_000_000
+    }
+}
+
+/// Why the agent could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The kernel's files.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Two strategies want the same file.
+    #[error(transparent)]
+    Claims(#[from] ClaimError),
+    /// A metric could not be made.
+    #[error("metrics could not be registered")]
+    Metrics,
+}
+
+/// Series of the node and the axes of the pods' series.
+#[derive(Debug)]
+pub(crate) struct NodeSeries {
+    pub(crate) axis: Axis,
+    pub(crate) node_cpu: Series<f64>,
+    pub(crate) node_memory: Series<f64>,
+    pub(crate) node_memory_with_cache: Series<f64>,
+    pub(crate) system_cpu: Series<f64>,
+    pub(crate) system_memory: Series<f64>,
+    pub(crate) pods: PodAxes,
+}
+
+/// The BE class's group and its open files.
+#[derive(Debug)]
+struct BatchClass {
+    group: CgroupPath,
+    usage: GroupCollector,
+    quota: Option<Reader<i64>>,
+    cpuset: Option<CpuSet>,
+}
+
+/// What one tick found out, for whoever drives the agent.
+#[derive(Debug, Default)]
+pub struct Ticked {
+    /// Pods to evict.
+    pub evictions: Vec<Eviction>,
+    /// Files written.
+    pub written: u32,
+}
+
+/// The node side of the agent.
+#[derive(Debug)]
+pub struct Agent {
+    pub(crate) series: NodeSeries,
+    pub(crate) predictor: Predictor,
+    pub(crate) metrics: Metrics,
+    root: Root,
+    settings: Settings,
+    layout: Layout,
+    states: Arc<States>,
+    scratch: Scratch,
+    node: NodeCollector,
+    pods: Option<Arc<Vec<PodInfo>>>,
+    tracked: FxHashMap<String, TrackedPod>,
+    next_id: u64,
+    ticks: u64,
+    psi: bool,
+    processors: Vec<Processor>,
+    class: BatchClass,
+    executor: Executor,
+    suppress: CpuSuppress,
+    memory: MemoryEvict,
+    memory_total: f64,
+    planned: Option<(u64, Rule)>,
+    trained_ms: Option<u64>,
+    restored: bool,
+    features_idle: bool,
+    last_mode: Option<SuppressMode>,
+    audit: audit::Log,
+}
+
+impl Agent {
+    /// An agent on `root` that follows `states`.
+    ///
+    /// # Errors
+    /// When strategies conflict or the machine's topology cannot be read.
+    pub fn new(
+        root: Root,
+        settings: Settings,
+        states: Arc<States>,
+        audit: audit::Log,
+        metrics: Metrics,
+    ) -> Result<Self, AgentError> {
+        let claims: Vec<_> = STRATEGIES
+            .iter()
+            .flat_map(|s| s.claims.iter().copied())
+            .collect();
+        check_claims(&claims)?;
+        let layout = settings.layout.clone();
+        let topology = CpuTopology::read(&root)?;
+        let processors = topology
+            .cpus
+            .iter()
+            .map(|c| Processor {
+                cpu: c.cpu,
+                core: c.core,
+                socket: c.socket,
+                node: c.node,
+            })
+            .collect();
+        let axis = Axis::new(NODE_SAMPLES);
+        let series = || Series::new(&axis);
+        Ok(Self {
+            series: NodeSeries {
+                node_cpu: series(),
+                node_memory: series(),
+                node_memory_with_cache: series(),
+                system_cpu: series(),
+                system_memory: series(),
+                pods: PodAxes::default(),
+                axis,
+            },
+            predictor: Predictor::new(settings.predict.clone()),
+            metrics,
+            node: NodeCollector::new(root.clone()),
+            executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms),
+            suppress: CpuSuppress::new(settings.pressure),
+            memory: MemoryEvict::new(settings.memory_cool_down_ms),
+            class: BatchClass {
+                group: layout.qos(KubeQos::BestEffort)?,
+                usage: GroupCollector::default(),
+                quota: None,
+                cpuset: None,
+            },
+            root,
+            settings,
+            layout,
+            states,
+            scratch: Scratch::new(),
+            pods: None,
+            tracked: FxHashMap::default(),
+            next_id: 1,
+            ticks: 0,
+            psi: false,
+            processors,
+            memory_total: 0.0,
+            planned: None,
+            trained_ms: None,
+            restored: false,
+            features_idle: false,
+            last_mode: None,
+            audit,
+        })
+    }
+
+    /// The pods being followed, with what is known about them.
+    pub(crate) fn tracked(&self) -> impl Iterator<Item = (&PodInfo, &TrackedPod)> {
+        self.pods
+            .as_deref()
+            .map_or(&[][..], Vec::as_slice)
+            .iter()
+            .filter_map(|info| Some((info, self.tracked.get(&info.uid)?)))
+    }
+
+    /// The Node object, when it is known.
+    pub(crate) fn node_info(&self) -> Option<Arc<NodeInfo>> {
+        self.states.node.load_full()
+    }
+
+    /// The audit log.
+    #[must_use]
+    pub fn audit(&self) -> &audit::Log {
+        &self.audit
+    }
+
+    /// The state of the suppression rule.
+    #[must_use]
+    pub fn suppress(&self) -> &CpuSuppress {
+        &self.suppress
+    }
+
+    /// The number a service has in pressure messages.
+    #[must_use]
+    pub fn id_of(&self, uid: &str) -> Option<u64> {
+        self.tracked.get(uid).map(|pod| pod.id)
+    }
+
+    /// Measures, decides and writes.
+    pub fn tick(&mut self, now: Now) -> Ticked {
+        self.ticks += 1;
+        self.follow_pods();
+        self.probe();
+        self.collect(now);
+        let mut ticked = Ticked::default();
+        let slo = self.states.slo.load_full();
+        let intents = self.decide(now, &slo);
+        if !intents.is_empty() {
+            let applied = self.executor.apply(intents, now.ms(), now.wall);
+            ticked.written = applied.written;
+        }
+        ticked.evictions = self.evictions(now, &slo);
+        self.learn(now);
+        ticked
+    }
+
+    /// Records that the API server accepted an eviction.
+    pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
+        self.memory.evicted(&eviction.uid, now.ms());
+        self.metrics.evicted("evictPodByBEMemoryEvict");
+        let mut entry = audit::Entry::new(
+            audit::Subject::Pod,
+            0,
+            "evictPodByAPI",
+            eviction.message.clone(),
+        );
+        entry.namespace.clone_from(&eviction.namespace);
+        entry.name.clone_from(&eviction.name);
+        self.audit.record(now.wall, entry);
+    }
+
+    fn follow_pods(&mut self) {
+        let pods = self.states.pods.load_full();
+        let same = match (&pods, &self.pods) {
+            (Some(new), Some(old)) => Arc::ptr_eq(new, old),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        let mut old = std::mem::take(&mut self.tracked);
+        for info in pods.iter().flat_map(|pods| pods.iter()) {
+            let mut tracked = old.remove(&info.uid).unwrap_or_else(|| {
+                self.next_id += 1;
+                TrackedPod::new(self.next_id - 1, &self.series.pods)
+            });
+            tracked.follow(info);
+            self.tracked.insert(info.uid.clone(), tracked);
+        }
+        self.pods = pods;
+        // New pods get their values at once, not at the next reconcile.
+        self.planned = None;
+    }
+
+    /// What the kernel offers may only become visible with the first group.
+    fn probe(&mut self) {
+        if self.ticks % 10 != 1 || (self.psi && self.features_idle) {
+            return;
+        }
+        let class = self.root.cgroup(&self.class.group);
+        let parent = self.layout.qos(KubeQos::Guaranteed);
+        let pods = parent
+            .map(|path| self.root.cgroup(&path))
+            .unwrap_or_else(|_| class.clone());
+        let readable = |resource| matches!(pods.value(resource), Ok(Some(_)));
+        self.psi = self.psi || readable(Resource::CpuPressure);
+        self.features_idle = class.supports(Resource::CpuIdle);
+    }
+
+    fn collect(&mut self, now: Now) {
+        let steady = now.steady_ns;
+        let scratch = &mut self.scratch;
+        let sample = self.node.sample(steady, scratch);
+        self.memory_total = sample.memory_total.unwrap_or(self.memory_total);
+        let series = &mut self.series;
+        series.axis.push(now.ms());
+        series.pods.push(now.ms());
+        let node_cpu = sample.cpu.map(|cores| cores * 1000.0);
+        series.node_cpu.set(&series.axis, node_cpu);
+        series.node_memory.set(&series.axis, sample.memory);
+        series
+            .node_memory_with_cache
+            .set(&series.axis, sample.memory_with_cache);
+
+        let every = u64::from(self.settings.container_every.max(1));
+        let (mut pods_cpu, mut pods_memory) = (0.0, 0.0);
+        for info in self.pods.iter().flat_map(|pods| pods.iter()) {
+            let Some(pod) = self.tracked.get_mut(&info.uid) else {
+                continue;
+            };
+            if info.is_active() {
+                pod.group
+                    .sample(&self.root, &info.cgroup, steady, true, scratch);
+                // Containers in turns, so that every tick does the same work.
+                if (self.ticks + pod.id) % every == 0 {
+                    for (group, container) in &mut pod.containers {
+                        container.sample(&self.root, group, steady, true, scratch);
+                    }
+                }
+                pod.held_up = if info.is_best_effort() {
+                    None
+                } else {
+                    pod.pressure
+                        .sample(&self.root, &info.cgroup, self.psi, steady, scratch)
+                        .map(|(share, _): (f64, Signal)| share)
+                };
+            } else {
+                pod.group = GroupCollector::default();
+                pod.held_up = None;
+            }
+            let cpu = pod.group.cpu.map(|cores| cores * 1000.0);
+            pod.cpu.set(&series.pods, cpu);
+            pod.memory.set(&series.pods, pod.group.memory);
+            pods_cpu += cpu.unwrap_or(0.0);
+            pods_memory += pod.group.memory.unwrap_or(0.0);
+        }
+        let system = |node: Option<f64>, pods: f64| node.map(|node| (node - pods).max(0.0));
+        let known = self.pods.is_some();
+        let system_cpu = system(node_cpu, pods_cpu).filter(|_| known);
+        let system_memory = system(sample.memory, pods_memory).filter(|_| known);
+        series.system_cpu.set(&series.axis, system_cpu);
+        series.system_memory.set(&series.axis, system_memory);
+
+        self.class
+            .usage
+            .sample(&self.root, &self.class.group, steady, false, scratch);
+        self.metrics.node_used(node_cpu, sample.memory);
+    }
+
+    /// The class's quota now; `None` when there is no such group.
+    fn class_quota(&mut self) -> Option<i64> {
+        if self.class.quota.is_none() {
+            let group = self.root.cgroup(&self.class.group);
+            let path = group.file(Resource::CfsQuota).ok()?;
+            self.class.quota = Reader::open(path, first_number).ok()?;
+        }
+        match self.class.quota.as_ref()?.read(&mut self.scratch) {
+            Ok(Some(quota)) => Some(quota),
+            _ => {
+                self.class.quota = None;
+                None
+            }
+        }
+    }
+
+    fn mode(&self, slo: &Slo) -> SuppressMode {
+        let by_annotation = self.states.node.load();
+        let by_annotation = by_annotation
+            .as_ref()
+            .and_then(|node| node.suppress_mode.as_deref())
+            .and_then(|text| text.parse().ok());
+        by_annotation
+            .or(slo.extension.mode)
+            .unwrap_or(self.settings.suppress_mode)
+    }
+
+    fn decide(&mut self, now: Now, slo: &Slo) -> Vec<Intent> {
+        let mode = self.mode(slo);
+        if self.last_mode != Some(mode) {
+            tracing::info!(%mode, enabled = slo.enabled, "suppression mode");
+            self.last_mode = Some(mode);
+        }
+        let mut intents = Vec::new();
+        let pods = self.pods.clone();
+        let pods = pods.as_deref().map_or(&[][..], Vec::as_slice);
+        if self.settings.gates.is_on(Gate::BatchResource) {
+            let by_quota = slo.enabled
+                && (mode == SuppressMode::Upstream && slo.policy == SuppressPolicy::CfsQuota);
+            let idle = slo.enabled
+                && mode == SuppressMode::Pressure
+                && slo
+                    .extension
+                    .be_cpu_idle
+                    .unwrap_or(self.settings.be_cpu_idle);
+            let rule = Rule {
+                quotas: !by_quota,
+                idle: self.features_idle.then_some(idle),
+            };
+            let due = self.planned.is_none_or(|(at, planned)| {
+                planned != rule
+                    || now.ms().saturating_sub(at) >= self.settings.reconcile_interval_ms
+            });
+            if due {
+                self.planned = Some((now.ms(), rule));
+                intents.extend(batch_resource::plan(pods, rule));
+            }
+        }
+        if self.settings.gates.is_on(Gate::BECPUSuppress) {
+            intents.extend(self.suppress_batch(now, slo, mode, pods));
+        }
+        intents
+    }
+
+    fn suppress_batch(
+        &mut self,
+        now: Now,
+        slo: &Slo,
+        mode: SuppressMode,
+        pods: &[PodInfo],
+    ) -> Vec<Intent> {
+        let node = self.node_info();
+        let capacity = node
+            .as_ref()
+            .map(|node| node.capacity.cpu)
+            .filter(|cpu| *cpu > 0)
+            .unwrap_or(self.processors.len() as i64 * 1000);
+        let quota = self.class_quota();
+        if quota.is_some() && self.ticks % CPUSET_EVERY == 1 {
+            let group = self.root.cgroup(&self.class.group);
+            self.class.cpuset = group.cpuset().ok().flatten().filter(|set| !set.is_empty());
+        }
+        let usage = self.usage(now.ms(), pods);
+        let batch = self
+            .class
+            .usage
+            .cpu
+            .map_or(0, |cores| (cores * 1000.0) as i64);
+        let samples: Vec<Sample<u64>> = pods
+            .iter()
+            .filter(|pod| !pod.is_best_effort())
+            .filter_map(|pod| self.tracked.get(&pod.uid))
+            .filter_map(|pod| {
+                let used = (pod.group.cpu? * 1000.0) as i64;
+                Some(Sample {
+                    key: pod.id,
+                    pressure: pod.held_up?,
+                    used,
+                })
+            })
+            .collect();
+        let mut groups = Vec::new();
+        for pod in pods
+            .iter()
+            .filter(|pod| pod.kube_qos == KubeQos::BestEffort && pod.is_active())
+        {
+            groups.push((Level::Pod, pod.cgroup.clone()));
+            let containers = pod.containers.iter().filter_map(|c| c.cgroup.clone());
+            groups.extend(containers.map(|group| (Level::Container, group)));
+        }
+        let cpus_of = |qos: QosClass| -> BTreeSet<u32> {
+            pods.iter()
+                .filter(|pod| pod.qos == qos && pod.is_active())
+                .filter_map(|pod| pod.cpus.as_ref())
+                .flat_map(|cpus| cpus.iter())
+                .collect()
+        };
+        let outcome = self.suppress.plan(&SuppressInput {
+            now_ms: now.ms(),
+            node: node.as_ref().map_or("", |node| node.name.as_str()),
+            slo,
+            mode,
+            capacity,
+            reserved: node.as_ref().map_or(0, |node| node.reserved_cpu),
+            usage,
+            batch_active: batch.saturating_mul(100) > capacity,
+            samples: &samples,
+            class: quota.map(|quota| Class {
+                group: &self.class.group,
+                quota,
+                cpuset: self.class.cpuset.as_ref(),
+            }),
+            processors: &self.processors,
+            excluded: &cpus_of(QosClass::Lse),
+            lsr: &cpus_of(QosClass::Lsr),
+            groups: &groups,
+        });
+        if let Some(rise) = outcome.rise {
+            let service = pods
+                .iter()
+                .find(|pod| self.tracked.get(&pod.uid).is_some_and(|t| t.id == rise.key));
+            tracing::info!(
+                service = service.map_or("", |pod| pod.name.as_str()),
+                pressure = rise.pressure,
+                baseline = rise.baseline,
+                "pressure rose: batch work falls back to the configured threshold"
+            );
+        }
+        let services = usage.map_or(0, |usage| usage.pods_not_be);
+        self.metrics
+            .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
+        outcome.intents
+    }
+
+    /// The newest samples, when there is one of the node and the pods are known.
+    fn usage(&self, now_ms: u64, pods: &[PodInfo]) -> Option<Usage> {
+        if self.pods.is_none() {
+            return None;
+        }
+        let axis = &self.series.axis;
+        let window = self.settings.interval_ms.saturating_mul(2);
+        let (node, _) = self.series.node_cpu.window(axis, now_ms, window).next()?;
+        let mut usage = Usage {
+            node: node as i64,
+            ..Usage::default()
+        };
+        for pod in pods {
+            let Some(tracked) = self.tracked.get(&pod.uid) else {
+                continue;
+            };
+            let used = tracked.group.cpu.map_or(0, |cores| (cores * 1000.0) as i64);
+            usage.pods += used;
+            if !pod.is_best_effort() {
+                usage.pods_not_be += used;
+            }
+        }
+        Some(usage)
+    }
+
+    fn evictions(&mut self, now: Now, slo: &Slo) -> Vec<Eviction> {
+        if !self.settings.gates.is_on(Gate::BEMemoryEvict) {
+            return Vec::new();
+        }
+        let Some(pods) = self.pods.clone() else {
+            return Vec::new();
+        };
+        let with_use: Vec<(&PodInfo, Option<i64>)> = pods
+            .iter()
+            .map(|pod| {
+                let memory = self
+                    .tracked
+                    .get(&pod.uid)
+                    .and_then(|tracked| tracked.group.memory);
+                (pod, memory.map(|bytes| bytes as i64))
+            })
+            .collect();
+        let axis = &self.series.axis;
+        let window = self.settings.interval_ms.saturating_mul(2);
+        let used = self
+            .series
+            .node_memory
+            .window(axis, now.ms(), window)
+            .next();
+        let capacity = self
+            .states
+            .node
+            .load()
+            .as_ref()
+            .map(|node| node.capacity.memory)
+            .filter(|bytes| *bytes > 0)
+            .unwrap_or(self.memory_total as i64);
+        self.memory.plan(MemoryInput {
+            now_ms: now.ms(),
+            slo,
+            capacity,
+            used: used.map(|(bytes, _)| bytes as i64),
+            pods: &with_use,
+        })
+    }
+
+    /// Trains the predictor once per interval and keeps its files.
+    fn learn(&mut self, now: Now) {
+        let interval = self.settings.training_interval_ms;
+        let due = match self.trained_ms {
+            None => {
+                self.trained_ms = Some(now.ms());
+                false
+            }
+            Some(at) => now.ms().saturating_sub(at) >= interval,
+        };
+        if !due {
+            return;
+        }
+        let Some(pods) = self.pods.clone() else {
+            return;
+        };
+        self.trained_ms = Some(now.ms());
+        let wall = now.wall.as_millisecond();
+        if !self.restored {
+            self.restored = true;
+            let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
+            known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
+            known.extend(classes().map(predict::class_uid));
+            match self.predictor.restore(&known, wall) {
+                Ok(0) => {}
+                Ok(models) => tracing::info!(models, "predictor restored"),
+                Err(error) => tracing::warn!(%error, "predictor starts afresh"),
+            }
+        }
+        let mut sums: Vec<(PriorityClass, f64, f64)> =
+            classes().map(|class| (class, 0.0, 0.0)).to_vec();
+        let (mut cpu, mut memory) = (Vec::new(), Vec::new());
+        let p90 = |samples: &mut Vec<f64>| {
+            samples.sort_unstable_by(f64::total_cmp);
+            percentile::of_sorted(samples, 0.90)
+        };
+        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        for pod in pods.iter() {
+            let Some(tracked) = self.tracked.get(&pod.uid) else {
+                continue;
+            };
+            let axes = &self.series.pods;
+            tracked.cpu.collect(axes, now.ms(), interval, &mut cpu);
+            tracked
+                .memory
+                .collect(axes, now.ms(), interval, &mut memory);
+            let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) else {
+                continue;
+            };
+            let cores = cpu / 1000.0;
+            self.predictor.train(&pod.uid, cores, memory, wall);
+            all_cpu += cores;
+            all_memory += memory;
+            if let Some(sum) = sums.iter_mut().find(|sum| sum.0 == pod.priority_class) {
+                sum.1 += cores;
+                sum.2 += memory;
+            }
+        }
+        for (class, cores, bytes) in sums {
+            self.predictor
+                .train(&predict::class_uid(class), cores, bytes, wall);
+        }
+        let axis = &self.series.axis;
+        self.series
+            .node_cpu
+            .collect(axis, now.ms(), interval, &mut cpu);
+        self.series
+            .node_memory
+            .collect(axis, now.ms(), interval, &mut memory);
+        if let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) {
+            let cores = cpu / 1000.0;
+            self.predictor.train(predict::NODE, cores, memory, wall);
+            let system = (cores - all_cpu).max(0.0);
+            self.predictor.train(
+                predict::SYSTEM,
+                system,
+                (memory - all_memory).max(0.0),
+                wall,
+            );
+        }
+        if let Err(error) = self.predictor.maintain(wall) {
+            tracing::warn!(%error, "predictor checkpoint");
+        }
+    }
+}
+
+fn classes() -> [PriorityClass; 5] {
+    let [a, b, c, d] = PriorityClass::ALL;
+    [a, b, c, d, PriorityClass::None]
+}
+
+/// The quota: the first number of the file, `max` being none.
+fn first_number(text: &str) -> Result<i64, koord_host::Malformed> {
+    match text.split_ascii_whitespace().next() {
+        Some("max") => Ok(-1),
+        Some(first) => first
+            .parse()
+            .map_err(|_| koord_host::Malformed::new("a quota in microseconds", text)),
+        None => Err(koord_host::Malformed::new("a quota in microseconds", text)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,478 @@
+use super::*;
+use crate::report::Policy;
+use crate::states::Driver;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::slo::NodeSLOSpec;
+use koord_host::fake::Tree;
+use serde_json::json;
+
+const START: i64 = 1_748_000_000;
+
+/// A fake machine of four CPUs with a service pod and a batch pod, and an agent on it.
+struct Rig {
+    tree: Tree,
+    agent: Agent,
+    states: Arc<States>,
+    second: u64,
+    service: CgroupPath,
+    batch: CgroupPath,
+    class: CgroupPath,
+    /// Counters: ticks of the machine, nanoseconds of the groups, microseconds of stall.
+    node_ticks: u64,
+    service_ns: u64,
+    batch_ns: u64,
+    stall_us: u64,
+    available_kib: u64,
+}
+
+/// What happens in one second.
+#[derive(Clone, Copy)]
+struct Second {
+    node_cores: f64,
+    service_cores: f64,
+    batch_cores: f64,
+    stalled: f64,
+}
+
+const BUSY: Second = Second {
+    node_cores: 3.9,
+    service_cores: 1.0,
+    batch_cores: 2.8,
+    stalled: 0.01,
+};
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    fn with(mut settings: Settings) -> Self {
+        let tree = Tree::hybrid("0-3").unwrap();
+        settings.layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        let states = Arc::new(States::default());
+        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let log = audit::Log::default();
+        let service = tree.group("kubepods/burstable/podls").unwrap();
+        let class = tree.group("kubepods/besteffort").unwrap();
+        let batch = tree.group("kubepods/besteffort/podbe").unwrap();
+        tree.group("kubepods/besteffort/podbe/c1").unwrap();
+        tree.group("kubepods/burstable/podls/c1").unwrap();
+        let root = tree.root().clone();
+        let agent = Agent::new(root, settings, states.clone(), log, metrics).unwrap();
+        let rig = Self {
+            tree,
+            agent,
+            states,
+            second: 0,
+            service,
+            batch,
+            class,
+            node_ticks: 0,
+            service_ns: 0,
+            batch_ns: 0,
+            stall_us: 0,
+            available_kib: 12 << 20,
+        };
+        rig.node(json!({}));
+        rig.pods(vec![
+            pod(
+                "ls",
+                "LS",
+                json!({"requests": {"cpu": "1", "memory": "1Gi"}}),
+            ),
+            batch_pod(),
+        ]);
+        rig
+    }
+
+    fn node(&self, annotations: serde_json::Value) {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n", "annotations": annotations},
+            "status": {"capacity": {"cpu": "4", "memory": "16Gi"},
+                "allocatable": {"cpu": "4", "memory": "16Gi"}}
+        }))
+        .unwrap();
+        self.states.node.store(Some(Arc::new(NodeInfo::of(&node))));
+    }
+
+    fn pods(&self, pods: Vec<Pod>) {
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        crate::shell::publish_pods(&self.states, pods.iter(), &layout);
+    }
+
+    fn slo(&self, value: serde_json::Value) {
+        let spec: NodeSLOSpec = serde_json::from_value(value).unwrap();
+        self.states.slo.store(Arc::new(Slo::of(&spec)));
+    }
+
+    fn suppress(&self, mode: &str) {
+        self.slo(json!({
+            "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": "cfsQuota"},
+            "extensions": {"cpuSuppress": {"mode": mode}}}));
+    }
+
+    /// Lets a second pass in which `what` happens.
+    fn step(&mut self, what: Second) -> Ticked {
+        self.second += 1;
+        self.node_ticks += (what.node_cores * 100.0) as u64;
+        self.service_ns += (what.service_cores * 1e9) as u64;
+        self.batch_ns += (what.batch_cores * 1e9) as u64;
+        self.stall_us += (what.stalled * 1e6) as u64;
+        let ticks = self.node_ticks;
+        self.tree
+            .put("proc/stat", &format!("cpu  {ticks} 0 0 5 5 0 0 9 0 0\n"))
+            .unwrap();
+        let available = self.available_kib;
+        let meminfo = format!(
+            "MemTotal: 16777216 kB\nMemFree: 1048576 kB\nMemAvailable: {available} kB\n\
+             Buffers: 0 kB\nCached: 0 kB\nActive(file): 0 kB\nInactive(file): 0 kB\n\
+             SReclaimable: 0 kB\n"
+        );
+        self.tree.put("proc/meminfo", &meminfo).unwrap();
+        let stall = format!(
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n\
+             full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+            self.stall_us
+        );
+        let kubepods = self.tree.group("kubepods").unwrap();
+        let feed = |group: &CgroupPath, resource, text: &str| {
+            self.tree.feed(group, resource, text).unwrap();
+        };
+        feed(&kubepods, Resource::CpuPressure, &stall);
+        feed(&self.service, Resource::CpuPressure, &stall);
+        for (group, ns, mib) in [
+            (&self.service, self.service_ns, 1024_u64),
+            (&self.batch, self.batch_ns, 2048),
+            (&self.class, self.batch_ns, 2048),
+        ] {
+            feed(group, Resource::CpuacctUsage, &format!("{ns}\n"));
+            let anon = mib << 20;
+            let stat = format!(
+                "total_inactive_anon 0\ntotal_active_anon {anon}\ntotal_inactive_file 7\n\
+                 total_active_file 7\ntotal_unevictable 0\n"
+            );
+            feed(group, Resource::MemoryStat, &stat);
+        }
+        let now = self.now();
+        self.agent.tick(now)
+    }
+
+    fn now(&self) -> Now {
+        let wall = Timestamp::from_second(START + self.second as i64).unwrap();
+        Now {
+            steady_ns: self.second * 1_000_000_000,
+            wall,
+        }
+    }
+
+    fn quota(&self) -> i64 {
+        self.tree
+            .root()
+            .cgroup(&self.class)
+            .cfs_quota()
+            .unwrap()
+            .unwrap()
+    }
+
+    fn shares(&self, group: &CgroupPath) -> i64 {
+        self.tree
+            .root()
+            .cgroup(group)
+            .cpu_shares()
+            .unwrap()
+            .unwrap()
+    }
+}
+
+fn pod(name: &str, qos: &str, resources: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"uid": name, "name": name, "namespace": "default",
+            "labels": {"koordinator.sh/qosClass": qos}},
+        "spec": {"priority": if qos == "BE" { 5500 } else { 9500 },
+            "containers": [{"name": "c", "resources": resources}]},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "c", "containerID": "koord://c1", "image": "", "imageID": "",
+             "ready": true, "restartCount": 0}]}
+    }))
+    .unwrap()
+}
+
+fn batch_pod() -> Pod {
+    pod(
+        "be",
+        "BE",
+        json!({"requests": {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "1Gi"}}),
+    )
+}
+
+#[test]
+fn a_report_has_the_published_shape() {
+    let mut rig = Rig::new();
+    for _ in 0..200 {
+        rig.step(BUSY);
+    }
+    let now = rig.now();
+    let status = rig
+        .agent
+        .report(&Policy::default(), now.ms(), now.wall)
+        .unwrap();
+    let value = serde_json::to_value(&status).unwrap();
+    assert_eq!(
+        value["nodeMetric"]["nodeUsage"]["resources"],
+        json!({"cpu": "3900m", "memory": "4Gi"})
+    );
+    assert_eq!(
+        value["nodeMetric"]["systemUsage"]["resources"],
+        json!({"cpu": "100m", "memory": "1Gi"})
+    );
+    let windows = value["nodeMetric"]["aggregatedNodeUsages"]
+        .as_array()
+        .unwrap();
+    assert_eq!(windows.len(), 3);
+    assert_eq!(windows[0]["duration"], "5m0s");
+    assert_eq!(windows[0]["usage"]["p95"]["resources"]["cpu"], "3900m");
+    assert!(
+        windows[2].get("usage").is_none(),
+        "200 s cover less than half of 30 min"
+    );
+    assert_eq!(
+        value["podsMetric"],
+        json!([
+            {"name": "be", "namespace": "default", "priority": "koord-batch", "qos": "BE",
+             "podUsage": {"resources": {"cpu": "2800m", "memory": "2Gi"}}},
+            {"name": "ls", "namespace": "default", "priority": "koord-prod", "qos": "LS",
+             "podUsage": {"resources": {"cpu": "1", "memory": "1Gi"}}}])
+    );
+    assert_eq!(
+        value["prodReclaimableMetric"]["resource"]["resources"]["cpu"],
+        "0"
+    );
+    assert_eq!(value["updateTime"], "2025-05-23T11:36:40Z");
+    assert!(value.get("hostApplicationMetric").is_none());
+}
+
+#[test]
+fn there_is_no_report_before_there_are_samples() {
+    let mut rig = Rig::new();
+    let now = rig.now();
+    assert!(
+        rig.agent
+            .report(&Policy::default(), now.ms(), now.wall)
+            .is_none()
+    );
+    rig.step(BUSY);
+    let now = rig.now();
+    assert!(
+        rig.agent
+            .report(&Policy::default(), now.ms(), now.wall)
+            .is_none(),
+        "rates need two"
+    );
+}
+
+#[test]
+fn batch_pods_get_their_values_and_every_write_is_recorded() {
+    let mut rig = Rig::new();
+    drop(rig.tree.writes());
+    rig.step(BUSY);
+    assert_eq!(rig.shares(&rig.batch), 2048);
+    let entries = rig.agent.audit().entries();
+    assert!(!entries.is_empty());
+    let writes = rig.tree.writes();
+    assert_eq!(
+        entries.len(),
+        writes.iter().filter(|w| w.refused.is_none()).count()
+    );
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry.change.is_some() && entry.name == "be")
+    );
+    assert!(
+        writes.iter().all(|write| write.refused.is_none()),
+        "{writes:?}"
+    );
+    for _ in 0..30 {
+        rig.step(BUSY);
+    }
+    assert!(rig.tree.writes().is_empty(), "nothing is written twice");
+}
+
+#[test]
+fn nothing_is_suppressed_without_settings() {
+    let mut rig = Rig::new();
+    for _ in 0..10 {
+        rig.step(Second {
+            stalled: 0.9,
+            ..BUSY
+        });
+    }
+    assert_eq!(rig.quota(), -1);
+}
+
+#[test]
+fn upstream_mode_caps_batch_work() {
+    let mut rig = Rig::new();
+    rig.suppress("upstream");
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    // 65 % of 4 cores less 1 core of the service less 0.1 of the system.
+    assert_eq!(rig.quota(), 150_000);
+    let entry = rig
+        .agent
+        .audit()
+        .entries()
+        .into_iter()
+        .find(|e| e.level == 1)
+        .unwrap();
+    assert_eq!(
+        (entry.reason.as_str(), entry.name.as_str()),
+        ("AdjustBEByNodeCPUUsage", "n")
+    );
+    assert!(
+        entry.message.contains("budget 1500m = 65% of 4000m"),
+        "{}",
+        entry.message
+    );
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
+    rig.step(BUSY);
+    assert_eq!(rig.quota(), -1, "disabling takes the cap off");
+}
+
+#[test]
+fn pressure_mode_lets_batch_work_run_until_a_service_suffers() {
+    let mut rig = Rig::new();
+    rig.suppress("pressure");
+    for _ in 0..20 {
+        rig.step(BUSY);
+    }
+    assert_eq!((rig.quota(), rig.shares(&rig.class)), (-1, 2));
+    rig.step(Second {
+        stalled: 0.35,
+        ..BUSY
+    });
+    assert_eq!(rig.quota(), 150_000, "at once, to the configured threshold");
+    for _ in 0..60 {
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.quota(), -1, "and slowly back");
+    // The node's annotation goes first.
+    rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
+    rig.step(BUSY);
+    assert_eq!(rig.quota(), 150_000);
+}
+
+#[test]
+fn idle_groups_are_an_option_and_leave_no_trace() {
+    let mut rig = Rig::new();
+    let slo = |idle: bool| {
+        json!({"resourceUsedThresholdWithBE": {"enable": true},
+            "extensions": {"cpuSuppress": {"mode": "pressure", "beCPUIdle": idle}}})
+    };
+    rig.slo(slo(true));
+    rig.step(BUSY);
+    rig.step(BUSY);
+    let batch = rig.tree.root().cgroup(&rig.batch);
+    assert_eq!(batch.cpu_idle().unwrap(), Some(true));
+    let class = rig.tree.root().cgroup(&rig.class);
+    assert_eq!(
+        class.cpu_idle().unwrap(),
+        Some(false),
+        "never the group of the class"
+    );
+    rig.slo(slo(false));
+    rig.step(BUSY);
+    assert_eq!(
+        (batch.cpu_idle().unwrap(), rig.shares(&rig.batch)),
+        (Some(false), 2048)
+    );
+    assert!(
+        rig.tree
+            .writes()
+            .iter()
+            .all(|write| write.refused.is_none())
+    );
+}
+
+#[test]
+fn memory_pressure_evicts_batch_pods_once() {
+    let mut settings = Settings::default();
+    settings.gates.set(Gate::BEMemoryEvict, true);
+    let mut rig = Rig::with(settings);
+    rig.slo(json!({"resourceUsedThresholdWithBE":
+        {"enable": true, "memoryEvictThresholdPercent": 80}}));
+    rig.step(BUSY);
+    assert!(rig.step(BUSY).evictions.is_empty());
+    rig.available_kib = 2 << 20;
+    let evictions = rig.step(BUSY).evictions;
+    assert_eq!(
+        evictions
+            .iter()
+            .map(|e| e.name.as_str())
+            .collect::<Vec<_>>(),
+        ["be"]
+    );
+    assert!(
+        evictions[0].message.contains("node memory 87% >= 80%"),
+        "{}",
+        evictions[0].message
+    );
+    let now = rig.now();
+    rig.agent.evicted(&evictions[0], now);
+    for _ in 0..10 {
+        assert!(
+            rig.step(BUSY).evictions.is_empty(),
+            "what is going already counts"
+        );
+    }
+    let entry = rig.agent.audit().entries().pop().unwrap();
+    assert_eq!((entry.level, entry.reason.as_str()), (0, "evictPodByAPI"));
+}
+
+#[test]
+fn a_tree_that_vanishes_is_survived() {
+    let mut rig = Rig::new();
+    rig.suppress("upstream");
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    for path in [
+        "kubepods/besteffort/podbe/c1",
+        "kubepods/besteffort/podbe",
+        "kubepods/besteffort",
+    ] {
+        let group = CgroupPath::new(path).unwrap();
+        rig.tree.vanish(&group).unwrap();
+    }
+    let mut second = 0;
+    while second < 5 {
+        second += 1;
+        let later = Now {
+            steady_ns: (rig.second + second) * 1_000_000_000,
+            ..rig.now()
+        };
+        rig.agent.tick(later);
+    }
+}
+
+#[test]
+fn services_without_samples_do_not_make_the_predictor_lie() {
+    let settings = Settings {
+        training_interval_ms: 10_000,
+        ..Settings::default()
+    };
+    let mut rig = Rig::with(settings);
+    for _ in 0..40 {
+        rig.step(BUSY);
+    }
+    let forecast = rig.agent.predictor.forecast("ls").unwrap();
+    assert!((1000..1100).contains(&forecast.cpu_p95), "{forecast:?}");
+    assert!(
+        rig.agent
+            .predictor
+            .forecast("__node-koord-batch__")
+            .is_some()
+    );
+    assert!(rig.agent.predictor.forecast(predict::SYSTEM).is_some());
+}

@@ -1,0 +1,155 @@
+//! What the agent can be told, with upstream's defaults.
+
+use crate::audit;
+use crate::gates::Gates;
+use crate::predict;
+use crate::states::slo::SuppressMode;
+use crate::states::{Driver, Layout};
+use koord_host::{CgroupPath, Root};
+use koord_model::pressure;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Where the list of pods comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodSource {
+    /// The API server, by a watch of the pods bound to this node.
+    ApiServer,
+    /// The kubelet's `/pods`, polled.
+    Kubelet(Kubelet),
+}
+
+/// How to reach the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kubelet {
+    /// The whole URL, such as `https://127.0.0.1:10250`; else it is made from the Node object.
+    pub url: Option<String>,
+    /// The address type to take from the Node object.
+    pub address_type: String,
+    /// Plain HTTP on the read-only port.
+    pub insecure: bool,
+    /// That port.
+    pub read_only_port: u16,
+    /// Time between two polls.
+    pub interval: Duration,
+    /// How long one may take.
+    pub timeout: Duration,
+}
+
+impl Default for Kubelet {
+    fn default() -> Self {
+        Self {
+            url: None,
+            address_type: "InternalIP".to_owned(),
+            insecure: false,
+            read_only_port: 10255,
+            interval: Duration::from_secs(10),
+            timeout: Duration::from_secs(3),
+        }
+    }
+}
+
+/// On which thread the loop runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Thread {
+    /// On one of its own, so that a busy runtime does not delay it.
+    #[default]
+    Own,
+    /// As an ordinary task of the caller's runtime: for tests with paused time.
+    Shared,
+}
+
+/// What the node-side loop is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Between two samples and decisions, in milliseconds.
+    pub interval_ms: u64,
+    /// Containers are sampled every so many intervals, in turns; their pods every time.
+    pub container_every: u32,
+    /// Which features are on.
+    pub gates: Gates,
+    /// How groups are named.
+    pub layout: Layout,
+    /// The suppression mode where neither node nor NodeSLO names one.
+    pub suppress_mode: SuppressMode,
+    /// The constants of the pressure rule.
+    pub pressure: pressure::Config,
+    /// Whether BE pods' own groups get `cpu.idle` where the NodeSLO does not say.
+    pub be_cpu_idle: bool,
+    /// Between two looks at BE pods' values, in milliseconds.
+    pub reconcile_interval_ms: u64,
+    /// A cached value is written again after this long, in milliseconds.
+    pub force_update_ms: u64,
+    /// Between two rounds of memory eviction, in milliseconds.
+    pub memory_cool_down_ms: u64,
+    /// Between two training steps of the predictor, in milliseconds.
+    pub training_interval_ms: u64,
+    /// The predictor.
+    pub predict: predict::Config,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            interval_ms: 1000,
+            container_every: 5,
+            gates: Gates::default(),
+            layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
+            suppress_mode: SuppressMode::default(),
+            pressure: pressure::Config::default(),
+            be_cpu_idle: false,
+            reconcile_interval_ms: 10_000,
+            force_update_ms: 60_000,
+            memory_cool_down_ms: 4_000,
+            training_interval_ms: 60_000,
+            predict: predict::Config::default(),
+        }
+    }
+}
+
+/// What [`crate::run`] needs to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The node's name. Must not be empty.
+    pub node_name: String,
+    /// The machine; the running one when `None`.
+    pub root: Option<Root>,
+    /// Where the cgroup driver is not given it is detected below this group.
+    pub detect_layout: Option<CgroupPath>,
+    /// The loop.
+    pub settings: Settings,
+    /// Where pods come from.
+    pub pods: PodSource,
+    /// Whether NodeMetric is reported.
+    pub report: bool,
+    /// Overrides the NodeMetric's report interval, also below the minimum of 30 s. For tests and
+    /// for `koord up`, where somebody waits for the first report.
+    pub report_interval: Option<Duration>,
+    /// Where to serve health, metrics and audit events; `None` serves nothing.
+    pub address: Option<SocketAddr>,
+    /// The audit log; hand in one to read along.
+    pub audit: audit::Log,
+    /// Where the loop runs.
+    pub thread: Thread,
+    /// Real-time priority (1–99) of the loop's own thread; 0 is normal. A busy node starves an
+    /// agent of normal priority for seconds when batch work has a high weight.
+    pub realtime_priority: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            node_name: String::new(),
+            root: None,
+            detect_layout: Some(CgroupPath::root()),
+            settings: Settings::default(),
+            pods: PodSource::ApiServer,
+            report: true,
+            report_interval: None,
+            address: None,
+            audit: audit::Log::default(),
+            thread: Thread::Own,
+            realtime_priority: 0,
+        }
+    }
+}

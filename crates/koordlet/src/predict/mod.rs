@@ -1,0 +1,152 @@
+//! The predictor: what pods will use at their peak, from decaying histograms of what they used.
+//!
+//! One model per pod, per priority class and for the node and its system part. Each training step
+//! adds the 90th percentile of the last interval. Models survive a restart in checkpoint files.
+
+mod checkpoint;
+pub mod reclaimable;
+
+pub use checkpoint::CheckpointError;
+pub use reclaimable::{Estimate, PodForecast, Reclaimable};
+
+use koord_api::PriorityClass;
+use koord_model::histogram::{DecayingHistogram, Layout, UnixMillis};
+use rustc_hash::FxHashMap;
+use std::path::PathBuf;
+
+/// The node as a whole.
+pub const NODE: &str = "__node__";
+/// What no pod accounts for.
+pub const SYSTEM: &str = "__node-sys__";
+
+/// The model of all pods of a class.
+#[must_use]
+pub fn class_uid(class: PriorityClass) -> String {
+    format!("__node-{}__", class.as_str())
+}
+
+/// The predictor's settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where checkpoints are; `None` keeps models in memory only.
+    pub dir: Option<PathBuf>,
+    /// Pods younger than this count with their request.
+    pub cold_start_ms: i64,
+    /// Added to every forecast, in percent.
+    pub safety_margin_percent: i64,
+    /// Half-life of memory samples.
+    pub memory_half_life_ms: i64,
+    /// Half-life of CPU samples.
+    pub cpu_half_life_ms: i64,
+    /// Models not trained for this long are dropped.
+    pub expiration_ms: i64,
+    /// Models are saved this often.
+    pub checkpoint_interval_ms: i64,
+    /// How many models are saved at once.
+    pub checkpoints_per_step: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const HOUR: i64 = 3_600_000;
+        Self {
+            dir: None,
+            cold_start_ms: 24 * HOUR,
+            safety_margin_percent: 10,
+            memory_half_life_ms: 24 * HOUR,
+            cpu_half_life_ms: 12 * HOUR,
+            expiration_ms: HOUR / 2,
+            checkpoint_interval_ms: HOUR / 6,
+            checkpoints_per_step: 12,
+        }
+    }
+}
+
+/// One model.
+#[derive(Debug, Clone)]
+struct Model {
+    cpu: DecayingHistogram,
+    memory: DecayingHistogram,
+    trained: UnixMillis,
+    saved: UnixMillis,
+}
+
+/// A forecast at one percentile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Forecast {
+    /// p95 of the CPU, in milli-cores.
+    pub cpu_p95: i64,
+    /// p98 of the memory, in bytes.
+    pub memory_p98: i64,
+}
+
+/// All models of this node.
+#[derive(Debug)]
+pub struct Predictor {
+    config: Config,
+    models: FxHashMap<String, Model>,
+}
+
+impl Predictor {
+    /// A predictor without models.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            models: FxHashMap::default(),
+        }
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How many models there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.models.len()
+    }
+
+    /// Whether there is no model.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty()
+    }
+
+    /// Adds a sample (cores, bytes) to the model `uid`.
+    pub fn train(&mut self, uid: &str, cores: f64, bytes: f64, now: UnixMillis) {
+        if !self.models.contains_key(uid) {
+            let model = self.fresh(now);
+            self.models.insert(uid.to_owned(), model);
+        }
+        if let Some(model) = self.models.get_mut(uid) {
+            model.cpu.add(cores, 1.0, now);
+            model.memory.add(bytes, 1.0, now);
+            model.trained = now;
+        }
+    }
+
+    /// The peak that the model `uid` expects, without margin.
+    #[must_use]
+    pub fn forecast(&self, uid: &str) -> Option<Forecast> {
+        let model = self.models.get(uid)?;
+        Some(Forecast {
+            cpu_p95: (model.cpu.percentile(0.95) * 1000.0) as i64,
+            memory_p98: model.memory.percentile(0.98) as i64,
+        })
+    }
+
+    fn fresh(&self, now: UnixMillis) -> Model {
+        Model {
+            cpu: DecayingHistogram::new(Layout::cpu(), self.config.cpu_half_life_ms),
+            memory: DecayingHistogram::new(Layout::memory(), self.config.memory_half_life_ms),
+            trained: now,
+            saved: UnixMillis::MIN,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,401 @@
+//! CPUSuppress: what batch work may use of the node's CPU.
+//!
+//! Two modes, switchable at run time (see [`SuppressMode`]):
+//!
+//! * *pressure* (our default): no cap while the services' pressure is at its learned baseline, and
+//!   the configured threshold at once when it rises; always by CFS quota of the BE class.
+//! * *upstream*: always the configured threshold, by CFS quota or by CPU set, with upstream's
+//!   formula, dead band and growth limit. One deviation: a first quota is written even when it is
+//!   within the dead band of -1, as can happen on large nodes.
+//!
+//! In both, the quota moves at most once per ten CFS periods: every write refills the bandwidth
+//! pool, and a faster loop would give batch work more than the quota says.
+
+use crate::executor::{Claim, Intent, Level, Target};
+use crate::states::Slo;
+use crate::states::slo::{Policy, SuppressMode};
+use koord_host::{CgroupPath, CpuSet, Resource};
+use koord_model::pressure::{self, Guard, Rise, Sample, WriteGate};
+use koord_model::suppress::{
+    self, Processor, Threshold, UNLIMITED, Usage, next_cpu_count, next_quota, pick_cpus,
+};
+use std::collections::BTreeSet;
+
+/// The strategy's name.
+pub const NAME: &str = "BECPUSuppress";
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    claim(Level::Qos, Resource::CfsQuota),
+    claim(Level::Qos, Resource::CpuShares),
+    claim(Level::Qos, Resource::CpusetCpus),
+    claim(Level::Pod, Resource::CpusetCpus),
+    claim(Level::Container, Resource::CpusetCpus),
+];
+
+const fn claim(level: Level, resource: Resource) -> Claim {
+    Claim {
+        strategy: NAME,
+        level,
+        resource,
+    }
+}
+
+/// The audit reason of an adjustment.
+pub const ADJUST: &str = "AdjustBEByNodeCPUUsage";
+/// The audit reason of a recovery.
+pub const RECOVER: &str = "suppressBECPU";
+/// The weight the kubelet gives the BE class.
+const BE_SHARES: &str = "2";
+
+/// Everything one decision needs.
+#[derive(Debug)]
+pub struct Input<'a> {
+    /// Steady clock.
+    pub now_ms: u64,
+    /// The node's name, for the audit line.
+    pub node: &'a str,
+    /// The settings.
+    pub slo: &'a Slo,
+    /// The mode in force.
+    pub mode: SuppressMode,
+    /// The node's CPU, in milli-cores.
+    pub capacity: i64,
+    /// What is kept back for the system, in milli-cores.
+    pub reserved: i64,
+    /// The newest usage samples; `None` when the node has none.
+    pub usage: Option<Usage>,
+    /// Whether batch work used CPU in the last interval.
+    pub batch_active: bool,
+    /// The services' pressure in the last interval.
+    pub samples: &'a [Sample<u64>],
+    /// The BE class: group, present quota and CPU set. `None` when there is no such group.
+    pub class: Option<Class<'a>>,
+    /// The machine's CPUs.
+    pub processors: &'a [Processor],
+    /// CPUs that belong to LSE pods, system QoS or the reservation: not for batch work.
+    pub excluded: &'a BTreeSet<u32>,
+    /// CPUs that belong to LSR pods.
+    pub lsr: &'a BTreeSet<u32>,
+    /// The groups of BE pods and their containers, for CPU sets.
+    pub groups: &'a [(Level, CgroupPath)],
+}
+
+/// The present state of the BE class.
+#[derive(Debug, Clone, Copy)]
+pub struct Class<'a> {
+    /// Its group.
+    pub group: &'a CgroupPath,
+    /// `cpu.cfs_quota_us`.
+    pub quota: i64,
+    /// `cpuset.cpus`.
+    pub cpuset: Option<&'a CpuSet>,
+}
+
+/// What was decided.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What to write.
+    pub intents: Vec<Intent>,
+    /// What batch work may use, in milli-cores; `None` when it is not limited.
+    pub limit: Option<i64>,
+    /// Which file the limit is in.
+    pub by: Policy,
+    /// The rise that brought the cap down.
+    pub rise: Option<Rise<u64>>,
+    /// The cap in percent of the node; `None` when there is none.
+    pub cap: Option<i64>,
+}
+
+/// The state of one limiting file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Not looked at since start: an earlier run may have left something.
+    Unknown,
+    /// We limit by it.
+    Active,
+    /// It is at its unlimited value.
+    Recovered,
+}
+
+/// The strategy's memory between ticks.
+#[derive(Debug)]
+pub struct CpuSuppress {
+    guard: Guard<u64>,
+    gate: WriteGate,
+    quota: Use,
+    cpuset: Use,
+}
+
+impl CpuSuppress {
+    /// With the constants of the pressure rule.
+    #[must_use]
+    pub fn new(config: pressure::Config) -> Self {
+        Self {
+            guard: Guard::new(config),
+            gate: WriteGate::default(),
+            quota: Use::Unknown,
+            cpuset: Use::Unknown,
+        }
+    }
+
+    /// The pressure rule's state, for the debug endpoint and the tests.
+    #[must_use]
+    pub fn guard(&self) -> &Guard<u64> {
+        &self.guard
+    }
+
+    /// Decides.
+    pub fn plan(&mut self, input: &Input<'_>) -> Outcome {
+        let mut outcome = Outcome::default();
+        // Baselines are learned whatever the mode, so that a switch finds them ready.
+        let decision = self.guard.step(
+            pressure::Input {
+                now_ms: input.now_ms,
+                threshold: input.slo.suppress_percent,
+                batch_active: input.batch_active,
+                held: input.slo.enabled && input.mode == SuppressMode::Upstream,
+            },
+            input.samples,
+        );
+        let Some(class) = input.class else {
+            return outcome;
+        };
+        if !input.slo.enabled {
+            self.recover_quota(input, class, &mut outcome, "suppression is disabled");
+            self.recover_cpuset(input, class, &mut outcome);
+            return outcome;
+        }
+        match (input.mode, input.slo.policy) {
+            (SuppressMode::Pressure, _) => {
+                outcome.rise = decision.rise;
+                outcome.cap = decision.cap;
+                outcome.by = Policy::CfsQuota;
+                outcome.intents.push(intent(
+                    input,
+                    class.group,
+                    Resource::CpuShares,
+                    BE_SHARES.to_owned(),
+                    "batch work runs on the lowest weight",
+                ));
+                match decision.cap {
+                    None => self.release_quota(input, class, &mut outcome),
+                    Some(cap) => self.limit_by_quota(input, class, cap, &mut outcome),
+                }
+                self.recover_cpuset(input, class, &mut outcome);
+            }
+            (SuppressMode::Upstream, Policy::CfsQuota) => {
+                outcome.cap = Some(input.slo.suppress_percent);
+                self.limit_by_quota(input, class, input.slo.suppress_percent, &mut outcome);
+                self.recover_cpuset(input, class, &mut outcome);
+            }
+            (SuppressMode::Upstream, Policy::Cpuset) => {
+                outcome.cap = Some(input.slo.suppress_percent);
+                self.limit_by_cpuset(input, class, &mut outcome);
+                self.recover_quota(input, class, &mut outcome, "the limit is a CPU set");
+            }
+        }
+        outcome
+    }
+
+    fn budget(input: &Input<'_>, percent: i64) -> Option<(i64, Usage)> {
+        let usage = input.usage?;
+        if input.capacity <= 0 {
+            return None;
+        }
+        let threshold = Threshold {
+            percent,
+            min_percent: input.slo.suppress_min_percent,
+        };
+        Some((
+            suppress::budget(input.capacity, input.reserved, &usage, threshold),
+            usage,
+        ))
+    }
+
+    fn limit_by_quota(
+        &mut self,
+        input: &Input<'_>,
+        class: Class<'_>,
+        percent: i64,
+        outcome: &mut Outcome,
+    ) {
+        let Some((budget, usage)) = Self::budget(input, percent) else {
+            return;
+        };
+        outcome.limit = Some(budget);
+        outcome.by = Policy::CfsQuota;
+        let first = self.quota != Use::Active || class.quota < 0;
+        self.quota = Use::Active;
+        let urgent = outcome.rise.is_some() || class.quota < 0;
+        if !self.gate.allows(input.now_ms, urgent) {
+            return;
+        }
+        let Some(quota) = next_quota(input.capacity, budget, class.quota) else {
+            return;
+        };
+        self.gate.wrote(input.now_ms);
+        let rise = outcome.rise.map_or_else(String::new, |rise| {
+            format!(
+                "pressure of service #{} rose to {:.1}% over a baseline of {:.1}%; ",
+                rise.key,
+                rise.pressure * 100.0,
+                rise.baseline * 100.0
+            )
+        });
+        let because = format!(
+            "{rise}budget {budget}m = {percent}% of {}m - services {}m - max(system {}m, reserved {}m)",
+            input.capacity,
+            usage.pods_not_be + usage.hosts_not_be,
+            usage.system(),
+            input.reserved
+        );
+        let mut write = intent(
+            input,
+            class.group,
+            Resource::CfsQuota,
+            quota.to_string(),
+            &because,
+        );
+        write.cacheable = false;
+        write.verbosity = if first { 1 } else { 3 };
+        outcome.intents.push(write);
+    }
+
+    /// Pressure mode without a cap: the quota is kept off, also against whoever sets one.
+    fn release_quota(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
+        self.quota = Use::Recovered;
+        if class.quota < 0 {
+            return;
+        }
+        self.gate.wrote(input.now_ms);
+        let mut write = intent(
+            input,
+            class.group,
+            Resource::CfsQuota,
+            UNLIMITED.to_string(),
+            "the services' pressure is at its baseline",
+        );
+        write.cacheable = false;
+        outcome.intents.push(write);
+    }
+
+    fn recover_quota(
+        &mut self,
+        input: &Input<'_>,
+        class: Class<'_>,
+        outcome: &mut Outcome,
+        because: &str,
+    ) {
+        if self.quota == Use::Recovered {
+            return;
+        }
+        self.quota = Use::Recovered;
+        if class.quota < 0 {
+            return;
+        }
+        self.gate.wrote(input.now_ms);
+        let mut write = intent(
+            input,
+            class.group,
+            Resource::CfsQuota,
+            UNLIMITED.to_string(),
+            because,
+        );
+        write.cacheable = false;
+        write.reason = RECOVER;
+        outcome.intents.push(write);
+    }
+
+    fn limit_by_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
+        let Some((budget, _)) = Self::budget(input, input.slo.suppress_percent) else {
+            return;
+        };
+        outcome.limit = Some(budget);
+        outcome.by = Policy::Cpuset;
+        let Some(current) = class.cpuset else { return };
+        self.cpuset = Use::Active;
+        let candidates: Vec<Processor> = input
+            .processors
+            .iter()
+            .copied()
+            .filter(|p| !input.excluded.contains(&p.cpu))
+            .collect();
+        let count = next_cpu_count(input.processors.len(), budget, current.len());
+        let picked: CpuSet = pick_cpus(&candidates, input.lsr, count.min(candidates.len()))
+            .into_iter()
+            .collect();
+        if picked.is_empty() {
+            return;
+        }
+        let because = format!("budget {budget}m is {count} CPUs");
+        self.push_cpuset(input, class, &picked, &because, ADJUST, outcome);
+    }
+
+    fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
+        if self.cpuset == Use::Recovered {
+            return;
+        }
+        let started = self.cpuset == Use::Unknown;
+        self.cpuset = Use::Recovered;
+        let full: CpuSet = input
+            .processors
+            .iter()
+            .map(|p| p.cpu)
+            .filter(|cpu| !input.excluded.contains(cpu))
+            .collect();
+        let Some(current) = class.cpuset else { return };
+        // At start only what is narrower than it should be is touched.
+        if full.is_empty() || (started && full.is_subset(current)) {
+            return;
+        }
+        self.push_cpuset(input, class, &full, "no limit by CPU set", RECOVER, outcome);
+    }
+
+    #[expect(clippy::unused_self, reason = "reads better beside its callers")]
+    fn push_cpuset(
+        &self,
+        input: &Input<'_>,
+        class: Class<'_>,
+        cpus: &CpuSet,
+        because: &str,
+        reason: &'static str,
+        outcome: &mut Outcome,
+    ) {
+        let value = cpus.to_string();
+        let groups = std::iter::once((Level::Qos, class.group))
+            .chain(input.groups.iter().map(|(level, group)| (*level, group)));
+        for (level, group) in groups {
+            let mut write = intent(input, group, Resource::CpusetCpus, value.clone(), because);
+            write.level = level;
+            write.reason = reason;
+            outcome.intents.push(write);
+        }
+    }
+}
+
+fn intent(
+    input: &Input<'_>,
+    group: &CgroupPath,
+    resource: Resource,
+    value: String,
+    because: &str,
+) -> Intent {
+    Intent {
+        level: Level::Qos,
+        group: group.clone(),
+        resource,
+        value,
+        target: Target {
+            name: input.node.to_owned(),
+            ..Target::default()
+        },
+        reason: ADJUST,
+        because: because.to_owned(),
+        verbosity: 3,
+        cacheable: true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

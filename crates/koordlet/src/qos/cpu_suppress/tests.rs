@@ -1,0 +1,240 @@
+use super::*;
+use koord_model::pressure::Config;
+
+const QUOTA_OFF: i64 = -1;
+
+struct Rig {
+    strategy: CpuSuppress,
+    slo: Slo,
+    mode: SuppressMode,
+    usage: Usage,
+    quota: i64,
+    cpus: CpuSet,
+    samples: Vec<Sample<u64>>,
+    now_ms: u64,
+    group: CgroupPath,
+    processors: Vec<Processor>,
+    lse: BTreeSet<u32>,
+}
+
+impl Rig {
+    fn new(mode: SuppressMode, policy: Policy) -> Self {
+        let cpu = |cpu| Processor {
+            cpu,
+            core: cpu / 2,
+            socket: cpu / 4,
+            node: cpu / 8,
+        };
+        Self {
+            strategy: CpuSuppress::new(Config::default()),
+            slo: Slo {
+                known: true,
+                enabled: true,
+                suppress_percent: 70,
+                policy,
+                ..Slo::default()
+            },
+            mode,
+            usage: Usage {
+                node: 12_000,
+                pods: 10_000,
+                pods_not_be: 8_000,
+                ..Usage::default()
+            },
+            quota: QUOTA_OFF,
+            cpus: "0-15".parse().unwrap(),
+            samples: Vec::new(),
+            now_ms: 0,
+            group: CgroupPath::new("kubepods/besteffort").unwrap(),
+            processors: (0..16).map(cpu).collect(),
+            lse: BTreeSet::new(),
+        }
+    }
+
+    /// One second on; applies what was decided.
+    fn step(&mut self) -> Outcome {
+        self.now_ms += 1000;
+        let outcome = self.strategy.plan(&SuppressInput {
+            now_ms: self.now_ms,
+            node: "n",
+            slo: &self.slo,
+            mode: self.mode,
+            capacity: 16_000,
+            reserved: 0,
+            usage: Some(self.usage),
+            batch_active: true,
+            samples: &self.samples,
+            class: Some(Class {
+                group: &self.group,
+                quota: self.quota,
+                cpuset: Some(&self.cpus),
+            }),
+            processors: &self.processors,
+            excluded: &self.lse,
+            lsr: &BTreeSet::new(),
+            groups: &[],
+        });
+        for intent in &outcome.intents {
+            match intent.resource {
+                Resource::CfsQuota => self.quota = intent.value.parse().unwrap(),
+                Resource::CpusetCpus => self.cpus = intent.value.parse().unwrap(),
+                _ => {}
+            }
+        }
+        outcome
+    }
+
+    fn pressure(&mut self, pressure: f64) {
+        self.samples = vec![Sample {
+            key: 1,
+            pressure,
+            used: 2000,
+        }];
+    }
+}
+
+use super::Input as SuppressInput;
+
+#[test]
+fn upstream_quota() {
+    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    let outcome = rig.step();
+    assert_eq!(outcome.limit, Some(1200));
+    assert_eq!(rig.quota, 120_000);
+    assert_eq!(
+        outcome.intents[0].verbosity, 1,
+        "the first application is important"
+    );
+    // Services leave: the limit grows by a tenth of the node per step.
+    rig.usage = Usage {
+        node: 3_000,
+        pods: 3_000,
+        pods_not_be: 1_000,
+        ..Usage::default()
+    };
+    for want in [280_000, 440_000, 600_000, 760_000, 920_000, 1_020_000] {
+        rig.step();
+        assert_eq!(rig.quota, want);
+    }
+    assert!(
+        rig.step().intents.is_empty(),
+        "nothing to do inside the dead band"
+    );
+}
+
+#[test]
+fn upstream_quota_without_samples_keeps_everything() {
+    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    rig.quota = 50_000;
+    let outcome = rig.strategy.plan(&SuppressInput {
+        now_ms: 1,
+        node: "n",
+        slo: &rig.slo,
+        mode: rig.mode,
+        capacity: 16_000,
+        reserved: 0,
+        usage: None,
+        batch_active: false,
+        samples: &[],
+        class: Some(Class {
+            group: &rig.group,
+            quota: rig.quota,
+            cpuset: None,
+        }),
+        processors: &rig.processors,
+        excluded: &rig.lse,
+        lsr: &BTreeSet::new(),
+        groups: &[],
+    });
+    assert!(outcome.intents.is_empty());
+}
+
+#[test]
+fn upstream_cpuset_and_change_of_policy() {
+    let mut rig = Rig::new(SuppressMode::Upstream, Policy::Cpuset);
+    rig.lse = (0..4).collect();
+    rig.step();
+    assert_eq!(rig.cpus.len(), 2);
+    assert!(
+        !rig.cpus.contains(0),
+        "CPUs of LSE pods are not for batch work"
+    );
+    rig.slo.policy = Policy::CfsQuota;
+    rig.step();
+    assert_eq!(
+        rig.cpus,
+        "4-15".parse().unwrap(),
+        "the other policy is undone"
+    );
+    assert_eq!(rig.quota, 120_000);
+    rig.slo.enabled = false;
+    let outcome = rig.step();
+    assert_eq!(rig.quota, QUOTA_OFF);
+    assert_eq!(outcome.intents[0].reason, RECOVER);
+    // Once: from now on the files are somebody else's.
+    rig.quota = 99_000;
+    assert!(rig.step().intents.is_empty());
+}
+
+#[test]
+fn pressure_mode_runs_free_and_falls_back_at_once() {
+    let mut rig = Rig::new(SuppressMode::Pressure, Policy::Cpuset);
+    rig.quota = 70_000;
+    rig.pressure(0.01);
+    let outcome = rig.step();
+    assert_eq!(
+        (rig.quota, outcome.cap),
+        (QUOTA_OFF, None),
+        "an earlier run's quota is taken off"
+    );
+    assert!(
+        outcome
+            .intents
+            .iter()
+            .any(|i| i.resource == Resource::CpuShares && i.value == "2")
+    );
+    for _ in 0..60 {
+        let outcome = rig.step();
+        assert!(
+            outcome
+                .intents
+                .iter()
+                .all(|i| i.resource == Resource::CpuShares)
+        );
+    }
+    rig.pressure(0.3);
+    let outcome = rig.step();
+    assert!(outcome.rise.is_some());
+    assert_eq!((outcome.cap, rig.quota), (Some(70), 120_000));
+    let reason = &outcome.intents[1].because;
+    assert!(
+        reason.contains("rose to 30.0%") && reason.contains("= 70% of 16000m"),
+        "{reason}"
+    );
+    // Calm again: the cap grows step by step, and is gone in the end.
+    rig.pressure(0.01);
+    let mut last = rig.quota;
+    for _ in 0..60 {
+        rig.step();
+        if rig.quota == QUOTA_OFF {
+            break;
+        }
+        assert!(rig.quota >= last);
+        last = rig.quota;
+    }
+    assert_eq!(rig.quota, QUOTA_OFF);
+}
+
+#[test]
+fn modes_switch_at_run_time() {
+    let mut rig = Rig::new(SuppressMode::Pressure, Policy::CfsQuota);
+    rig.pressure(0.01);
+    rig.step();
+    assert_eq!(rig.quota, QUOTA_OFF);
+    rig.mode = SuppressMode::Upstream;
+    rig.step();
+    assert_eq!(rig.quota, 120_000);
+    rig.mode = SuppressMode::Pressure;
+    rig.step();
+    assert_eq!(rig.quota, QUOTA_OFF);
+}

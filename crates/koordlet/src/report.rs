@@ -1,0 +1,274 @@
+//! NodeMetric: what the agent tells the cluster about its node.
+
+use crate::agent::Agent;
+use crate::predict::{Reclaimable, reclaimable};
+use crate::states::node::Amounts;
+use crate::store::{Axis, Series};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use koord_api::slo::{
+    AggregatedUsage, MemoryCollectPolicy, NodeMetricInfo, NodeMetricSpec, NodeMetricStatus,
+    PodMetricInfo, ReclaimableMetric, ResourceMap,
+};
+use koord_api::{GoDuration, Quantity, resources};
+use koord_model::percentile::Summary;
+
+/// The collection policy in force: the NodeMetric's, with defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// Window of the averages, in milliseconds; at least a minute.
+    pub aggregate_ms: u64,
+    /// Time between two reports, in milliseconds; at least half a minute (tests may go below).
+    pub interval_ms: u64,
+    /// Windows of the percentiles.
+    pub windows: Vec<GoDuration>,
+    /// Whether page cache counts as used.
+    pub with_page_cache: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            aggregate_ms: 300_000,
+            interval_ms: 60_000,
+            windows: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
+            with_page_cache: false,
+        }
+    }
+}
+
+impl Policy {
+    /// The policy of `spec`. Values below the minimum are raised to it.
+    #[must_use]
+    pub fn of(spec: &NodeMetricSpec) -> Self {
+        let mut policy = Self::default();
+        let Some(given) = &spec.metric_collect_policy else {
+            return policy;
+        };
+        let seconds = |value: i64, least: u64| {
+            u64::try_from(value)
+                .unwrap_or(0)
+                .max(least)
+                .saturating_mul(1000)
+        };
+        if let Some(value) = given.aggregate_duration_seconds {
+            policy.aggregate_ms = seconds(value, 60);
+        }
+        if let Some(value) = given.report_interval_seconds {
+            policy.interval_ms = seconds(value, 30);
+        }
+        if let Some(windows) = &given.node_aggregate_policy {
+            policy.windows.clone_from(&windows.durations);
+        }
+        policy.with_page_cache =
+            given.node_memory_collect_policy == Some(MemoryCollectPolicy::WithPageCache);
+        policy
+    }
+}
+
+/// CPU in milli-cores and memory in bytes, as a resource map: whole milli-cores and bytes, cut off.
+#[must_use]
+pub fn usage(milli: f64, bytes: f64) -> ResourceMap {
+    amounts(Amounts {
+        cpu: milli as i64,
+        memory: bytes as i64,
+    })
+}
+
+fn amounts(amounts: Amounts) -> ResourceMap {
+    let resources = [
+        (resources::CPU.to_owned(), Quantity::from_milli(amounts.cpu)),
+        (
+            resources::MEMORY.to_owned(),
+            Quantity::from_bytes(amounts.memory),
+        ),
+    ];
+    ResourceMap {
+        resources: resources.into(),
+        devices: Vec::new(),
+    }
+}
+
+/// Two series of one subject.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair<'a> {
+    /// Milli-cores.
+    pub cpu: &'a Series<f64>,
+    /// Bytes.
+    pub memory: &'a Series<f64>,
+}
+
+impl Pair<'_> {
+    fn average(&self, axis: &Axis, now_ms: u64, window_ms: u64) -> Option<ResourceMap> {
+        Some(usage(
+            self.cpu.average(axis, now_ms, window_ms)?,
+            self.memory.average(axis, now_ms, window_ms)?,
+        ))
+    }
+
+    /// One entry per window; empty ones while less than half of the window is covered.
+    fn aggregated(&self, axis: &Axis, now_ms: u64, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
+        let (mut cpu, mut memory) = (Vec::new(), Vec::new());
+        windows
+            .iter()
+            .map(|window| {
+                let millis = u64::try_from(window.as_nanos() / 1_000_000).unwrap_or(0);
+                let cpu_span = self.cpu.collect(axis, now_ms, millis, &mut cpu);
+                let memory_span = self.memory.collect(axis, now_ms, millis, &mut memory);
+                let covered = cpu_span.min(memory_span).saturating_mul(2) >= millis;
+                let summaries = (Summary::of(&mut cpu), Summary::of(&mut memory));
+                let usage = match summaries {
+                    (Some(cpu), Some(memory)) if covered => [
+                        ("avg", cpu.avg, memory.avg),
+                        ("p50", cpu.p50, memory.p50),
+                        ("p90", cpu.p90, memory.p90),
+                        ("p95", cpu.p95, memory.p95),
+                        ("p99", cpu.p99, memory.p99),
+                    ]
+                    .map(|(name, cpu, memory)| (name.to_owned(), usage(cpu, memory)))
+                    .into(),
+                    _ => Default::default(),
+                };
+                AggregatedUsage {
+                    usage,
+                    duration: Some(*window),
+                }
+            })
+            .collect()
+    }
+}
+
+impl Agent {
+    /// The status to publish at `wall` under `policy`; `None` before the first samples.
+    #[must_use]
+    pub fn report(
+        &self,
+        policy: &Policy,
+        now_ms: u64,
+        wall: Timestamp,
+    ) -> Option<NodeMetricStatus> {
+        let node = Pair {
+            cpu: &self.series.node_cpu,
+            memory: if policy.with_page_cache {
+                &self.series.node_memory_with_cache
+            } else {
+                &self.series.node_memory
+            },
+        };
+        let system = Pair {
+            cpu: &self.series.system_cpu,
+            memory: &self.series.system_memory,
+        };
+        let axis = &self.series.axis;
+        let node_usage = node.average(axis, now_ms, policy.aggregate_ms)?;
+        let info = NodeMetricInfo {
+            node_usage: Some(node_usage),
+            aggregated_node_usages: node.aggregated(axis, now_ms, &policy.windows),
+            system_usage: system.average(axis, now_ms, policy.aggregate_ms),
+            aggregated_system_usages: system.aggregated(axis, now_ms, &policy.windows),
+            numa_usages: Vec::new(),
+        };
+        let mut pods = Vec::new();
+        let mut with_sample = Vec::new();
+        for (info, tracked) in self.tracked() {
+            let axes = &self.series.pods;
+            let cpu = tracked.cpu.average(axes, now_ms, policy.aggregate_ms);
+            let memory = tracked.memory.average(axes, now_ms, policy.aggregate_ms);
+            let (Some(cpu), Some(memory)) = (cpu, memory) else {
+                continue;
+            };
+            with_sample.push(info);
+            pods.push(PodMetricInfo {
+                name: info.name.clone(),
+                namespace: info.namespace.clone(),
+                pod_usage: Some(usage(cpu, memory)),
+                priority: info.priority_class,
+                qos: info.qos_default,
+                extensions: None,
+            });
+        }
+        pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        let reclaimable = self.node_info().map(|node| {
+            reclaimable::estimate(
+                &self.predictor,
+                with_sample.iter().copied(),
+                node.raw_allocatable,
+                wall,
+            )
+        });
+        self.metrics.reclaimable(reclaimable.as_ref());
+        let metric = |amount: fn(&Reclaimable) -> Amounts| {
+            reclaimable.as_ref().map(|r| ReclaimableMetric {
+                resource: Some(amounts(amount(r))),
+            })
+        };
+        Some(NodeMetricStatus {
+            update_time: Some(Time(seconds(wall))),
+            node_metric: Some(info),
+            pods_metric: pods,
+            host_application_metric: Vec::new(),
+            prod_reclaimable_metric: metric(|r| r.published.reclaimable).or(Some(
+                ReclaimableMetric {
+                    resource: Some(ResourceMap::default()),
+                },
+            )),
+            prod_peak_metric: metric(|r| r.published.peak),
+        })
+    }
+}
+
+/// Kubernetes times have whole seconds.
+fn seconds(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn policy_defaults_and_minimums() {
+        assert_eq!(Policy::of(&NodeMetricSpec::default()), Policy::default());
+        let spec: NodeMetricSpec = serde_json::from_value(json!({"metricCollectPolicy": {
+            "aggregateDurationSeconds": 10, "reportIntervalSeconds": 1,
+            "nodeAggregatePolicy": {"durations": ["1m"]},
+            "nodeMemoryCollectPolicy": "usageWithPageCache"}}))
+        .unwrap();
+        let policy = Policy::of(&spec);
+        assert_eq!((policy.aggregate_ms, policy.interval_ms), (60_000, 30_000));
+        assert_eq!(policy.windows, [GoDuration::from_mins(1)]);
+        assert!(policy.with_page_cache);
+    }
+
+    #[test]
+    fn quantities_are_cut_off() {
+        let text = serde_json::to_value(usage(429.9, 5_849_563_136.7)).unwrap();
+        assert_eq!(
+            text,
+            json!({"resources": {"cpu": "429m", "memory": "5712464Ki"}})
+        );
+        let text = serde_json::to_value(usage(1.0, 64_553_043.0)).unwrap();
+        assert_eq!(text["resources"]["memory"], "64553043");
+    }
+
+    #[test]
+    fn a_short_history_gives_empty_aggregates() {
+        let mut axis = Axis::new(600);
+        let mut series = Series::new(&axis);
+        for second in 0..=160_u64 {
+            axis.push(second * 1000);
+            series.set(&axis, Some(1000.0));
+        }
+        let pair = Pair {
+            cpu: &series,
+            memory: &series,
+        };
+        let windows = [GoDuration::from_mins(5), GoDuration::from_mins(10)];
+        let found = pair.aggregated(&axis, 160_000, &windows);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].usage.len(), 5);
+        assert!(found[1].usage.is_empty());
+        assert_eq!(found[1].duration, Some(windows[1]));
+    }
+}

@@ -1,0 +1,541 @@
+//! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
+
+use crate::agent::{Agent, AgentError, Now, Ticked};
+use crate::http;
+use crate::metrics::Metrics;
+use crate::options::{Options, PodSource, Thread};
+use crate::qos::STRATEGIES;
+use crate::qos::memory_evict::Eviction;
+use crate::report::Policy;
+use crate::states::{Layout, NodeInfo, PodInfo, Slo, States, kubelet};
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use koord_api::slo::{NodeMetric, NodeMetricStatus, NodeSLO};
+use koord_app::Context;
+use koord_host::{HostError, Root, features, sched};
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
+use koord_kube::{Change, Client, Informer, Scope, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Why the agent stopped or never began.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The node has no name.
+    #[error("node name is empty: set NODE_NAME or --node-name")]
+    NodeName,
+    /// The kernel.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The loop.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The HTTP server.
+    #[error(transparent)]
+    Http(#[from] koord_app::admin::AdminError),
+    /// A thread could not be started.
+    #[error("agent thread: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+/// What the loop is asked from outside.
+enum Request {
+    Report(Policy, oneshot::Sender<Option<NodeMetricStatus>>),
+    Evicted(Eviction),
+}
+
+/// Runs the agent until `ctx.shutdown` is cancelled.
+///
+/// Everything begins independently: the loop measures before any object of the cluster is known,
+/// and each strategy waits for its own inputs only.
+pub fn run(
+    options: Options,
+    client: Client,
+    ctx: Context,
+) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(run_inner(options, client, ctx))
+}
+
+async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result<(), Error> {
+    if options.node_name.is_empty() {
+        return Err(Error::NodeName);
+    }
+    let root = match options.root.clone() {
+        Some(root) => root,
+        None => Root::system()?,
+    };
+    if let Some(parent) = options.detect_layout.clone() {
+        options.settings.layout = Layout::detect(&root, parent);
+    }
+    announce(&root, &options)?;
+    let states = Arc::new(States::default());
+    let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
+    metrics.started(&options.node_name, ctx.clock.now().as_second());
+    let agent = Agent::new(
+        root,
+        options.settings.clone(),
+        states.clone(),
+        options.audit.clone(),
+        metrics.clone(),
+    )?;
+    let ticks = Arc::new(AtomicU64::new(0));
+    let ready = Arc::new(AtomicBool::new(false));
+    if let Some(address) = options.address {
+        let local = http::serve(
+            address,
+            ctx.metrics.clone(),
+            options.audit.clone(),
+            options.settings.gates.clone(),
+            ready.clone(),
+            ctx.shutdown.clone(),
+        )
+        .await?;
+        tracing::info!(address = %local, "serving health, metrics and audit events");
+    }
+    let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
+    if let PodSource::Kubelet(kubelet) = &options.pods {
+        let poll = kubelet::Poll::new(
+            kubelet.clone(),
+            options.settings.layout.clone(),
+            states.clone(),
+            client.clone(),
+            options.node_name.clone(),
+        );
+        tokio::spawn(poll.run(ctx.shutdown.clone()));
+    }
+    let (requests, inbox) = mpsc::channel(16);
+    let (evictions, to_evict) = mpsc::channel(64);
+    let recorder = Recorder::start(
+        client.clone(),
+        "koordlet",
+        &options.node_name,
+        ctx.clock.clone(),
+        ctx.shutdown.clone(),
+    );
+    tokio::spawn(evictor(
+        client.clone(),
+        recorder,
+        to_evict,
+        requests.clone(),
+    ));
+    if options.report {
+        let reporter = Reporter {
+            node: options.node_name.clone(),
+            client,
+            store: metric_store,
+            requests: requests.clone(),
+            interval: options.report_interval,
+        };
+        tokio::spawn(reporter.run(ctx.shutdown.clone()));
+    }
+    // The channel must outlive every optional sender.
+    let _requests = requests;
+    let driver = Loop {
+        agent,
+        ctx: ctx.clone(),
+        interval: Duration::from_millis(options.settings.interval_ms.max(10)),
+        metrics,
+        ready,
+        states,
+        ticks,
+        audit: options.audit.clone(),
+    };
+    match options.thread {
+        Thread::Shared => driver.run(inbox, evictions).await,
+        Thread::Own => on_own_thread(driver, inbox, evictions, options.realtime_priority).await?,
+    }
+    options.audit.flush();
+    Ok(())
+}
+
+/// A loop that runs without a cluster.
+pub(crate) struct Running {
+    ticks: Arc<AtomicU64>,
+    finished: tokio::task::JoinHandle<Result<(), Error>>,
+    _requests: mpsc::Sender<Request>,
+    _evictions: mpsc::Receiver<Eviction>,
+}
+
+impl Running {
+    /// How many ticks it has done.
+    pub(crate) fn ticks(&self) -> u64 {
+        self.ticks.load(Ordering::Relaxed)
+    }
+
+    /// Waits for its end, after the context was shut down.
+    pub(crate) async fn finished(self) {
+        let _ = self.finished.await;
+    }
+}
+
+/// Starts only the loop, on `states` that the caller fills: for benchmarks.
+pub(crate) fn start_loop(
+    options: &Options,
+    root: Root,
+    states: Arc<States>,
+    ctx: &Context,
+) -> Result<Running, Error> {
+    let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
+    let agent = Agent::new(
+        root,
+        options.settings.clone(),
+        states.clone(),
+        options.audit.clone(),
+        metrics.clone(),
+    )?;
+    let ticks = Arc::new(AtomicU64::new(0));
+    let (requests, inbox) = mpsc::channel(16);
+    let (evictions, queue) = mpsc::channel(64);
+    let driver = Loop {
+        agent,
+        ctx: ctx.clone(),
+        interval: Duration::from_millis(options.settings.interval_ms.max(10)),
+        metrics,
+        ready: Arc::default(),
+        states,
+        ticks: ticks.clone(),
+        audit: options.audit.clone(),
+    };
+    let finished = tokio::spawn(on_own_thread(
+        driver,
+        inbox,
+        evictions,
+        options.realtime_priority,
+    ));
+    Ok(Running {
+        ticks,
+        finished,
+        _requests: requests,
+        _evictions: queue,
+    })
+}
+
+/// Says what this kernel offers and what is switched on.
+fn announce(root: &Root, options: &Options) -> Result<(), HostError> {
+    for line in features::probe(root)?.lines() {
+        tracing::info!("{line}");
+    }
+    let gates = &options.settings.gates;
+    for strategy in STRATEGIES {
+        tracing::info!(
+            strategy = strategy.name,
+            on = gates.is_on(strategy.gate),
+            "strategy"
+        );
+    }
+    tracing::info!(
+        node = options.node_name,
+        driver = ?options.settings.layout.driver(),
+        mode = %options.settings.suppress_mode,
+        interval_ms = options.settings.interval_ms,
+        "koordlet starts"
+    );
+    Ok(())
+}
+
+/// Starts the informers that fill `states`.
+fn watch_cluster(
+    options: &Options,
+    client: &Client,
+    ctx: &Context,
+    states: &Arc<States>,
+    metrics: &Metrics,
+) -> Store<NodeMetric> {
+    let node = options.node_name.as_str();
+    let by_name = || Scope {
+        fields: Some(format!("metadata.name={node}")),
+        ..Scope::default()
+    };
+    let nodes = Informer::<Node>::start(client.clone(), by_name(), ctx.shutdown.clone());
+    let slos = Informer::<NodeSLO>::start(client.clone(), by_name(), ctx.shutdown.clone());
+    let (to, metrics) = (states.clone(), metrics.clone());
+    tokio::spawn(follow(nodes.changes, move |node: Option<&Node>| {
+        let info = node.map(NodeInfo::of);
+        if let Some(info) = &info {
+            metrics.allocatable(info);
+        }
+        to.node.store(info.map(Arc::new));
+    }));
+    let to = states.clone();
+    tokio::spawn(follow(slos.changes, move |slo: Option<&NodeSLO>| {
+        to.slo.store(Arc::new(
+            slo.map_or_else(Slo::default, |slo| Slo::of(&slo.spec)),
+        ));
+    }));
+    if options.pods == PodSource::ApiServer {
+        let scope = Scope {
+            fields: Some(format!("spec.nodeName={node}")),
+            ..Scope::default()
+        };
+        let pods = Informer::<Pod>::start(client.clone(), scope, ctx.shutdown.clone());
+        let (to, layout) = (states.clone(), options.settings.layout.clone());
+        tokio::spawn(follow_pods(pods, layout, to));
+    }
+    Informer::<NodeMetric>::start_store(client.clone(), by_name(), ctx.shutdown.clone())
+}
+
+/// Hands the newest state of the one watched object to `set`; `None` when it is gone.
+async fn follow<K>(mut changes: mpsc::Receiver<Change<K>>, set: impl Fn(Option<&K>)) {
+    while let Some(change) = changes.recv().await {
+        match change {
+            Change::Applied { new, .. } => set(Some(&new)),
+            Change::Deleted(_) => set(None),
+            Change::Synced => {}
+        }
+    }
+}
+
+/// Rebuilds the list of pods after each burst of changes. Nothing is published before the first
+/// list is complete: a half-known node would look idle.
+async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States>) {
+    let mut synced = false;
+    while let Some(change) = pods.changes.recv().await {
+        synced |= matches!(change, Change::Synced);
+        while let Ok(change) = pods.changes.try_recv() {
+            synced |= matches!(change, Change::Synced);
+        }
+        if synced {
+            let list = pods.store.list();
+            publish_pods(&states, list.iter().map(AsRef::as_ref), &layout);
+        }
+    }
+}
+
+/// Publishes a new list of pods, ordered so that equal lists look equal.
+pub(crate) fn publish_pods<'a>(
+    states: &States,
+    pods: impl Iterator<Item = &'a Pod>,
+    layout: &Layout,
+) {
+    let mut infos: Vec<PodInfo> = pods.filter_map(|pod| PodInfo::of(pod, layout)).collect();
+    infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+    if states
+        .pods
+        .load()
+        .as_ref()
+        .is_some_and(|old| **old == infos)
+    {
+        return;
+    }
+    states.pods.store(Some(Arc::new(infos)));
+}
+
+/// The loop and what it needs around the agent.
+struct Loop {
+    agent: Agent,
+    ctx: Context,
+    interval: Duration,
+    metrics: Metrics,
+    ready: Arc<AtomicBool>,
+    states: Arc<States>,
+    ticks: Arc<AtomicU64>,
+    audit: crate::audit::Log,
+}
+
+impl Loop {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Request>, evictions: mpsc::Sender<Eviction>) {
+        let origin = Instant::now();
+        let mut timer = interval(self.interval);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut flushed = origin;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.ctx.shutdown.cancelled() => return,
+                Some(request) = inbox.recv() => {
+                    let now = self.now(origin);
+                    match request {
+                        Request::Report(policy, reply) => {
+                            let status = self.agent.report(&policy, now.ms(), now.wall);
+                            let _ = reply.send(status);
+                        }
+                        Request::Evicted(eviction) => self.agent.evicted(&eviction, now),
+                    }
+                }
+                _ = timer.tick() => {
+                    let began = std::time::Instant::now();
+                    let now = self.now(origin);
+                    let Ticked { evictions: due, .. } = self.agent.tick(now);
+                    self.metrics.ticked(began.elapsed().as_secs_f64());
+                    self.ticks.fetch_add(1, Ordering::Relaxed);
+                    for eviction in due {
+                        if evictions.try_send(eviction).is_err() {
+                            tracing::debug!("evictions are still under way");
+                        }
+                    }
+                    if self.states.pods.load().is_some() {
+                        self.ready.store(true, Ordering::Relaxed);
+                    }
+                    if flushed.elapsed() >= Duration::from_secs(5) {
+                        flushed = Instant::now();
+                        self.audit.flush();
+                    }
+                }
+            }
+        }
+    }
+
+    fn now(&self, origin: Instant) -> Now {
+        let steady_ns = u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Now {
+            steady_ns,
+            wall: self.ctx.clock.now(),
+        }
+    }
+}
+
+async fn on_own_thread(
+    driver: Loop,
+    inbox: mpsc::Receiver<Request>,
+    evictions: mpsc::Sender<Eviction>,
+    priority: u8,
+) -> Result<(), Error> {
+    let (done, finished) = oneshot::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .map_err(Error::Thread)?;
+    std::thread::Builder::new()
+        .name("koordlet".to_owned())
+        .spawn(move || {
+            if priority > 0
+                && let Err(error) = sched::set_fifo(priority.into())
+            {
+                tracing::warn!(%error, "the loop runs at normal priority");
+            }
+            runtime.block_on(driver.run(inbox, evictions));
+            let _ = done.send(());
+        })
+        .map_err(Error::Thread)?;
+    // An error here means that the thread is gone, which is just as finished.
+    let _ = finished.await;
+    Ok(())
+}
+
+/// Publishes NodeMetric as often as the NodeMetric object says.
+struct Reporter {
+    node: String,
+    client: Client,
+    store: Store<NodeMetric>,
+    requests: mpsc::Sender<Request>,
+    interval: Option<Duration>,
+}
+
+impl Reporter {
+    async fn run(self, shutdown: CancellationToken) {
+        let work = async {
+            // The manager creates the object; until then there is nowhere to report to.
+            if !self.store.wait_synced().await {
+                return;
+            }
+            loop {
+                let policy = self.policy();
+                let wait = policy.as_ref().map_or(Duration::from_secs(1), |p| {
+                    Duration::from_millis(p.interval_ms)
+                });
+                sleep(self.interval.map_or(wait, |interval| interval.min(wait))).await;
+                let Some(policy) = self.policy() else {
+                    continue;
+                };
+                self.report(policy).await;
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    fn policy(&self) -> Option<Policy> {
+        let object = self.store.list().into_iter().next()?;
+        Some(Policy::of(&object.spec))
+    }
+
+    async fn report(&self, policy: Policy) {
+        let (reply, answer) = oneshot::channel();
+        if self
+            .requests
+            .send(Request::Report(policy, reply))
+            .await
+            .is_err()
+        {
+            return;
+        }
+        let Ok(Some(status)) = answer.await else {
+            return;
+        };
+        if let Err(error) = publish(&self.client, &self.node, &status).await {
+            tracing::warn!(%error, "NodeMetric could not be reported");
+        }
+    }
+}
+
+/// Replaces the status of the node's NodeMetric. A NodeMetric that is gone is no error.
+async fn publish(
+    client: &Client,
+    node: &str,
+    status: &NodeMetricStatus,
+) -> Result<(), koord_kube::Error> {
+    let api: koord_kube::Api<NodeMetric> = koord_kube::Api::all(client.clone());
+    let status = serde_json::to_value(status).map_err(koord_kube::Error::SerdeError)?;
+    // The whole status is ours: what is not reported any more must go, and a JSON patch that
+    // replaces it does that without a resourceVersion to conflict on.
+    let patch = serde_json::json!([{ "op": "add", "path": "/status", "value": status }]);
+    let patch = serde_json::from_value(patch).map_err(koord_kube::Error::SerdeError)?;
+    let patch = koord_kube::api::Patch::Json::<()>(patch);
+    match api
+        .patch_status(node, &koord_kube::api::PatchParams::default(), &patch)
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(error) if koord_kube::patch::is_not_found(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Carries evictions to the API server, one after another.
+async fn evictor(
+    client: Client,
+    recorder: Recorder,
+    mut queue: mpsc::Receiver<Eviction>,
+    requests: mpsc::Sender<Request>,
+) {
+    while let Some(eviction) = queue.recv().await {
+        let options = EvictOptions {
+            uid: Some(eviction.uid.clone()),
+            ..EvictOptions::default()
+        };
+        let outcome = evict_pod(&client, &eviction.namespace, &eviction.name, &options).await;
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(eviction.namespace.clone()),
+            name: Some(eviction.name.clone()),
+            uid: Some(eviction.uid.clone()),
+            ..ObjectReference::default()
+        };
+        match outcome {
+            Ok(EvictOutcome::Evicted) => {
+                let message = eviction.message.clone();
+                recorder.event(about, Severity::Warning, "evictPodSuccess", message);
+                let _ = requests.send(Request::Evicted(eviction)).await;
+            }
+            Ok(EvictOutcome::Gone) => {
+                let _ = requests.send(Request::Evicted(eviction)).await;
+            }
+            Ok(EvictOutcome::Blocked { message, .. }) => {
+                tracing::info!(pod = eviction.name, message, "eviction is blocked for now");
+                recorder.event(about, Severity::Warning, "evictPodFail", message);
+            }
+            Err(error) => {
+                tracing::warn!(pod = eviction.name, %error, "eviction failed");
+                recorder.event(about, Severity::Warning, "evictPodFail", error.to_string());
+            }
+        }
+    }
+}
