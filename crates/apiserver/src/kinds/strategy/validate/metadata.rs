@@ -127,7 +127,14 @@ fn finalizers(object: &Value, errors: &mut Errors) {
         if !problems.is_empty() {
             errors.extend(problems.into_iter().map(|w| FieldError::invalid(&path, text, w)));
         } else if !text.contains('/')
-            && !matches!(text, "orphan" | "foregroundDeletion" | "kubernetes")
+            && !matches!(
+                text,
+                "orphan"
+                    | "foregroundDeletion"
+                    | "kubernetes"
+                    // Set by the server itself on custom resource definitions.
+                    | "customresourcecleanup.apiextensions.k8s.io"
+            )
         {
             errors.push(FieldError::invalid(
                 path,
