@@ -380,6 +380,7 @@ mod tests {
         let mirror = Mirror {
             objects,
             synced: synced_tx,
+            trim: |_| {},
             listed: None,
         };
         tokio::spawn(pump(

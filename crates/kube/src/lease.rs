@@ -54,6 +54,17 @@ impl Election {
     }
 }
 
+/// An identity no other process has: `<host>_<random>`.
+#[must_use]
+pub fn unique_identity() -> String {
+    let host = std::env::var("HOSTNAME")
+        .or_else(|_| std::fs::read_to_string("/proc/sys/kernel/hostname"))
+        .unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() { "localhost" } else { host };
+    format!("{host}_{:032x}", fastrand::u128(..))
+}
+
 /// Why there is no election, or no leadership any more.
 #[derive(Debug, thiserror::Error)]
 pub enum ElectionError {

@@ -30,6 +30,7 @@ use koord_app::admin::{Admin, AdminError, Exposure};
 use koord_app::features::Gates;
 use koord_app::flags::Selection;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +74,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             election: None,
-            identity: identity(),
+            identity: koord_kube::lease::unique_identity(),
             metrics_address: None,
             health_address: None,
             controllers: Selection::all(),
@@ -83,18 +84,6 @@ impl Default for Options {
             gates: Gates::new(GATES),
         }
     }
-}
-
-/// A name no other replica has: host and process start are in it.
-fn identity() -> String {
-    let host = std::env::var("HOSTNAME")
-        .ok()
-        .filter(|host| !host.is_empty());
-    let host = host.unwrap_or_else(|| "koord-manager".to_owned());
-    format!(
-        "{host}_{:08x}",
-        std::process::id() ^ (jiff::Timestamp::now().subsec_nanosecond() as u32)
-    )
 }
 
 /// A command line that makes no sense.
@@ -169,8 +158,11 @@ async fn serve(options: &Options, ready: &Arc<AtomicBool>, ctx: &Context) -> Res
             .then_some(())
             .ok_or_else(|| "not in sync yet".to_owned())
     });
-    let addresses = [options.metrics_address, options.health_address];
-    for address in addresses.into_iter().flatten() {
+    let addresses: BTreeSet<_> = [options.metrics_address, options.health_address]
+        .into_iter()
+        .flatten()
+        .collect();
+    for address in addresses {
         let address = admin
             .serve(address, Exposure::Anyone, ctx.shutdown.clone())
             .await?;

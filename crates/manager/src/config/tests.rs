@@ -208,12 +208,7 @@ fn an_invalid_node_config_falls_back_to_the_cluster() {
         config.strategy(&plain()).unwrap().batch.cpu_reclaim_percent,
         70
     );
-    for part in [
-        "colocation-config",
-        "#0",
-        "degradeTimeMinutes",
-        "-1",
-    ] {
+    for part in ["colocation-config", "#0", "degradeTimeMinutes", "-1"] {
         assert!(
             problems[0].message.contains(part),
             "{}",

@@ -1,5 +1,7 @@
 //! The manager against the embedded API server, in one process and under paused time.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
+
 mod cluster;
 mod colocation;
 mod leadership;
