@@ -175,6 +175,13 @@ pub(super) fn resources() -> Vec<Arc<Resource>> {
     ROWS.iter().map(|row| Arc::new(build(row))).collect()
 }
 
+/// The type of a kind's objects in the fact table.
+pub(super) fn type_name(group: &str, version: &str, kind: &str) -> Option<&'static str> {
+    ROWS.iter()
+        .find(|r| r.group == group && r.version == version && r.kind == kind)
+        .map(|r| r.type_name)
+}
+
 fn sub(
     name: &'static str,
     response: (&str, &str, &str),

@@ -1,9 +1,22 @@
-//! Kubernetes protobuf request bodies.
+//! Kubernetes protobuf request bodies to JSON, driven by the fact table. kubectl's typed commands
+//! and Go components post these and do not fall back to JSON.
 
-use serde_json::Value;
+mod wire;
+
+use base64::Engine as _;
+use serde_json::{Map, Value};
+
+use super::builtin;
+use super::facts::{self, Field, Shape, StructId};
+use super::meta;
+use super::quantity::format_time;
+use wire::{Payload, Reader};
 
 /// First bytes of every Kubernetes protobuf body.
 pub const MAGIC: [u8; 4] = *b"k8s\0";
+
+/// Messages nested deeper than this are refused instead of exhausting the stack.
+const MAX_DEPTH: usize = 64;
 
 /// A body that cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,14 +34,6 @@ pub enum ProtoError {
     },
 }
 
-/// Decodes a body (with envelope) to the JSON object it stands for.
-///
-/// # Errors
-/// See [`ProtoError`].
-pub fn decode(_body: &[u8]) -> Result<Value, ProtoError> {
-    Err(ProtoError::Malformed("not supported yet".to_owned()))
-}
-
 impl From<ProtoError> for super::ApiError {
     fn from(e: ProtoError) -> Self {
         match e {
@@ -39,3 +44,296 @@ impl From<ProtoError> for super::ApiError {
         }
     }
 }
+
+type Result<T> = std::result::Result<T, ProtoError>;
+
+fn malformed<T>(why: impl Into<String>) -> Result<T> {
+    Err(ProtoError::Malformed(why.into()))
+}
+
+/// Whether a body starts like one of these.
+#[must_use]
+pub fn is_proto(body: &[u8]) -> bool {
+    body.starts_with(&MAGIC)
+}
+
+/// Decodes a body (with envelope) to the JSON object it stands for.
+///
+/// # Errors
+/// See [`ProtoError`].
+pub fn decode(body: &[u8]) -> Result<Value> {
+    let Some(envelope) = body.strip_prefix(&MAGIC) else {
+        return malformed("the envelope magic is missing");
+    };
+    let (mut api_version, mut kind) = (String::new(), String::new());
+    let (mut raw, mut content_type): (&[u8], &[u8]) = (&[], &[]);
+    let mut reader = Reader::new(envelope);
+    while let Some((number, payload)) = reader.next()? {
+        match (number, payload) {
+            (1, Payload::Bytes(b)) => (api_version, kind) = type_meta(b)?,
+            (2, Payload::Bytes(b)) => raw = b,
+            (4, Payload::Bytes(b)) => content_type = b,
+            _ => {}
+        }
+    }
+    if content_type == b"application/json" {
+        return serde_json::from_slice(raw).or_else(|e| malformed(e.to_string()));
+    }
+    let Some(id) = type_of(&api_version, &kind) else {
+        return Err(ProtoError::UnknownKind { api_version, kind });
+    };
+    let mut object = Map::new();
+    read_struct(id, raw, &mut object, 0)?;
+    object.insert("apiVersion".to_owned(), api_version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Ok(Value::Object(object))
+}
+
+fn type_meta(bytes: &[u8]) -> Result<(String, String)> {
+    let (mut api_version, mut kind) = (String::new(), String::new());
+    let mut reader = Reader::new(bytes);
+    while let Some((number, payload)) = reader.next()? {
+        if let Payload::Bytes(b) = payload {
+            match number {
+                1 => api_version = text(b)?,
+                2 => kind = text(b)?,
+                _ => {}
+            }
+        }
+    }
+    Ok((api_version, kind))
+}
+
+/// The type a body of this version and kind has.
+fn type_of(api_version: &str, kind: &str) -> Option<StructId> {
+    let (group, version) = meta::split_api_version(api_version);
+    // These two are accepted under any group version.
+    match kind {
+        "DeleteOptions" => return facts::find("meta/v1.DeleteOptions"),
+        "Status" => return facts::find("meta/v1.Status"),
+        _ => {}
+    }
+    let name = match (group, kind) {
+        ("policy", "Eviction") => "policy/v1.Eviction",
+        ("authentication.k8s.io", "TokenRequest") => "authentication/v1.TokenRequest",
+        ("autoscaling", "Scale") => "autoscaling/v1.Scale",
+        // The schema type of definitions has custom encodings; clients send them as JSON.
+        (builtin::APIEXTENSIONS, _) => return None,
+        _ => builtin::type_name(group, version, kind)?,
+    };
+    facts::find(name)
+}
+
+fn text(bytes: &[u8]) -> Result<String> {
+    match std::str::from_utf8(bytes) {
+        Ok(s) => Ok(s.to_owned()),
+        Err(_) => malformed("a string is not UTF-8"),
+    }
+}
+
+fn read_struct(
+    id: StructId,
+    bytes: &[u8],
+    out: &mut Map<String, Value>,
+    depth: usize,
+) -> Result<()> {
+    if depth > MAX_DEPTH {
+        return malformed("messages are nested too deeply");
+    }
+    let this = facts::get(id);
+    let mut reader = Reader::new(bytes);
+    while let Some((number, payload)) = reader.next()? {
+        let Some(field) = this.fields.iter().find(|f| f.number == number && number != 0) else {
+            continue;
+        };
+        if field.inline {
+            if let (Shape::Struct(inner), Payload::Bytes(b)) = (&field.shape, payload) {
+                read_struct(*inner, b, out, depth + 1)?;
+            }
+            continue;
+        }
+        read_field(field, payload, out, depth)?;
+    }
+    Ok(())
+}
+
+fn read_field(
+    field: &Field,
+    payload: Payload<'_>,
+    out: &mut Map<String, Value>,
+    depth: usize,
+) -> Result<()> {
+    match &field.shape {
+        Shape::List(inner) => {
+            let slot = out.entry(field.json).or_insert_with(|| Value::Array(Vec::new()));
+            let Value::Array(items) = slot else { return Ok(()) };
+            match (&**inner, payload) {
+                // Packed numbers.
+                (Shape::Int32 | Shape::Int64, Payload::Bytes(b)) => {
+                    let mut reader = Reader::new(b);
+                    while let Some(n) = reader.packed()? {
+                        items.push((n as i64).into());
+                    }
+                }
+                _ => items.push(read_value(inner, field.json, payload, depth)?),
+            }
+        }
+        Shape::Map(inner) => {
+            let Payload::Bytes(entry) = payload else {
+                return malformed(format!("{} is not a map", field.json));
+            };
+            let (mut key, mut value) = (String::new(), None);
+            let mut reader = Reader::new(entry);
+            while let Some((number, payload)) = reader.next()? {
+                match (number, payload) {
+                    (1, Payload::Bytes(b)) => key = text(b)?,
+                    (2, p) => value = Some(read_value(inner, field.json, p, depth)?),
+                    _ => {}
+                }
+            }
+            let value = match value {
+                Some(v) => v,
+                None => empty(inner),
+            };
+            let slot = out.entry(field.json).or_insert_with(|| Value::Object(Map::new()));
+            if let Value::Object(map) = slot {
+                map.insert(key, value);
+            }
+        }
+        shape => {
+            let value = read_value(shape, field.json, payload, depth)?;
+            if keeps(field, &value) {
+                out.insert(field.json.to_owned(), value);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Go writes zero values of fields that JSON leaves out.
+fn keeps(field: &Field, value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        _ if field.pointer || !field.omit_empty => true,
+        Value::String(s) => !s.is_empty(),
+        Value::Bool(b) => *b,
+        Value::Number(n) => matches!(field.shape, Shape::IntOrString) || n.as_f64() != Some(0.0),
+        Value::Object(m) => !m.is_empty(),
+        Value::Array(a) => !a.is_empty(),
+    }
+}
+
+/// The value of a map entry that was left out because it is empty.
+fn empty(shape: &Shape) -> Value {
+    match shape {
+        Shape::Struct(_) | Shape::Map(_) => Value::Object(Map::new()),
+        Shape::List(_) | Shape::WrappedStrings => Value::Array(Vec::new()),
+        Shape::Bool => false.into(),
+        Shape::Int32 | Shape::Int64 | Shape::Double => 0.into(),
+        Shape::Quantity => "0".into(),
+        _ => "".into(),
+    }
+}
+
+fn read_value(shape: &Shape, name: &str, payload: Payload<'_>, depth: usize) -> Result<Value> {
+    let wrong = || malformed(format!("field {name} has the wrong wire type"));
+    let bytes = match (shape, payload) {
+        (Shape::Bool, Payload::Varint(n)) => return Ok((n != 0).into()),
+        (Shape::Int32, Payload::Varint(n)) => return Ok(i64::from(n as i32).into()),
+        (Shape::Int64, Payload::Varint(n)) => return Ok((n as i64).into()),
+        (Shape::Double, Payload::Fixed64(n)) => {
+            let f = f64::from_bits(n);
+            return Ok(serde_json::Number::from_f64(f).map_or(Value::Null, Value::Number));
+        }
+        (Shape::Bool | Shape::Int32 | Shape::Int64 | Shape::Double, _) => return wrong(),
+        (_, Payload::Bytes(b)) => b,
+        _ => return wrong(),
+    };
+    Ok(match shape {
+        Shape::Str => text(bytes)?.into(),
+        Shape::Bytes => base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+        Shape::Quantity => match string_member(bytes)? {
+            q if q.is_empty() => "0".into(),
+            q => q.into(),
+        },
+        Shape::IntOrString => int_or_string(bytes)?,
+        Shape::Time => timestamp(bytes, 0)?,
+        Shape::MicroTime => timestamp(bytes, 6)?,
+        Shape::Duration => format!("{}ns", varint_member(bytes, 1)?.unwrap_or(0)).into(),
+        Shape::Raw | Shape::FieldsV1 | Shape::Any => json_member(bytes)?,
+        Shape::WrappedStrings => {
+            let mut items = Vec::new();
+            let mut reader = Reader::new(bytes);
+            while let Some((number, payload)) = reader.next()? {
+                if let (1, Payload::Bytes(b)) = (number, payload) {
+                    items.push(Value::from(text(b)?));
+                }
+            }
+            Value::Array(items)
+        }
+        Shape::Struct(id) => {
+            let mut map = Map::new();
+            read_struct(*id, bytes, &mut map, depth + 1)?;
+            Value::Object(map)
+        }
+        // Lists of lists and maps of lists do not occur outside of wrappers.
+        _ => return wrong(),
+    })
+}
+
+fn member(bytes: &[u8], wanted: u32) -> Result<Option<&[u8]>> {
+    let mut found = None;
+    let mut reader = Reader::new(bytes);
+    while let Some((number, payload)) = reader.next()? {
+        if let (true, Payload::Bytes(b)) = (number == wanted, payload) {
+            found = Some(b);
+        }
+    }
+    Ok(found)
+}
+
+fn string_member(bytes: &[u8]) -> Result<String> {
+    member(bytes, 1)?.map_or(Ok(String::new()), text)
+}
+
+fn varint_member(bytes: &[u8], wanted: u32) -> Result<Option<i64>> {
+    let mut found = None;
+    let mut reader = Reader::new(bytes);
+    while let Some((number, payload)) = reader.next()? {
+        if let (true, Payload::Varint(n)) = (number == wanted, payload) {
+            found = Some(n as i64);
+        }
+    }
+    Ok(found)
+}
+
+fn json_member(bytes: &[u8]) -> Result<Value> {
+    match member(bytes, 1)? {
+        None | Some([]) => Ok(Value::Null),
+        Some(raw) if is_proto(raw) => decode(raw),
+        Some(raw) => serde_json::from_slice(raw).or_else(|e| malformed(e.to_string())),
+    }
+}
+
+fn int_or_string(bytes: &[u8]) -> Result<Value> {
+    if varint_member(bytes, 1)?.unwrap_or(0) == 1 {
+        return Ok(member(bytes, 3)?.map_or(Ok(String::new()), text)?.into());
+    }
+    Ok(varint_member(bytes, 2)?.unwrap_or(0).into())
+}
+
+/// An empty message is the zero time, which JSON shows as null.
+fn timestamp(bytes: &[u8], digits: u8) -> Result<Value> {
+    let (seconds, nanos) = (varint_member(bytes, 1)?, varint_member(bytes, 2)?);
+    if seconds.is_none() && nanos.is_none() {
+        return Ok(Value::Null);
+    }
+    let nanos = i32::try_from(nanos.unwrap_or(0)).unwrap_or(0);
+    match jiff::Timestamp::new(seconds.unwrap_or(0), nanos) {
+        Ok(t) => Ok(format_time(t, digits).into()),
+        Err(e) => malformed(e.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+/// Encodes JSON with the same table; what Go would send, except for zero values it also writes.
+fn encode(id: StructId, map: &Map<String, Value>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for field in &facts::get(id).fields {
+        if field.inline {
+            if let (Shape::Struct(inner), true) = (&field.shape, field.number > 0) {
+                bytes(&mut out, field.number, &encode(*inner, map));
+            }
+            continue;
+        }
+        if let Some(v) = map.get(field.json) {
+            value(&mut out, field.number, &field.shape, v);
+        }
+    }
+    out
+}
+
+fn varint(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push((n as u8) | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+fn bytes(out: &mut Vec<u8>, number: u32, b: &[u8]) {
+    varint(out, u64::from(number) << 3 | 2);
+    varint(out, b.len() as u64);
+    out.extend(b);
+}
+
+fn int(out: &mut Vec<u8>, number: u32, n: i64) {
+    varint(out, u64::from(number) << 3);
+    varint(out, n as u64);
+}
+
+fn value(out: &mut Vec<u8>, number: u32, shape: &Shape, v: &Value) {
+    match (shape, v) {
+        (Shape::Str, Value::String(s)) => bytes(out, number, s.as_bytes()),
+        (Shape::Bytes, Value::String(s)) => {
+            let raw = base64::engine::general_purpose::STANDARD.decode(s).unwrap();
+            bytes(out, number, &raw);
+        }
+        (Shape::Quantity, Value::String(s)) => {
+            let mut inner = Vec::new();
+            bytes(&mut inner, 1, s.as_bytes());
+            bytes(out, number, &inner);
+        }
+        (Shape::IntOrString, v) => {
+            let mut inner = Vec::new();
+            match v {
+                Value::String(s) => {
+                    int(&mut inner, 1, 1);
+                    bytes(&mut inner, 3, s.as_bytes());
+                }
+                v => int(&mut inner, 2, v.as_i64().unwrap()),
+            }
+            bytes(out, number, &inner);
+        }
+        (Shape::Time | Shape::MicroTime, Value::String(s)) => {
+            let t: jiff::Timestamp = s.parse().unwrap();
+            let mut inner = Vec::new();
+            int(&mut inner, 1, t.as_second());
+            int(&mut inner, 2, i64::from(t.subsec_nanosecond()));
+            bytes(out, number, &inner);
+        }
+        (Shape::Bool, v) => int(out, number, i64::from(v.as_bool().unwrap())),
+        (Shape::Int32 | Shape::Int64, v) => int(out, number, v.as_i64().unwrap()),
+        (Shape::List(inner), Value::Array(items)) => {
+            items.iter().for_each(|i| value(out, number, inner, i));
+        }
+        (Shape::Map(inner), Value::Object(map)) => {
+            for (k, v) in map {
+                let mut entry = Vec::new();
+                bytes(&mut entry, 1, k.as_bytes());
+                value(&mut entry, 2, inner, v);
+                bytes(out, number, &entry);
+            }
+        }
+        (Shape::Struct(id), Value::Object(map)) => bytes(out, number, &encode(*id, map)),
+        (Shape::WrappedStrings, Value::Array(items)) => {
+            let mut inner = Vec::new();
+            items.iter().for_each(|i| bytes(&mut inner, 1, i.as_str().unwrap().as_bytes()));
+            bytes(out, number, &inner);
+        }
+        (Shape::FieldsV1 | Shape::Raw | Shape::Any, v) => {
+            let mut inner = Vec::new();
+            bytes(&mut inner, 1, v.to_string().as_bytes());
+            bytes(out, number, &inner);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn envelope(object: &Value) -> Vec<u8> {
+    let (api_version, kind) =
+        (meta::str_at(object, &["apiVersion"]), meta::str_at(object, &["kind"]));
+    let id = type_of(api_version, kind).unwrap();
+    let mut tm = Vec::new();
+    bytes(&mut tm, 1, api_version.as_bytes());
+    bytes(&mut tm, 2, kind.as_bytes());
+    let mut out = MAGIC.to_vec();
+    bytes(&mut out, 1, &tm);
+    bytes(&mut out, 2, &encode(id, object.as_object().unwrap()));
+    bytes(&mut out, 3, b"");
+    bytes(&mut out, 4, b"");
+    out
+}
+
+#[test]
+fn decodes_what_clients_post() {
+    for object in [
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"},
+            "data": {"a": "b", "empty": ""}, "binaryData": {"x": "AAEC"}}),
+        json!({"apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "d", "labels": {"app": "d"}, "creationTimestamp": "2026-01-02T03:04:05Z"},
+            "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "d"}},
+                "template": {"metadata": {"labels": {"app": "d"}}, "spec": {
+                    "containers": [{"name": "c", "image": "i", "command": ["a", "b"],
+                        "livenessProbe": {"httpGet": {"path": "/", "port": "http"}},
+                        "ports": [{"containerPort": 80}],
+                        "resources": {"requests": {"cpu": "100m"}}}],
+                    "volumes": [{"name": "v", "hostPath": {"path": "/x"}}, {"name": "e", "emptyDir": {}}]}},
+                "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": "25%"}}}}),
+        json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p", "namespace": "d"},
+            "target": {"kind": "Node", "name": "n"}}),
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"},
+            "spec": {"holderIdentity": "me", "leaseDurationSeconds": 15,
+                "renewTime": "2026-01-02T03:04:05.123456Z"}}),
+        json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {"user": "u", "extra": {"k": ["a", "b"]}}}),
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"},
+            "deleteOptions": {"gracePeriodSeconds": 0, "preconditions": {"uid": "u"}}}),
+        json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": "p"}, "value": -5}),
+    ] {
+        assert_eq!(decode(&envelope(&object)).unwrap(), object);
+    }
+}
+
+#[test]
+fn drops_zero_values_that_go_writes() {
+    // ObjectMeta with empty strings, a zero time and generation 0, as Go encodes it.
+    let mut metadata = Vec::new();
+    bytes(&mut metadata, 1, b"n");
+    bytes(&mut metadata, 2, b"");
+    bytes(&mut metadata, 5, b"");
+    int(&mut metadata, 7, 0);
+    bytes(&mut metadata, 8, b"");
+    let mut ns = Vec::new();
+    bytes(&mut ns, 1, &metadata);
+    bytes(&mut ns, 2, b"");
+    bytes(&mut ns, 3, b"");
+    let mut tm = Vec::new();
+    bytes(&mut tm, 1, b"v1");
+    bytes(&mut tm, 2, b"Namespace");
+    let mut body = MAGIC.to_vec();
+    bytes(&mut body, 1, &tm);
+    bytes(&mut body, 2, &ns);
+    assert_eq!(
+        decode(&body).unwrap(),
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}})
+    );
+}
+
+#[test]
+fn unknown_kinds_and_broken_bodies() {
+    let mut tm = Vec::new();
+    bytes(&mut tm, 1, b"slo.koordinator.sh/v1alpha1");
+    bytes(&mut tm, 2, b"NodeMetric");
+    let mut body = MAGIC.to_vec();
+    bytes(&mut body, 1, &tm);
+    assert!(matches!(decode(&body), Err(ProtoError::UnknownKind { .. })));
+    assert!(matches!(decode(b"{}"), Err(ProtoError::Malformed(_))));
+    body.extend([0x12, 0xff]);
+    assert!(matches!(decode(&body), Err(ProtoError::Malformed(_))));
+}
+
+proptest! {
+    #[test]
+    fn never_panics(tail in proptest::collection::vec(any::<u8>(), 0..200)) {
+        for kind in ["Pod", "Node", "Event", "Secret"] {
+            let mut tm = Vec::new();
+            bytes(&mut tm, 1, b"v1");
+            bytes(&mut tm, 2, kind.as_bytes());
+            let mut body = MAGIC.to_vec();
+            bytes(&mut body, 1, &tm);
+            bytes(&mut body, 2, &tail);
+            let _ = decode(&body);
+        }
+        let mut body = MAGIC.to_vec();
+        body.extend(&tail);
+        let _ = decode(&body);
+    }
+}
