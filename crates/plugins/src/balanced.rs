@@ -40,7 +40,7 @@ impl Default for Args {
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct BalancedAllocation {
+pub(crate) struct BalancedAllocation {
     resources: Vec<String>,
 }
 

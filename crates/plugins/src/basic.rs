@@ -10,7 +10,7 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 
 /// `PrioritySort`: the queue's built-in order, by priority and then by age.
 #[derive(Debug)]
-pub struct PrioritySort;
+pub(crate) struct PrioritySort;
 
 impl Plugin for PrioritySort {
     fn name(&self) -> &'static str {
@@ -23,7 +23,7 @@ impl Plugin for PrioritySort {
 
 /// `SchedulingGates`: keeps pods with `spec.schedulingGates` out of the queue.
 #[derive(Debug)]
-pub struct SchedulingGates;
+pub(crate) struct SchedulingGates;
 
 impl Plugin for SchedulingGates {
     fn name(&self) -> &'static str {
@@ -45,7 +45,7 @@ impl Plugin for SchedulingGates {
 
 /// `NodeName`: a pod that names a node goes nowhere else.
 #[derive(Debug)]
-pub struct NodeName;
+pub(crate) struct NodeName;
 
 impl Plugin for NodeName {
     fn name(&self) -> &'static str {
@@ -96,7 +96,7 @@ impl Plugin for NodeName {
 
 /// `NodeUnschedulable`: cordoned nodes take only pods that tolerate it.
 #[derive(Debug)]
-pub struct NodeUnschedulable;
+pub(crate) struct NodeUnschedulable;
 
 impl NodeUnschedulable {
     fn tolerated(pod: &PodInfo) -> bool {
@@ -169,7 +169,7 @@ impl Plugin for NodeUnschedulable {
 
 /// `DefaultBinder`: binds through the pod's binding subresource.
 #[derive(Debug)]
-pub struct DefaultBinder;
+pub(crate) struct DefaultBinder;
 
 impl Plugin for DefaultBinder {
     fn name(&self) -> &'static str {

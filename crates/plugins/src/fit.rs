@@ -17,7 +17,7 @@ const TOO_MANY: &str = "Too many pods";
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct Fit {
+pub(crate) struct Fit {
     args: Args,
 }
 

@@ -33,7 +33,7 @@ const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct LoadAware {
+pub(crate) struct LoadAware {
     args: Args,
     dims: Dims,
     /// Reports by node name; a report may be here before its node.

@@ -25,7 +25,7 @@ struct Args {
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub struct NodeAffinity {
+pub(crate) struct NodeAffinity {
     /// Affinity that the profile adds to every pod.
     added: Option<Affinity>,
 }

@@ -13,11 +13,11 @@ const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct TaintToleration;
+pub(crate) struct TaintToleration;
 
 /// Whether any of `tolerations` tolerates `taint`.
 #[must_use]
-pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
+pub(crate) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     tolerations.iter().any(|toleration| {
         let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
         let effect = toleration.effect.as_deref().unwrap_or_default();

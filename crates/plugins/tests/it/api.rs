@@ -1,1 +1,327 @@
+//! The scheduler against the embedded API server, in process.
 
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::slo::NodeMetric;
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use koord_kube::kube_core::Resource;
+use koord_kube::{Api, Change, Client, Informer, Scope};
+use koord_scheduler::{DebugHandle, Options};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Nothing here takes longer unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Cluster {
+    _server: Arc<ApiServer>,
+    client: Client,
+}
+
+/// A running scheduler.
+struct Scheduler {
+    stop: CancellationToken,
+    debug: DebugHandle,
+    metrics: prometheus::Registry,
+    task: JoinHandle<Result<(), koord_scheduler::Error>>,
+}
+
+impl Scheduler {
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let mut config = Config::memory(Clock::system());
+        config.controllers = false;
+        let server = ApiServer::open(config).await.unwrap();
+        server.install_crds(koord_api::crd_values()).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        Self {
+            _server: server,
+            client,
+        }
+    }
+
+    fn schedule(&self, change: impl FnOnce(&mut Options)) -> Scheduler {
+        let context = Context::new();
+        let mut options = Options::new(koord_plugins::registry());
+        options.leader_elect = false;
+        change(&mut options);
+        let (stop, metrics) = (context.shutdown.clone(), context.metrics.clone());
+        let debug = options.debug.clone();
+        let run = koord_scheduler::run(options, self.client.clone(), context);
+        Scheduler {
+            stop,
+            debug,
+            metrics,
+            task: tokio::spawn(run),
+        }
+    }
+
+    async fn node(&self, name: &str, resources: Value, taints: Value) {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"taints": taints},
+        }))
+        .unwrap();
+        let api: Api<Node> = Api::all(self.client.clone());
+        api.create(&PostParams::default(), &node).await.unwrap();
+        let status = json!({"status": {"allocatable": resources, "capacity": resources}});
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+            .await
+            .unwrap();
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    async fn pod(&self, name: &str, requests: Value) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "image": "i", "resources": {
+                    "requests": requests, "limits": requests
+                }}]
+            }
+        }))
+        .unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap();
+    }
+
+    /// The first object, as it is or becomes, for which `pick` has an answer.
+    async fn until<K, T>(&self, what: &str, mut pick: impl FnMut(&K) -> Option<T>) -> T
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    {
+        let stop = CancellationToken::new();
+        let _guard = stop.clone().drop_guard();
+        let mut informer = Informer::<K>::start(self.client.clone(), Scope::default(), stop);
+        let find = async {
+            while let Some(change) = informer.changes.recv().await {
+                if let Change::Applied { new, .. } = change
+                    && let Some(found) = pick(&new)
+                {
+                    return found;
+                }
+            }
+            panic!("the informer ended before {what}");
+        };
+        tokio::time::timeout(PATIENCE, find)
+            .await
+            .unwrap_or_else(|_| panic!("no {what} in time"))
+    }
+
+    async fn bound(&self, name: &str) -> String {
+        let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
+        let named = |pod: &Pod| pod.metadata.name.as_deref() == Some(name);
+        self.until(name, |pod: &Pod| node(pod).filter(|_| named(pod)))
+            .await
+    }
+
+    /// Reason and message of the pod's condition, once it has one that `pick` likes.
+    async fn refused(&self, name: &str, pick: impl Fn(&str) -> bool) -> (String, String) {
+        self.until(name, |pod: &Pod| {
+            let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+            let condition = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
+            let message = condition.message.clone()?;
+            let wanted = pod.metadata.name.as_deref() == Some(name) && condition.status == "False";
+            (wanted && pick(&message))
+                .then(|| (condition.reason.clone().unwrap_or_default(), message))
+        })
+        .await
+    }
+
+    async fn event(&self, reason: &str, pod: &str) -> String {
+        self.until(reason, |event: &Event| {
+            let about = event.involved_object.name.as_deref() == Some(pod);
+            (about && event.reason.as_deref() == Some(reason)).then(|| event.message.clone())?
+        })
+        .await
+    }
+}
+
+fn room(cpu: &str) -> Value {
+    json!({"cpu": cpu, "memory": "8Gi", "pods": "110",
+        "kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "4Gi"})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_bound_with_an_event() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster.pod("a", json!({"cpu": "1"})).await;
+    assert_eq!(cluster.bound("a").await, "n");
+    let message = cluster.event("Scheduled", "a").await;
+    assert_eq!(message, "Successfully assigned default/a to n");
+    let names: Vec<_> = scheduler
+        .metrics
+        .gather()
+        .iter()
+        .map(|family| family.name().to_owned())
+        .collect();
+    assert!(
+        names
+            .iter()
+            .any(|name| name == "scheduler_schedule_attempts_total"),
+        "{names:?}"
+    );
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
+    let cluster = Cluster::start().await;
+    let taint = json!([{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]);
+    cluster.node("full", room("4"), json!([])).await;
+    cluster.node("db-1", room("4"), taint.clone()).await;
+    cluster.node("db-2", room("4"), taint).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster
+        .pod("be", json!({"kubernetes.io/batch-cpu": "3000"}))
+        .await;
+    let (reason, message) = cluster
+        .refused("be", |message| message.starts_with("0/3"))
+        .await;
+    assert_eq!(reason, "Unschedulable");
+    assert_eq!(
+        message,
+        "0/3 nodes are available: 1 Insufficient kubernetes.io/batch-cpu, \
+         2 node(s) had untolerated taint {dedicated: db}."
+    );
+    assert_eq!(cluster.event("FailedScheduling", "be").await, message);
+    let explained = scheduler.debug.explain("default", "be").unwrap();
+    let diagnosis = explained.diagnosis.clone().unwrap();
+    assert_eq!(diagnosis.plugins, ["NodeResourcesFit", "TaintToleration"]);
+
+    let mut large = room("4");
+    large["kubernetes.io/batch-cpu"] = json!("8000");
+    cluster.node("large", large, json!([])).await;
+    assert_eq!(cluster.bound("be").await, "large");
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("2"), json!([])).await;
+    let first = cluster.schedule(|_| {});
+    cluster.pod("a", json!({"cpu": "1500m"})).await;
+    assert_eq!(cluster.bound("a").await, "n");
+    first.stop().await;
+
+    cluster.pod("b", json!({"cpu": "1"})).await;
+    let second = cluster.schedule(|_| {});
+    let (_, message) = cluster.refused("b", |_| true).await;
+    assert_eq!(message, "0/1 nodes are available: 1 Insufficient cpu.");
+    // The first pod goes: the second one's turn.
+    let gone = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    cluster.pods().delete("a", &gone).await.unwrap();
+    assert_eq!(cluster.bound("b").await, "n");
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_leader_schedules_and_another_takes_over() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let contend = |name: &'static str| {
+        move |options: &mut Options| {
+            options.leader_elect = true;
+            options.identity = name.to_owned();
+        }
+    };
+    let first = cluster.schedule(contend("one"));
+    cluster.pod("a", json!({"cpu": "1"})).await;
+    assert_eq!(cluster.bound("a").await, "n");
+    let second = cluster.schedule(contend("two"));
+    first.stop().await;
+    cluster.pod("b", json!({"cpu": "1"})).await;
+    assert_eq!(cluster.bound("b").await, "n");
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn measured_load_steers_the_choice() {
+    let cluster = Cluster::start().await;
+    let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
+    for (name, cpu) in [("busy", "3"), ("calm", "500m")] {
+        cluster.node(name, room("4"), json!([])).await;
+        let metric: NodeMetric = serde_json::from_value(json!({
+            "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+            "metadata": {"name": name}, "spec": {}
+        }))
+        .unwrap();
+        metrics
+            .create(&PostParams::default(), &metric)
+            .await
+            .unwrap();
+        let status = json!({"status": {
+            "updateTime": Clock::system().now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "nodeMetric": {"nodeUsage": {"resources": {"cpu": cpu, "memory": "1Gi"}}}
+        }});
+        metrics
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+            .await
+            .unwrap();
+    }
+    let scheduler = cluster.schedule(|_| {});
+    cluster.pod("a", json!({"cpu": "100m"})).await;
+    assert_eq!(cluster.bound("a").await, "calm");
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_pods_are_bound_and_never_more_than_fit() {
+    let cluster = Cluster::start().await;
+    for number in 0..5 {
+        cluster
+            .node(&format!("n{number}"), room("4"), json!([]))
+            .await;
+    }
+    let scheduler =
+        cluster.schedule(|options| options.profile_names.push("default-scheduler".into()));
+    let names: Vec<String> = (0..25).map(|number| format!("p{number:02}")).collect();
+    for name in &names {
+        cluster.pod(name, json!({"cpu": "1"})).await;
+    }
+    let mut waiting: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let mut refused = std::collections::BTreeSet::new();
+    let mut by_node = std::collections::BTreeMap::<String, usize>::new();
+    cluster
+        .until("20 bound, 5 refused", |pod: &Pod| {
+            let name = pod.metadata.name.as_deref()?;
+            let node = pod.spec.as_ref()?.node_name.clone();
+            let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+            if let Some(node) = node {
+                refused.remove(name);
+                if waiting.remove(name) {
+                    *by_node.entry(node).or_default() += 1;
+                }
+            } else if conditions.is_some_and(|all| all.iter().any(|c| c.status == "False")) {
+                refused.insert(name.to_owned());
+            }
+            (waiting.len() == 5 && refused.len() == 5).then_some(())
+        })
+        .await;
+    assert!(by_node.values().all(|pods| *pods == 4), "{by_node:?}");
+    scheduler.stop().await;
+}
