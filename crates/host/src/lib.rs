@@ -28,9 +28,19 @@ pub mod root;
 pub mod sched;
 pub mod topology;
 
-pub use cgroup::{Cgroup, Resource, Written};
+pub use cgroup::{Cgroup, PressureKind, Resource, Written};
 pub use cpuset::CpuSet;
 pub use error::{HostError, Malformed, Result};
 pub use path::CgroupPath;
 pub use reader::{Reader, Scratch};
 pub use root::{Controller, Dirs, Root, Version};
+
+/// Size in bytes of the file system that holds `path`.
+///
+/// # Errors
+/// When the path does not exist or cannot be asked.
+pub fn filesystem_size(path: &std::path::Path) -> Result<u64> {
+    let stat =
+        rustix::fs::statvfs(path).map_err(|error| HostError::io("statvfs", path, error.into()))?;
+    Ok(stat.f_frsize.saturating_mul(stat.f_blocks))
+}

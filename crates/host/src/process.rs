@@ -263,6 +263,22 @@ pub fn kill_group(pgid: u32) -> Result<()> {
     signal_group(pgid, Signal::KILL)
 }
 
+/// A descriptor that becomes readable when process `pid` ends; `None` when there is none.
+///
+/// # Errors
+/// When the system has no descriptor left.
+pub fn watch(pid: u32) -> Result<Option<OwnedFd>> {
+    let Ok(raw) = sched::pid(pid) else {
+        return Ok(None);
+    };
+    match pidfd_open(raw, PidfdFlags::NONBLOCK) {
+        Ok(fd) => Ok(Some(fd)),
+        // EINVAL: a thread that is not the leader of its group, which only a race can give us.
+        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
+        Err(error) => Err(HostError::call(format!("pidfd_open({pid})"), error)),
+    }
+}
+
 /// SIGKILL to `pid`, but only if it is still the process that started at `start_ticks`. Race free:
 /// a descriptor is held while the identity is checked. Returns whether it was signalled.
 ///

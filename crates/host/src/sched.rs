@@ -65,12 +65,21 @@ pub fn affinity(target: Target) -> Result<CpuSet> {
     Ok((0..=CpuSet::MAX_CPU).filter(member).collect())
 }
 
-/// Gives `target` real-time priority `priority` (1..=99) under SCHED_FIFO. Children start with
-/// the normal policy (SCHED_RESET_ON_FORK), so that nothing we spawn can starve the machine.
+/// Gives the calling thread real-time priority `priority` (1..=99) under SCHED_FIFO. Its children
+/// start with the normal policy (SCHED_RESET_ON_FORK), so that nothing we spawn can starve the
+/// machine.
 ///
 /// # Errors
 /// When we lack CAP_SYS_NICE, or the v1 cpu group of the thread has no real-time budget.
-pub fn set_fifo(target: Target, priority: i32) -> Result<()> {
+pub fn set_fifo(priority: i32) -> Result<()> {
+    set_fifo_of(Target::Current, priority)
+}
+
+/// As [`set_fifo`], for another thread.
+///
+/// # Errors
+/// As [`set_fifo`], or when the thread is gone.
+pub fn set_fifo_of(target: Target, priority: i32) -> Result<()> {
     set_scheduler(
         target,
         libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,

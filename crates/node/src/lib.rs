@@ -1,1 +1,66 @@
-//! koord-node
+//! koord-node: a stand-in for the kubelet on a machine without a cluster.
+//!
+//! It registers the machine as a Node, renews its heartbeat Lease, and runs the pods that are bound
+//! to it as host processes in kubelet-shaped control groups:
+//!
+//! ```text
+//!   kubepods/pod<uid>/<container id>              guaranteed
+//!   kubepods/burstable/pod<uid>/<container id>    burstable
+//!   kubepods/besteffort/pod<uid>/<container id>   best effort, batch pods among them
+//! ```
+//!
+//! What it is not, on purpose:
+//! * images are not pulled: a container's `command` is a program of this machine, and a container
+//!   without one waits with reason `ErrImageNeverPull` and a message that says so;
+//! * there are no namespaces and no volumes: every pod sees the host's network and files;
+//! * probes are not run: a container is ready while it runs;
+//! * containers end with the node: after a restart they are started again (their restart count
+//!   rises), or, with restart policy `Never`, the pod is failed.
+//!
+//! Without root, or where the cgroup tree cannot be written, it says so in the log and in an
+//! annotation of the Node, and runs pods unconfined.
+//!
+//! Everything it makes is in `state.json` in its data directory before it exists, so the next start
+//! after a crash ends and removes exactly that, and nothing else.
+//!
+//! Decisions are pure: [`pod`] (groups and weights), [`command`] (what to run), [`lifecycle`] (when
+//! to start), [`status`] (what to tell), [`machine`] (the Node).
+
+mod agent;
+pub mod command;
+mod container;
+mod groups;
+mod http;
+pub mod lifecycle;
+mod logs;
+pub mod machine;
+mod options;
+mod pidfd;
+pub mod pod;
+mod publish;
+pub mod state;
+pub mod status;
+mod table;
+mod worker;
+
+pub use agent::Error;
+pub use groups::GroupError;
+pub use logs::{LogOptions, LogStream, Logs};
+pub use options::{Args, Options, host_name};
+pub use pod::pod_cgroup_path;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+/// Runs the node until `ctx.shutdown` is cancelled; then stops its pods and removes its groups.
+///
+/// # Errors
+/// When the machine cannot be read, the data directory cannot be used or is in use, or the listen
+/// address is taken.
+pub fn run(
+    options: Options,
+    client: koord_kube::Client,
+    ctx: koord_app::Context,
+) -> BoxFuture<'static, Result<(), Error>> {
+    agent::run(options, client, ctx).boxed()
+}

@@ -1,0 +1,441 @@
+//! The node itself: registers the machine, hands pods to their tasks, cleans up.
+
+use crate::command::HostFacts;
+use crate::groups::{GroupError, Groups};
+use crate::http;
+use crate::lifecycle::Backoff;
+use crate::logs::Logs;
+use crate::machine::{self, Machine, NodeFacts};
+use crate::options::Options;
+use crate::pod::burstable_shares;
+use crate::state::{State, StateError, StateFile};
+use crate::table::Table;
+use crate::worker::{Command, Worker};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_app::{Clock, Context};
+use koord_host::process::Spawner;
+use koord_host::{HostError, Root, procfs};
+use koord_kube::events::Recorder;
+use koord_kube::lease::NodeLease;
+use koord_kube::patch::{is_conflict, is_not_found, merge_node, strategic_status};
+use koord_kube::{Change, Client, Informer, Scope};
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Why the node ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine cannot be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The state cannot be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The address is taken or not ours.
+    #[error("listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The answer.
+        source: std::io::Error,
+    },
+}
+
+/// What all tasks of the node use.
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) root: Root,
+    pub(crate) spawner: Spawner,
+    /// `None` when containers are not confined.
+    pub(crate) groups: Option<Groups>,
+    pub(crate) logs: Logs,
+    pub(crate) state: Arc<StateFile>,
+    pub(crate) client: Client,
+    pub(crate) recorder: Recorder,
+    pub(crate) clock: Clock,
+    pub(crate) host: HostFacts,
+    pub(crate) table: Table,
+    pub(crate) backoff: Backoff,
+    pub(crate) shutdown: CancellationToken,
+}
+
+pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
+    let root = match &options.root {
+        Some(root) => root.clone(),
+        None => Root::system()?,
+    };
+    let boot_id = procfs::boot_id(&root)?.unwrap_or_default();
+    let (state, left) = StateFile::open(&options.data_dir, &boot_id)?;
+    let state = Arc::new(state);
+    let groups = Groups::new(root.clone(), &options.cgroup_parent, state.clone())?;
+    clean_leftovers(&root, &groups, &state, &left).await;
+    let machine = Machine::read(&root, &options.data_dir)?;
+    let milli = machine
+        .cpus
+        .saturating_mul(1000)
+        .saturating_sub(options.reserved_cpu_milli);
+    let (groups, confinement) = confine(&options, &root, groups, milli).await;
+    let listener = match options.listen {
+        None => None,
+        Some(address) => Some(
+            TcpListener::bind(address)
+                .await
+                .map_err(|source| Error::Listen { address, source })?,
+        ),
+    };
+    let bound = listener
+        .as_ref()
+        .and_then(|listener| listener.local_addr().ok());
+    let recorder = Recorder::start(
+        client.clone(),
+        "koord-node",
+        &options.node_name,
+        ctx.clock.clone(),
+        ctx.shutdown.clone(),
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    let shared = Arc::new(Shared {
+        spawner: Spawner::start(root.clone())?,
+        root,
+        groups,
+        logs: options
+            .logs
+            .clone()
+            .unwrap_or_else(|| Logs::new(&options.data_dir)),
+        state,
+        client,
+        recorder,
+        clock: ctx.clock.clone(),
+        host: HostFacts {
+            ip: machine.ip.clone(),
+            path: if path.is_empty() {
+                "/usr/local/bin:/usr/bin:/bin".to_owned()
+            } else {
+                path
+            },
+        },
+        table: Table::default(),
+        backoff: Backoff {
+            base: options.backoff_base,
+            max: options.backoff_max,
+        },
+        shutdown: ctx.shutdown.clone(),
+        options,
+    });
+    let mut services = JoinSet::new();
+    if let Some(listener) = listener {
+        let serve = axum::serve(listener, http::router(shared.clone()));
+        let shutdown = ctx.shutdown.clone();
+        services.spawn(async move {
+            // Open log streams must not hold up the end, so this is not a graceful shutdown.
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                result = serve => if let Err(error) = result {
+                    tracing::error!(%error, "node HTTP server ended");
+                },
+            }
+        });
+    }
+    tracing::info!(node = %shared.options.node_name, address = ?bound, confinement, "node starts");
+    let (registered, uid) = oneshot::channel();
+    let port = bound.map(|address| address.port());
+    services.spawn(report(
+        shared.clone(),
+        machine,
+        confinement,
+        port,
+        registered,
+    ));
+    services.spawn(heartbeat(shared.clone(), uid));
+    dispatch(&shared, &ctx).await;
+    services.shutdown().await;
+    if let Some(groups) = &shared.groups {
+        groups.remove_all().await;
+    }
+    Ok(())
+}
+
+/// Whether containers can be confined, and how that is told.
+async fn confine(
+    options: &Options,
+    root: &Root,
+    groups: Groups,
+    milli: i64,
+) -> (Option<Groups>, String) {
+    let why = if options.unconfined {
+        "it was asked for".to_owned()
+    } else if !root.has_cgroups() {
+        "no cgroup tree is mounted".to_owned()
+    } else {
+        match groups.setup(milli) {
+            Ok(()) => {
+                let beside = if root.is_hybrid() {
+                    " with unified tree"
+                } else {
+                    ""
+                };
+                return (Some(groups), format!("{}{beside}", root.version()));
+            }
+            Err(error) => {
+                let hint = match &error {
+                    GroupError::Host(host) if host.is_denied() => " (are you root?)",
+                    _ => "",
+                };
+                groups.remove_all().await;
+                format!("{error}{hint}")
+            }
+        }
+    };
+    tracing::warn!(reason = %why, "containers run unconfined: no CPU or memory control, no QoS");
+    (None, format!("unconfined: {why}"))
+}
+
+/// Ends what an earlier run of this node left behind: its processes and its groups.
+async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: &State) {
+    for (uid, pod) in &left.pods {
+        for process in pod.processes.values() {
+            match koord_host::process::kill_if_same(root, process.pid, process.start_ticks) {
+                Ok(true) => tracing::info!(pod = %pod.name, uid, pid = process.pid,
+                    "killed a process of an earlier run"),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(pod = %pod.name, %error, "process not killed"),
+            }
+        }
+    }
+    if !left.groups.is_empty() {
+        tracing::info!(
+            groups = left.groups.len(),
+            "removing control groups of an earlier run"
+        );
+        groups.remove_all().await;
+    }
+    state.note(|state| state.pods.clear());
+}
+
+/// Registers the Node and keeps its status fresh.
+async fn report(
+    shared: Arc<Shared>,
+    machine: Machine,
+    confinement: String,
+    port: Option<u16>,
+    registered: oneshot::Sender<Option<String>>,
+) {
+    let mut registered = Some(registered);
+    let options = &shared.options;
+    let facts = NodeFacts {
+        name: &options.node_name,
+        labels: &options.labels,
+        reserved_cpu_milli: options.reserved_cpu_milli,
+        reserved_memory: options.reserved_memory,
+        max_pods: options.max_pods,
+        port,
+        confinement: &confinement,
+    };
+    let mut pause = Duration::from_millis(200);
+    loop {
+        match report_once(&shared, &machine, &facts).await {
+            Ok(node) => {
+                if let Some(registered) = registered.take() {
+                    tracing::info!(node = facts.name, "node is registered");
+                    // The receiver only goes when the node stops.
+                    let _ = registered.send(node.metadata.uid);
+                }
+                pause = Duration::from_millis(200);
+                tokio::time::sleep(options.status_interval).await;
+            }
+            Err(error) => {
+                tracing::warn!(node = facts.name, %error, "node not reported; it is retried");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(10));
+            }
+        }
+    }
+}
+
+async fn report_once(
+    shared: &Shared,
+    machine: &Machine,
+    facts: &NodeFacts<'_>,
+) -> Result<Node, koord_kube::Error> {
+    let api: koord_kube::Api<Node> = koord_kube::Api::all(shared.client.clone());
+    let metadata = machine::metadata(facts);
+    let known = match api.get(facts.name).await {
+        Ok(node) => {
+            // Written only if something of ours is missing or different.
+            if differs(&node, &metadata) {
+                merge_node(&shared.client, facts.name, &json!({"metadata": metadata})).await?
+            } else {
+                node
+            }
+        }
+        Err(error) if is_not_found(&error) => {
+            let mut node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
+            node["metadata"]["name"] = json!(facts.name);
+            let node = serde_json::from_value(node).map_err(koord_kube::Error::SerdeError)?;
+            match api.create(&Default::default(), &node).await {
+                Err(error) if is_conflict(&error) => api.get(facts.name).await?,
+                other => other?,
+            }
+        }
+        Err(error) => return Err(error),
+    };
+    let status = machine::status(machine, facts, Some(&known), shared.clock.now());
+    strategic_status(&api, facts.name, &json!({"status": status})).await
+}
+
+fn differs(node: &Node, metadata: &serde_json::Value) -> bool {
+    let has = |map: &Option<std::collections::BTreeMap<String, String>>, wanted: &str| {
+        metadata[wanted]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .all(|(key, value)| {
+                map.as_ref()
+                    .and_then(|map| map.get(key))
+                    .map(String::as_str)
+                    == value.as_str()
+            })
+    };
+    !has(&node.metadata.labels, "labels") || !has(&node.metadata.annotations, "annotations")
+}
+
+async fn heartbeat(shared: Arc<Shared>, uid: oneshot::Receiver<Option<String>>) {
+    // The lease belongs to the Node, so it waits for its uid.
+    let Ok(uid) = uid.await else { return };
+    let lease = NodeLease::new(shared.options.node_name.clone(), uid);
+    lease
+        .run(
+            shared.client.clone(),
+            shared.clock.clone(),
+            shared.shutdown.clone(),
+        )
+        .await;
+}
+
+/// The tasks of the pods, and who gets which change.
+struct Pods {
+    shared: Arc<Shared>,
+    tasks: JoinSet<String>,
+    inboxes: FxHashMap<String, (Arc<Pod>, mpsc::UnboundedSender<Command>)>,
+}
+
+async fn dispatch(shared: &Arc<Shared>, ctx: &Context) {
+    let scope = Scope {
+        fields: Some(format!("spec.nodeName={}", shared.options.node_name)),
+        ..Scope::default()
+    };
+    let mut informer: Informer<Pod> =
+        Informer::start(shared.client.clone(), scope, ctx.shutdown.clone());
+    let mut pods = Pods {
+        shared: shared.clone(),
+        tasks: JoinSet::new(),
+        inboxes: FxHashMap::default(),
+    };
+    loop {
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => break,
+            change = informer.changes.recv() => match change {
+                Some(Change::Applied { old, new }) => {
+                    if let Some(old) = old.filter(|old| old.metadata.uid != new.metadata.uid) {
+                        pods.gone(&old);
+                    }
+                    pods.apply(new);
+                }
+                Some(Change::Deleted(pod)) => pods.gone(&pod),
+                Some(Change::Synced) => {}
+                None => break,
+            },
+            Some(ended) = pods.tasks.join_next() => pods.ended(ended),
+        }
+    }
+    for (_, inbox) in pods.inboxes.values() {
+        // A task that has just ended needs no command.
+        let _ = inbox.send(Command::Stop);
+    }
+    while let Some(ended) = pods.tasks.join_next().await {
+        pods.ended(ended);
+    }
+}
+
+impl Pods {
+    fn apply(&mut self, pod: Arc<Pod>) {
+        let Some(uid) = pod.metadata.uid.clone() else {
+            return;
+        };
+        if let Some((known, inbox)) = self.inboxes.get_mut(&uid) {
+            *known = pod.clone();
+            // A task that has just ended is started again below only by a later change.
+            let _ = inbox.send(Command::Update(pod));
+        } else {
+            let refused = self.admit(&pod);
+            let (inbox, commands) = mpsc::unbounded_channel();
+            let worker = Worker::new(self.shared.clone(), pod.clone(), refused);
+            self.inboxes.insert(uid.clone(), (pod, inbox));
+            self.tasks.spawn(async move {
+                worker.run(commands).await;
+                uid
+            });
+        }
+        self.weigh();
+    }
+
+    fn gone(&mut self, pod: &Pod) {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        if let Some((_, inbox)) = self.inboxes.get(uid) {
+            // As above.
+            let _ = inbox.send(Command::Gone);
+        }
+    }
+
+    fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        match ended {
+            Ok(uid) => {
+                self.inboxes.remove(&uid);
+                self.weigh();
+            }
+            Err(error) => tracing::error!(%error, "the task of a pod failed"),
+        }
+    }
+
+    /// Whether a pod must not run here, with reason and message.
+    fn admit(&self, pod: &Pod) -> Option<(String, String)> {
+        let over = |pod: &Pod| {
+            let phase = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let running = self.inboxes.values().filter(|(pod, _)| !over(pod)).count();
+        let most = self.shared.options.max_pods;
+        if over(pod) || running < most as usize {
+            return None;
+        }
+        let message = format!("this node runs at most {most} pods");
+        Some(("OutOfpods".to_owned(), message))
+    }
+
+    /// Keeps the weight of the burstable class at what its pods request.
+    fn weigh(&self) {
+        let Some(groups) = &self.shared.groups else {
+            return;
+        };
+        let running = self.inboxes.values().map(|(pod, _)| &**pod).filter(|pod| {
+            let phase = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref());
+            !matches!(phase, Some("Succeeded" | "Failed"))
+        });
+        if let Err(error) = groups.set_burstable(burstable_shares(running)) {
+            tracing::warn!(%error, "weight of the burstable class not set");
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! When the containers of a pod start, restart and are done. Pure: state and time in, actions out.
+
+use jiff::Timestamp;
+use std::time::Duration;
+
+/// What happens to containers that end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "Kubernetes' own names")]
+pub enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl RestartPolicy {
+    /// From `spec.restartPolicy`; anything unknown is the default, `Always`.
+    #[must_use]
+    pub fn parse(text: Option<&str>) -> Self {
+        match text {
+            Some("OnFailure") => Self::OnFailure,
+            Some("Never") => Self::Never,
+            _ => Self::Always,
+        }
+    }
+
+    fn restarts(self, exit_code: i32) -> bool {
+        match self {
+            Self::Always => true,
+            Self::OnFailure => exit_code != 0,
+            Self::Never => false,
+        }
+    }
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Exit code; 128 + signal when it was killed.
+    pub exit_code: i32,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+    /// `Completed`, `Error`, `OOMKilled`, `StartError` ...
+    pub reason: String,
+    /// For the user; may be empty.
+    pub message: String,
+    /// When it started.
+    pub started_at: Timestamp,
+    /// When it ended.
+    pub finished_at: Timestamp,
+    /// The container's id.
+    pub id: String,
+}
+
+/// What a container is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Not started (again) yet.
+    Waiting {
+        /// `ContainerCreating`, `PodInitializing`, `CrashLoopBackOff`, `ErrImageNeverPull` ...
+        reason: String,
+        /// For the user; may be empty.
+        message: String,
+    },
+    /// It runs.
+    Running {
+        /// Since when.
+        started_at: Timestamp,
+        /// The container's id.
+        id: String,
+    },
+    /// It ended and will not be started again, or not yet.
+    Terminated(Ended),
+}
+
+/// Everything known about one container of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Its name.
+    pub name: String,
+    /// Whether it is an init container.
+    pub init: bool,
+    /// An init container that goes on running beside the main ones.
+    pub sidecar: bool,
+    /// What it is doing.
+    pub state: State,
+    /// How it ended the last time, if it was started again since.
+    pub last: Option<Ended>,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// Failures in a row, which lengthen the pause.
+    pub failures: u32,
+    /// It can never run: a configuration that this node cannot honour.
+    pub hopeless: bool,
+}
+
+impl Record {
+    /// A container that was never started.
+    #[must_use]
+    pub fn new(name: &str, init: bool, sidecar: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            init,
+            sidecar,
+            state: State::Waiting {
+                reason: "ContainerCreating".into(),
+                message: String::new(),
+            },
+            last: None,
+            restarts: 0,
+            failures: 0,
+            hopeless: false,
+        }
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running { .. })
+    }
+
+    fn ended(&self) -> Option<&Ended> {
+        match &self.state {
+            State::Terminated(ended) => Some(ended),
+            _ => None,
+        }
+    }
+
+    /// Whether it was started at least once and has ended well.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        self.ended().is_some_and(|ended| ended.exit_code == 0)
+    }
+}
+
+/// The pause before restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// Second restart in a row; the first is immediate.
+    pub base: Duration,
+    /// Longest pause. A container that ran twice as long starts over.
+    pub max: Duration,
+}
+
+impl Backoff {
+    /// The pause before the next start after `failures` ends in a row: 0, base, 2·base, ... max.
+    #[must_use]
+    pub fn pause(&self, failures: u32) -> Duration {
+        if failures <= 1 {
+            return Duration::ZERO;
+        }
+        let factor = 1u32.checked_shl(failures - 2).unwrap_or(u32::MAX);
+        self.base.saturating_mul(factor).min(self.max)
+    }
+
+    /// How many ends in a row there are after one more, of a run of `ran`.
+    #[must_use]
+    pub fn count(&self, failures: u32, ran: Duration) -> u32 {
+        if ran >= self.max.saturating_mul(2) {
+            1
+        } else {
+            failures.saturating_add(1)
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Step {
+    /// Containers to start, by index.
+    pub start: Vec<usize>,
+    /// Containers that wait for their pause to pass: index and pause.
+    pub backing_off: Vec<(usize, Duration)>,
+    /// When to look again although nothing happened.
+    pub wake_at: Option<Timestamp>,
+    /// The outcome, once nothing runs and nothing will be started.
+    pub outcome: Option<Outcome>,
+}
+
+/// How a pod ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the two terminal phases")]
+pub enum Outcome {
+    Succeeded,
+    Failed,
+}
+
+/// Decides for a pod that is not being stopped. Init containers run one after the other, then the
+/// main ones together; sidecars stay.
+#[must_use]
+pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: Timestamp) -> Step {
+    let mut step = Step::default();
+    for (index, record) in records.iter().enumerate().filter(|(_, record)| record.init) {
+        if record.sidecar {
+            consider(
+                &mut step,
+                RestartPolicy::Always,
+                index,
+                record,
+                backoff,
+                now,
+            );
+            if record.is_running() {
+                continue;
+            }
+            return step;
+        }
+        if record.succeeded() {
+            continue;
+        }
+        // An init container that fails is retried unless the pod must never restart.
+        let retry = match policy {
+            RestartPolicy::Never => RestartPolicy::Never,
+            _ => RestartPolicy::OnFailure,
+        };
+        consider(&mut step, retry, index, record, backoff, now);
+        if record
+            .ended()
+            .is_some_and(|ended| !retry.restarts(ended.exit_code))
+        {
+            step.outcome = Some(Outcome::Failed);
+        }
+        return step;
+    }
+    let main = || {
+        records
+            .iter()
+            .enumerate()
+            .filter(|(_, record)| !record.init)
+    };
+    for (index, record) in main() {
+        consider(&mut step, policy, index, record, backoff, now);
+    }
+    let done = |record: &Record| {
+        record
+            .ended()
+            .is_some_and(|ended| !policy.restarts(ended.exit_code))
+    };
+    if main().next().is_some() && main().all(|(_, record)| done(record)) {
+        let well = main().all(|(_, record)| record.succeeded());
+        step.outcome = Some(if well {
+            Outcome::Succeeded
+        } else {
+            Outcome::Failed
+        });
+    }
+    step
+}
+
+fn consider(
+    step: &mut Step,
+    policy: RestartPolicy,
+    index: usize,
+    record: &Record,
+    backoff: &Backoff,
+    now: Timestamp,
+) {
+    if record.hopeless {
+        return;
+    }
+    let last = match &record.state {
+        State::Running { .. } => return,
+        State::Terminated(ended) if !policy.restarts(ended.exit_code) => return,
+        State::Terminated(ended) => Some(ended),
+        State::Waiting { .. } => record.last.as_ref(),
+    };
+    let pause = backoff.pause(record.failures);
+    let due = last.map_or(now, |ended| {
+        let pause = jiff::SignedDuration::try_from(pause).unwrap_or(jiff::SignedDuration::MAX);
+        ended
+            .finished_at
+            .saturating_add(pause)
+            .unwrap_or(Timestamp::MAX)
+    });
+    if due <= now {
+        step.start.push(index);
+    } else {
+        step.backing_off.push((index, pause));
+        step.wake_at = Some(step.wake_at.map_or(due, |earlier| earlier.min(due)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACKOFF: Backoff = Backoff {
+        base: Duration::from_secs(10),
+        max: Duration::from_secs(300),
+    };
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000 + second).unwrap()
+    }
+
+    fn ended(exit_code: i32, second: i64) -> State {
+        State::Terminated(Ended {
+            exit_code,
+            signal: None,
+            reason: String::new(),
+            message: String::new(),
+            started_at: at(0),
+            finished_at: at(second),
+            id: "x".into(),
+        })
+    }
+
+    fn running() -> State {
+        State::Running {
+            started_at: at(0),
+            id: "x".into(),
+        }
+    }
+
+    fn main_with(state: State, failures: u32) -> Record {
+        Record {
+            state,
+            failures,
+            ..Record::new("c", false, false)
+        }
+    }
+
+    fn init_with(state: State, sidecar: bool) -> Record {
+        Record {
+            state,
+            ..Record::new("i", true, sidecar)
+        }
+    }
+
+    fn fresh() -> State {
+        Record::new("", false, false).state
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_maximum() {
+        let pauses: Vec<u64> = (0..9).map(|n| BACKOFF.pause(n).as_secs()).collect();
+        assert_eq!(pauses, [0, 0, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(BACKOFF.pause(u32::MAX).as_secs(), 300);
+        assert_eq!(BACKOFF.count(5, Duration::from_secs(599)), 6);
+        assert_eq!(BACKOFF.count(5, Duration::from_secs(600)), 1);
+    }
+
+    #[test]
+    fn main_containers() {
+        use RestartPolicy::{Always, Never, OnFailure};
+        let start = |index| Step {
+            start: vec![index],
+            ..Step::default()
+        };
+        let over = |outcome| Step {
+            outcome: Some(outcome),
+            ..Step::default()
+        };
+        let cases = [
+            (Always, fresh(), 0, start(0)),
+            (Always, running(), 0, Step::default()),
+            (Always, ended(0, 5), 1, start(0)),
+            (OnFailure, ended(0, 5), 1, over(Outcome::Succeeded)),
+            (OnFailure, ended(1, 5), 1, start(0)),
+            (Never, ended(0, 5), 1, over(Outcome::Succeeded)),
+            (Never, ended(137, 5), 1, over(Outcome::Failed)),
+            (
+                Always,
+                ended(1, 5),
+                2,
+                Step {
+                    backing_off: vec![(0, Duration::from_secs(10))],
+                    wake_at: Some(at(15)),
+                    ..Step::default()
+                },
+            ),
+        ];
+        for (policy, state, failures, expected) in cases {
+            let records = [main_with(state.clone(), failures)];
+            assert_eq!(
+                step(policy, &records, &BACKOFF, at(6)),
+                expected,
+                "{policy:?} {state:?}"
+            );
+        }
+        let records = [main_with(ended(1, 5), 2)];
+        assert_eq!(step(Always, &records, &BACKOFF, at(15)), start(0));
+    }
+
+    #[test]
+    fn a_pod_is_done_when_all_its_containers_are() {
+        let records = [main_with(ended(0, 1), 1), main_with(running(), 0)];
+        assert_eq!(
+            step(RestartPolicy::Never, &records, &BACKOFF, at(2)),
+            Step::default()
+        );
+        let records = [main_with(ended(0, 1), 1), main_with(ended(2, 1), 1)];
+        let found = step(RestartPolicy::Never, &records, &BACKOFF, at(2));
+        assert_eq!(found.outcome, Some(Outcome::Failed));
+    }
+
+    #[test]
+    fn init_containers_go_first_and_one_by_one() {
+        let main = main_with(fresh(), 0);
+        let go = |records: &[Record], policy| step(policy, records, &BACKOFF, at(6));
+        use RestartPolicy::{Always, Never};
+        let records = [
+            init_with(fresh(), false),
+            init_with(fresh(), false),
+            main.clone(),
+        ];
+        assert_eq!(go(&records, Always).start, [0]);
+        let records = [
+            init_with(ended(0, 1), false),
+            init_with(running(), false),
+            main.clone(),
+        ];
+        assert_eq!(go(&records, Always), Step::default());
+        let records = [
+            init_with(ended(0, 1), false),
+            init_with(ended(0, 1), false),
+            main.clone(),
+        ];
+        assert_eq!(go(&records, Always).start, [2]);
+        let records = [init_with(ended(1, 1), false), main.clone()];
+        assert_eq!(go(&records, Always).start, [0]);
+        assert_eq!(go(&records, Never).outcome, Some(Outcome::Failed));
+        let records = [init_with(running(), true), main.clone()];
+        assert_eq!(go(&records, Always).start, [1]);
+        let records = [init_with(fresh(), true), main];
+        assert_eq!(go(&records, Never).start, [0]);
+    }
+
+    #[test]
+    fn what_can_never_run_is_left_alone() {
+        let record = Record {
+            hopeless: true,
+            ..Record::new("c", false, false)
+        };
+        assert_eq!(
+            step(RestartPolicy::Always, &[record], &BACKOFF, at(0)),
+            Step::default()
+        );
+    }
+}

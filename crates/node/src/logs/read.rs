@@ -1,0 +1,348 @@
+//! Reading logs: from the beginning or the end, and on as they grow.
+
+use super::{Logs, Progress, file_of, rotated};
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use jiff::{SignedDuration, Timestamp};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
+use tokio::sync::{mpsc, watch};
+
+/// What a reader of a log wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Go on with what is written later, until the container ends.
+    pub follow: bool,
+    /// Only the last so many lines.
+    pub tail_lines: Option<u64>,
+    /// Only what was written in the last so many seconds before `now`.
+    pub since_seconds: Option<i64>,
+    /// The present, for `since_seconds`.
+    pub now: Option<Timestamp>,
+    /// Only what was written at or after this time.
+    pub since_time: Option<Timestamp>,
+    /// Stop after so many bytes.
+    pub limit_bytes: Option<u64>,
+    /// Put the time before each line.
+    pub timestamps: bool,
+    /// The start before the current one.
+    pub previous: bool,
+}
+
+/// A log as it is read.
+pub type LogStream = BoxStream<'static, Result<Bytes, io::Error>>;
+
+pub(super) async fn open(
+    logs: &Logs,
+    namespace: &str,
+    pod: &str,
+    container: &str,
+    options: LogOptions,
+) -> Result<LogStream, String> {
+    let Some(dir) = logs.newest_pod_dir(namespace, pod) else {
+        return Err(format!("pod {namespace}/{pod} has no logs on this node"));
+    };
+    let attempts = attempts(&dir.join(container));
+    let attempt = if options.previous {
+        attempts.iter().rev().nth(1)
+    } else {
+        attempts.last()
+    };
+    let Some(attempt) = attempt else {
+        return Err(if options.previous && !attempts.is_empty() {
+            format!("previous terminated container {container:?} in pod {pod:?} not found")
+        } else {
+            format!("container {container:?} in pod {pod:?} has not started on this node")
+        });
+    };
+    let path = dir.join(container).join(format!("{attempt}.log"));
+    let follow = if options.follow {
+        logs.progress(&path)
+    } else {
+        None
+    };
+    let since = options.since_time.or_else(|| {
+        let ago = SignedDuration::from_secs(options.since_seconds?);
+        options.now?.checked_sub(ago).ok()
+    });
+    let filter = Filter {
+        since,
+        timestamps: options.timestamps,
+        left: options.limit_bytes.unwrap_or(u64::MAX),
+        at_line_start: true,
+    };
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let mut reading = Reading {
+            path,
+            filter,
+            sender,
+        };
+        if let Err(error) = reading.run(options.tail_lines, follow).await {
+            // The reader gets the error; if it is gone already nobody wants it.
+            let _ = reading.sender.send(Err(error)).await;
+        }
+    });
+    Ok(Box::pin(futures::stream::unfold(
+        receiver,
+        |mut receiver| async move { receiver.recv().await.map(|chunk| (chunk, receiver)) },
+    )))
+}
+
+/// Numbers of the starts that have logs, ascending.
+fn attempts(dir: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_suffix(".log")?
+                .parse()
+                .ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Rotated files that are still there, oldest first.
+fn rotations_on_disk(path: &Path) -> Vec<u32> {
+    let Some((dir, name)) = path
+        .parent()
+        .zip(path.file_name().and_then(|name| name.to_str()))
+    else {
+        return Vec::new();
+    };
+    let prefix = format!("{name}.");
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_prefix(&prefix)?
+                .parse()
+                .ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+struct Reading {
+    path: PathBuf,
+    filter: Filter,
+    sender: mpsc::Sender<Result<Bytes, io::Error>>,
+}
+
+impl Reading {
+    async fn run(
+        &mut self,
+        tail: Option<u64>,
+        mut follow: Option<watch::Receiver<Progress>>,
+    ) -> io::Result<()> {
+        let old = rotations_on_disk(&self.path);
+        let mut rotation = follow.as_mut().map_or_else(
+            || old.last().map_or(0, |last| last + 1),
+            |f| f.borrow_and_update().rotations,
+        );
+        // Newest first until there are enough lines; each file is at most one rotation size.
+        let mut before: Vec<Vec<u8>> = Vec::new();
+        let mut lines = 0;
+        let mut current = File::open(&self.path).await?;
+        let mut text = Vec::new();
+        current.read_to_end(&mut text).await?;
+        lines += full_lines(&text);
+        for number in old.iter().rev().filter(|number| **number < rotation) {
+            if tail.is_some_and(|tail| lines >= tail) {
+                break;
+            }
+            match tokio::fs::read(rotated(&self.path, *number)).await {
+                Ok(text) => {
+                    lines += full_lines(&text);
+                    before.push(text);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut skip = tail.map_or(0, |tail| lines.saturating_sub(tail));
+        for text in before.iter().rev() {
+            if !self.emit(text, &mut skip).await? {
+                return Ok(());
+            }
+        }
+        // An incomplete last line is kept until its end arrives.
+        let complete = text
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |end| end + 1);
+        if !self.emit(&text[..complete], &mut skip).await? {
+            return Ok(());
+        }
+        drop(before);
+        let Some(follow) = &mut follow else {
+            return Ok(());
+        };
+        let mut pending = text.split_off(complete);
+        loop {
+            let progress = *follow.borrow_and_update();
+            current.read_to_end(&mut pending).await?;
+            let complete = pending
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |end| end + 1);
+            if !self.emit(&pending[..complete], &mut 0).await? {
+                return Ok(());
+            }
+            pending.drain(..complete);
+            if rotation < progress.rotations {
+                // The file was complete before it was rotated, so all of it has been read now.
+                rotation += 1;
+                current = self.open_rotation(rotation, follow).await?;
+                continue;
+            }
+            if progress.closed {
+                return Ok(());
+            }
+            tokio::select! {
+                changed = follow.changed() => if changed.is_err() && follow.borrow().closed {
+                    // One more round for what was written last.
+                    let progress = *follow.borrow();
+                    if progress.rotations == rotation {
+                        current.read_to_end(&mut pending).await?;
+                        self.emit(&pending, &mut 0).await?;
+                        return Ok(());
+                    }
+                },
+                () = self.sender.closed() => return Ok(()),
+            }
+        }
+    }
+
+    /// Opens a file by its rotation number, although it may be renamed meanwhile.
+    async fn open_rotation(
+        &self,
+        rotation: u32,
+        follow: &watch::Receiver<Progress>,
+    ) -> io::Result<File> {
+        loop {
+            let rotations = follow.borrow().rotations;
+            let file = File::open(file_of(&self.path, rotation, rotations)).await;
+            if follow.borrow().rotations == rotations || rotation < rotations {
+                return file;
+            }
+        }
+    }
+
+    /// Sends the lines of `text`, skipping the first `skip`. Returns whether to go on.
+    async fn emit(&mut self, text: &[u8], skip: &mut u64) -> io::Result<bool> {
+        let mut out = Vec::new();
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            let Some(entry) = Entry::parse(line) else {
+                continue;
+            };
+            if *skip > 0 {
+                *skip -= u64::from(entry.full);
+                continue;
+            }
+            self.filter.render(&entry, &mut out);
+            if self.filter.left == 0 {
+                break;
+            }
+        }
+        if !out.is_empty() && self.sender.send(Ok(Bytes::from(out))).await.is_err() {
+            return Ok(false);
+        }
+        Ok(self.filter.left > 0)
+    }
+}
+
+fn full_lines(text: &[u8]) -> u64 {
+    let lines = text.split(|byte| *byte == b'\n');
+    lines
+        .filter_map(Entry::parse)
+        .map(|entry| u64::from(entry.full))
+        .sum()
+}
+
+/// One line of a log file.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry<'l> {
+    time: &'l str,
+    full: bool,
+    content: &'l [u8],
+}
+
+impl<'l> Entry<'l> {
+    fn parse(line: &'l [u8]) -> Option<Self> {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let mut parts = line.splitn(4, |byte| *byte == b' ');
+        let time = std::str::from_utf8(parts.next()?).ok()?;
+        let _stream = parts.next()?;
+        let full = parts.next()? == b"F";
+        Some(Self {
+            time,
+            full,
+            content: parts.next()?,
+        })
+    }
+}
+
+struct Filter {
+    since: Option<Timestamp>,
+    timestamps: bool,
+    /// Bytes that may still be sent.
+    left: u64,
+    at_line_start: bool,
+}
+
+impl Filter {
+    fn render(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
+        if let Some(since) = self.since
+            && entry
+                .time
+                .parse::<Timestamp>()
+                .is_ok_and(|time| time < since)
+        {
+            return;
+        }
+        let mut put = |bytes: &[u8]| {
+            let take = usize::try_from(self.left)
+                .unwrap_or(usize::MAX)
+                .min(bytes.len());
+            out.extend_from_slice(&bytes[..take]);
+            self.left -= take as u64;
+        };
+        if self.timestamps && self.at_line_start {
+            put(entry.time.as_bytes());
+            put(b" ");
+        }
+        put(entry.content);
+        if entry.full {
+            put(b"\n");
+        }
+        self.at_line_start = entry.full;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries() {
+        let entry = Entry::parse(b"2024-01-01T00:00:00Z stdout F a b\n").unwrap();
+        assert_eq!(
+            (entry.time, entry.full, entry.content),
+            ("2024-01-01T00:00:00Z", true, &b"a b"[..])
+        );
+        assert!(!Entry::parse(b"t s P x").unwrap().full);
+        assert!(Entry::parse(b"nonsense").is_none());
+        assert!(Entry::parse(b"\xff s F x").is_none());
+    }
+}

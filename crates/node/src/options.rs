@@ -1,0 +1,156 @@
+//! What the node is told at start.
+
+use crate::logs::Logs;
+use koord_host::{CgroupPath, Root};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Settings of the node. The defaults are the kubelet's where it has the setting.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the Node object; [`host_name`] by default.
+    pub node_name: String,
+    /// Where the state file and the container logs are kept.
+    pub data_dir: PathBuf,
+    /// Group above `kubepods`; the root of the hierarchies by default.
+    pub cgroup_parent: CgroupPath,
+    /// Where `/pods` and the logs are served; nothing is served when `None`. The bound port is in
+    /// the Node's `status.daemonEndpoints`.
+    pub listen: Option<SocketAddr>,
+    /// Most pods that may run.
+    pub max_pods: u32,
+    /// Labels of the Node beside the well-known ones.
+    pub labels: Vec<(String, String)>,
+    /// CPU kept back from allocatable, in milli-CPUs.
+    pub reserved_cpu_milli: i64,
+    /// Memory kept back from allocatable, in bytes.
+    pub reserved_memory: i64,
+    /// Size at which a log file is rotated, in bytes.
+    pub log_max_size: u64,
+    /// Log files kept per container start, the current one included.
+    pub log_max_files: u32,
+    /// Pause between Node status reports when nothing changes.
+    pub status_interval: Duration,
+    /// First restart delay of a container that keeps failing; it doubles with each failure.
+    pub backoff_base: Duration,
+    /// Longest restart delay.
+    pub backoff_max: Duration,
+    /// The log store to write to, so that the caller can read from it; made from `data_dir` when
+    /// `None`.
+    pub logs: Option<Logs>,
+    /// The kernel; the running one when `None`.
+    pub root: Option<Root>,
+    /// Run containers without control groups even where they could be used.
+    pub unconfined: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            node_name: host_name(),
+            data_dir: PathBuf::from("/var/lib/koord/node"),
+            cgroup_parent: CgroupPath::root(),
+            listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+            max_pods: 110,
+            labels: Vec::new(),
+            reserved_cpu_milli: 0,
+            reserved_memory: 0,
+            log_max_size: 10 << 20,
+            log_max_files: 5,
+            status_interval: Duration::from_secs(300),
+            backoff_base: Duration::from_secs(10),
+            backoff_max: Duration::from_secs(300),
+            logs: None,
+            root: None,
+            unconfined: false,
+        }
+    }
+}
+
+/// Command line of the node when it runs on its own.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Name of the Node object [default: the host name]
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Directory for the state file and the container logs
+    #[arg(long, default_value = "/var/lib/koord/node")]
+    pub data_dir: PathBuf,
+    /// Control group above kubepods
+    #[arg(long, default_value = "")]
+    pub cgroup_parent: CgroupPath,
+    /// Address that serves /pods and container logs
+    #[arg(long, default_value = "127.0.0.1:10255")]
+    pub listen: SocketAddr,
+    /// Most pods that may run
+    #[arg(long, default_value_t = 110)]
+    pub max_pods: u32,
+    /// Run containers without control groups
+    #[arg(long)]
+    pub unconfined: bool,
+}
+
+impl From<Args> for Options {
+    fn from(args: Args) -> Self {
+        Self {
+            node_name: args.node_name.unwrap_or_else(host_name),
+            data_dir: args.data_dir,
+            cgroup_parent: args.cgroup_parent,
+            listen: Some(args.listen),
+            max_pods: args.max_pods,
+            unconfined: args.unconfined,
+            ..Self::default()
+        }
+    }
+}
+
+/// The machine's host name as a valid object name, as the kubelet makes it: lower case, and what
+/// a DNS name cannot hold replaced by `-`.
+#[must_use]
+pub fn host_name() -> String {
+    let name = Root::system()
+        .and_then(|root| root.read(&root.proc("sys/kernel/hostname")))
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    object_name(&name)
+}
+
+fn object_name(name: &str) -> String {
+    let name: String = name
+        .trim()
+        .to_lowercase()
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '-'
+            }
+        })
+        .collect();
+    let name = name.trim_matches(['-', '.']);
+    if name.is_empty() {
+        "localhost".to_owned()
+    } else {
+        name.chars().take(253).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_become_object_names() {
+        for (name, expected) in [
+            ("Host_1.lan\n", "host-1.lan"),
+            ("", "localhost"),
+            ("-x-", "x"),
+            ("(none)", "none"),
+        ] {
+            assert_eq!(object_name(name), expected);
+        }
+    }
+}

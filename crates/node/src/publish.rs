@@ -1,0 +1,133 @@
+//! Writes a pod's status to the API, latest first, for as long as it takes.
+
+use crate::agent::Shared;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use koord_kube::api::{DeleteParams, Preconditions};
+use koord_kube::patch::{is_conflict, is_not_found, strategic_status};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What the API should say.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Desired {
+    pub(crate) status: PodStatus,
+    /// The pod is over and can be removed.
+    pub(crate) delete: bool,
+}
+
+/// A task that makes the API say it. Only the newest wish counts.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    wish: watch::Sender<Option<Desired>>,
+    task: JoinHandle<()>,
+}
+
+impl Publisher {
+    pub(crate) fn start(shared: &Arc<Shared>, pod: &Pod) -> Self {
+        let (wish, wishes) = watch::channel(None);
+        let meta = &pod.metadata;
+        let task = Task {
+            api: koord_kube::Api::namespaced(
+                shared.client.clone(),
+                meta.namespace.as_deref().unwrap_or("default"),
+            ),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            sent: None,
+        };
+        let shutdown = shared.shutdown.clone();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = task.run(wishes) => {}
+                () = shutdown.cancelled() => {}
+            }
+        });
+        Self { wish, task }
+    }
+
+    /// Wishes the API to say `desired`; repeats are ignored.
+    pub(crate) fn want(&self, desired: Desired) {
+        self.wish.send_if_modified(|wish| {
+            let new = wish.as_ref() != Some(&desired);
+            if new {
+                *wish = Some(desired);
+            }
+            new
+        });
+    }
+
+    /// Lets the task end.
+    pub(crate) async fn finish(self) {
+        drop(self.wish);
+        // Only a panic makes this an error, and the runtime reported it.
+        let _ = self.task.await;
+    }
+}
+
+struct Task {
+    api: koord_kube::Api<Pod>,
+    name: String,
+    uid: String,
+    sent: Option<Value>,
+}
+
+impl Task {
+    async fn run(mut self, mut wishes: watch::Receiver<Option<Desired>>) {
+        let mut pause = FIRST_PAUSE;
+        while wishes.changed().await.is_ok() {
+            loop {
+                let Some(desired) = wishes.borrow_and_update().clone() else {
+                    break;
+                };
+                match self.send(&desired).await {
+                    Ok(()) => {
+                        pause = FIRST_PAUSE;
+                        break;
+                    }
+                    Err(error) => {
+                        tracing::warn!(pod = %self.name, %error, "pod status not written; retried");
+                        tokio::select! {
+                            () = tokio::time::sleep(pause) => {}
+                            changed = wishes.changed() => if changed.is_err() { return },
+                        }
+                        pause = (pause * 2).min(LAST_PAUSE);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self, desired: &Desired) -> Result<(), koord_kube::Error> {
+        // The uid makes the server refuse the write if another pod has taken the name.
+        let patch = json!({"metadata": {"uid": self.uid}, "status": desired.status});
+        if self.sent.as_ref() != Some(&patch) {
+            match strategic_status::<Pod>(&self.api, &self.name, &patch).await {
+                Ok(_) => self.sent = Some(patch),
+                Err(error) if is_not_found(&error) || is_conflict(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        if desired.delete {
+            let params = DeleteParams {
+                grace_period_seconds: Some(0),
+                preconditions: Some(Preconditions {
+                    uid: Some(self.uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match self.api.delete(&self.name, &params).await {
+                Ok(_) => {}
+                Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! What this node has made on the machine, on disk: so that a next start can clean up after a
+//! crash, and touches nothing that is not its own.
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A process that was started here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    /// Its id, and that of its process group.
+    pub pid: u32,
+    /// Its start time, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// A pod that was started here.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodEntry {
+    /// `namespace/name`, for people.
+    pub name: String,
+    /// Its container processes by container id.
+    pub processes: BTreeMap<String, Process>,
+}
+
+/// The content of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct State {
+    /// Format of the file.
+    pub version: u32,
+    /// The boot in which this was written: process ids of another boot mean nothing.
+    pub boot_id: String,
+    /// Control groups that were created here, and so may be removed.
+    pub groups: BTreeSet<String>,
+    /// Pods by uid.
+    pub pods: BTreeMap<String, PodEntry>,
+}
+
+/// Why the state cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The file system refuses.
+    #[error("{operation} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+    /// Another process uses the same directory.
+    #[error("{} is in use by another process", path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+}
+
+const VERSION: u32 = 1;
+
+/// The state and its file. Every change is on disk when the call returns; a crash of the process
+/// loses nothing, and a crash of the machine leaves nothing to clean up.
+#[derive(Debug)]
+pub struct StateFile {
+    path: PathBuf,
+    state: Mutex<State>,
+    /// Held open: its lock is what keeps two nodes out of one directory.
+    _lock: fs::File,
+}
+
+impl StateFile {
+    /// Opens `<dir>/state.json` and returns what the last process left there. A file that cannot
+    /// be understood is set aside with a warning: the node can start, but leftovers stay.
+    ///
+    /// # Errors
+    /// When the directory cannot be used or another process uses it.
+    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, State), StateError> {
+        let io = |operation, path: &Path| {
+            let path = path.to_owned();
+            move |source| StateError::Io {
+                operation,
+                path,
+                source,
+            }
+        };
+        fs::create_dir_all(dir).map_err(io("create", dir))?;
+        let lock_path = dir.join("lock");
+        let lock = fs::File::create(&lock_path).map_err(io("create", &lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => {
+                return Err(StateError::Locked { path: lock_path });
+            }
+            Err(fs::TryLockError::Error(source)) => return Err(io("lock", &lock_path)(source)),
+        }
+        let path = dir.join("state.json");
+        let mut left = match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice::<State>(&bytes) {
+                Ok(state) if state.version == VERSION => state,
+                other => {
+                    let aside = dir.join("state.json.unreadable");
+                    let error = other.err().map(|error| error.to_string());
+                    let error = error.unwrap_or_else(|| "unknown version".to_owned());
+                    tracing::warn!(path = %path.display(), kept = %aside.display(), error,
+                        "state file not understood; groups and processes of an earlier run stay");
+                    fs::rename(&path, &aside).map_err(io("rename", &path))?;
+                    State::default()
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(error) => return Err(io("read", &path)(error)),
+        };
+        if left.boot_id != boot_id {
+            // Another boot: groups and processes went with it.
+            left = State::default();
+        }
+        let state = State {
+            version: VERSION,
+            boot_id: boot_id.to_owned(),
+            ..left.clone()
+        };
+        let file = Self {
+            path,
+            state: Mutex::new(state),
+            _lock: lock,
+        };
+        file.change(|_| ())?;
+        Ok((file, left))
+    }
+
+    /// Changes the state and writes it.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the change is kept in memory.
+    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> Result<T, StateError> {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let text = serde_json::to_vec(&*state).unwrap_or_default();
+        let temp = self.path.with_extension("json.new");
+        let io = |operation, path: &Path| {
+            let path = path.to_owned();
+            move |source| StateError::Io {
+                operation,
+                path,
+                source,
+            }
+        };
+        fs::write(&temp, text).map_err(io("write", &temp))?;
+        fs::rename(&temp, &self.path).map_err(io("rename", &temp))?;
+        Ok(result)
+    }
+
+    /// As [`StateFile::change`], where a failure must not stop the work: it is logged.
+    pub fn note(&self, change: impl FnOnce(&mut State)) {
+        if let Err(error) = self.change(change) {
+            tracing::warn!(%error, "state not saved; a crash now would leave processes or groups");
+        }
+    }
+
+    /// A copy of the state.
+    #[must_use]
+    pub fn snapshot(&self) -> State {
+        self.state.lock().clone()
+    }
+
+    /// Whether the group at `path` was created here.
+    #[must_use]
+    pub fn owns(&self, path: &str) -> bool {
+        self.state.lock().groups.contains(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_a_restart_of_the_process_but_not_of_the_machine() {
+        let temp = tempfile::tempdir().unwrap();
+        let (file, left) = StateFile::open(temp.path(), "boot1").unwrap();
+        assert_eq!(left, State::default());
+        file.change(|state| {
+            state.groups.insert("kubepods".into());
+            let entry = state.pods.entry("uid".into()).or_default();
+            entry.processes.insert(
+                "c".into(),
+                Process {
+                    pid: 5,
+                    start_ticks: 6,
+                },
+            );
+        })
+        .unwrap();
+        assert!(matches!(
+            StateFile::open(temp.path(), "boot1"),
+            Err(StateError::Locked { .. })
+        ));
+        drop(file);
+        let (file, left) = StateFile::open(temp.path(), "boot1").unwrap();
+        assert!(left.groups.contains("kubepods") && file.owns("kubepods"));
+        assert_eq!(left.pods["uid"].processes["c"].pid, 5);
+        drop(file);
+        let (file, left) = StateFile::open(temp.path(), "boot2").unwrap();
+        assert_eq!(left, State::default());
+        assert!(!file.owns("kubepods"));
+    }
+
+    #[test]
+    fn a_broken_file_is_set_aside() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join("state.json"), "{").unwrap();
+        let (_file, left) = StateFile::open(temp.path(), "boot").unwrap();
+        assert_eq!(left, State::default());
+        assert!(temp.path().join("state.json.unreadable").exists());
+    }
+}

@@ -1,0 +1,497 @@
+//! `status` of a pod, computed from what is known about its containers.
+
+use crate::lifecycle::{Ended, Outcome, Record, State};
+use crate::pod::qos_of;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Prefix of container ids in statuses.
+pub const ID_PREFIX: &str = "koord://";
+
+/// What the status depends on beside the pod itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// The containers, init containers first.
+    pub records: &'a [Record],
+    /// Set once the pod is over.
+    pub outcome: Option<Outcome>,
+    /// A pod that this node refused or gave up: reason and message of the status.
+    pub refused: Option<(&'a str, &'a str)>,
+    /// Address of the node and its pods.
+    pub ip: &'a str,
+    /// When the node first saw the pod.
+    pub start_time: Timestamp,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// The status of `pod` now. Conditions keep their transition time while their value stays, and
+/// conditions of others are left out, to be merged by type.
+#[must_use]
+pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
+    let statuses = |init: bool| -> Vec<ContainerStatus> {
+        facts
+            .records
+            .iter()
+            .filter(|record| record.init == init)
+            .map(|record| container_status(pod, record))
+            .collect()
+    };
+    let (init, main) = (statuses(true), statuses(false));
+    let phase = phase(facts);
+    let old = pod.status.as_ref();
+    PodStatus {
+        phase: Some(phase.to_owned()),
+        reason: facts.refused.map(|(reason, _)| reason.to_owned()),
+        message: facts.refused.map(|(_, message)| message.to_owned()),
+        conditions: Some(conditions(pod, facts, phase)),
+        host_ip: Some(facts.ip.to_owned()),
+        host_ips: Some(vec![HostIP {
+            ip: facts.ip.to_owned(),
+        }]),
+        pod_ip: Some(facts.ip.to_owned()),
+        pod_ips: Some(vec![PodIP {
+            ip: facts.ip.to_owned(),
+        }]),
+        start_time: old
+            .and_then(|status| status.start_time.clone())
+            .or(Some(Time(facts.start_time))),
+        qos_class: Some(qos_of(pod).as_str().to_owned()),
+        init_container_statuses: Some(init).filter(|statuses| !statuses.is_empty()),
+        container_statuses: Some(main),
+        observed_generation: pod.metadata.generation,
+        ..PodStatus::default()
+    }
+}
+
+fn phase(facts: &Facts<'_>) -> &'static str {
+    if facts.refused.is_some() {
+        return "Failed";
+    }
+    match facts.outcome {
+        Some(Outcome::Succeeded) => return "Succeeded",
+        Some(Outcome::Failed) => return "Failed",
+        None => {}
+    }
+    // Running once every main container was started at least once.
+    let started =
+        |record: &Record| record.last.is_some() || !matches!(record.state, State::Waiting { .. });
+    let main: Vec<&Record> = facts.records.iter().filter(|record| !record.init).collect();
+    if main.iter().any(|record| started(record)) && main.iter().all(|record| started(record)) {
+        "Running"
+    } else {
+        "Pending"
+    }
+}
+
+fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
+    let records = |init: bool| {
+        facts
+            .records
+            .iter()
+            .filter(move |record| record.init == init)
+    };
+    let over = facts.outcome.is_some() || facts.refused.is_some();
+    let initialized = records(true)
+        .all(|record| record.succeeded() || (record.sidecar && record.is_running()))
+        || (phase == "Succeeded");
+    let unready: Vec<&str> = records(false)
+        .filter(|record| !record.is_running())
+        .map(|record| record.name.as_str())
+        .collect();
+    let ready = unready.is_empty() && initialized && !over;
+    let uninitialized: Vec<&str> = records(true)
+        .filter(|record| !record.succeeded() && !(record.sidecar && record.is_running()))
+        .map(|record| record.name.as_str())
+        .collect();
+    let not_ready = || match phase {
+        "Succeeded" => ("PodCompleted", String::new()),
+        "Failed" => ("PodFailed", String::new()),
+        _ => (
+            "ContainersNotReady",
+            format!("containers with unready status: [{}]", unready.join(" ")),
+        ),
+    };
+    let started = records(false).chain(records(true)).any(Record::is_running) || over;
+    let rows = [
+        ("PodReadyToStartContainers", started && !over, None),
+        (
+            "Initialized",
+            initialized,
+            (!initialized).then(|| {
+                let message = format!(
+                    "containers with incomplete status: [{}]",
+                    uninitialized.join(" ")
+                );
+                ("ContainersNotInitialized", message)
+            }),
+        ),
+        ("Ready", ready, (!ready).then(not_ready)),
+        ("ContainersReady", ready, (!ready).then(not_ready)),
+    ];
+    let old = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    rows.into_iter()
+        .map(|(kind, value, why)| {
+            let value = if value { "True" } else { "False" };
+            let since = old
+                .into_iter()
+                .flatten()
+                .find(|known| known.type_ == kind && known.status == value)
+                .and_then(|known| known.last_transition_time.clone());
+            PodCondition {
+                type_: kind.to_owned(),
+                status: value.to_owned(),
+                reason: why.as_ref().map(|(reason, _)| (*reason).to_owned()),
+                message: why
+                    .map(|(_, message)| message)
+                    .filter(|message| !message.is_empty()),
+                last_transition_time: since.or(Some(Time(facts.now))),
+                observed_generation: pod.metadata.generation,
+                ..PodCondition::default()
+            }
+        })
+        .collect()
+}
+
+fn container_of<'p>(pod: &'p Pod, record: &Record) -> Option<&'p Container> {
+    let spec = pod.spec.as_ref()?;
+    let list: &[Container] = if record.init {
+        spec.init_containers.as_deref().unwrap_or_default()
+    } else {
+        &spec.containers
+    };
+    list.iter().find(|container| container.name == record.name)
+}
+
+fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
+    let container = container_of(pod, record);
+    let image = container
+        .and_then(|container| container.image.clone())
+        .unwrap_or_default();
+    let id = match &record.state {
+        State::Running { id, .. } => Some(id.as_str()),
+        State::Terminated(ended) => Some(ended.id.as_str()),
+        State::Waiting { .. } => record.last.as_ref().map(|ended| ended.id.as_str()),
+    };
+    let running = record.is_running();
+    // A plain init container is "ready" once it has done its work.
+    let ready = if record.init && !record.sidecar {
+        record.succeeded()
+    } else {
+        running
+    };
+    ContainerStatus {
+        name: record.name.clone(),
+        image: image.clone(),
+        image_id: image,
+        container_id: id
+            .filter(|id| !id.is_empty())
+            .map(|id| format!("{ID_PREFIX}{id}")),
+        ready,
+        started: Some(running),
+        restart_count: i32::try_from(record.restarts).unwrap_or(i32::MAX),
+        state: Some(container_state(&record.state)),
+        last_state: record.last.as_ref().map(|ended| ContainerState {
+            terminated: Some(terminated(ended)),
+            ..Default::default()
+        }),
+        resources: container.and_then(|container| container.resources.clone()),
+        ..ContainerStatus::default()
+    }
+}
+
+fn container_state(state: &State) -> ContainerState {
+    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    match state {
+        State::Waiting { reason, message } => ContainerState {
+            waiting: Some(ContainerStateWaiting {
+                reason: text(reason),
+                message: text(message),
+            }),
+            ..ContainerState::default()
+        },
+        State::Running { started_at, .. } => ContainerState {
+            running: Some(ContainerStateRunning {
+                started_at: Some(Time(*started_at)),
+            }),
+            ..ContainerState::default()
+        },
+        State::Terminated(ended) => ContainerState {
+            terminated: Some(terminated(ended)),
+            ..ContainerState::default()
+        },
+    }
+}
+
+fn terminated(ended: &Ended) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        exit_code: ended.exit_code,
+        signal: ended.signal,
+        reason: Some(ended.reason.clone()),
+        message: Some(ended.message.clone()).filter(|message| !message.is_empty()),
+        started_at: Some(Time(ended.started_at)),
+        finished_at: Some(Time(ended.finished_at)),
+        container_id: Some(format!("{ID_PREFIX}{}", ended.id)),
+    }
+}
+
+/// What a status in the API says about a container, to go on from after a restart of this node.
+/// A container that was running then is not any more: it was killed with the node.
+#[must_use]
+pub fn resume(record: &mut Record, status: &ContainerStatus, now: Timestamp) {
+    record.restarts = u32::try_from(status.restart_count).unwrap_or(0);
+    let id = |id: &Option<String>| {
+        id.as_deref()
+            .and_then(|id| id.strip_prefix(ID_PREFIX))
+            .unwrap_or("")
+            .to_owned()
+    };
+    let of = |state: &ContainerStateTerminated| Ended {
+        exit_code: state.exit_code,
+        signal: state.signal,
+        reason: state.reason.clone().unwrap_or_default(),
+        message: state.message.clone().unwrap_or_default(),
+        started_at: state.started_at.as_ref().map_or(now, |time| time.0),
+        finished_at: state.finished_at.as_ref().map_or(now, |time| time.0),
+        id: id(&state.container_id),
+    };
+    let last = status
+        .last_state
+        .as_ref()
+        .and_then(|state| state.terminated.as_ref());
+    record.last = last.map(of);
+    match status.state.as_ref() {
+        Some(ContainerState {
+            running: Some(running),
+            ..
+        }) => {
+            record.state = State::Terminated(Ended {
+                exit_code: 137,
+                signal: Some(9),
+                reason: "Error".to_owned(),
+                message: "the node agent was restarted; its containers end with it".to_owned(),
+                started_at: running.started_at.as_ref().map_or(now, |time| time.0),
+                finished_at: now,
+                id: id(&status.container_id),
+            });
+        }
+        Some(ContainerState {
+            terminated: Some(state),
+            ..
+        }) => {
+            record.state = State::Terminated(of(state));
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(status: Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {
+                "containers": [{"name": "a", "image": "img"}, {"name": "b"}],
+                "initContainers": [{"name": "i"}]
+            },
+            "status": status
+        }))
+        .unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn ended(exit_code: i32) -> Ended {
+        Ended {
+            exit_code,
+            signal: None,
+            reason: if exit_code == 0 { "Completed" } else { "Error" }.into(),
+            message: String::new(),
+            started_at: at(1),
+            finished_at: at(2),
+            id: "f00".into(),
+        }
+    }
+
+    fn records(a: State, b: State, i: State) -> [Record; 3] {
+        let make = |name, init, state| Record {
+            state,
+            ..Record::new(name, init, false)
+        };
+        [make("i", true, i), make("a", false, a), make("b", false, b)]
+    }
+
+    fn status(pod: &Pod, records: &[Record], outcome: Option<Outcome>) -> PodStatus {
+        let facts = Facts {
+            records,
+            outcome,
+            refused: None,
+            ip: "10.0.0.1",
+            start_time: at(0),
+            now: at(100),
+        };
+        pod_status(pod, &facts)
+    }
+
+    fn condition<'s>(status: &'s PodStatus, kind: &str) -> &'s PodCondition {
+        status
+            .conditions
+            .iter()
+            .flatten()
+            .find(|condition| condition.type_ == kind)
+            .unwrap()
+    }
+
+    #[test]
+    fn phases_and_conditions() {
+        let waiting = || State::Waiting {
+            reason: "PodInitializing".into(),
+            message: String::new(),
+        };
+        let running = || State::Running {
+            started_at: at(1),
+            id: "abc".into(),
+        };
+        let done = |code| State::Terminated(ended(code));
+        let cases = [
+            (
+                waiting(),
+                waiting(),
+                running(),
+                None,
+                "Pending",
+                "False",
+                "False",
+            ),
+            (
+                running(),
+                waiting(),
+                done(0),
+                None,
+                "Pending",
+                "True",
+                "False",
+            ),
+            (
+                running(),
+                running(),
+                done(0),
+                None,
+                "Running",
+                "True",
+                "True",
+            ),
+            (
+                running(),
+                done(1),
+                done(0),
+                None,
+                "Running",
+                "True",
+                "False",
+            ),
+            (
+                done(0),
+                done(0),
+                done(0),
+                Some(Outcome::Succeeded),
+                "Succeeded",
+                "True",
+                "False",
+            ),
+            (
+                done(0),
+                done(1),
+                done(0),
+                Some(Outcome::Failed),
+                "Failed",
+                "True",
+                "False",
+            ),
+        ];
+        for (a, b, i, outcome, phase, initialized, ready) in cases {
+            let found = status(&pod(json!({})), &records(a, b, i), outcome);
+            assert_eq!(found.phase.as_deref(), Some(phase));
+            assert_eq!(
+                condition(&found, "Initialized").status,
+                initialized,
+                "{phase}"
+            );
+            assert_eq!(condition(&found, "Ready").status, ready, "{phase}");
+        }
+    }
+
+    #[test]
+    fn unready_containers_are_named_and_times_kept() {
+        let old = pod(json!({"startTime": "1970-01-01T00:00:05Z", "conditions": [
+            {"type": "Ready", "status": "False", "lastTransitionTime": "1970-01-01T00:00:07Z"}]}));
+        let running = State::Running {
+            started_at: at(1),
+            id: "abc".into(),
+        };
+        let mut all = records(
+            running,
+            State::Terminated(ended(1)),
+            State::Terminated(ended(0)),
+        );
+        all[2].restarts = 3;
+        all[2].last = Some(ended(4));
+        let found = status(&old, &all, None);
+        let ready = condition(&found, "Ready");
+        assert_eq!(
+            ready.message.as_deref(),
+            Some("containers with unready status: [b]")
+        );
+        assert_eq!(ready.last_transition_time, Some(Time(at(7))));
+        assert_eq!(
+            condition(&found, "Initialized").last_transition_time,
+            Some(Time(at(100)))
+        );
+        assert_eq!(found.start_time, Some(Time(at(5))));
+        let statuses = found.container_statuses.unwrap();
+        assert_eq!(statuses[0].container_id.as_deref(), Some("koord://abc"));
+        assert!(statuses[0].ready);
+        assert_eq!(statuses[0].image, "img");
+        assert_eq!(statuses[1].restart_count, 3);
+        let last = statuses[1]
+            .last_state
+            .as_ref()
+            .unwrap()
+            .terminated
+            .as_ref()
+            .unwrap();
+        assert_eq!(last.exit_code, 4);
+    }
+
+    #[test]
+    fn resuming_after_a_restart() {
+        let running: ContainerStatus = serde_json::from_value(json!({
+            "name": "a", "restartCount": 2, "image": "", "imageID": "", "ready": true,
+            "containerID": "koord://abc",
+            "state": {"running": {"startedAt": "1970-01-01T00:00:07Z"}}
+        }))
+        .unwrap();
+        let mut record = Record::new("a", false, false);
+        resume(&mut record, &running, at(50));
+        assert_eq!(record.restarts, 2);
+        let State::Terminated(found) = &record.state else {
+            panic!("{record:?}")
+        };
+        assert_eq!(
+            (found.exit_code, found.id.as_str(), found.started_at),
+            (137, "abc", at(7))
+        );
+    }
+}

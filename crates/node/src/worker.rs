@@ -1,0 +1,510 @@
+//! One task per pod: starts its containers, watches them, tells the API, and stops them.
+
+use crate::agent::Shared;
+use crate::command;
+use crate::container::{self, Exited, Running};
+use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
+use crate::pod::{self, is_sidecar, qos_of};
+use crate::publish::{Desired, Publisher};
+use crate::status::{self, Facts};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_host::CgroupPath;
+use koord_kube::events::{Severity, reference};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// What the agent tells a pod's task.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// The pod changed.
+    Update(Arc<Pod>),
+    /// The pod is gone from the API.
+    Gone,
+    /// The node stops.
+    Stop,
+}
+
+/// Longest time for containers to end when the node stops.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+/// Default of `terminationGracePeriodSeconds`.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+type Exits = FuturesUnordered<futures::future::BoxFuture<'static, Exited>>;
+
+/// A pod on this node.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    pod: Arc<Pod>,
+    records: Vec<Record>,
+    running: Vec<Running>,
+    exits: Exits,
+    group: Option<CgroupPath>,
+    outcome: Option<Outcome>,
+    refused: Option<(String, String)>,
+    started: Timestamp,
+    publisher: Publisher,
+}
+
+/// Why the task goes from running to stopping.
+enum Why {
+    /// The pod has a deletion timestamp.
+    Deleted,
+    /// The API does not have it any more.
+    Gone,
+    /// The node stops.
+    Stop,
+}
+
+impl Worker {
+    /// The task of `pod`. `refused` names reason and message for a pod that must not run here.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        pod: Arc<Pod>,
+        refused: Option<(String, String)>,
+    ) -> Self {
+        let now = shared.clock.now();
+        let records = records_of(&pod, now);
+        let outcome = match pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref())
+        {
+            Some("Succeeded") => Some(Outcome::Succeeded),
+            Some("Failed") => Some(Outcome::Failed),
+            _ => None,
+        };
+        let publisher = Publisher::start(&shared, &pod);
+        Self {
+            shared,
+            pod,
+            records,
+            running: Vec::new(),
+            exits: Exits::new(),
+            group: None,
+            outcome,
+            refused,
+            started: now,
+            publisher,
+        }
+    }
+
+    /// Runs until the pod is gone or the node stops.
+    pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let why = self.serve(&mut commands).await;
+        match why {
+            Why::Stop => {
+                // The API keeps saying "running": at the next start the containers run again.
+                self.stop(STOP_GRACE.min(self.grace()), None).await;
+            }
+            Why::Gone => {
+                self.stop(Duration::ZERO, None).await;
+                self.forget();
+            }
+            Why::Deleted => {
+                let gone = self.stop(self.grace(), Some(&mut commands)).await;
+                if !gone {
+                    self.settle();
+                    self.publish(true);
+                    self.until_gone(&mut commands).await;
+                }
+                self.forget();
+            }
+        }
+        self.publisher.finish().await;
+    }
+
+    /// The pod's life until it is to be stopped.
+    async fn serve(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Why {
+        loop {
+            if self.pod.metadata.deletion_timestamp.is_some() {
+                return Why::Deleted;
+            }
+            let mut wake = None;
+            if self.outcome.is_none() && self.refused.is_none() {
+                let now = self.shared.clock.now();
+                let policy = self.policy();
+                let step = lifecycle::step(policy, &self.records, &self.shared.backoff, now);
+                for (index, pause) in &step.backing_off {
+                    self.back_off(*index, *pause);
+                }
+                let started = !step.start.is_empty();
+                for index in step.start {
+                    self.start(index).await;
+                }
+                if started {
+                    self.publish(false);
+                    continue;
+                }
+                self.outcome = step.outcome;
+                wake = step.wake_at.map(|at| {
+                    let wait = at.duration_since(now);
+                    Instant::now() + Duration::try_from(wait).unwrap_or(Duration::ZERO)
+                });
+                if self.outcome.is_some() {
+                    // What still runs beside a finished pod are its sidecars.
+                    self.stop(self.grace(), None).await;
+                }
+            }
+            self.publish(false);
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Update(pod)) => self.pod = pod,
+                    Some(Command::Gone) => return Why::Gone,
+                    Some(Command::Stop) | None => return Why::Stop,
+                },
+                Some(exited) = self.exits.next() => self.ended(exited).await,
+                () = at(wake) => {}
+            }
+        }
+    }
+
+    fn policy(&self) -> RestartPolicy {
+        let spec = self.pod.spec.as_ref();
+        RestartPolicy::parse(spec.and_then(|spec| spec.restart_policy.as_deref()))
+    }
+
+    fn grace(&self) -> Duration {
+        let asked = self.pod.metadata.deletion_grace_period_seconds.or_else(|| {
+            self.pod
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.termination_grace_period_seconds)
+        });
+        asked.map_or(DEFAULT_GRACE, |seconds| {
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+        })
+    }
+
+    fn container(&self, index: usize) -> Option<Container> {
+        let record = self.records.get(index)?;
+        let spec = self.pod.spec.as_ref()?;
+        let list = if record.init {
+            spec.init_containers.as_deref().unwrap_or_default()
+        } else {
+            &spec.containers
+        };
+        list.iter()
+            .find(|container| container.name == record.name)
+            .cloned()
+    }
+
+    fn event(&self, severity: Severity, reason: &str, message: String) {
+        self.shared
+            .recorder
+            .event(reference(&*self.pod), severity, reason, message);
+    }
+
+    /// Shows a container that waits for its pause to pass.
+    fn back_off(&mut self, index: usize, pause: Duration) {
+        let (name, namespace) = self.names();
+        let uid = self.pod.metadata.uid.clone().unwrap_or_default();
+        let Some(record) = self.records.get_mut(index) else {
+            return;
+        };
+        if let State::Terminated(ended) = &record.state {
+            let message = format!(
+                "back-off {}s restarting failed container={} pod={name}_{namespace}({uid})",
+                pause.as_secs(),
+                record.name
+            );
+            record.last = Some(ended.clone());
+            record.state = State::Waiting {
+                reason: "CrashLoopBackOff".into(),
+                message: message.clone(),
+            };
+            let text = format!("Back-off restarting failed container {}", record.name);
+            tracing::debug!(pod = %name, message);
+            self.event(Severity::Warning, "BackOff", text);
+        }
+    }
+
+    fn names(&self) -> (String, String) {
+        let meta = &self.pod.metadata;
+        (
+            meta.name.clone().unwrap_or_default(),
+            meta.namespace.clone().unwrap_or_default(),
+        )
+    }
+
+    /// Starts a container. Every failure ends in its record; there is nothing to return.
+    async fn start(&mut self, index: usize) {
+        let Some(container) = self.container(index) else {
+            return;
+        };
+        let again = {
+            let Some(record) = self.records.get_mut(index) else {
+                return;
+            };
+            if let State::Terminated(ended) = &record.state {
+                record.last = Some(ended.clone());
+            }
+            let again = record.last.is_some();
+            record.restarts += u32::from(again);
+            again
+        };
+        let invocation = match command::invocation(&self.pod, &container, &self.shared.host) {
+            Ok(invocation) => invocation,
+            Err(error) => {
+                self.hopeless(index, error.reason(), error.to_string());
+                return;
+            }
+        };
+        if let Err(error) = self.ensure_group() {
+            self.hopeless(index, "CreateContainerConfigError", error);
+            return;
+        }
+        let attempt = self.records.get(index).map_or(0, |record| record.restarts);
+        let group = self.group.clone();
+        let begun = container::start(
+            &self.shared,
+            &self.pod,
+            &container,
+            group,
+            attempt,
+            invocation,
+            index,
+        );
+        let now = self.shared.clock.now();
+        match begun.await {
+            Ok((running, exit)) => {
+                let verb = if again { "Started again" } else { "Started" };
+                self.event(
+                    Severity::Normal,
+                    "Started",
+                    format!("{verb} container {}", container.name),
+                );
+                if let Some(record) = self.records.get_mut(index) {
+                    record.state = State::Running {
+                        started_at: now,
+                        id: running.id.clone(),
+                    };
+                }
+                self.running.push(running);
+                self.exits.push(exit);
+            }
+            Err(failure) => {
+                let message = format!("container {}: {}", container.name, failure.message);
+                self.event(Severity::Warning, "Failed", message);
+                if let Some(record) = self.records.get_mut(index) {
+                    record.failures = record.failures.saturating_add(1);
+                    record.state = State::Terminated(Ended {
+                        exit_code: 128,
+                        signal: None,
+                        reason: "StartError".into(),
+                        message: failure.message,
+                        started_at: now,
+                        finished_at: now,
+                        id: failure.id,
+                    });
+                }
+            }
+        }
+    }
+
+    fn hopeless(&mut self, index: usize, reason: &str, message: String) {
+        self.event(Severity::Warning, reason, message.clone());
+        if let Some(record) = self.records.get_mut(index) {
+            record.hopeless = true;
+            record.state = State::Waiting {
+                reason: reason.to_owned(),
+                message,
+            };
+        }
+    }
+
+    /// Makes the pod's group when it is needed for the first time.
+    fn ensure_group(&mut self) -> Result<(), String> {
+        let Some(groups) = &self.shared.groups else {
+            return Ok(());
+        };
+        if self.group.is_none() {
+            let settings = pod::pod_settings(&self.pod).map_err(|error| error.to_string())?;
+            let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+            let path = groups
+                .make_pod(qos_of(&self.pod), uid, &settings)
+                .map_err(|error| error.to_string())?;
+            self.group = Some(path);
+        }
+        Ok(())
+    }
+
+    /// Takes note of a container that ended.
+    async fn ended(&mut self, exited: Exited) {
+        let position = self
+            .running
+            .iter()
+            .position(|running| running.id == exited.id);
+        let Some(running) = position.map(|position| self.running.swap_remove(position)) else {
+            return;
+        };
+        container::clean(&self.shared, &self.pod, &running).await;
+        let now = self.shared.clock.now();
+        let Some(record) = self.records.get_mut(running.index) else {
+            return;
+        };
+        let started_at = match &record.state {
+            State::Running { started_at, .. } => *started_at,
+            _ => now,
+        };
+        let ran = Duration::try_from(now.duration_since(started_at)).unwrap_or(Duration::ZERO);
+        record.failures = self.shared.backoff.count(record.failures, ran);
+        let ended = exited.ended(started_at, now);
+        tracing::info!(pod = ?self.pod.metadata.name, container = %record.name,
+            exit_code = ended.exit_code, reason = %ended.reason, "container ended");
+        record.state = State::Terminated(ended);
+    }
+
+    /// Stops all containers: SIGTERM, then after `grace` SIGKILL to everything. Further commands
+    /// may shorten the grace. Returns whether the pod has gone from the API meanwhile.
+    async fn stop(
+        &mut self,
+        grace: Duration,
+        mut commands: Option<&mut mpsc::UnboundedReceiver<Command>>,
+    ) -> bool {
+        let begun = Instant::now();
+        let mut deadline = begun + grace;
+        let mut gone = false;
+        if !self.running.is_empty() {
+            for running in &self.running {
+                if let Some(record) = self.records.get(running.index) {
+                    let text = format!("Stopping container {}", record.name);
+                    self.event(Severity::Normal, "Killing", text);
+                }
+                if let Err(error) = koord_host::process::terminate_group(running.pid) {
+                    tracing::warn!(pid = running.pid, %error, "container not signalled");
+                }
+            }
+        }
+        let mut killed = false;
+        while !self.running.is_empty() {
+            let next = async {
+                match commands.as_deref_mut() {
+                    Some(commands) => commands.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(exited) = self.exits.next() => self.ended(exited).await,
+                () = tokio::time::sleep_until(deadline), if !killed => {
+                    killed = true;
+                    for running in &self.running {
+                        container::kill(&self.shared, running);
+                    }
+                }
+                command = next => match command {
+                    Some(Command::Update(pod)) => {
+                        self.pod = pod;
+                        deadline = deadline.min(begun + self.grace());
+                    }
+                    Some(Command::Gone) => {
+                        gone = true;
+                        deadline = Instant::now();
+                    }
+                    Some(Command::Stop) | None => {
+                        deadline = deadline.min(Instant::now() + STOP_GRACE);
+                        commands = None;
+                    }
+                },
+            }
+        }
+        if let (Some(groups), Some(group)) = (&self.shared.groups, self.group.take())
+            && let Err(error) = groups.remove(&group).await
+        {
+            tracing::warn!(group = %group, %error, "control group not removed");
+        }
+        let uid = self.pod.metadata.uid.clone().unwrap_or_default();
+        self.shared.state.note(|state| {
+            state.pods.remove(&uid);
+        });
+        gone
+    }
+
+    /// Sets the outcome of a stopped pod: succeeded only if everything ended well by itself.
+    fn settle(&mut self) {
+        if self.outcome.is_none() {
+            let mut main = self.records.iter().filter(|record| !record.init);
+            let well = main.all(Record::succeeded);
+            self.outcome = Some(if well {
+                Outcome::Succeeded
+            } else {
+                Outcome::Failed
+            });
+        }
+    }
+
+    fn publish(&self, delete: bool) {
+        let refused = self
+            .refused
+            .as_ref()
+            .map(|(reason, text)| (reason.as_str(), text.as_str()));
+        let facts = Facts {
+            records: &self.records,
+            outcome: self.outcome,
+            refused,
+            ip: &self.shared.host.ip,
+            start_time: self.started,
+            now: self.shared.clock.now(),
+        };
+        let status = status::pod_status(&self.pod, &facts);
+        self.shared.table.put(&self.pod, &status);
+        self.publisher.want(Desired { status, delete });
+    }
+
+    async fn until_gone(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+        while let Some(command) = commands.recv().await {
+            match command {
+                Command::Update(pod) => self.pod = pod,
+                Command::Gone | Command::Stop => return,
+            }
+        }
+    }
+
+    fn forget(&self) {
+        let (name, namespace) = self.names();
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        self.shared.logs.remove(&namespace, &name, uid);
+        self.shared.table.remove(uid);
+    }
+}
+
+async fn at(wake: Option<Instant>) {
+    match wake {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The containers of a pod, going on from what its status says.
+fn records_of(pod: &Pod, now: Timestamp) -> Vec<Record> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let init = spec.init_containers.iter().flatten();
+    let init = init.map(|container| Record::new(&container.name, true, is_sidecar(container)));
+    let main = spec.containers.iter();
+    let main = main.map(|container| Record::new(&container.name, false, false));
+    let mut records: Vec<Record> = init.chain(main).collect();
+    let has_init = records.iter().any(|record| record.init);
+    let known = pod.status.as_ref().map(|status| {
+        let init = status.init_container_statuses.iter().flatten();
+        init.chain(status.container_statuses.iter().flatten())
+    });
+    let known: Vec<_> = known.into_iter().flatten().collect();
+    for record in &mut records {
+        if has_init && !record.init {
+            record.state = State::Waiting {
+                reason: "PodInitializing".into(),
+                message: String::new(),
+            };
+        }
+        if let Some(status) = known.iter().find(|status| status.name == record.name) {
+            status::resume(record, status, now);
+        }
+    }
+    records
+}
