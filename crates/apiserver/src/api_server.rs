@@ -225,6 +225,11 @@ impl ApiServer {
         Ok(self.server.write_kubeconfig(path)?)
     }
 
+    /// TLS for an HTTP/2 client of this server that is the administrator.
+    pub(crate) fn client_tls(&self) -> Result<Arc<rustls::ClientConfig>, Error> {
+        Ok(self.server.client_tls()?)
+    }
+
     /// Creates or updates custom resource definitions.
     ///
     /// # Errors

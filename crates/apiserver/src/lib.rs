@@ -15,6 +15,7 @@
 //! Start at [`ApiServer`]. Invariants: `kinds` does no I/O and knows no store; `store` knows no
 //! resource; nothing here knows any koord component.
 
+pub mod bench;
 pub mod controllers;
 pub mod kinds;
 pub mod rest;

@@ -156,6 +156,12 @@ impl Server {
         secret_file::write(path, text.as_bytes())
     }
 
+    /// TLS for an HTTP/2 client of this server that is the administrator.
+    pub(crate) fn client_tls(&self) -> Result<Arc<rustls::ClientConfig>, ServeError> {
+        let authority = self.authority()?;
+        tls::client_config(&authority, authority.client(ADMIN.0, ADMIN.1)?)
+    }
+
     fn check_reach(&self, address: SocketAddr) -> Result<(), ServeError> {
         if self.options.allow_remote || address.ip().is_loopback() {
             Ok(())

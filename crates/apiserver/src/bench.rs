@@ -1,0 +1,337 @@
+//! Measures this API server: how fast it writes, reads and delivers, and how much memory it takes.
+//!
+//! Client and server share the machine, and so its CPUs: the figures of a measurement over HTTP
+//! include the cost of the client.
+
+mod client;
+mod load;
+mod objects;
+
+use crate::kinds::status::ApiError;
+use crate::{ApiServer, Config, Error, Storage};
+use koord_app::Clock;
+use load::{Rate, Target};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// What to measure, and how hard.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// How long each rate is measured.
+    pub measure: Duration,
+    /// A directory for the durable mode, which is skipped without it. Must be empty; is filled.
+    pub data_dir: Option<PathBuf>,
+    /// Tasks that write in process at the same time.
+    pub writers: usize,
+    /// Connections over TLS.
+    pub connections: usize,
+    /// Requests in progress per connection.
+    pub streams: usize,
+    /// Writes per second while the delivery of watch events is measured.
+    pub watch_rate: u32,
+    /// Nodes stored for the memory measurement.
+    pub nodes: usize,
+    /// Pods stored for the memory measurement.
+    pub pods: usize,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self {
+            measure: Duration::from_secs(3),
+            data_dir: None,
+            writers: 1,
+            connections: 2,
+            streams: 16,
+            watch_rate: 1000,
+            nodes: 5000,
+            pods: 50_000,
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BenchReport {
+    /// CPUs of the machine that this process may use.
+    pub cpus: usize,
+    /// Milliseconds until an empty server in memory is ready.
+    pub cold_start_ms: f64,
+    /// Memory.
+    pub memory: MemoryReport,
+    /// The rates, per storage mode.
+    pub modes: Vec<ModeReport>,
+}
+
+/// Memory of the whole process, MiB resident.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryReport {
+    /// With an empty server.
+    pub rss_empty_mib: f64,
+    /// With the objects stored.
+    pub rss_loaded_mib: f64,
+    /// Nodes stored.
+    pub nodes: usize,
+    /// Pods stored.
+    pub pods: usize,
+    /// Bytes of one stored node.
+    pub node_bytes: usize,
+    /// Bytes of one stored pod.
+    pub pod_bytes: usize,
+    /// Objects per second while they were stored.
+    pub load_per_s: f64,
+    /// Milliseconds of a list of up to 10,000 pods in process, whole body read.
+    pub list_10k_pods_ms: f64,
+}
+
+/// The rates in one storage mode.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModeReport {
+    /// `memory` or `durable`.
+    pub mode: &'static str,
+    /// Creates of pods per second through the in-process service.
+    pub in_process_creates_per_s: f64,
+    /// Tasks that did so.
+    pub in_process_writers: usize,
+    /// Creates per second with many writers at once: durable writers share the disk's syncs.
+    pub in_process_creates_per_s_concurrent: f64,
+    /// Tasks that did so.
+    pub in_process_writers_concurrent: usize,
+    /// Creates per second over TLS and HTTP/2.
+    pub http_creates_per_s: f64,
+    /// Reads of one object per second over TLS and HTTP/2.
+    pub http_gets_per_s: f64,
+    /// Connections of the HTTP measurements.
+    pub connections: usize,
+    /// Requests in progress per connection.
+    pub streams_per_connection: usize,
+    /// Delivery of watch events over TLS.
+    pub watch: WatchReport,
+    /// Milliseconds until the server is ready again after a restart with what was written;
+    /// only when durable.
+    pub reopen_ms: Option<f64>,
+    /// Objects there were then.
+    pub reopen_objects: Option<usize>,
+    /// Milliseconds the disk took to confirm a batch, on average; only when durable.
+    pub sync_mean_ms: Option<f64>,
+}
+
+/// From sending a write to receiving its event.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchReport {
+    /// Writes per second that were asked for.
+    pub rate_per_s: u32,
+    /// Writes per second that were made.
+    pub achieved_per_s: f64,
+    /// Events received.
+    pub events: usize,
+    /// Median, milliseconds.
+    pub p50_ms: f64,
+    /// 99th percentile, milliseconds.
+    pub p99_ms: f64,
+    /// Largest, milliseconds.
+    pub max_ms: f64,
+}
+
+/// Why a measurement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The server did not start or serve.
+    #[error(transparent)]
+    Server(#[from] Error),
+    /// A request was not answered as it should have been.
+    #[error("{what}: {reason}")]
+    Request {
+        /// The request.
+        what: String,
+        /// What came instead.
+        reason: String,
+    },
+}
+
+impl BenchError {
+    fn request(what: impl Into<String>, reason: impl ToString) -> Self {
+        Self::Request {
+            what: what.into(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+impl From<ApiError> for BenchError {
+    fn from(error: ApiError) -> Self {
+        Self::request("API", error.message)
+    }
+}
+
+/// Measures everything. Takes about ten times [`BenchOptions::measure`] per mode, and some seconds.
+///
+/// # Errors
+/// When a server cannot be started, or does not answer as it should.
+pub async fn run(options: &BenchOptions, clock: Clock) -> Result<BenchReport, BenchError> {
+    let began = Instant::now();
+    let server = ApiServer::open(quiet(Storage::Memory, &clock)).await?;
+    let cold_start_ms = millis(began.elapsed());
+    // First, while the process has not used any memory for something else.
+    let memory = measure_memory(&server, options).await?;
+    server.close().await;
+    drop(server);
+
+    let mut modes = vec![measure_mode("memory", Storage::Memory, options, &clock).await?];
+    if let Some(dir) = &options.data_dir {
+        let storage = Storage::Dir(dir.clone());
+        modes.push(measure_mode("durable", storage, options, &clock).await?);
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(BenchReport {
+        cpus,
+        cold_start_ms,
+        memory,
+        modes,
+    })
+}
+
+/// A server without controllers: they would work on the objects made here.
+fn quiet(storage: Storage, clock: &Clock) -> Config {
+    let mut config = Config::new(storage, clock.clone());
+    config.controllers = false;
+    config.bind.set_port(0);
+    config
+}
+
+async fn measure_memory(
+    server: &Arc<ApiServer>,
+    options: &BenchOptions,
+) -> Result<MemoryReport, BenchError> {
+    let rss_empty_mib = rss_mib();
+    let began = Instant::now();
+    let nodes = Target::nodes(server.service());
+    for number in 0..options.nodes {
+        nodes.create(number).await?;
+    }
+    let pods = Target::pods(server.service(), options.nodes);
+    for number in 0..options.pods {
+        pods.create(number).await?;
+    }
+    let load_per_s = (options.nodes + options.pods) as f64 / began.elapsed().as_secs_f64();
+    let rss_loaded_mib = rss_mib();
+    let size = |table: &str, count: usize| {
+        let stats = server
+            .store()
+            .stats()
+            .into_iter()
+            .find(|stats| stats.table.as_str() == table);
+        stats.map_or(0, |stats| stats.bytes) / count.max(1)
+    };
+    let began = Instant::now();
+    pods.list(10_000).await?;
+    Ok(MemoryReport {
+        rss_empty_mib,
+        rss_loaded_mib,
+        nodes: options.nodes,
+        pods: options.pods,
+        node_bytes: size("/nodes", options.nodes),
+        pod_bytes: size("/pods", options.pods),
+        load_per_s,
+        list_10k_pods_ms: millis(began.elapsed()),
+    })
+}
+
+async fn measure_mode(
+    mode: &'static str,
+    storage: Storage,
+    options: &BenchOptions,
+    clock: &Clock,
+) -> Result<ModeReport, BenchError> {
+    let server = ApiServer::open(quiet(storage.clone(), clock)).await?;
+    let stop = CancellationToken::new();
+    let listener = server.listen().await?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| BenchError::request("local address", error))?;
+    let serving = tokio::spawn({
+        let (server, stop) = (Arc::clone(&server), stop.clone());
+        async move { server.serve(listener, stop).await }
+    });
+    let tls = server.client_tls()?;
+
+    // A watch on everything that is written, as there always is in a cluster.
+    let watch = load::drain_watch(server.service(), stop.clone());
+    let crowd = options.connections * options.streams;
+    let single = load::in_process(server.service(), options.writers, options.measure).await?;
+    let many = load::in_process(server.service(), crowd, options.measure).await?;
+    let rate = Rate {
+        connections: options.connections,
+        streams: options.streams,
+    };
+    let creates = load::http_creates(&tls, address, rate, options.measure).await?;
+    let gets = load::http_gets(&tls, address, rate, options.measure).await?;
+    let delivery = load::watch_delivery(&tls, address, options.watch_rate, options.measure).await?;
+
+    stop.cancel();
+    let _ = watch.await;
+    if let Ok(served) = serving.await {
+        served?;
+    }
+    let sync = &server.store().metrics().sync_seconds;
+    let syncs = sync.get_sample_count();
+    let sync_mean_ms = (syncs > 0).then(|| sync.get_sample_sum() / syncs as f64 * 1000.0);
+    server.close().await;
+    let (reopen_ms, reopen_objects) = match &storage {
+        Storage::Memory => (None, None),
+        Storage::Dir(_) => {
+            drop(server);
+            let began = Instant::now();
+            let server = ApiServer::open(quiet(storage, clock)).await?;
+            let took = millis(began.elapsed());
+            let objects = server
+                .store()
+                .stats()
+                .iter()
+                .map(|stats| stats.objects)
+                .sum();
+            server.close().await;
+            (Some(took), Some(objects))
+        }
+    };
+    Ok(ModeReport {
+        mode,
+        in_process_creates_per_s: single,
+        in_process_writers: options.writers,
+        in_process_creates_per_s_concurrent: many,
+        in_process_writers_concurrent: crowd,
+        http_creates_per_s: creates,
+        http_gets_per_s: gets,
+        connections: options.connections,
+        streams_per_connection: options.streams,
+        watch: delivery,
+        reopen_ms,
+        reopen_objects,
+        sync_mean_ms,
+    })
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// Resident memory of this process, MiB; 0 where /proc does not tell.
+fn rss_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| {
+        line.trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse::<f64>()
+            .ok()
+    });
+    kib.unwrap_or(0.0) / 1024.0
+}

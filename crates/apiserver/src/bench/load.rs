@@ -1,0 +1,369 @@
+//! The loads that are put on a server.
+
+use super::client::Connection;
+use super::{BenchError, WatchReport, millis, objects};
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use rustls::ClientConfig;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const NODES: &str = "/api/v1/nodes";
+/// Where a number goes into a template; as long as any number, so that sizes are equal.
+const NUMBER: &str = "%%%%%%%%";
+/// Where a time goes into a template.
+const STAMP: &str = "@@@@@@@@@@@@@@@@";
+/// Objects that the reads go round.
+const READ: usize = 1000;
+
+/// How many requests are in progress at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rate {
+    pub(super) connections: usize,
+    pub(super) streams: usize,
+}
+
+/// The body of a request, ready but for what makes each one different.
+#[derive(Clone)]
+struct Template(Arc<str>);
+
+impl Template {
+    fn pod(prefix: &str, node: &str) -> Self {
+        Self(
+            objects::pod(&format!("{prefix}-{NUMBER}"), node, STAMP)
+                .to_string()
+                .into(),
+        )
+    }
+
+    fn render(&self, number: usize, stamp: u128) -> Bytes {
+        let body = self.0.replace(NUMBER, &format!("{number:08}"));
+        body.replace(STAMP, &format!("{stamp:016}")).into()
+    }
+}
+
+/// A collection that objects are put into, in process.
+pub(super) struct Target {
+    service: Router,
+    path: &'static str,
+    bodies: Vec<Template>,
+}
+
+impl Target {
+    pub(super) fn nodes(service: Router) -> Self {
+        let template = objects::node(&format!("node-{NUMBER}")).to_string();
+        Self {
+            service,
+            path: NODES,
+            bodies: vec![Template(template.into())],
+        }
+    }
+
+    /// Pods that are spread over `nodes` nodes.
+    pub(super) fn pods(service: Router, nodes: usize) -> Self {
+        let on = |node| Template::pod("loaded", &format!("node-{node:08}"));
+        Self {
+            service,
+            path: PODS,
+            bodies: (0..nodes.max(1)).map(on).collect(),
+        }
+    }
+
+    pub(super) async fn create(&self, number: usize) -> Result<(), BenchError> {
+        let body = self.bodies[number % self.bodies.len()].render(number, 0);
+        post(&self.service, self.path, body).await
+    }
+
+    /// Reads a list of up to `limit` objects.
+    pub(super) async fn list(&self, limit: usize) -> Result<(), BenchError> {
+        let path = format!("{}?limit={limit}", self.path);
+        call(
+            &self.service,
+            Method::GET,
+            &path,
+            Bytes::new(),
+            StatusCode::OK,
+        )
+        .await
+    }
+}
+
+async fn post(service: &Router, path: &str, body: Bytes) -> Result<(), BenchError> {
+    call(service, Method::POST, path, body, StatusCode::CREATED).await
+}
+
+async fn call(
+    service: &Router,
+    method: Method,
+    path: &str,
+    body: Bytes,
+    expected: StatusCode,
+) -> Result<(), BenchError> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(Body::from(body))
+        .map_err(|error| BenchError::request(path, error))?;
+    let response = match service.clone().oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    let status = response.status();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|error| BenchError::request(path, error))?;
+    if status == expected {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+    Err(BenchError::request(path, format!("{status}: {text}")))
+}
+
+/// Watches all pods in process and throws the events away, until `stop`.
+pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let request = Request::get("/api/v1/pods?watch=1&timeoutSeconds=3600").body(Body::empty());
+        let Ok(request) = request else { return };
+        let Ok(response) = service.oneshot(request).await;
+        let mut body = response.into_body();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                frame = body.frame() => if !matches!(frame, Some(Ok(_))) { return },
+            }
+        }
+    })
+}
+
+/// Creates per second of `writers` tasks in process.
+pub(super) async fn in_process(
+    service: Router,
+    writers: usize,
+    measure: Duration,
+) -> Result<f64, BenchError> {
+    let template = Template::pod(&format!("in-process-{writers}"), "");
+    measured(writers, measure, move |_, number| {
+        let (service, body) = (service.clone(), template.render(number, 0));
+        async move { post(&service, PODS, body).await }
+    })
+    .await
+}
+
+/// Creates per second over TLS.
+pub(super) async fn http_creates(
+    tls: &Arc<ClientConfig>,
+    address: SocketAddr,
+    rate: Rate,
+    measure: Duration,
+) -> Result<f64, BenchError> {
+    let connections = connect(tls, address, rate.connections).await?;
+    let template = Template::pod("http", "");
+    measured(
+        rate.connections * rate.streams,
+        measure,
+        move |task, number| {
+            let mut connection = connections[task % connections.len()].clone();
+            let body = template.render(number, 0);
+            async move {
+                connection
+                    .call(Method::POST, PODS, body, StatusCode::CREATED)
+                    .await
+                    .map(drop)
+            }
+        },
+    )
+    .await
+}
+
+/// Reads of single objects per second over TLS.
+pub(super) async fn http_gets(
+    tls: &Arc<ClientConfig>,
+    address: SocketAddr,
+    rate: Rate,
+    measure: Duration,
+) -> Result<f64, BenchError> {
+    let mut connections = connect(tls, address, rate.connections).await?;
+    let template = Template::pod("read", "");
+    for number in 0..READ {
+        let body = template.render(number, 0);
+        connections[0]
+            .call(Method::POST, PODS, body, StatusCode::CREATED)
+            .await?;
+    }
+    measured(
+        rate.connections * rate.streams,
+        measure,
+        move |task, number| {
+            let mut connection = connections[task % connections.len()].clone();
+            let path = format!("{PODS}/read-{:08}", number % READ);
+            async move {
+                connection
+                    .call(Method::GET, &path, Bytes::new(), StatusCode::OK)
+                    .await
+                    .map(drop)
+            }
+        },
+    )
+    .await
+}
+
+async fn connect(
+    tls: &Arc<ClientConfig>,
+    address: SocketAddr,
+    count: usize,
+) -> Result<Vec<Connection>, BenchError> {
+    let mut connections = Vec::with_capacity(count);
+    for _ in 0..count {
+        connections.push(Connection::open(tls, address).await?);
+    }
+    Ok(connections)
+}
+
+/// How often per second `tasks` tasks, each one request at a time, get `request` done.
+async fn measured<F, R>(tasks: usize, measure: Duration, request: F) -> Result<f64, BenchError>
+where
+    F: Fn(usize, usize) -> R + Clone + Send + 'static,
+    R: Future<Output = Result<(), BenchError>> + Send,
+{
+    let next = Arc::new(AtomicUsize::new(0));
+    let began = Instant::now();
+    let mut running: JoinSet<Result<(), BenchError>> = JoinSet::new();
+    for task in 0..tasks {
+        let (next, request) = (Arc::clone(&next), request.clone());
+        running.spawn(async move {
+            while began.elapsed() < measure {
+                request(task, next.fetch_add(1, Ordering::Relaxed)).await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(ended) = running.join_next().await {
+        ended.map_err(|error| BenchError::request("load", error))??;
+    }
+    Ok(next.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Writes `rate` objects per second over one connection, and measures over another one how long
+/// after sending each write its event arrives.
+pub(super) async fn watch_delivery(
+    tls: &Arc<ClientConfig>,
+    address: SocketAddr,
+    rate: u32,
+    measure: Duration,
+) -> Result<WatchReport, BenchError> {
+    let origin = Instant::now();
+    let path = "/api/v1/pods?watch=1&timeoutSeconds=3600&resourceVersion=";
+    let mut watching = Connection::open(tls, address).await?;
+    let listed = watching
+        .call(
+            Method::GET,
+            &format!("{PODS}?limit=1"),
+            Bytes::new(),
+            StatusCode::OK,
+        )
+        .await?;
+    let list: serde_json::Value = serde_json::from_slice(&listed).unwrap_or_default();
+    let from = list["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    let watch = watching
+        .send(
+            Method::GET,
+            &format!("{path}{from}"),
+            Bytes::new(),
+            StatusCode::OK,
+        )
+        .await?;
+    let writes = (f64::from(rate) * measure.as_secs_f64()) as usize;
+    let reader = tokio::spawn(async move {
+        let mut body = watch.into_body();
+        let mut latencies = Vec::with_capacity(writes);
+        let mut text = Vec::new();
+        while latencies.len() < writes {
+            let Some(Ok(frame)) = body.frame().await else {
+                break;
+            };
+            let now = origin.elapsed().as_nanos();
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            text.extend_from_slice(&data);
+            let mut rest = text.as_slice();
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                if let Some(sent) = stamp(&rest[..end]) {
+                    latencies.push(now.saturating_sub(sent));
+                }
+                rest = &rest[end + 1..];
+            }
+            text = rest.to_vec();
+        }
+        latencies
+    });
+
+    let writing = Connection::open(tls, address).await?;
+    let template = Template::pod("watched", "");
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate.max(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut sent = JoinSet::new();
+    let began = Instant::now();
+    for number in 0..writes {
+        ticks.tick().await;
+        let body = template.render(number, origin.elapsed().as_nanos());
+        let mut connection = writing.clone();
+        sent.spawn(async move {
+            connection
+                .call(Method::POST, PODS, body, StatusCode::CREATED)
+                .await
+                .map(drop)
+        });
+    }
+    while let Some(ended) = sent.join_next().await {
+        ended.map_err(|error| BenchError::request("load", error))??;
+    }
+    let achieved_per_s = writes as f64 / began.elapsed().as_secs_f64();
+    let mut latencies = tokio::time::timeout(Duration::from_secs(10), reader)
+        .await
+        .map_err(|_| BenchError::request("watch", "not all events arrived within 10 s"))?
+        .map_err(|error| BenchError::request("watch", error))?;
+    latencies.sort_unstable();
+    let at = |quantile: f64| {
+        let index = (latencies.len() as f64 * quantile) as usize;
+        let nanos = latencies.get(index.min(latencies.len().saturating_sub(1)));
+        nanos.map_or(0.0, |nanos| millis(Duration::from_nanos(*nanos as u64)))
+    };
+    Ok(WatchReport {
+        rate_per_s: rate,
+        achieved_per_s,
+        events: latencies.len(),
+        p50_ms: at(0.5),
+        p99_ms: at(0.99),
+        max_ms: at(1.0),
+    })
+}
+
+/// The time in an event of a pod that [`watch_delivery`] wrote.
+fn stamp(line: &[u8]) -> Option<u128> {
+    let marker = br#""bench/stamp":""#;
+    let at = line
+        .windows(marker.len())
+        .position(|window| window == marker)?
+        + marker.len();
+    std::str::from_utf8(line.get(at..at + STAMP.len())?)
+        .ok()?
+        .parse()
+        .ok()
+}
