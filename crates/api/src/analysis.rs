@@ -12,17 +12,13 @@ use std::collections::BTreeMap;
 
 open_enum! {
     /// How the pods are found.
+    #[derive(Default)]
     RecommendationTargetType {
         /// By their workload.
+        #[default]
         Workload = "workload",
         /// By labels.
         PodSelector = "podSelector",
-    }
-}
-
-impl Default for RecommendationTargetType {
-    fn default() -> Self {
-        Self::Workload
     }
 }
 
@@ -53,27 +49,11 @@ pub mod recommendation_conditions {
     derive = "Default",
     derive = "PartialEq",
     attr = "cfg_attr(all(), serde(default))",
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    ),
-    printcolumn(name = "Type", type_ = "string", json_path = ".spec.target.type"),
-    printcolumn(
-        name = "Kind",
-        type_ = "string",
-        json_path = ".spec.target.workload.kind"
-    ),
-    printcolumn(
-        name = "Name",
-        type_ = "string",
-        json_path = ".spec.target.workload.name"
-    ),
-    printcolumn(
-        name = "LastUpdateTime",
-        type_ = "date",
-        json_path = ".status.updateTime"
-    )
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Type","type":"string","jsonPath":".spec.target.type"}"#,
+    printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.target.workload.kind"}"#,
+    printcolumn = r#"{"name":"Name","type":"string","jsonPath":".spec.target.workload.name"}"#,
+    printcolumn = r#"{"name":"LastUpdateTime","type":"date","jsonPath":".status.updateTime"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationSpec {

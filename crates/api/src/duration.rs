@@ -147,10 +147,10 @@ fn unit_nanos(unit: &str) -> Option<i128> {
 }
 
 fn fraction_nanos(digits: &str, unit: i128) -> i128 {
-    let part = digits.bytes().rev().fold(0, |part, digit| {
+    // Nested division from the last digit on: exact up to the fraction of a nanosecond.
+    digits.bytes().rev().fold(0, |part, digit| {
         (i128::from(digit - b'0') * unit + part) / 10
-    });
-    part
+    })
 }
 
 /// The form `time.Duration.String` prints: `1h0m0s`, `5m0s`, `1.5s`, `300ms`, `0s`.

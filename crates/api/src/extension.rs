@@ -1,6 +1,6 @@
 //! The formats behind annotations: JSON, CPU lists, ratios, integers as text.
 //!
-//! [`read`] and [`write`] move JSON formats in and out of an annotation map. Reading is as forgiving as
+//! [`read`] and [`write`](write()) move JSON formats in and out of an annotation map. Reading is as forgiving as
 //! Go's decoder (see [`crate::lenient`]). Source: Koordinator `apis/extension`.
 
 mod cpu_list;

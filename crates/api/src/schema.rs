@@ -3,7 +3,7 @@
 //!
 //! The derive knows names, types, required fields and what the field attributes say. It does not know
 //! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types;
-//! [`finish`] applies them, so that the result accepts and defaults exactly what upstream's CRDs do.
+//! `finish` applies them, so that the result accepts and defaults exactly what upstream's CRDs do.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};

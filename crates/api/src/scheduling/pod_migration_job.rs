@@ -101,37 +101,15 @@ pub mod pod_migration_job_reasons {
     derive = "Default",
     derive = "PartialEq",
     attr = "cfg_attr(all(), serde(default))",
-    printcolumn(
-        name = "Phase",
-        type_ = "string",
-        json_path = ".status.phase",
-        description = "State of the job"
-    ),
-    printcolumn(
-        name = "Status",
-        type_ = "string",
-        json_path = ".status.status",
-        description = "Step the job is at"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    ),
-    printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
-    printcolumn(
-        name = "Reservation",
-        type_ = "string",
-        json_path = ".spec.reservationOptions.reservationRef.name"
-    ),
-    printcolumn(
-        name = "PodNamespace",
-        type_ = "string",
-        json_path = ".spec.podRef.namespace"
-    ),
-    printcolumn(name = "Pod", type_ = "string", json_path = ".spec.podRef.name"),
-    printcolumn(name = "NewPod", type_ = "string", json_path = ".status.podRef.name"),
-    printcolumn(name = "TTL", type_ = "string", json_path = ".spec.ttl")
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"State of the job"}"#,
+    printcolumn = r#"{"name":"Status","type":"string","jsonPath":".status.status","description":"Step the job is at"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".status.nodeName"}"#,
+    printcolumn = r#"{"name":"Reservation","type":"string","jsonPath":".spec.reservationOptions.reservationRef.name"}"#,
+    printcolumn = r#"{"name":"PodNamespace","type":"string","jsonPath":".spec.podRef.namespace"}"#,
+    printcolumn = r#"{"name":"Pod","type":"string","jsonPath":".spec.podRef.name"}"#,
+    printcolumn = r#"{"name":"NewPod","type":"string","jsonPath":".status.podRef.name"}"#,
+    printcolumn = r#"{"name":"TTL","type":"string","jsonPath":".spec.ttl"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobSpec {

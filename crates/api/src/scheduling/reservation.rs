@@ -76,20 +76,11 @@ pub const RESERVATION_REASON_EXPIRED: &str = "Expired";
     derive = "Default",
     derive = "PartialEq",
     attr = "cfg_attr(all(), serde(default))",
-    printcolumn(
-        name = "Phase",
-        type_ = "string",
-        json_path = ".status.phase",
-        description = "State of the reservation"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    ),
-    printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
-    printcolumn(name = "TTL", type_ = "string", json_path = ".spec.ttl"),
-    printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expires")
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"State of the reservation"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".status.nodeName"}"#,
+    printcolumn = r#"{"name":"TTL","type":"string","jsonPath":".spec.ttl"}"#,
+    printcolumn = r#"{"name":"Expires","type":"string","jsonPath":".spec.expires"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationSpec {

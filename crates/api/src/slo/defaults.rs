@@ -173,15 +173,12 @@ pub fn node_slo_spec() -> NodeSLOSpec {
 pub fn effective(given: &NodeSLOSpec) -> serde_json::Result<NodeSLOSpec> {
     let mut spec = merge::merged(&node_slo_spec(), given)?;
     if let Some(strategy) = &mut spec.resource_qos_strategy {
-        for class in [
+        let classes = [
             &mut strategy.lsr_class,
             &mut strategy.ls_class,
             &mut strategy.be_class,
-        ] {
-            if let Some(class) = class {
-                neutralise_disabled(class);
-            }
-        }
+        ];
+        classes.into_iter().flatten().for_each(neutralise_disabled);
     }
     Ok(spec)
 }
