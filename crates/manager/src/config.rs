@@ -71,6 +71,11 @@ impl Config {
         (next, problems.collect())
     }
 
+    /// The text of a key that is not upstream's.
+    pub(crate) fn extension(&self, key: &str) -> Option<&str> {
+        self.settings.extensions.get(key).map(String::as_str)
+    }
+
     /// How resources of a node are reclaimed; `None` where co-location is off.
     ///
     /// Off for the cluster is off everywhere, whatever a node's own settings say.

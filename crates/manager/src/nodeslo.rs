@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::nodemetric::Action;
+use crate::suppress;
 use crate::world::{Outcome, World};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
@@ -27,12 +28,17 @@ pub(crate) fn plan(
         };
         return (action, None);
     };
-    let (mut wanted, problem) = config.slo(node);
+    let (mut wanted, mut problem) = config.slo(node);
+    // Extensions belong to third parties, all but one.
+    wanted.extensions = existing.and_then(|existing| existing.spec.extensions.clone());
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let text = config.extension(suppress::CONFIG_KEY);
+    if let Err(error) = suppress::extend(&mut wanted.extensions, text, &labels) {
+        problem.get_or_insert(error);
+    }
     let action = match existing {
         None => Action::Create(wanted),
         Some(existing) => {
-            // Extensions belong to third parties.
-            wanted.extensions = existing.spec.extensions.clone();
             if existing.spec == wanted {
                 Action::Nothing
             } else {

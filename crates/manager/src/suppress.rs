@@ -1,0 +1,94 @@
+//! Our own setting for koordlet, carried as an extension of the NodeSLO.
+//!
+//! ConfigMap key `cpu-suppress-config`, shaped like upstream's sections:
+//! `{"clusterStrategy": {"mode": "pressure"}, "nodeStrategies": [{"nodeSelector": {...}, "mode":
+//! "upstream"}]}`. The strategy of a node becomes `spec.extensions.cpuSuppress`; without the key an
+//! extension that somebody else wrote stays.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::selector;
+use koord_api::slo::ExtensionsMap;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// The key in the ConfigMap.
+pub(crate) const CONFIG_KEY: &str = "cpu-suppress-config";
+/// The key below `spec.extensions`.
+pub(crate) const EXTENSION: &str = "cpuSuppress";
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Section {
+    cluster_strategy: Map<String, Value>,
+    node_strategies: Vec<Override>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Override {
+    node_selector: LabelSelector,
+    #[serde(flatten)]
+    strategy: Map<String, Value>,
+}
+
+/// Sets the extension of a node with `labels` as `config`, the text of [`CONFIG_KEY`], says.
+/// A text that cannot be read changes nothing; the error names the key.
+pub(crate) fn extend(
+    extensions: &mut Option<ExtensionsMap>,
+    config: Option<&str>,
+    labels: &BTreeMap<String, String>,
+) -> Result<(), String> {
+    let Some(config) = config else { return Ok(()) };
+    let section: Section =
+        serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
+    let mut strategy = section.cluster_strategy;
+    for mut candidate in section.node_strategies {
+        candidate.strategy.remove("name");
+        let matches = selector::matches(&candidate.node_selector, labels)
+            .map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
+        if matches {
+            strategy.extend(candidate.strategy);
+            break;
+        }
+    }
+    let extensions = extensions.get_or_insert_default();
+    extensions.insert(EXTENSION.to_owned(), Value::Object(strategy));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn extended(config: &Value, labels: &[(&str, &str)]) -> Option<Value> {
+        let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let mut extensions = Some(Map::from_iter([("other".to_owned(), json!(1))]));
+        extend(&mut extensions, Some(&config.to_string()), &labels).ok()?;
+        extensions?.remove(EXTENSION)
+    }
+
+    #[test]
+    fn the_first_matching_override_is_laid_over_the_cluster() {
+        let config = json!({
+            "clusterStrategy": {"mode": "pressure", "beCPUIdle": false},
+            "nodeStrategies": [
+                {"name": "old", "nodeSelector": {"matchLabels": {"pool": "old"}}, "mode": "upstream"},
+                {"nodeSelector": {"matchLabels": {"pool": "old"}}, "mode": "other"}]});
+        let plain = extended(&config, &[]).unwrap();
+        assert_eq!(plain, json!({"mode": "pressure", "beCPUIdle": false}));
+        let old = extended(&config, &[("pool", "old")]).unwrap();
+        assert_eq!(old["mode"], "upstream");
+        assert_eq!(old["beCPUIdle"], false);
+    }
+
+    #[test]
+    fn what_cannot_be_read_changes_nothing() {
+        let mut extensions = None;
+        assert!(extend(&mut extensions, None, &BTreeMap::new()).is_ok());
+        let error = extend(&mut extensions, Some("{"), &BTreeMap::new()).unwrap_err();
+        assert!(error.starts_with("cpu-suppress-config: "), "{error}");
+        assert_eq!(extensions, None);
+    }
+}
