@@ -7,8 +7,16 @@ use super::resource::{Behavior, GroupVersionKind, Resource, Subresource};
 use crate::store::TableId;
 
 /// Verbs of a stored resource.
-pub(super) const ALL_VERBS: &[&str] =
-    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+pub(super) const ALL_VERBS: &[&str] = &[
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
 /// Verbs of `status` and `scale`.
 pub(super) const OBJECT_SUB: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];
@@ -16,8 +24,9 @@ const GET: &[&str] = &["get"];
 const CONNECT: &[&str] = &["create", "get"];
 const UPDATE: &[&str] = &["update"];
 const READ: &[&str] = &["get", "list"];
-const NO_COLLECTION_DELETE: &[&str] =
-    &["create", "delete", "get", "list", "patch", "update", "watch"];
+const NO_COLLECTION_DELETE: &[&str] = &[
+    "create", "delete", "get", "list", "patch", "update", "watch",
+];
 
 struct Row {
     group: &'static str,
@@ -257,7 +266,10 @@ fn build(row: &Row) -> Resource {
         table: TableId::new(&storage.group, row.plural),
         storage,
         stored: row.stored,
-        behavior: Behavior::Builtin { type_name: row.type_name, generation: row.generation },
+        behavior: Behavior::Builtin {
+            type_name: row.type_name,
+            generation: row.generation,
+        },
     }
 }
 

@@ -84,12 +84,18 @@ impl CustomVersion {
 /// API defaulting of a definition.
 pub(super) fn default_definition(definition: &mut Value) {
     let kind = meta::str_at(definition, &["spec", "names", "kind"]).to_owned();
-    let Some(spec) = definition.get_mut("spec").and_then(Value::as_object_mut) else { return };
-    if let Some(Value::Object(names)) = spec.get_mut("names") {
-        if !kind.is_empty() {
-            names.entry("singular").or_insert_with(|| kind.to_lowercase().into());
-            names.entry("listKind").or_insert_with(|| format!("{kind}List").into());
-        }
+    let Some(spec) = definition.get_mut("spec").and_then(Value::as_object_mut) else {
+        return;
+    };
+    if let Some(Value::Object(names)) = spec.get_mut("names")
+        && !kind.is_empty()
+    {
+        names
+            .entry("singular")
+            .or_insert_with(|| kind.to_lowercase().into());
+        names
+            .entry("listKind")
+            .or_insert_with(|| format!("{kind}List").into());
     }
     let conversion = spec.entry("conversion").or_insert_with(|| json!({}));
     if let Value::Object(map) = conversion {
@@ -102,7 +108,10 @@ fn string<'a>(value: &'a Value, key: &str) -> &'a str {
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// Everything that is wrong with a definition.
@@ -142,12 +151,20 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     } else if let Some(why) = names::dns1123_subdomain(group) {
         errors.push(FieldError::invalid("spec.group", group, why));
     } else if !group.contains('.') {
-        errors.push(FieldError::invalid("spec.group", group, "should be a domain with at least one dot"));
+        errors.push(FieldError::invalid(
+            "spec.group",
+            group,
+            "should be a domain with at least one dot",
+        ));
     }
     match string(spec, "scope") {
         "Namespaced" | "Cluster" => {}
         "" => errors.push(FieldError::required("spec.scope", "")),
-        other => errors.push(FieldError::not_supported("spec.scope", other, &["Cluster", "Namespaced"])),
+        other => errors.push(FieldError::not_supported(
+            "spec.scope",
+            other,
+            &["Cluster", "Namespaced"],
+        )),
     }
     for key in ["plural", "singular", "kind", "listKind"] {
         let path = format!("spec.names.{key}");
@@ -161,7 +178,11 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     for key in ["shortNames", "categories"] {
         for (i, v) in list(object, key).iter().enumerate() {
             if let Some(why) = v.as_str().and_then(names::dns1035_label) {
-                errors.push(FieldError::invalid(format!("spec.names.{key}[{i}]"), v.clone(), why));
+                errors.push(FieldError::invalid(
+                    format!("spec.names.{key}[{i}]"),
+                    v.clone(),
+                    why,
+                ));
             }
         }
     }
@@ -206,7 +227,10 @@ fn check_approval(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>
 fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     let versions = list(spec, "versions");
     if versions.is_empty() {
-        errors.push(FieldError::required("spec.versions", "must have at least one version"));
+        errors.push(FieldError::required(
+            "spec.versions",
+            "must have at least one version",
+        ));
         return;
     }
     let mut seen = Vec::new();
@@ -231,7 +255,12 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     if storage != 1 {
         errors.push(FieldError::invalid(
             "spec.versions",
-            Value::from(versions.iter().map(|v| string(v, "name").into()).collect::<Vec<Value>>()),
+            Value::from(
+                versions
+                    .iter()
+                    .map(|v| string(v, "name").into())
+                    .collect::<Vec<Value>>(),
+            ),
             "must have exactly one version marked as storage version",
         ));
     }
@@ -242,7 +271,10 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
     let schema_path = format!("{path}.schema.openAPIV3Schema");
     let Some(raw) = meta::at(version, &["schema", "openAPIV3Schema"]).filter(|v| v.is_object())
     else {
-        return Err(vec![FieldError::required(schema_path, "schemas are required")]);
+        return Err(vec![FieldError::required(
+            schema_path,
+            "schemas are required",
+        )]);
     };
     let schema = structural::parse(raw, &schema_path)?;
     let mut errors = Vec::new();
@@ -253,7 +285,11 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
         let kind = string(c, "type");
         const TYPES: [&str; 5] = ["integer", "number", "string", "boolean", "date"];
         if !TYPES.contains(&kind) {
-            errors.push(FieldError::not_supported(format!("{at}.type"), kind, &TYPES));
+            errors.push(FieldError::not_supported(
+                format!("{at}.type"),
+                kind,
+                &TYPES,
+            ));
         }
         match Path::parse(string(c, "jsonPath")) {
             Ok(parsed) => columns.push(Column {
@@ -293,7 +329,10 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
                 return None;
             }
             let parsed = Path::parse(text).ok();
-            let keys = parsed.as_ref().and_then(Path::keys).filter(|k| !k.is_empty());
+            let keys = parsed
+                .as_ref()
+                .and_then(Path::keys)
+                .filter(|k| !k.is_empty());
             if keys.is_none() {
                 errors.push(FieldError::invalid(
                     format!("{path}.subresources.scale.{field}"),
@@ -318,7 +357,9 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
         raw_schema: raw.clone(),
         columns,
         selectable_fields,
-        status: subresources.and_then(|s| s.get("status")).is_some_and(|s| !s.is_null()),
+        status: subresources
+            .and_then(|s| s.get("status"))
+            .is_some_and(|s| !s.is_null()),
         scale,
     })
 }
@@ -343,13 +384,17 @@ fn check_defaults(schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
 }
 
 fn names_of(object: &Value, key: &str) -> Vec<Arc<str>> {
-    list(object, key).iter().filter_map(|v| v.as_str().map(Arc::from)).collect()
+    list(object, key)
+        .iter()
+        .filter_map(|v| v.as_str().map(Arc::from))
+        .collect()
 }
 
+/// The name of a definition and what it serves.
+pub(super) type Served = (Arc<str>, Vec<Arc<Resource>>);
+
 /// The resources of a (defaulted and valid) definition: one per served version, preferred first.
-pub(super) fn resources(
-    definition: &Value,
-) -> Result<(Arc<str>, Vec<Arc<Resource>>), Vec<FieldError>> {
+pub(super) fn resources(definition: &Value) -> Result<Served, Vec<FieldError>> {
     let name: Arc<str> = meta::name(definition).into();
     let Some(spec) = definition.get("spec") else {
         return Err(vec![FieldError::required("spec", "")]);
@@ -412,48 +457,23 @@ pub(super) fn resources(
     Ok((name, out))
 }
 
-/// The `status` of a definition whose names are accepted and that is served. `now` is RFC 3339.
-/// Transition times of conditions that did not change are kept.
-#[must_use]
-pub fn established_status(definition: &Value, now: &str) -> Value {
-    let old = definition.get("status").cloned().unwrap_or(Value::Null);
-    let condition = |kind: &str, reason: &str, message: &str| -> Value {
-        let before = list(&old, "conditions").iter().find(|c| string(c, "type") == kind);
-        let since = before
-            .filter(|c| string(c, "status") == "True")
-            .map_or(now, |c| string(c, "lastTransitionTime"));
-        json!({
-            "type": kind, "status": "True", "lastTransitionTime": since,
-            "reason": reason, "message": message,
-        })
-    };
-    let mut stored: Vec<Value> = list(&old, "storedVersions").to_vec();
-    let versions = meta::at(definition, &["spec", "versions"]).and_then(Value::as_array);
-    for v in versions.into_iter().flatten() {
-        let name = Value::from(string(v, "name"));
-        if v.get("storage").and_then(Value::as_bool) == Some(true) && !stored.contains(&name) {
-            stored.push(name);
-        }
-    }
-    json!({
-        "conditions": [
-            condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-            condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-        ],
-        "acceptedNames": meta::at(definition, &["spec", "names"]).cloned().unwrap_or(json!({})),
-        "storedVersions": stored,
-    })
-}
-
 /// Checks a change of a definition: the group, the scope and the kind may not change, and a stored
 /// version may not disappear.
 #[must_use]
 pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
     let mut errors = validate_definition(new);
-    for path in [&["spec", "group"][..], &["spec", "scope"], &["spec", "names", "kind"]] {
+    for path in [
+        &["spec", "group"][..],
+        &["spec", "scope"],
+        &["spec", "names", "kind"],
+    ] {
         let (before, after) = (meta::str_at(old, path), meta::str_at(new, path));
         if before != after {
-            errors.push(FieldError::invalid(path.join("."), after, "field is immutable"));
+            errors.push(FieldError::invalid(
+                path.join("."),
+                after,
+                "field is immutable",
+            ));
         }
     }
     let versions = meta::at(new, &["spec", "versions"]).and_then(Value::as_array);

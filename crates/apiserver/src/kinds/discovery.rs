@@ -30,7 +30,10 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
         let at = match out.iter().position(|g| g.name == resource.group) {
             Some(at) => at,
             None => {
-                out.push(Group { name: resource.group.clone(), versions: Vec::new() });
+                out.push(Group {
+                    name: resource.group.clone(),
+                    versions: Vec::new(),
+                });
                 out.len() - 1
             }
         };
@@ -41,7 +44,9 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
         }
     }
     for group in &mut out {
-        group.versions.sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
+        group
+            .versions
+            .sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
     }
     out
 }
@@ -51,7 +56,9 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
 pub fn version_rank(version: &str) -> (u8, u32, u32) {
     let parse = || -> Option<(u8, u32, u32)> {
         let rest = version.strip_prefix('v')?;
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
         let (major, tail) = rest.split_at(digits);
         let major = major.parse().ok()?;
         if tail.is_empty() {
@@ -62,7 +69,15 @@ pub fn version_rank(version: &str) -> (u8, u32, u32) {
         } else {
             (1, tail.strip_prefix("alpha")?)
         };
-        Some((stage, major, if minor.is_empty() { 0 } else { minor.parse().ok()? }))
+        Some((
+            stage,
+            major,
+            if minor.is_empty() {
+                0
+            } else {
+                minor.parse().ok()?
+            },
+        ))
     };
     parse().unwrap_or((0, 0, 0))
 }
@@ -161,7 +176,11 @@ fn group_value(group: &Group) -> Value {
 #[must_use]
 pub fn group_list(registry: &Registry) -> Value {
     let all = groups(registry);
-    let items: Vec<Value> = all.iter().filter(|g| !g.name.is_empty()).map(group_value).collect();
+    let items: Vec<Value> = all
+        .iter()
+        .filter(|g| !g.name.is_empty())
+        .map(group_value)
+        .collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": items})
 }
 
@@ -169,7 +188,9 @@ pub fn group_list(registry: &Registry) -> Value {
 #[must_use]
 pub fn group(registry: &Registry, name: &str) -> Option<Value> {
     let all = groups(registry);
-    let group = all.iter().find(|g| !g.name.is_empty() && &*g.name == name)?;
+    let group = all
+        .iter()
+        .find(|g| !g.name.is_empty() && &*g.name == name)?;
     let mut out = group_value(group);
     out["kind"] = "APIGroup".into();
     out["apiVersion"] = "v1".into();
@@ -232,7 +253,10 @@ mod tests {
     fn versions_are_ordered() {
         let mut v = ["foo", "v1alpha1", "v2beta1", "v1", "v10", "v1beta2", "v2"];
         v.sort_by_key(|v| std::cmp::Reverse(version_rank(v)));
-        assert_eq!(v, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "foo"]);
+        assert_eq!(
+            v,
+            ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "foo"]
+        );
     }
 
     #[test]

@@ -9,7 +9,11 @@ enum Step {
     Index(i64),
     All,
     /// Elements whose member at the path compares so with the literal.
-    Filter { path: Vec<String>, negate: bool, literal: Value },
+    Filter {
+        path: Vec<String>,
+        negate: bool,
+        literal: Value,
+    },
 }
 
 /// A parsed path.
@@ -25,7 +29,10 @@ impl Path {
     /// What is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let text = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')).unwrap_or(text);
+        let text = text
+            .strip_prefix('{')
+            .and_then(|t| t.strip_suffix('}'))
+            .unwrap_or(text);
         let mut rest = text.strip_prefix('$').unwrap_or(text);
         let mut steps = Vec::new();
         while !rest.is_empty() {
@@ -35,11 +42,14 @@ impl Path {
                     continue;
                 }
                 let (key, tail) = read_key(tail)?;
-                steps.push(if key == "*" { Step::All } else { Step::Key(key) });
+                steps.push(if key == "*" {
+                    Step::All
+                } else {
+                    Step::Key(key)
+                });
                 rest = tail;
             } else if let Some(tail) = rest.strip_prefix('[') {
-                let end = closing(tail)
-                    .ok_or_else(|| format!("unterminated array in {text:?}"))?;
+                let end = closing(tail).ok_or_else(|| format!("unterminated array in {text:?}"))?;
                 steps.push(bracket(&tail[..end])?);
                 rest = &tail[end + 1..];
             } else if steps.is_empty() {
@@ -90,11 +100,22 @@ fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
         (Step::Key(key), Value::Object(map)) => map.get(key).into_iter().collect(),
         (Step::Index(i), Value::Array(items)) => {
             let at = if *i < 0 { items.len() as i64 + i } else { *i };
-            usize::try_from(at).ok().and_then(|at| items.get(at)).into_iter().collect()
+            usize::try_from(at)
+                .ok()
+                .and_then(|at| items.get(at))
+                .into_iter()
+                .collect()
         }
         (Step::All, Value::Array(items)) => items.iter().collect(),
         (Step::All, Value::Object(map)) => map.values().collect(),
-        (Step::Filter { path, negate, literal }, Value::Array(items)) => items
+        (
+            Step::Filter {
+                path,
+                negate,
+                literal,
+            },
+            Value::Array(items),
+        ) => items
             .iter()
             .filter(|item| {
                 let found = path.iter().try_fold(*item, |v, k| v.get(k));
@@ -178,9 +199,16 @@ fn bracket(inner: &str) -> Result<Step, String> {
             None => serde_json::from_str(right)
                 .map_err(|_| format!("bad literal {right:?} in filter"))?,
         };
-        return Ok(Step::Filter { path, negate, literal });
+        return Ok(Step::Filter {
+            path,
+            negate,
+            literal,
+        });
     }
-    inner.parse().map(Step::Index).map_err(|_| format!("bad index {inner:?}"))
+    inner
+        .parse()
+        .map(Step::Index)
+        .map_err(|_| format!("bad index {inner:?}"))
 }
 
 #[cfg(test)]
@@ -194,8 +222,14 @@ mod tests {
             {"type": "Ready", "status": "True"}, {"type": "X", "status": "False"}],
             "a.b": 1}, "list": [1, 2, 3]});
         for (path, expect) in [
-            (".status.conditions[?(@.type==\"Ready\")].status", json!(["True"])),
-            (".status.conditions[?(@.type!='Ready')].status", json!(["False"])),
+            (
+                ".status.conditions[?(@.type==\"Ready\")].status",
+                json!(["True"]),
+            ),
+            (
+                ".status.conditions[?(@.type!='Ready')].status",
+                json!(["False"]),
+            ),
             (".list[0]", json!([1])),
             ("{.list[-1]}", json!([3])),
             (".list[*]", json!([1, 2, 3])),
@@ -203,8 +237,12 @@ mod tests {
             (".status.a\\.b", json!([1])),
             (".nope.x", json!([])),
         ] {
-            let found: Vec<Value> =
-                Path::parse(path).unwrap().select(&v).into_iter().cloned().collect();
+            let found: Vec<Value> = Path::parse(path)
+                .unwrap()
+                .select(&v)
+                .into_iter()
+                .cloned()
+                .collect();
             assert_eq!(Value::from(found), expect, "{path}");
         }
         for bad in [".a[", ".a[x]", ".a[?(x)]", ".a]b[", ".a\\"] {

@@ -5,7 +5,11 @@ use serde_json::{Map, Value};
 /// `v1` for the core group, `group/version` otherwise.
 #[must_use]
 pub fn api_version(group: &str, version: &str) -> String {
-    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+    if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    }
 }
 
 /// Splits `apps/v1` into group and version; `v1` has the empty group.
@@ -17,7 +21,11 @@ pub fn split_api_version(text: &str) -> (&str, &str) {
 /// The string at `metadata.<key>`, empty if absent.
 #[must_use]
 pub fn text<'a>(object: &'a Value, key: &str) -> &'a str {
-    object.get("metadata").and_then(|m| m.get(key)).and_then(Value::as_str).unwrap_or("")
+    object
+        .get("metadata")
+        .and_then(|m| m.get(key))
+        .and_then(Value::as_str)
+        .unwrap_or("")
 }
 
 /// `metadata.name`.
@@ -35,7 +43,9 @@ pub fn namespace(object: &Value) -> &str {
 /// `metadata`, created when absent. `None` when the object or its metadata is not a JSON object.
 pub fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     let map = object.as_object_mut()?;
-    let slot = map.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    let slot = map
+        .entry("metadata")
+        .or_insert_with(|| Value::Object(Map::new()));
     if slot.is_null() {
         *slot = Value::Object(Map::new());
     }
@@ -71,9 +81,8 @@ pub fn str_at<'a>(object: &'a Value, path: &[&str]) -> &'a str {
 pub fn check_types(object: &Value) -> Result<(), String> {
     let shape = super::facts::find("meta/v1.ObjectMeta");
     match (object.get("metadata"), shape) {
-        (Some(meta), Some(shape)) if !meta.is_null() => {
-            super::facts::check_types(shape, meta).map_err(|e| e.replace("field ", "field metadata."))
-        }
+        (Some(meta), Some(shape)) if !meta.is_null() => super::facts::check_types(shape, meta)
+            .map_err(|e| e.replace("field ", "field metadata.")),
         _ => Ok(()),
     }
 }

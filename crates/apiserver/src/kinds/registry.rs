@@ -32,7 +32,10 @@ impl State {
     fn reindex(&mut self) {
         self.by_plural.clear();
         for r in &self.all {
-            self.by_plural.entry(r.plural.clone()).or_default().push(r.clone());
+            self.by_plural
+                .entry(r.plural.clone())
+                .or_default()
+                .push(r.clone());
         }
         self.generation += 1;
     }
@@ -42,9 +45,14 @@ impl Registry {
     /// The built-in kinds only.
     #[must_use]
     pub fn builtin() -> Self {
-        let mut state = State { all: builtin::resources(), ..State::default() };
+        let mut state = State {
+            all: builtin::resources(),
+            ..State::default()
+        };
         state.reindex();
-        Self { state: Arc::new(ArcSwap::from_pointee(state)) }
+        Self {
+            state: Arc::new(ArcSwap::from_pointee(state)),
+        }
     }
 
     /// The resource at `/apis/{group}/{version}/{plural}` (group empty: `/api/{version}/{plural}`).
@@ -52,7 +60,10 @@ impl Registry {
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
         let state = self.state.load();
         let candidates = state.by_plural.get(plural)?;
-        candidates.iter().find(|r| &*r.group == group && &*r.version == version).cloned()
+        candidates
+            .iter()
+            .find(|r| &*r.group == group && &*r.version == version)
+            .cloned()
     }
 
     /// The resource whose objects are of this kind.
@@ -70,7 +81,11 @@ impl Registry {
     #[must_use]
     pub fn storage(&self, table: &TableId) -> Option<Arc<Resource>> {
         let state = self.state.load();
-        state.all.iter().find(|r| r.storage_version && r.table == *table).cloned()
+        state
+            .all
+            .iter()
+            .find(|r| r.storage_version && r.table == *table)
+            .cloned()
     }
 
     /// All resources in discovery order.
@@ -83,7 +98,10 @@ impl Registry {
     #[must_use]
     pub fn has_group(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.state.load();
-        state.all.iter().any(|r| &*r.group == group && version.is_none_or(|v| &*r.version == v))
+        state
+            .all
+            .iter()
+            .any(|r| &*r.group == group && version.is_none_or(|v| &*r.version == v))
     }
 
     /// Grows with every change; documents derived from the registry may be cached by it.
@@ -95,7 +113,12 @@ impl Registry {
     /// The served resources of an installed definition, empty if it is not installed.
     #[must_use]
     pub fn of_crd(&self, name: &str) -> Vec<Arc<Resource>> {
-        self.state.load().custom.get(name).cloned().unwrap_or_default()
+        self.state
+            .load()
+            .custom
+            .get(name)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// Serves the versions of a CustomResourceDefinition object, replacing what an earlier

@@ -26,7 +26,11 @@ impl GroupVersionKind {
     /// From its parts.
     #[must_use]
     pub fn new(group: &str, version: &str, kind: &str) -> Self {
-        Self { group: group.into(), version: version.into(), kind: kind.into() }
+        Self {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+        }
     }
     /// `v1` or `apps/v1`.
     #[must_use]
@@ -150,7 +154,7 @@ impl Resource {
         !self.is_custom()
             && !self.is("apiextensions.k8s.io", "customresourcedefinitions")
             && !self.is("policy", "poddisruptionbudgets")
-            && !(&*self.group == "resource.k8s.io")
+            && &*self.group != "resource.k8s.io"
     }
 
     /// A PUT to a missing object creates it.
@@ -208,7 +212,10 @@ impl Resource {
             _ => {}
         }
         paths.sort();
-        paths.iter().map(|p| format!("unknown field {}", super::status::quoted(p))).collect()
+        paths
+            .iter()
+            .map(|p| format!("unknown field {}", super::status::quoted(p)))
+            .collect()
     }
 
     /// Drops unknown fields (and, for built-in kinds, nulls), as decoding into a type would.

@@ -70,7 +70,10 @@ impl LabelSelector {
     /// The selector no object matches.
     #[must_use]
     pub fn nothing() -> Self {
-        Self { nothing: true, ..Self::default() }
+        Self {
+            nothing: true,
+            ..Self::default()
+        }
     }
 
     /// Every object matches.
@@ -84,7 +87,10 @@ impl LabelSelector {
     /// # Errors
     /// The text names the part that is wrong.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
-        let mut parser = Parser { tokens: tokenize(text), at: 0 };
+        let mut parser = Parser {
+            tokens: tokenize(text),
+            at: 0,
+        };
         let mut requirements = Vec::new();
         loop {
             match parser.peek() {
@@ -116,7 +122,10 @@ impl LabelSelector {
                 }
             }
         }
-        Ok(Self { requirements, nothing: false })
+        Ok(Self {
+            requirements,
+            nothing: false,
+        })
     }
 
     /// From a `metav1.LabelSelector` JSON object. `Null` or absent selects nothing, `{}` everything.
@@ -124,7 +133,9 @@ impl LabelSelector {
     /// # Errors
     /// The text names the bad expression.
     pub fn from_json(value: Option<&Value>) -> Result<Self, SelectorError> {
-        let Some(map) = value.and_then(Value::as_object) else { return Ok(Self::nothing()) };
+        let Some(map) = value.and_then(Value::as_object) else {
+            return Ok(Self::nothing());
+        };
         let mut out = Self::from_map(map.get("matchLabels").unwrap_or(&Value::Null));
         let expressions = map.get("matchExpressions").and_then(Value::as_array);
         for e in expressions.into_iter().flatten() {
@@ -165,14 +176,21 @@ impl LabelSelector {
                 operator: Operator::In(vec![v.as_str().unwrap_or_default().to_owned()]),
             })
             .collect();
-        Self { requirements, nothing: false }
+        Self {
+            requirements,
+            nothing: false,
+        }
     }
 
     /// Whether the labels of an indexed object match.
     #[must_use]
     pub fn matches(&self, index: &Index) -> bool {
         self.matches_with(|key| {
-            index.labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v)
+            index
+                .labels
+                .iter()
+                .find(|(k, _)| &**k == key)
+                .map(|(_, v)| &**v)
         })
     }
 
@@ -281,18 +299,27 @@ impl Parser {
                 }
                 Ok(key)
             }
-            other => Err(parse_error(&format!("found '{}', expected: identifier", other.text()))),
+            other => Err(parse_error(&format!(
+                "found '{}', expected: identifier",
+                other.text()
+            ))),
         }
     }
 
     fn requirement(&mut self) -> Result<Requirement, SelectorError> {
         if self.peek() == Token::Not {
             self.next();
-            return Ok(Requirement { key: self.key()?, operator: Operator::Absent });
+            return Ok(Requirement {
+                key: self.key()?,
+                operator: Operator::Absent,
+            });
         }
         let key = self.key()?;
         if matches!(self.peek(), Token::End | Token::Comma) {
-            return Ok(Requirement { key, operator: Operator::Exists });
+            return Ok(Requirement {
+                key,
+                operator: Operator::Exists,
+            });
         }
         let operator = match self.next() {
             Token::Equal | Token::DoubleEqual => Operator::In(vec![self.value(&key)?]),
@@ -319,7 +346,10 @@ impl Parser {
                 self.next();
                 check_value(key, value)
             }
-            other => Err(parse_error(&format!("found '{}', expected: identifier", other.text()))),
+            other => Err(parse_error(&format!(
+                "found '{}', expected: identifier",
+                other.text()
+            ))),
         }
     }
 
@@ -337,7 +367,10 @@ impl Parser {
         match self.next() {
             Token::Open => {}
             other => {
-                return Err(parse_error(&format!("found '{}', expected: '('", other.text())));
+                return Err(parse_error(&format!(
+                    "found '{}', expected: '('",
+                    other.text()
+                )));
             }
         }
         let mut out = Vec::new();
@@ -425,7 +458,11 @@ impl FieldSelector {
             } else {
                 (false, rest.strip_prefix("!=").ok_or_else(bad)?)
             };
-            terms.push(FieldTerm { field: field.to_owned(), value: unescape(raw)?, equal });
+            terms.push(FieldTerm {
+                field: field.to_owned(),
+                value: unescape(raw)?,
+                equal,
+            });
         }
         Ok(Self { terms })
     }
@@ -433,8 +470,11 @@ impl FieldSelector {
     /// A selector for one object name.
     #[must_use]
     pub fn name(name: &str) -> Self {
-        let term =
-            FieldTerm { field: "metadata.name".to_owned(), value: name.to_owned(), equal: true };
+        let term = FieldTerm {
+            field: "metadata.name".to_owned(),
+            value: name.to_owned(),
+            equal: true,
+        };
         Self { terms: vec![term] }
     }
 
@@ -454,16 +494,26 @@ impl FieldSelector {
     /// # Errors
     /// The first field that it does not.
     pub fn check(&self, resource: &Resource) -> Result<(), SelectorError> {
-        match self.terms.iter().find(|t| !resource.supports_field(&t.field)) {
+        match self
+            .terms
+            .iter()
+            .find(|t| !resource.supports_field(&t.field))
+        {
             None => Ok(()),
-            Some(t) => Err(SelectorError(format!("field label not supported: {}", t.field))),
+            Some(t) => Err(SelectorError(format!(
+                "field label not supported: {}",
+                t.field
+            ))),
         }
     }
 
     /// The value `field` must equal, if the selector says so; for lookups by index.
     #[must_use]
     pub fn required(&self, field: &str) -> Option<&str> {
-        self.terms.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())
+        self.terms
+            .iter()
+            .find(|t| t.equal && t.field == field)
+            .map(|t| t.value.as_str())
     }
 
     /// Whether an indexed object matches. Fields the index lacks count as empty.
@@ -473,7 +523,11 @@ impl FieldSelector {
             let value = match t.field.as_str() {
                 "metadata.name" => name,
                 "metadata.namespace" => namespace,
-                field => index.fields.iter().find(|(f, _)| &**f == field).map_or("", |(_, v)| v),
+                field => index
+                    .fields
+                    .iter()
+                    .find(|(f, _)| &**f == field)
+                    .map_or("", |(_, v)| v),
             };
             (value == t.value) == t.equal
         })
@@ -588,8 +642,11 @@ fn builtin_field(object: &Value, field: &str) -> Option<Arc<str>> {
     match field {
         "source" => {
             let component = meta::str_at(object, &["source", "component"]);
-            let text =
-                if component.is_empty() { meta::str_at(object, &["reportingComponent"]) } else { component };
+            let text = if component.is_empty() {
+                meta::str_at(object, &["reportingComponent"])
+            } else {
+                component
+            };
             Some(text.into())
         }
         "status.successful" => scalar(meta::at(object, &["status", "succeeded"])),
@@ -644,7 +701,10 @@ mod tests {
 
     fn labels(pairs: &[(&str, &str)]) -> Index {
         Index {
-            labels: pairs.iter().map(|(k, v)| (Arc::from(*k), Arc::from(*v))).collect(),
+            labels: pairs
+                .iter()
+                .map(|(k, v)| (Arc::from(*k), Arc::from(*v)))
+                .collect(),
             ..Index::default()
         }
     }
@@ -673,10 +733,14 @@ mod tests {
             let s = LabelSelector::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
             assert_eq!(s.matches(&web), expect, "{text}");
         }
-        for bad in ["app=(", "=x", "a b", "a in b", "a in (b", "a,,b", "a>x", "a=b,", "-a=b", "a=-"]
-        {
+        for bad in [
+            "app=(", "=x", "a b", "a in b", "a in (b", "a,,b", "a>x", "a=b,", "-a=b", "a=-",
+        ] {
             let e = LabelSelector::parse(bad).expect_err(bad);
-            assert!(e.0.starts_with("unable to parse requirement: "), "{bad}: {e}");
+            assert!(
+                e.0.starts_with("unable to parse requirement: "),
+                "{bad}: {e}"
+            );
         }
     }
 
@@ -698,7 +762,10 @@ mod tests {
     #[test]
     fn field_grammar() {
         let index = Index {
-            fields: vec![("spec.nodeName".into(), "n1".into()), ("reason".into(), "a,b".into())],
+            fields: vec![
+                ("spec.nodeName".into(), "n1".into()),
+                ("reason".into(), "a,b".into()),
+            ],
             ..Index::default()
         };
         for (text, expect) in [
@@ -717,7 +784,9 @@ mod tests {
         assert!(FieldSelector::parse("a=b\\x").is_err());
         assert!(FieldSelector::parse("a=b=c").is_err());
         assert_eq!(
-            FieldSelector::parse("a!=x,spec.nodeName=n1").unwrap().required("spec.nodeName"),
+            FieldSelector::parse("a!=x,spec.nodeName=n1")
+                .unwrap()
+                .required("spec.nodeName"),
             Some("n1")
         );
     }
@@ -738,7 +807,10 @@ mod tests {
         assert!(s.check(&pods).is_ok());
         assert!(s.matches("x", "y", &index));
         assert_eq!(&*index.owners[0], "o");
-        let e = FieldSelector::parse("spec.foo=1").unwrap().check(&pods).unwrap_err();
+        let e = FieldSelector::parse("spec.foo=1")
+            .unwrap()
+            .check(&pods)
+            .unwrap_err();
         assert_eq!(e.0, "field label not supported: spec.foo");
     }
 }

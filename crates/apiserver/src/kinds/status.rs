@@ -65,7 +65,10 @@ impl FieldErrorKind {
     }
 
     const fn shows_value(self) -> bool {
-        !matches!(self, Self::Required | Self::Forbidden | Self::TooLong | Self::Internal)
+        !matches!(
+            self,
+            Self::Required | Self::Forbidden | Self::TooLong | Self::Internal
+        )
     }
 }
 
@@ -90,7 +93,12 @@ impl FieldError {
         value: impl Into<Value>,
         detail: impl Into<String>,
     ) -> Self {
-        Self { kind, field: field.into(), value: value.into(), detail: detail.into() }
+        Self {
+            kind,
+            field: field.into(),
+            value: value.into(),
+            detail: detail.into(),
+        }
     }
     /// `field: Required value: detail`.
     pub fn required(field: impl Into<String>, detail: impl Into<String>) -> Self {
@@ -226,9 +234,12 @@ pub struct Details {
 impl Details {
     fn to_value(&self) -> Value {
         let mut map = Map::new();
-        for (key, text) in
-            [("name", &self.name), ("group", &self.group), ("kind", &self.kind), ("uid", &self.uid)]
-        {
+        for (key, text) in [
+            ("name", &self.name),
+            ("group", &self.group),
+            ("kind", &self.kind),
+            ("uid", &self.uid),
+        ] {
             if !text.is_empty() {
                 map.insert(key.to_owned(), text.as_str().into());
             }
@@ -236,9 +247,11 @@ impl Details {
         if !self.causes.is_empty() {
             let causes = self.causes.iter().map(|c| {
                 let mut m = Map::new();
-                for (key, text) in
-                    [("reason", &c.reason), ("message", &c.message), ("field", &c.field)]
-                {
+                for (key, text) in [
+                    ("reason", &c.reason),
+                    ("message", &c.message),
+                    ("field", &c.field),
+                ] {
                     if !text.is_empty() {
                         m.insert(key.to_owned(), text.as_str().into());
                     }
@@ -248,7 +261,10 @@ impl Details {
             map.insert("causes".to_owned(), causes.collect());
         }
         if self.retry_after_seconds > 0 {
-            map.insert("retryAfterSeconds".to_owned(), self.retry_after_seconds.into());
+            map.insert(
+                "retryAfterSeconds".to_owned(),
+                self.retry_after_seconds.into(),
+            );
         }
         Value::Object(map)
     }
@@ -278,13 +294,22 @@ impl std::error::Error for ApiError {}
 /// `pods` or `deployments.apps`.
 #[must_use]
 pub fn qualified(resource: &str, group: &str) -> String {
-    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+    if group.is_empty() {
+        resource.to_owned()
+    } else {
+        format!("{resource}.{group}")
+    }
 }
 
 impl ApiError {
     /// Any error.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason: Cow::Borrowed(reason), message: message.into(), details: None }
+        Self {
+            code,
+            reason: Cow::Borrowed(reason),
+            message: message.into(),
+            details: None,
+        }
     }
 
     fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
@@ -302,8 +327,11 @@ impl ApiError {
     /// Adds one cause.
     #[must_use]
     pub fn cause(mut self, reason: &str, message: impl Into<String>, field: &str) -> Self {
-        let cause =
-            Cause { reason: reason.to_owned(), message: message.into(), field: field.to_owned() };
+        let cause = Cause {
+            reason: reason.to_owned(),
+            message: message.into(),
+            field: field.to_owned(),
+        };
         self.details_mut().causes.push(cause);
         self
     }
@@ -318,7 +346,10 @@ impl ApiError {
     /// Seconds for a `Retry-After` header, if one should be sent.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u32> {
-        self.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0)
+        self.details
+            .as_ref()
+            .map(|d| d.retry_after_seconds)
+            .filter(|s| *s > 0)
     }
 
     /// 404 for an object.
@@ -331,8 +362,11 @@ impl ApiError {
     /// 404 for a path that no resource serves.
     #[must_use]
     pub fn unknown_path() -> Self {
-        let mut e =
-            Self::new(404, "NotFound", "the server could not find the requested resource");
+        let mut e = Self::new(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        );
         e.details = Some(Box::default());
         e
     }
@@ -340,7 +374,11 @@ impl ApiError {
     /// 409, the name is taken.
     #[must_use]
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
-        let message = format!("{} {} already exists", qualified(resource, group), quoted(name));
+        let message = format!(
+            "{} {} already exists",
+            qualified(resource, group),
+            quoted(name)
+        );
         Self::new(409, "AlreadyExists", message).about(group, resource, name)
     }
 
@@ -474,7 +512,10 @@ impl ApiError {
     #[must_use]
     pub fn method_not_allowed(group: &str, resource: &str, action: &str) -> Self {
         let what = qualified(resource, group);
-        let message = format!("{action} is not supported on resources of kind {}", quoted(&what));
+        let message = format!(
+            "{action} is not supported on resources of kind {}",
+            quoted(&what)
+        );
         Self::new(405, "MethodNotAllowed", message).about(group, resource, "")
     }
 
@@ -515,9 +556,7 @@ impl ApiError {
         Self::new(
             504,
             "Timeout",
-            format!(
-                "Timeout: Too large resource version: {requested}, current: {current}"
-            ),
+            format!("Timeout: Too large resource version: {requested}, current: {current}"),
         )
         .cause("ResourceVersionTooLarge", "Too large resource version", "")
         .retry_after(1)
@@ -552,8 +591,12 @@ impl ApiError {
     /// 500.
     pub fn internal(message: impl Into<String>) -> Self {
         let text = message.into();
-        Self::new(500, "InternalError", format!("Internal error occurred: {text}"))
-            .cause("", text, "")
+        Self::new(
+            500,
+            "InternalError",
+            format!("Internal error occurred: {text}"),
+        )
+        .cause("", text, "")
     }
 
     /// 501.
@@ -622,7 +665,10 @@ mod tests {
             "",
             "Pod",
             "p",
-            &[FieldError::required("spec.containers", ""), FieldError::duplicate("a", "b")],
+            &[
+                FieldError::required("spec.containers", ""),
+                FieldError::duplicate("a", "b"),
+            ],
         );
         assert_eq!(
             e.message,
@@ -631,7 +677,10 @@ mod tests {
         let v = e.to_value();
         assert_eq!(v["code"], 422);
         assert_eq!(v["details"]["causes"][1]["reason"], "FieldValueDuplicate");
-        assert_eq!(v["details"]["causes"][1]["message"], "Duplicate value: \"b\"");
+        assert_eq!(
+            v["details"]["causes"][1]["message"],
+            "Duplicate value: \"b\""
+        );
         assert_eq!(
             FieldError::not_supported("x", "y", &["a", "b"]).to_string(),
             "x: Unsupported value: \"y\": supported values: \"a\", \"b\""

@@ -12,7 +12,7 @@ pub(super) use walk::{canonicalize, check_types, prune, unknown_fields};
 
 /// Index of a type in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StructId(u32);
+pub(super) struct StructId(u32);
 
 /// The JSON shape of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,8 +100,10 @@ pub(super) fn get(id: StructId) -> &'static Struct {
 }
 
 fn parse(text: &'static str) -> Table {
-    let lines: Vec<&'static str> =
-        text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).collect();
+    let lines: Vec<&'static str> = text
+        .lines()
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .collect();
     let mut by_name = FxHashMap::default();
     for (i, line) in lines.iter().enumerate() {
         let name = line.split(' ').next().unwrap_or_default();
@@ -113,7 +115,11 @@ fn parse(text: &'static str) -> Table {
             let mut words = line.split(' ');
             let name = words.next().unwrap_or_default();
             let fields = words.filter_map(|w| parse_field(w, &by_name)).collect();
-            Struct { name, fields, by_json: FxHashMap::default() }
+            Struct {
+                name,
+                fields,
+                by_json: FxHashMap::default(),
+            }
         })
         .collect();
     for i in 0..structs.len() {
@@ -130,7 +136,9 @@ fn flatten(
     out: &mut FxHashMap<&'static str, Field>,
     depth: usize,
 ) {
-    let Some(this) = structs.get(index).filter(|_| depth < 8) else { return };
+    let Some(this) = structs.get(index).filter(|_| depth < 8) else {
+        return;
+    };
     for field in &this.fields {
         match (&field.shape, field.inline) {
             (Shape::Struct(inner), true) => flatten(structs, inner.0 as usize, out, depth + 1),
@@ -169,7 +177,11 @@ fn parse_field(word: &'static str, names: &FxHashMap<&'static str, StructId>) ->
     };
     let pointer = shape.starts_with('*');
     let shape = parse_shape(shape.trim_start_matches('*'), names)?;
-    let merge = if matches!(shape, Shape::List(_)) { merge } else { Merge::Default };
+    let merge = if matches!(shape, Shape::List(_)) {
+        merge
+    } else {
+        Merge::Default
+    };
     Some(Field {
         json,
         number: number.parse().ok()?,
@@ -227,11 +239,20 @@ mod tests {
         }
         assert!(fields > 2000, "{fields}");
         let container = get(find("core/v1.Container").unwrap());
-        assert_eq!(container.json_field("env").unwrap().merge, Merge::Key("name"));
+        assert_eq!(
+            container.json_field("env").unwrap().merge,
+            Merge::Key("name")
+        );
         let volume = get(find("core/v1.Volume").unwrap());
-        assert!(volume.json_field("hostPath").is_some(), "inline members are visible");
+        assert!(
+            volume.json_field("hostPath").is_some(),
+            "inline members are visible"
+        );
         let spec = get(find("core/v1.PodSpec").unwrap());
-        assert_eq!(spec.json_field("tolerations").unwrap().merge, Merge::Default);
+        assert_eq!(
+            spec.json_field("tolerations").unwrap().merge,
+            Merge::Default
+        );
         assert!(spec.json_field("volumes").unwrap().retain_keys);
     }
 }

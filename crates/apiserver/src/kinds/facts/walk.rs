@@ -91,7 +91,7 @@ fn check_shape(
         Shape::Bool => value.is_boolean(),
         Shape::Int32 => {
             if let Some(n) = value.as_number()
-                && !n.as_i64().is_some_and(|n| i32::try_from(n).is_ok())
+                && n.as_i64().is_none_or(|n| i32::try_from(n).is_err())
             {
                 return Err(number_mismatch(root, path, n, "int32"));
             }
@@ -147,7 +147,11 @@ fn check_shape(
         },
         Shape::Struct(id) => return check_struct(root, *id, value, path),
     };
-    if fits { Ok(()) } else { Err(mismatch(root, path, value, shape)) }
+    if fits {
+        Ok(())
+    } else {
+        Err(mismatch(root, path, value, shape))
+    }
 }
 
 fn number_mismatch(root: &str, path: &[String], n: &serde_json::Number, ty: &str) -> String {
@@ -177,7 +181,11 @@ fn unknown_struct(id: StructId, value: &Value, path: &str, out: &mut Vec<String>
     let Value::Object(map) = value else { return };
     let this = get(id);
     for (key, v) in map {
-        let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let at = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
         match this.json_field(key) {
             Some(field) => unknown_shape(&field.shape, v, &at, out),
             None => out.push(at),
@@ -215,7 +223,8 @@ fn prune_struct(id: StructId, map: &mut Map<String, Value>) {
         None => false,
         Some(field) => {
             prune_shape(&field.shape, v);
-            !v.is_null() && !(field.omit_empty && droppable(field, v))
+            let left_out = v.is_null() || (field.omit_empty && droppable(field, v));
+            !left_out
         }
     });
 }

@@ -113,13 +113,21 @@ pub(super) struct Schemas {
 impl Default for Schemas {
     fn default() -> Self {
         let generator = SchemaGenerator::new(SchemaSettings::openapi3());
-        Self { generator, kinds: Vec::new(), custom: Map::new() }
+        Self {
+            generator,
+            kinds: Vec::new(),
+            custom: Map::new(),
+        }
     }
 }
 
 impl Schemas {
     /// Adds a built-in type; returns its component name.
-    pub(super) fn add_builtin(&mut self, type_name: &str, gvk: &GroupVersionKind) -> Option<String> {
+    pub(super) fn add_builtin(
+        &mut self,
+        type_name: &str,
+        gvk: &GroupVersionKind,
+    ) -> Option<String> {
         let (_, add) = TYPES.iter().find(|(name, _)| *name == type_name)?;
         let schema = add(&mut self.generator);
         let reference = schema.get("$ref")?.as_str()?;
@@ -139,7 +147,10 @@ impl Schemas {
         let properties = map.entry("properties").or_insert_with(|| json!({}));
         if let Value::Object(p) = properties {
             let text = |d: &str| json!({"type": "string", "description": d});
-            p.insert("apiVersion".to_owned(), text("Group and version of the object."));
+            p.insert(
+                "apiVersion".to_owned(),
+                text("Group and version of the object."),
+            );
             p.insert("kind".to_owned(), text("Kind of the object."));
             p.insert(
                 "metadata".to_owned(),
@@ -195,12 +206,15 @@ fn fact_name(component: &str) -> Option<String> {
         .strip_prefix("io.k8s.api.")
         .or_else(|| component.strip_prefix("io.k8s.apimachinery.pkg.apis."))
         .or_else(|| component.strip_prefix("io.k8s.apiextensions-apiserver.pkg.apis."))?;
-    rest.split_once('.').map(|(group, tail)| format!("{group}/{tail}"))
+    rest.split_once('.')
+        .map(|(group, tail)| format!("{group}/{tail}"))
 }
 
 /// How patches treat the lists of a type.
 fn merge_hints(schema: &mut Value, type_name: &str) {
-    let Some(id) = facts::find(type_name) else { return };
+    let Some(id) = facts::find(type_name) else {
+        return;
+    };
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
     };
@@ -218,7 +232,11 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
             }
             (Merge::Default, _) => continue,
         };
-        let strategy = if field.retain_keys { "merge,retainKeys" } else { "merge" };
+        let strategy = if field.retain_keys {
+            "merge,retainKeys"
+        } else {
+            "merge"
+        };
         map.insert("x-kubernetes-patch-strategy".to_owned(), strategy.into());
         match key {
             Some(key) => {

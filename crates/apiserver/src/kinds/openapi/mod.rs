@@ -82,7 +82,9 @@ type ByVersion = BTreeMap<(Arc<str>, Arc<str>), Vec<Arc<Resource>>>;
 fn by_version(registry: &Registry) -> ByVersion {
     let mut out = ByVersion::new();
     for r in registry.all() {
-        out.entry((r.group.clone(), r.version.clone())).or_default().push(r);
+        out.entry((r.group.clone(), r.version.clone()))
+            .or_default()
+            .push(r);
     }
     out
 }
@@ -132,11 +134,16 @@ mod tests {
                 }
                 let gvk = json!({"group": group, "version": version, "kind": &*r.kind});
                 let patch = doc["paths"].as_object().unwrap().values().find_map(|p| {
-                    p.get("patch").filter(|o| o["x-kubernetes-group-version-kind"] == gvk)
+                    p.get("patch")
+                        .filter(|o| o["x-kubernetes-group-version-kind"] == gvk)
                 });
                 let patch = patch.unwrap_or_else(|| panic!("no patch for {}", r.kind));
                 let parameters = patch["parameters"].as_array().unwrap();
-                assert!(parameters.iter().any(|p| p["name"] == "fieldValidation"), "{}", r.kind);
+                assert!(
+                    parameters.iter().any(|p| p["name"] == "fieldValidation"),
+                    "{}",
+                    r.kind
+                );
                 let schema = schemas.values().find(|s| {
                     s["x-kubernetes-group-version-kind"]
                         .as_array()
@@ -172,6 +179,9 @@ mod tests {
         assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
         assert_eq!(containers["type"], "array");
         let reference = &containers["items"]["$ref"];
-        assert_eq!(reference, "#/components/schemas/io.k8s.api.core.v1.Container");
+        assert_eq!(
+            reference,
+            "#/components/schemas/io.k8s.api.core.v1.Container"
+        );
     }
 }

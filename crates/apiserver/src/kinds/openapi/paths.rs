@@ -22,22 +22,50 @@ fn write_parameters(apply: bool) -> Value {
         ),
     ];
     if apply {
-        out.push(parameter("force", "boolean", "Take over fields of other managers (apply only)."));
+        out.push(parameter(
+            "force",
+            "boolean",
+            "Take over fields of other managers (apply only).",
+        ));
     }
     Value::from(out)
 }
 
 fn list_parameters() -> Value {
     json!([
-        parameter("allowWatchBookmarks", "boolean", "Send bookmarks in a watch."),
+        parameter(
+            "allowWatchBookmarks",
+            "boolean",
+            "Send bookmarks in a watch."
+        ),
         parameter("continue", "string", "Token of the next page."),
-        parameter("fieldSelector", "string", "Restrict to objects with these field values."),
-        parameter("labelSelector", "string", "Restrict to objects with these labels."),
+        parameter(
+            "fieldSelector",
+            "string",
+            "Restrict to objects with these field values."
+        ),
+        parameter(
+            "labelSelector",
+            "string",
+            "Restrict to objects with these labels."
+        ),
         parameter("limit", "integer", "Size of a page."),
         parameter("resourceVersion", "string", "How recent the data must be."),
-        parameter("resourceVersionMatch", "string", "How resourceVersion is meant."),
-        parameter("sendInitialEvents", "boolean", "Begin a watch with the current state."),
-        parameter("timeoutSeconds", "integer", "End the request after this time."),
+        parameter(
+            "resourceVersionMatch",
+            "string",
+            "How resourceVersion is meant."
+        ),
+        parameter(
+            "sendInitialEvents",
+            "boolean",
+            "Begin a watch with the current state."
+        ),
+        parameter(
+            "timeoutSeconds",
+            "integer",
+            "End the request after this time."
+        ),
         parameter("watch", "boolean", "Stream changes."),
     ])
 }
@@ -47,8 +75,10 @@ fn content(schema: Option<&str>, types: &[&str]) -> Value {
         Some(name) => json!({"$ref": format!("#/components/schemas/{name}")}),
         None => json!({"type": "object"}),
     };
-    let map: Map<String, Value> =
-        types.iter().map(|t| ((*t).to_owned(), json!({"schema": schema}))).collect();
+    let map: Map<String, Value> = types
+        .iter()
+        .map(|t| ((*t).to_owned(), json!({"schema": schema})))
+        .collect();
     Value::Object(map)
 }
 
@@ -67,7 +97,11 @@ const PATCHES: &[&str] = &[
 ];
 
 fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value) -> Value {
-    let group = if r.group.is_empty() { "core" } else { &*r.group };
+    let group = if r.group.is_empty() {
+        "core"
+    } else {
+        &*r.group
+    };
     let mut out = json!({
         "tags": [format!("{group}_{}", r.version)],
         "operationId": format!("{}-{}-{}-{}", op.action, group, r.version, r.plural),
@@ -86,21 +120,41 @@ fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value)
 fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<String, Value> {
     let mut ops = Map::new();
     for (verb, method, op) in [
-        ("get", "get", Operation { action: "get", parameters: json!([]), body: None }),
+        (
+            "get",
+            "get",
+            Operation {
+                action: "get",
+                parameters: json!([]),
+                body: None,
+            },
+        ),
         (
             "update",
             "put",
-            Operation { action: "put", parameters: write_parameters(false), body: Some(BODY) },
+            Operation {
+                action: "put",
+                parameters: write_parameters(false),
+                body: Some(BODY),
+            },
         ),
         (
             "patch",
             "patch",
-            Operation { action: "patch", parameters: write_parameters(true), body: Some(PATCHES) },
+            Operation {
+                action: "patch",
+                parameters: write_parameters(true),
+                body: Some(PATCHES),
+            },
         ),
         (
             "delete",
             "delete",
-            Operation { action: "delete", parameters: json!([]), body: None },
+            Operation {
+                action: "delete",
+                parameters: json!([]),
+                body: None,
+            },
         ),
     ] {
         if verbs.contains(&verb) {
@@ -125,17 +179,27 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
     let gvk = json!({"group": &*r.group, "version": &*r.version, "kind": &*r.kind});
     let mut collection = Map::new();
     if r.verbs.contains(&"list") {
-        let op = Operation { action: "list", parameters: list_parameters(), body: None };
+        let op = Operation {
+            action: "list",
+            parameters: list_parameters(),
+            body: None,
+        };
         collection.insert("get".to_owned(), operation(r, None, op, &gvk));
     }
     if r.verbs.contains(&"create") {
-        let op =
-            Operation { action: "post", parameters: write_parameters(false), body: Some(BODY) };
+        let op = Operation {
+            action: "post",
+            parameters: write_parameters(false),
+            body: Some(BODY),
+        };
         collection.insert("post".to_owned(), operation(r, schema, op, &gvk));
     }
     if r.verbs.contains(&"deletecollection") {
-        let op =
-            Operation { action: "deletecollection", parameters: list_parameters(), body: None };
+        let op = Operation {
+            action: "deletecollection",
+            parameters: list_parameters(),
+            body: None,
+        };
         collection.insert("delete".to_owned(), operation(r, None, op, &gvk));
     }
     paths.insert(base.clone(), Value::Object(collection));
@@ -144,7 +208,11 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
         paths.insert(format!("{base}/{{name}}"), Value::Object(one));
     }
     if r.namespaced && r.verbs.contains(&"list") {
-        let op = Operation { action: "list", parameters: list_parameters(), body: None };
+        let op = Operation {
+            action: "list",
+            parameters: list_parameters(),
+            body: None,
+        };
         let all = json!({"get": operation(r, None, op, &gvk)});
         paths.insert(format!("{root}/{}", r.plural), all);
     }
@@ -157,8 +225,11 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
         let schema = schema.filter(|_| own);
         let mut ops = item(r, schema, &gvk, sub.verbs);
         if sub.verbs.contains(&"create") {
-            let op =
-                Operation { action: "post", parameters: write_parameters(false), body: Some(BODY) };
+            let op = Operation {
+                action: "post",
+                parameters: write_parameters(false),
+                body: Some(BODY),
+            };
             ops.insert("post".to_owned(), operation(r, schema, op, &gvk));
         }
         paths.insert(format!("{base}/{{name}}/{}", sub.name), Value::Object(ops));

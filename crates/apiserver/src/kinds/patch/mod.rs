@@ -1,6 +1,7 @@
 //! Patches: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge and server-side apply.
 
 mod apply;
+mod fields;
 mod strategic;
 
 use serde_json::Value;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use super::resource::Resource;
 use super::status::ApiError;
 
-pub use apply::{apply, track_update};
+pub use apply::apply;
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
@@ -23,9 +24,7 @@ pub enum PatchError {
     #[error("{0}")]
     Failed(String),
     /// Too many operations.
-    #[error(
-        "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}"
-    )]
+    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
     TooManyOperations(usize),
     /// The resource does not take this type of patch.
     #[error("strategic merge patch is not supported for {0}")]
@@ -40,8 +39,9 @@ impl PatchError {
             Self::Malformed(_) => ApiError::bad_request(self.to_string()),
             Self::Failed(why) => {
                 let mut e = ApiError::invalid(&resource.group, &resource.kind, name, &[]);
-                e.message =
-                    format!("the server rejected our request due to an error in our request: {why}");
+                e.message = format!(
+                    "the server rejected our request due to an error in our request: {why}"
+                );
                 e
             }
             Self::TooManyOperations(_) => {
@@ -80,7 +80,9 @@ pub fn json_patch(original: &Value, body: &[u8]) -> Result<Value, PatchError> {
 /// When the patch is not a JSON object.
 pub fn merge_patch(original: &Value, patch: &Value) -> Result<Value, PatchError> {
     if !patch.is_object() {
-        return Err(PatchError::Malformed("a merge patch must be a JSON object".to_owned()));
+        return Err(PatchError::Malformed(
+            "a merge patch must be a JSON object".to_owned(),
+        ));
     }
     let mut out = original.clone();
     json_patch::merge(&mut out, patch);
@@ -112,8 +114,14 @@ mod tests {
         let doc = json!({"a": 1});
         let ok = json_patch(&doc, br#"[{"op":"replace","path":"/a","value":2}]"#).unwrap();
         assert_eq!(ok, json!({"a": 2}));
-        assert!(matches!(json_patch(&doc, b"{"), Err(PatchError::Malformed(_))));
-        assert!(matches!(json_patch(&doc, b"{}"), Err(PatchError::Malformed(_))));
+        assert!(matches!(
+            json_patch(&doc, b"{"),
+            Err(PatchError::Malformed(_))
+        ));
+        assert!(matches!(
+            json_patch(&doc, b"{}"),
+            Err(PatchError::Malformed(_))
+        ));
         let failed = json_patch(&doc, br#"[{"op":"test","path":"/a","value":3}]"#);
         assert!(matches!(failed, Err(PatchError::Failed(_))));
         let missing = json_patch(&doc, br#"[{"op":"remove","path":"/b"}]"#);

@@ -13,13 +13,11 @@ const DELETE: &str = "$deleteFromPrimitiveList/";
 /// Nesting deeper than this is refused instead of exhausting the stack.
 const MAX_DEPTH: usize = 128;
 
-pub(super) fn merge(
-    shape: StructId,
-    original: &Value,
-    patch: &Value,
-) -> Result<Value, PatchError> {
+pub(super) fn merge(shape: StructId, original: &Value, patch: &Value) -> Result<Value, PatchError> {
     let Value::Object(patch) = patch else {
-        return Err(PatchError::Malformed("a strategic merge patch must be an object".to_owned()));
+        return Err(PatchError::Malformed(
+            "a strategic merge patch must be an object".to_owned(),
+        ));
     };
     let original = original.as_object().cloned().unwrap_or_default();
     let merged = merge_map(Some(&Shape::Struct(shape)), original, patch, 0)?;
@@ -44,9 +42,9 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
         Some(Value::String(s)) if matches!(s.as_str(), "merge" | "replace" | "delete") => {
             Ok(Some(s))
         }
-        Some(other) => {
-            Err(PatchError::Failed(format!("Unknown patch type found: {other}")))
-        }
+        Some(other) => Err(PatchError::Failed(format!(
+            "Unknown patch type found: {other}"
+        ))),
     }
 }
 
@@ -57,7 +55,9 @@ fn merge_map(
     depth: usize,
 ) -> Result<Map<String, Value>, PatchError> {
     if depth > MAX_DEPTH {
-        return Err(PatchError::Failed("the patch is nested too deeply".to_owned()));
+        return Err(PatchError::Failed(
+            "the patch is nested too deeply".to_owned(),
+        ));
     }
     match directive(patch)? {
         Some("replace") => {
@@ -117,9 +117,7 @@ fn merge_map(
                     _ => None,
                 };
                 match field.map(|f| &f.merge) {
-                    Some(Merge::Key(k)) => {
-                        Value::Array(merge_list(element, k, old, p, depth + 1)?)
-                    }
+                    Some(Merge::Key(k)) => Value::Array(merge_list(element, k, old, p, depth + 1)?),
                     Some(Merge::Set) => Value::Array(union(old, p)),
                     _ => value.clone(),
                 }
@@ -129,7 +127,9 @@ fn merge_map(
         original.insert(key.clone(), merged);
     }
     for (key, order) in patch {
-        let Some(name) = key.strip_prefix(ORDER) else { continue };
+        let Some(name) = key.strip_prefix(ORDER) else {
+            continue;
+        };
         let (_, field) = member(shape, name);
         let order = order
             .as_array()
@@ -139,7 +139,10 @@ fn merge_map(
             Some(Merge::Set) => None,
             _ => continue,
         };
-        let server = server_lists.get(name).and_then(Value::as_array).map_or(&[][..], |v| v);
+        let server = server_lists
+            .get(name)
+            .and_then(Value::as_array)
+            .map_or(&[][..], |v| v);
         if let Some(Value::Array(items)) = original.get_mut(name) {
             let old = std::mem::take(items);
             *items = reorder(old, order, server, merge_key);
@@ -240,7 +243,11 @@ fn reorder(
                 _ => true,
             },
         };
-        out.extend(if named_first { named.next() } else { rest.next() });
+        out.extend(if named_first {
+            named.next()
+        } else {
+            rest.next()
+        });
     }
 }
 
@@ -274,14 +281,26 @@ mod tests {
                 "tolerations": [{"key": "other"}],
             }})
         );
-        let gone = pod(old.clone(), json!({"spec": {"containers": [{"$patch": "delete", "name": "a"}]}}));
+        let gone = pod(
+            old.clone(),
+            json!({"spec": {"containers": [{"$patch": "delete", "name": "a"}]}}),
+        );
         assert_eq!(gone.unwrap()["spec"]["containers"], json!([{"name": "b"}]));
         let replaced = pod(
             old.clone(),
             json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "c"}]}}),
         );
-        assert_eq!(replaced.unwrap()["spec"]["containers"], json!([{"name": "c"}]));
-        assert!(pod(old.clone(), json!({"spec": {"containers": [{"image": "x"}]}})).is_err());
+        assert_eq!(
+            replaced.unwrap()["spec"]["containers"],
+            json!([{"name": "c"}])
+        );
+        assert!(
+            pod(
+                old.clone(),
+                json!({"spec": {"containers": [{"image": "x"}]}})
+            )
+            .is_err()
+        );
         assert!(pod(old, json!({"spec": {"$patch": "burn"}})).is_err());
     }
 
@@ -306,8 +325,14 @@ mod tests {
             json!({"spec": {"volumes": [
                 {"name": "v", "emptyDir": {}, "$retainKeys": ["name", "emptyDir"]}]}}),
         );
-        assert_eq!(out.unwrap(), json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
-        let out = pod(json!({"spec": {"nodeSelector": {"a": "b"}}}), json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "d"}}}));
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}})
+        );
+        let out = pod(
+            json!({"spec": {"nodeSelector": {"a": "b"}}}),
+            json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "d"}}}),
+        );
         assert_eq!(out.unwrap(), json!({"spec": {"nodeSelector": {"c": "d"}}}));
     }
 
@@ -337,6 +362,9 @@ mod tests {
             json!({}),
             json!({"spec": {"a": null, "securityContext": {"runAsUser": null, "fsGroup": 1}}}),
         );
-        assert_eq!(out.unwrap(), json!({"spec": {"securityContext": {"fsGroup": 1}}}));
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {"securityContext": {"fsGroup": 1}}})
+        );
     }
 }

@@ -143,7 +143,11 @@ fn read_struct(
     let this = facts::get(id);
     let mut reader = Reader::new(bytes);
     while let Some((number, payload)) = reader.next()? {
-        let Some(field) = this.fields.iter().find(|f| f.number == number && number != 0) else {
+        let Some(field) = this
+            .fields
+            .iter()
+            .find(|f| f.number == number && number != 0)
+        else {
             continue;
         };
         if field.inline {
@@ -165,8 +169,12 @@ fn read_field(
 ) -> Result<()> {
     match &field.shape {
         Shape::List(inner) => {
-            let slot = out.entry(field.json).or_insert_with(|| Value::Array(Vec::new()));
-            let Value::Array(items) = slot else { return Ok(()) };
+            let slot = out
+                .entry(field.json)
+                .or_insert_with(|| Value::Array(Vec::new()));
+            let Value::Array(items) = slot else {
+                return Ok(());
+            };
             match (&**inner, payload) {
                 // Packed numbers.
                 (Shape::Int32 | Shape::Int64, Payload::Bytes(b)) => {
@@ -195,7 +203,9 @@ fn read_field(
                 Some(v) => v,
                 None => empty(inner),
             };
-            let slot = out.entry(field.json).or_insert_with(|| Value::Object(Map::new()));
+            let slot = out
+                .entry(field.json)
+                .or_insert_with(|| Value::Object(Map::new()));
             if let Value::Object(map) = slot {
                 map.insert(key, value);
             }
@@ -251,7 +261,9 @@ fn read_value(shape: &Shape, name: &str, payload: Payload<'_>, depth: usize) -> 
     };
     Ok(match shape {
         Shape::Str => text(bytes)?.into(),
-        Shape::Bytes => base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+        Shape::Bytes => base64::engine::general_purpose::STANDARD
+            .encode(bytes)
+            .into(),
         Shape::Quantity => match string_member(bytes)? {
             q if q.is_empty() => "0".into(),
             q => q.into(),

@@ -84,7 +84,9 @@ fn value(out: &mut Vec<u8>, number: u32, shape: &Shape, v: &Value) {
         (Shape::Struct(id), Value::Object(map)) => bytes(out, number, &encode(*id, map)),
         (Shape::WrappedStrings, Value::Array(items)) => {
             let mut inner = Vec::new();
-            items.iter().for_each(|i| bytes(&mut inner, 1, i.as_str().unwrap().as_bytes()));
+            items
+                .iter()
+                .for_each(|i| bytes(&mut inner, 1, i.as_str().unwrap().as_bytes()));
             bytes(out, number, &inner);
         }
         (Shape::FieldsV1 | Shape::Raw | Shape::Any, v) => {
@@ -97,8 +99,10 @@ fn value(out: &mut Vec<u8>, number: u32, shape: &Shape, v: &Value) {
 }
 
 fn envelope(object: &Value) -> Vec<u8> {
-    let (api_version, kind) =
-        (meta::str_at(object, &["apiVersion"]), meta::str_at(object, &["kind"]));
+    let (api_version, kind) = (
+        meta::str_at(object, &["apiVersion"]),
+        meta::str_at(object, &["kind"]),
+    );
     let id = type_of(api_version, kind).unwrap();
     let mut tm = Vec::new();
     bytes(&mut tm, 1, api_version.as_bytes());

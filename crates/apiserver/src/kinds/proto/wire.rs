@@ -74,6 +74,10 @@ impl<'a> Reader<'a> {
 
     /// The next number of a packed list, `None` at the end.
     pub(super) fn packed(&mut self) -> Result<Option<u64>> {
-        if self.rest.is_empty() { Ok(None) } else { self.varint().map(Some) }
+        if self.rest.is_empty() {
+            Ok(None)
+        } else {
+            self.varint().map(Some)
+        }
     }
 }

@@ -54,7 +54,10 @@ pub(in crate::kinds) fn to_storage(resource: &Resource, object: &mut Value) {
         map.entry("source").or_insert_with(|| json!({}));
         map.entry("involvedObject").or_insert_with(|| json!({}));
     }
-    set_version((&resource.storage.api_version(), &resource.storage.kind), object);
+    set_version(
+        (&resource.storage.api_version(), &resource.storage.kind),
+        object,
+    );
 }
 
 pub(in crate::kinds) fn convert(from: &Resource, object: Value, target: &Resource) -> Value {

@@ -15,7 +15,9 @@ pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) 
         return;
     }
     let name = meta::name(object).to_owned();
-    let Some(root) = object.as_object_mut() else { return };
+    let Some(root) = object.as_object_mut() else {
+        return;
+    };
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => {
             if let Some(spec) = child(root, "spec") {
@@ -49,8 +51,18 @@ pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) 
         }
         ("apps", "replicasets") => with_replicas(root, &[]),
         ("apps", "deployments") => {
-            with_replicas(root, &[("revisionHistoryLimit", 10), ("progressDeadlineSeconds", 600)]);
-            rolling(root, "strategy", json!({"maxUnavailable": "25%", "maxSurge": "25%"}));
+            with_replicas(
+                root,
+                &[
+                    ("revisionHistoryLimit", 10),
+                    ("progressDeadlineSeconds", 600),
+                ],
+            );
+            rolling(
+                root,
+                "strategy",
+                json!({"maxUnavailable": "25%", "maxSurge": "25%"}),
+            );
         }
         ("apps", "statefulsets") => {
             with_replicas(root, &[("revisionHistoryLimit", 10)]);
@@ -68,7 +80,11 @@ pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) 
                 set_default(spec, "revisionHistoryLimit", 10);
                 template(spec);
             }
-            rolling(root, "updateStrategy", json!({"maxUnavailable": 1, "maxSurge": 0}));
+            rolling(
+                root,
+                "updateStrategy",
+                json!({"maxUnavailable": 1, "maxSurge": 0}),
+            );
         }
         ("batch", "jobs") => {
             if let Some(spec) = child(root, "spec") {
@@ -100,7 +116,10 @@ pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) 
                 set_default_nonzero(role, "apiGroup", "rbac.authorization.k8s.io");
             }
             for subject in objects_mut(root, "subjects") {
-                if matches!(subject.get("kind").and_then(Value::as_str), Some("User" | "Group")) {
+                if matches!(
+                    subject.get("kind").and_then(Value::as_str),
+                    Some("User" | "Group")
+                ) {
                     set_default_nonzero(subject, "apiGroup", "rbac.authorization.k8s.io");
                 }
             }
@@ -143,7 +162,9 @@ fn template(parent: &mut Object) {
 
 /// An update strategy that rolls by default.
 fn rolling(root: &mut Object, key: &str, defaults: Value) {
-    let Some(strategy) = child(root, "spec").and_then(|s| child(s, key)) else { return };
+    let Some(strategy) = child(root, "spec").and_then(|s| child(s, key)) else {
+        return;
+    };
     set_default_nonzero(strategy, "type", "RollingUpdate");
     if strategy.get("type").and_then(Value::as_str) != Some("RollingUpdate") {
         return;
@@ -163,7 +184,11 @@ fn job_spec(spec: &mut Object) {
     set_default(spec, "backoffLimit", 6);
     set_default(spec, "completionMode", "NonIndexed");
     set_default(spec, "suspend", false);
-    let policy = if spec.contains_key("podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+    let policy = if spec.contains_key("podFailurePolicy") {
+        "Failed"
+    } else {
+        "TerminatingOrFailed"
+    };
     set_default(spec, "podReplacementPolicy", policy);
     template(spec);
 }
@@ -177,13 +202,20 @@ fn secret(root: &mut Object) {
     {
         for (k, v) in plain {
             let text = v.as_str().unwrap_or_default();
-            data.insert(k, base64::engine::general_purpose::STANDARD.encode(text).into());
+            data.insert(
+                k,
+                base64::engine::general_purpose::STANDARD
+                    .encode(text)
+                    .into(),
+            );
         }
     }
 }
 
 fn service(root: &mut Object) {
-    let Some(spec) = child(root, "spec") else { return };
+    let Some(spec) = child(root, "spec") else {
+        return;
+    };
     set_default_nonzero(spec, "sessionAffinity", "None");
     set_default_nonzero(spec, "type", "ClusterIP");
     if spec.get("type").and_then(Value::as_str) != Some("ExternalName") {
@@ -199,7 +231,9 @@ fn service(root: &mut Object) {
 }
 
 fn node(root: &mut Object) {
-    let Some(Value::Object(status)) = root.get_mut("status") else { return };
+    let Some(Value::Object(status)) = root.get_mut("status") else {
+        return;
+    };
     if let Some(capacity) = status.get("capacity").cloned() {
         set_default(status, "allocatable", capacity);
     }
@@ -233,7 +267,10 @@ fn pod_spec(spec: &mut Object) {
     set_default(spec, "terminationGracePeriodSeconds", 30);
     set_default_nonzero(spec, "schedulerName", "default-scheduler");
     set_default(spec, "securityContext", json!({}));
-    let host_network = spec.get("hostNetwork").and_then(Value::as_bool).unwrap_or(false);
+    let host_network = spec
+        .get("hostNetwork")
+        .and_then(Value::as_bool)
+        .unwrap_or(false);
     for key in ["initContainers", "containers", "ephemeralContainers"] {
         for c in objects_mut(spec, key) {
             container(c, host_network, key != "ephemeralContainers");
@@ -249,8 +286,12 @@ fn pod_only(spec: &mut Object) {
     set_default(spec, "enableServiceLinks", true);
     for key in ["initContainers", "containers"] {
         for c in objects_mut(spec, key) {
-            let Some(Value::Object(resources)) = c.get_mut("resources") else { continue };
-            let Some(Value::Object(limits)) = resources.get("limits").cloned() else { continue };
+            let Some(Value::Object(resources)) = c.get_mut("resources") else {
+                continue;
+            };
+            let Some(Value::Object(limits)) = resources.get("limits").cloned() else {
+                continue;
+            };
             if let Some(requests) = child(resources, "requests") {
                 for (name, quantity) in limits {
                     requests.entry(name).or_insert(quantity);

@@ -10,8 +10,12 @@ use crate::kinds::quantity;
 use crate::kinds::resource::{Behavior, Resource};
 
 /// Metadata that only the server writes.
-const SERVER_OWNED: [&str; 4] =
-    ["creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"];
+const SERVER_OWNED: [&str; 4] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+];
 
 fn keeps_generation(resource: &Resource) -> bool {
     match &resource.behavior {
@@ -22,7 +26,12 @@ fn keeps_generation(resource: &Resource) -> bool {
 
 pub(in crate::kinds) fn prepare_create(resource: &Resource, object: &mut Value) {
     if let Some(metadata) = meta::metadata_mut(object) {
-        for key in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"] {
+        for key in [
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "selfLink",
+            "generation",
+        ] {
             metadata.remove(key);
         }
         if keeps_generation(resource) {
@@ -45,7 +54,9 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
     let gated = meta::at(object, &["spec", "schedulingGates"])
         .and_then(Value::as_array)
         .is_some_and(|g| !g.is_empty());
-    let Some(root) = object.as_object_mut() else { return };
+    let Some(root) = object.as_object_mut() else {
+        return;
+    };
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => {
             let mut status = json!({"phase": "Pending", "qosClass": qos});
@@ -94,15 +105,23 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
 
 /// What the admission chain of a default cluster adds to every new pod.
 fn pod_admission(spec: &mut Map<String, Value>) {
-    let deprecated = spec.get("serviceAccount").and_then(Value::as_str).unwrap_or("default");
+    let deprecated = spec
+        .get("serviceAccount")
+        .and_then(Value::as_str)
+        .unwrap_or("default");
     let account = deprecated.to_owned();
     set_default_nonzero(spec, "serviceAccountName", account);
     if let Some(account) = spec.get("serviceAccountName").cloned() {
         spec.insert("serviceAccount".to_owned(), account);
     }
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
-    let Value::Array(list) = tolerations else { return };
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+    let Value::Array(list) = tolerations else {
+        return;
+    };
+    for key in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
         let tolerated = list.iter().any(|t| {
             let (k, effect) = (str_at(t, &["key"]), str_at(t, &["effect"]));
             (k == key || k.is_empty()) && matches!(effect, "" | "NoExecute")
@@ -153,7 +172,7 @@ pub(in crate::kinds) fn qos_class(pod: &Value) -> &'static str {
             for name in ["cpu", "memory"] {
                 let (request, limit) = (get("requests", name), get("limits", name));
                 any |= request.is_some() || limit.is_some();
-                let request = request.or_else(|| limit.clone());
+                let request = request.or_else(|| limit);
                 guaranteed &= limit.is_some() && request == limit;
             }
         }
@@ -216,15 +235,18 @@ fn described<'a>(resource: &Resource, object: &'a Value) -> Vec<(&'a String, &'a
         .as_object()
         .into_iter()
         .flatten()
-        .filter(|(k, _)| {
-            !matches!(k.as_str(), "apiVersion" | "kind" | "metadata")
-                && !(k.as_str() == "status" && status_apart)
+        .filter(|(k, _)| match k.as_str() {
+            "apiVersion" | "kind" | "metadata" => false,
+            "status" => !status_apart,
+            _ => true,
         })
         .collect()
 }
 
 fn replace_member(old: &Value, new: &mut Value, key: &str) {
-    let Some(map) = new.as_object_mut() else { return };
+    let Some(map) = new.as_object_mut() else {
+        return;
+    };
     match old.get(key) {
         Some(v) => map.insert(key.to_owned(), v.clone()),
         None => map.remove(key),
@@ -239,7 +261,9 @@ fn keep(old: &Value, new: &mut Value, member: Option<&str>) {
 
 fn restore_metadata(old: &Value, new: &mut Value) {
     let before = old.get("metadata").and_then(Value::as_object);
-    let Some(metadata) = meta::metadata_mut(new) else { return };
+    let Some(metadata) = meta::metadata_mut(new) else {
+        return;
+    };
     for key in SERVER_OWNED.into_iter().chain(["uid"]) {
         match before.and_then(|m| m.get(key)) {
             Some(v) => metadata.insert(key.to_owned(), v.clone()),

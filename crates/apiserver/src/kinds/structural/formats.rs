@@ -8,7 +8,9 @@ pub(super) fn matches(format: &str, text: &str) -> bool {
         "duration" => is_duration(text),
         "byte" => {
             use base64::Engine as _;
-            base64::engine::general_purpose::STANDARD.decode(text).is_ok()
+            base64::engine::general_purpose::STANDARD
+                .decode(text)
+                .is_ok()
         }
         "ipv4" => text.parse::<std::net::Ipv4Addr>().is_ok(),
         "ipv6" => text.parse::<std::net::Ipv6Addr>().is_ok(),
@@ -21,11 +23,13 @@ pub(super) fn matches(format: &str, text: &str) -> bool {
             bits.parse::<u8>().is_ok_and(|b| b <= max)
         }),
         "uuid" | "uuid3" | "uuid4" | "uuid5" => uuid::Uuid::parse_str(text).is_ok(),
-        "hostname" => crate::kinds::strategy::validate::names::dns1123_subdomain(
-            &text.to_ascii_lowercase(),
-        )
-        .is_none(),
-        "email" => text.split_once('@').is_some_and(|(a, b)| !a.is_empty() && !b.is_empty()),
+        "hostname" => {
+            crate::kinds::strategy::validate::names::dns1123_subdomain(&text.to_ascii_lowercase())
+                .is_none()
+        }
+        "email" => text
+            .split_once('@')
+            .is_some_and(|(a, b)| !a.is_empty() && !b.is_empty()),
         "uri" => text.split_once(':').is_some_and(|(scheme, rest)| {
             !scheme.is_empty() && !rest.is_empty() && !text.contains(char::is_whitespace)
         }),
@@ -46,7 +50,9 @@ fn is_duration(text: &str) -> bool {
         return false;
     }
     while !rest.is_empty() {
-        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let number = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
         if number == 0 || rest[..number].parse::<f64>().is_err() {
             return false;
         }

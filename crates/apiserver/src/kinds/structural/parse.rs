@@ -24,7 +24,11 @@ pub fn parse(value: &Value, path: &str) -> Result<Schema, Vec<FieldError>> {
             FieldError::invalid(format!("{path}.type"), kind, "must be object at the root")
         });
     }
-    if parser.errors.is_empty() { Ok(schema) } else { Err(parser.errors) }
+    if parser.errors.is_empty() {
+        Ok(schema)
+    } else {
+        Err(parser.errors)
+    }
 }
 
 struct Parser {
@@ -35,15 +39,23 @@ impl Parser {
     /// `typed`: a type is required here (not inside `anyOf` and friends).
     fn node(&mut self, value: &Value, path: &str, typed: bool, depth: usize) -> Schema {
         let Some(map) = value.as_object() else {
-            self.errors.push(FieldError::invalid(path, value.clone(), "must be an object"));
+            self.errors.push(FieldError::invalid(
+                path,
+                value.clone(),
+                "must be an object",
+            ));
             return Schema::default();
         };
         if depth > MAX_DEPTH {
-            self.errors.push(FieldError::invalid(path, "", "schema is nested too deeply"));
+            self.errors
+                .push(FieldError::invalid(path, "", "schema is nested too deeply"));
             return Schema::default();
         }
         if map.contains_key("$ref") {
-            self.errors.push(FieldError::forbidden(format!("{path}.$ref"), "must not be set"));
+            self.errors.push(FieldError::forbidden(
+                format!("{path}.$ref"),
+                "must not be set",
+            ));
         }
         let mut s = Schema {
             kind: self.kind(map, path),
@@ -51,7 +63,11 @@ impl Parser {
             nullable: flag(map, "nullable"),
             default: map.get("default").cloned(),
             required: strings(map.get("required")),
-            allowed: map.get("enum").and_then(Value::as_array).cloned().unwrap_or_default(),
+            allowed: map
+                .get("enum")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default(),
             minimum: number(map, "minimum").map(|n| (n, flag(map, "exclusiveMinimum"))),
             maximum: number(map, "maximum").map(|n| (n, flag(map, "exclusiveMaximum"))),
             multiple_of: number(map, "multipleOf"),
@@ -81,7 +97,12 @@ impl Parser {
             }
         }
         if let Some(v) = map.get("not").filter(|v| !v.is_null()) {
-            s.not = Some(Box::new(self.node(v, &format!("{path}.not"), false, depth + 1)));
+            s.not = Some(Box::new(self.node(
+                v,
+                &format!("{path}.not"),
+                false,
+                depth + 1,
+            )));
         }
         s.list_type = self.list_type(map, path, &s);
         // The root has a message of its own.
@@ -106,7 +127,8 @@ impl Parser {
         if let Some(Value::Object(properties)) = map.get("properties") {
             for (key, v) in properties {
                 let at = format!("{path}.properties[{key}]");
-                s.properties.insert(key.clone(), self.node(v, &at, typed, depth + 1));
+                s.properties
+                    .insert(key.clone(), self.node(v, &at, typed, depth + 1));
             }
         }
         match map.get("additionalProperties") {
@@ -134,8 +156,10 @@ impl Parser {
             )),
             _ => {
                 if typed && s.kind == Some(Type::Array) && !s.preserve_unknown {
-                    self.errors
-                        .push(FieldError::required(format!("{path}.items"), "must be specified"));
+                    self.errors.push(FieldError::required(
+                        format!("{path}.items"),
+                        "must be specified",
+                    ));
                 }
             }
         }
@@ -170,7 +194,13 @@ impl Parser {
         match Regex::new(&text) {
             Ok(regex) => Some(regex),
             Err(e) => {
-                let why = e.to_string().lines().last().unwrap_or_default().trim().to_owned();
+                let why = e
+                    .to_string()
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned();
                 self.errors.push(FieldError::invalid(
                     format!("{path}.pattern"),
                     text,
@@ -182,10 +212,16 @@ impl Parser {
     }
 
     fn list_type(&mut self, map: &Map<String, Value>, path: &str, s: &Schema) -> ListType {
-        let Some(text) = text(map, "x-kubernetes-list-type") else { return ListType::Atomic };
+        let Some(text) = text(map, "x-kubernetes-list-type") else {
+            return ListType::Atomic;
+        };
         let at = format!("{path}.x-kubernetes-list-type");
         if s.kind != Some(Type::Array) {
-            self.errors.push(FieldError::invalid(at, text, "must be array if the list type is set"));
+            self.errors.push(FieldError::invalid(
+                at,
+                text,
+                "must be array if the list type is set",
+            ));
             return ListType::Atomic;
         }
         match text.as_str() {
@@ -200,7 +236,10 @@ impl Parser {
                     ));
                 }
                 for key in &keys {
-                    if s.items.as_ref().is_some_and(|i| !i.properties.contains_key(key)) {
+                    if s.items
+                        .as_ref()
+                        .is_some_and(|i| !i.properties.contains_key(key))
+                    {
                         self.errors.push(FieldError::invalid(
                             format!("{path}.x-kubernetes-list-map-keys"),
                             key.as_str(),
@@ -211,7 +250,11 @@ impl Parser {
                 ListType::Map(keys)
             }
             _ => {
-                self.errors.push(FieldError::not_supported(at, text, &["atomic", "map", "set"]));
+                self.errors.push(FieldError::not_supported(
+                    at,
+                    text,
+                    &["atomic", "map", "set"],
+                ));
                 ListType::Atomic
             }
         }

@@ -56,7 +56,10 @@ fn wording_of_validation() {
             json!({"name": ""}),
             "spec.name: Invalid value: \"\": spec.name in body should be at least 1 chars long",
         ),
-        (json!({"name": "abcdef"}), "spec.name: Too long: may not be more than 5 bytes"),
+        (
+            json!({"name": "abcdef"}),
+            "spec.name: Too long: may not be more than 5 bytes",
+        ),
         (
             json!({"name": "A"}),
             "spec.name: Invalid value: \"A\": spec.name in body should match '^[a-z]*$'",
@@ -77,7 +80,10 @@ fn wording_of_validation() {
             json!({"name": "a", "when": "x"}),
             "spec.when: Invalid value: \"x\": spec.when in body must be of type date-time: \"x\"",
         ),
-        (json!({"name": "a", "tags": ["x", "x"]}), "spec.tags[1]: Duplicate value: \"x\""),
+        (
+            json!({"name": "a", "tags": ["x", "x"]}),
+            "spec.tags[1]: Duplicate value: \"x\"",
+        ),
         (
             json!({"name": "a", "tags": ["1", "2", "3", "4"]}),
             "spec.tags: Too many: 4: must have at most 3 items",
@@ -96,7 +102,10 @@ fn wording_of_validation() {
             json!({"name": "a", "port": true}),
             "spec.port: Invalid value: \"boolean\": spec.port in body must be of type integer,string: \"boolean\"",
         ),
-        (json!({"name": "a", "template": {"kind": "X"}}), "spec.template.apiVersion: Required value: must not be empty"),
+        (
+            json!({"name": "a", "template": {"kind": "X"}}),
+            "spec.template.apiVersion: Required value: must not be empty",
+        ),
     ] {
         let shown = spec.to_string();
         assert_eq!(errors(spec).join("; "), expect, "{shown}");
@@ -113,7 +122,15 @@ fn prunes_and_defaults() {
     let mut unknown = Vec::new();
     unknown_fields(&schema(), true, &value, "", &mut unknown);
     unknown.sort();
-    assert_eq!(unknown, ["extra", "metadata.bogus", "spec.bogus", "spec.rules[0].bogus"]);
+    assert_eq!(
+        unknown,
+        [
+            "extra",
+            "metadata.bogus",
+            "spec.bogus",
+            "spec.rules[0].bogus"
+        ]
+    );
     prune(&schema(), true, &mut value);
     apply_defaults(&schema(), &mut value);
     assert_eq!(
@@ -129,7 +146,10 @@ fn prunes_and_defaults() {
 #[test]
 fn refuses_schemas_that_are_not_structural() {
     for (text, expect) in [
-        (json!({"properties": {}}), "s.type: Required value: must not be empty at the root"),
+        (
+            json!({"properties": {}}),
+            "s.type: Required value: must not be empty at the root",
+        ),
         (
             json!({"type": "object", "properties": {"a": {}}}),
             "s.properties[a].type: Required value: must not be empty for specified object fields",
@@ -146,7 +166,13 @@ fn refuses_schemas_that_are_not_structural() {
         let errors = parse(&text, "s").unwrap_err();
         assert_eq!(errors[0].to_string(), expect);
     }
-    assert!(parse(&json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}), "s").is_err());
+    assert!(
+        parse(
+            &json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}),
+            "s"
+        )
+        .is_err()
+    );
     let mut deep = json!({"type": "string"});
     for _ in 0..200 {
         deep = json!({"type": "object", "properties": {"a": deep}});

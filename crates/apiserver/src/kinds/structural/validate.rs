@@ -60,7 +60,11 @@ fn check_type(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<Field
         Some(Type::Boolean) => value.is_boolean(),
     };
     if !fits {
-        errors.push(wrong_type(path, value, schema.kind.map_or("object", Type::name)));
+        errors.push(wrong_type(
+            path,
+            value,
+            schema.kind.map_or("object", Type::name),
+        ));
     }
     fits
 }
@@ -89,7 +93,10 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
     if let Some(max) = schema.max_length
         && length > max
     {
-        errors.push(FieldError::too_long(path, usize::try_from(max).unwrap_or(usize::MAX)));
+        errors.push(FieldError::too_long(
+            path,
+            usize::try_from(max).unwrap_or(usize::MAX),
+        ));
     }
     if let Some(min) = schema.min_length
         && length < min
@@ -124,7 +131,11 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
 fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let Some(n) = value.as_f64() else { return };
     let mut bad = |why: String| {
-        errors.push(FieldError::invalid(path, value.clone(), format!("{path} in body {why}")));
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            format!("{path} in body {why}"),
+        ));
     };
     if let Some((min, exclusive)) = schema.minimum {
         if exclusive && n <= min {
@@ -208,7 +219,10 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
                     .filter_map(|k| Some((k.clone(), item.get(k)?.clone())))
                     .collect();
                 for key in keys.iter().filter(|k| !id.contains_key(*k)) {
-                    let known = schema.items.as_ref().is_some_and(|s| s.required.contains(key));
+                    let known = schema
+                        .items
+                        .as_ref()
+                        .is_some_and(|s| s.required.contains(key));
                     if item.is_object() && !known {
                         errors.push(FieldError::required(format!("{path}[{i}].{key}"), ""));
                     }
@@ -223,7 +237,11 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
 }
 
 fn child(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
 }
 
 fn check_object(
@@ -239,7 +257,12 @@ fn check_object(
     }
     if schema.embedded {
         for key in ["apiVersion", "kind"] {
-            if map.get(key).and_then(Value::as_str).unwrap_or("").is_empty() {
+            if map
+                .get(key)
+                .and_then(Value::as_str)
+                .unwrap_or("")
+                .is_empty()
+            {
                 errors.push(FieldError::required(child(path, key), "must not be empty"));
             }
         }
@@ -297,9 +320,17 @@ fn combined(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldEr
         ));
     }
     if !schema.one_of.is_empty() {
-        let valid = schema.one_of.iter().filter(|s| passes(s, value, path)).count();
+        let valid = schema
+            .one_of
+            .iter()
+            .filter(|s| passes(s, value, path))
+            .count();
         if valid != 1 {
-            let found = if valid == 0 { "none".to_owned() } else { valid.to_string() };
+            let found = if valid == 0 {
+                "none".to_owned()
+            } else {
+                valid.to_string()
+            };
             errors.push(FieldError::invalid(
                 path,
                 "",

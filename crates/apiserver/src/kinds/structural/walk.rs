@@ -63,7 +63,11 @@ pub fn unknown_fields(
     match value {
         Value::Object(map) => {
             for (key, v) in map {
-                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let at = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
                 if is_object_field(schema, root, key) {
                     if key == "metadata"
                         && let Some(shape) = facts::find("meta/v1.ObjectMeta")

@@ -74,13 +74,25 @@ fn roles(o: &Value) -> String {
     }
     roles.sort_unstable();
     roles.dedup();
-    if roles.is_empty() { "<none>".to_owned() } else { roles.join(",") }
+    if roles.is_empty() {
+        "<none>".to_owned()
+    } else {
+        roles.join(",")
+    }
 }
 
 pub(super) const NAMESPACE: Printer = Printer {
-    heads: &[("Name", "string", 0), ("Status", "string", 0), ("Age", "string", 0)],
+    heads: &[
+        ("Name", "string", 0),
+        ("Status", "string", 0),
+        ("Age", "string", 0),
+    ],
     cells: |o, now| {
-        vec![meta::name(o).into(), str_at(o, &["status", "phase"]).into(), created(o, now)]
+        vec![
+            meta::name(o).into(),
+            str_at(o, &["status", "phase"]).into(),
+            created(o, now),
+        ]
     },
 };
 
@@ -125,10 +137,17 @@ fn event(o: &Value, now: Timestamp) -> Vec<Value> {
     } else if count == 0 {
         count = 1;
     }
-    let target = o.get("involvedObject").or_else(|| o.get("regarding")).unwrap_or(&Value::Null);
+    let target = o
+        .get("involvedObject")
+        .or_else(|| o.get("regarding"))
+        .unwrap_or(&Value::Null);
     let kind = str_at(target, &["kind"]).to_lowercase();
     let name = str_at(target, &["name"]);
-    let object = if name.is_empty() { kind } else { format!("{kind}/{name}") };
+    let object = if name.is_empty() {
+        kind
+    } else {
+        format!("{kind}/{name}")
+    };
     let component = {
         let old = either(&["source", "component"], &["deprecatedSource", "component"]);
         if old.is_empty() {
@@ -139,9 +158,17 @@ fn event(o: &Value, now: Timestamp) -> Vec<Value> {
     };
     let host = {
         let old = either(&["source", "host"], &["deprecatedSource", "host"]);
-        if old.is_empty() { str_at(o, &["reportingInstance"]).to_owned() } else { old }
+        if old.is_empty() {
+            str_at(o, &["reportingInstance"]).to_owned()
+        } else {
+            old
+        }
     };
-    let source = if host.is_empty() { component } else { format!("{component}, {host}") };
+    let source = if host.is_empty() {
+        component
+    } else {
+        format!("{component}, {host}")
+    };
     vec![
         last.into(),
         str_at(o, &["type"]).into(),
@@ -165,7 +192,11 @@ fn count(o: &Value, key: &str) -> usize {
 }
 
 pub(super) const CONFIG_MAP: Printer = Printer {
-    heads: &[("Name", "string", 0), ("Data", "string", 0), ("Age", "string", 0)],
+    heads: &[
+        ("Name", "string", 0),
+        ("Data", "string", 0),
+        ("Age", "string", 0),
+    ],
     cells: |o, now| {
         let data = count(o, "data") + count(o, "binaryData");
         vec![meta::name(o).into(), data.into(), created(o, now)]
@@ -207,7 +238,11 @@ pub(super) const SERVICE: Printer = Printer {
                 ip => ip,
             })
             .collect();
-        external.extend(list_at(o, &["spec", "externalIPs"]).iter().filter_map(Value::as_str));
+        external.extend(
+            list_at(o, &["spec", "externalIPs"])
+                .iter()
+                .filter_map(Value::as_str),
+        );
         let kind = str_at(o, &["spec", "type"]);
         if kind == "ExternalName" {
             external.push(str_at(o, &["spec", "externalName"]));
@@ -240,8 +275,18 @@ pub(super) const SERVICE: Printer = Printer {
 };
 
 pub(super) const SERVICE_ACCOUNT: Printer = Printer {
-    heads: &[("Name", "string", 0), ("Secrets", "string", 0), ("Age", "string", 0)],
-    cells: |o, now| vec![meta::name(o).into(), count(o, "secrets").into(), created(o, now)],
+    heads: &[
+        ("Name", "string", 0),
+        ("Secrets", "string", 0),
+        ("Age", "string", 0),
+    ],
+    cells: |o, now| {
+        vec![
+            meta::name(o).into(),
+            count(o, "secrets").into(),
+            created(o, now),
+        ]
+    },
 };
 
 pub(super) const RESOURCE_QUOTA: Printer = Printer {
@@ -258,7 +303,11 @@ pub(super) const RESOURCE_QUOTA: Printer = Printer {
             let used = str_at(o, &["status", "used", name]);
             let used = if used.is_empty() { "0" } else { used };
             let text = format!("{name}: {used}/{}", v.as_str().unwrap_or(""));
-            if name.starts_with("limits.") { limits.push(text) } else { requests.push(text) }
+            if name.starts_with("limits.") {
+                limits.push(text)
+            } else {
+                requests.push(text)
+            }
         }
         vec![
             meta::name(o).into(),
@@ -342,9 +391,17 @@ pub(super) const CLAIM: Printer = Printer {
 };
 
 pub(super) const LEASE: Printer = Printer {
-    heads: &[("Name", "string", 0), ("Holder", "string", 0), ("Age", "string", 0)],
+    heads: &[
+        ("Name", "string", 0),
+        ("Holder", "string", 0),
+        ("Age", "string", 0),
+    ],
     cells: |o, now| {
-        vec![meta::name(o).into(), str_at(o, &["spec", "holderIdentity"]).into(), created(o, now)]
+        vec![
+            meta::name(o).into(),
+            str_at(o, &["spec", "holderIdentity"]).into(),
+            created(o, now),
+        ]
     },
 };
 
@@ -384,7 +441,10 @@ pub(super) const PRIORITY_CLASS: Printer = Printer {
         vec![
             meta::name(o).into(),
             int_at(o, &["value"]).into(),
-            o.get("globalDefault").and_then(Value::as_bool).unwrap_or(false).into(),
+            o.get("globalDefault")
+                .and_then(Value::as_bool)
+                .unwrap_or(false)
+                .into(),
             created(o, now),
             str_at(o, &["preemptionPolicy"]).into(),
         ]
@@ -411,7 +471,10 @@ pub(super) const STORAGE_CLASS: Printer = Printer {
             str_at(o, &["provisioner"]).into(),
             str_at(o, &["reclaimPolicy"]).into(),
             str_at(o, &["volumeBindingMode"]).into(),
-            o.get("allowVolumeExpansion").and_then(Value::as_bool).unwrap_or(false).into(),
+            o.get("allowVolumeExpansion")
+                .and_then(Value::as_bool)
+                .unwrap_or(false)
+                .into(),
             created(o, now),
         ]
     },
@@ -427,8 +490,11 @@ pub(super) const ROLE_BINDING: Printer = Printer {
         ("ServiceAccounts", "string", 1),
     ],
     cells: |o, now| {
-        let role =
-            format!("{}/{}", str_at(o, &["roleRef", "kind"]), str_at(o, &["roleRef", "name"]));
+        let role = format!(
+            "{}/{}",
+            str_at(o, &["roleRef", "kind"]),
+            str_at(o, &["roleRef", "name"])
+        );
         let of = |kind: &str| -> Value {
             let names: Vec<String> = list_at(o, &["subjects"])
                 .iter()
@@ -452,6 +518,16 @@ pub(super) const ROLE_BINDING: Printer = Printer {
 };
 
 pub(super) const WEBHOOKS: Printer = Printer {
-    heads: &[("Name", "string", 0), ("Webhooks", "integer", 0), ("Age", "string", 0)],
-    cells: |o, now| vec![meta::name(o).into(), count(o, "webhooks").into(), created(o, now)],
+    heads: &[
+        ("Name", "string", 0),
+        ("Webhooks", "integer", 0),
+        ("Age", "string", 0),
+    ],
+    cells: |o, now| {
+        vec![
+            meta::name(o).into(),
+            count(o, "webhooks").into(),
+            created(o, now),
+        ]
+    },
 };

@@ -21,7 +21,11 @@ pub fn human_duration(seconds: i64) -> String {
         return "0s".to_owned();
     }
     let two = |big: i64, unit: &str, small: i64, small_unit: &str| {
-        if small == 0 { format!("{big}{unit}") } else { format!("{big}{unit}{small}{small_unit}") }
+        if small == 0 {
+            format!("{big}{unit}")
+        } else {
+            format!("{big}{unit}{small}{small_unit}")
+        }
     };
     let minutes = seconds / 60;
     let hours = seconds / 3600;

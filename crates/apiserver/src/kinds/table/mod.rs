@@ -50,7 +50,12 @@ pub(super) struct Printer {
 
 const PLAIN: Printer = Printer {
     heads: &[("Name", "string", 0), ("Created At", "date", 0)],
-    cells: |o, _| vec![meta::name(o).into(), meta::text(o, "creationTimestamp").into()],
+    cells: |o, _| {
+        vec![
+            meta::name(o).into(),
+            meta::text(o, "creationTimestamp").into(),
+        ]
+    },
 };
 
 fn printer(resource: &Resource) -> &'static Printer {
@@ -98,13 +103,22 @@ pub(super) fn render(
     let (columns, rows): (Vec<Value>, Vec<Value>) = match &resource.behavior {
         Behavior::Custom(c) => (
             custom::columns(c),
-            items.iter().map(|o| row(o, custom::cells(c, o, now), include)).collect(),
+            items
+                .iter()
+                .map(|o| row(o, custom::cells(c, o, now), include))
+                .collect(),
         ),
         Behavior::Builtin { .. } => {
             let p = printer(resource);
             (
-                p.heads.iter().map(|(name, kind, priority)| head(name, kind, "", *priority)).collect(),
-                items.iter().map(|o| row(o, (p.cells)(o, now), include)).collect(),
+                p.heads
+                    .iter()
+                    .map(|(name, kind, priority)| head(name, kind, "", *priority))
+                    .collect(),
+                items
+                    .iter()
+                    .map(|o| row(o, (p.cells)(o, now), include))
+                    .collect(),
             )
         }
     };
@@ -136,7 +150,10 @@ fn row(object: &Value, cells: Vec<Value>, include: Include) -> Value {
 /// The `meta.k8s.io/v1 PartialObjectMetadata` of an object.
 #[must_use]
 pub fn partial(object: &Value) -> Value {
-    let metadata = object.get("metadata").cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    let metadata = object
+        .get("metadata")
+        .cloned()
+        .unwrap_or_else(|| Value::Object(Map::new()));
     json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
     })
@@ -154,7 +171,9 @@ fn int_at(object: &Value, path: &[&str]) -> i64 {
 
 /// The elements at a path.
 fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
-    meta::at(object, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    meta::at(object, path)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// The text, or `<none>` when empty.
@@ -164,15 +183,23 @@ fn or_none(text: &str) -> Value {
 
 /// A selector as text: `a=b,c in (d,e)`.
 fn selector_text(selector: Option<&Value>) -> String {
-    let Some(selector) = selector else { return "<none>".to_owned() };
+    let Some(selector) = selector else {
+        return "<none>".to_owned();
+    };
     let mut parts: Vec<String> = Vec::new();
     if let Some(labels) = selector.get("matchLabels").and_then(Value::as_object) {
-        parts.extend(labels.iter().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))));
+        parts.extend(
+            labels
+                .iter()
+                .map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))),
+        );
     }
     for e in list_at(selector, &["matchExpressions"]) {
         let key = meta::str_at(e, &["key"]);
-        let values: Vec<&str> =
-            list_at(e, &["values"]).iter().filter_map(Value::as_str).collect();
+        let values: Vec<&str> = list_at(e, &["values"])
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
         let values = values.join(",");
         parts.push(match meta::str_at(e, &["operator"]) {
             "In" => format!("{key} in ({values})"),
@@ -181,7 +208,11 @@ fn selector_text(selector: Option<&Value>) -> String {
             _ => format!("!{key}"),
         });
     }
-    if parts.is_empty() { "<none>".to_owned() } else { parts.join(",") }
+    if parts.is_empty() {
+        "<none>".to_owned()
+    } else {
+        parts.join(",")
+    }
 }
 
 /// A plain label map as text.
@@ -192,7 +223,11 @@ fn labels_text(labels: Option<&Value>) -> String {
         .flatten()
         .map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")))
         .collect();
-    if parts.is_empty() { "<none>".to_owned() } else { parts.join(",") }
+    if parts.is_empty() {
+        "<none>".to_owned()
+    } else {
+        parts.join(",")
+    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,9 @@ fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
     };
     let ip = str_at(pod, &["status", "podIP"]);
     let ip = if ip.is_empty() {
-        list_at(pod, &["status", "podIPs"]).first().map_or("", |p| str_at(p, &["ip"]))
+        list_at(pod, &["status", "podIPs"])
+            .first()
+            .map_or("", |p| str_at(p, &["ip"]))
     } else {
         ip
     };
@@ -72,11 +74,16 @@ struct Summary<'a> {
 }
 
 fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
-    list_at(pod, &["status", "conditions"]).iter().find(|c| str_at(c, &["type"]) == kind)
+    list_at(pod, &["status", "conditions"])
+        .iter()
+        .find(|c| str_at(c, &["type"]) == kind)
 }
 
 fn is_ready(status: &Value) -> bool {
-    status.get("ready").and_then(Value::as_bool).unwrap_or(false)
+    status
+        .get("ready")
+        .and_then(Value::as_bool)
+        .unwrap_or(false)
 }
 
 /// `ExitCode:1`, `Signal:9` or the reason of a terminated state.
@@ -117,7 +124,11 @@ fn summary(pod: &Value) -> Summary<'_> {
     if !initializing || is_initialized(pod) {
         containers(pod, &mut out);
     }
-    if pod.get("metadata").and_then(|m| m.get("deletionTimestamp")).is_some() {
+    if pod
+        .get("metadata")
+        .and_then(|m| m.get("deletionTimestamp"))
+        .is_some()
+    {
         if reason == "NodeLost" {
             out.status = "Unknown".to_owned();
         } else if !matches!(phase, "Succeeded" | "Failed") {
@@ -135,17 +146,25 @@ fn is_initialized(pod: &Value) -> bool {
 fn init_containers<'a>(pod: &'a Value, out: &mut Summary<'a>) -> bool {
     let specs = list_at(pod, &["spec", "initContainers"]);
     let sidecar = |name: &str| {
-        specs.iter().any(|c| {
-            str_at(c, &["name"]) == name && str_at(c, &["restartPolicy"]) == "Always"
-        })
+        specs
+            .iter()
+            .any(|c| str_at(c, &["name"]) == name && str_at(c, &["restartPolicy"]) == "Always")
     };
-    out.total += specs.iter().filter(|c| str_at(c, &["restartPolicy"]) == "Always").count();
+    out.total += specs
+        .iter()
+        .filter(|c| str_at(c, &["restartPolicy"]) == "Always")
+        .count();
     let mut initializing = false;
-    for (i, c) in list_at(pod, &["status", "initContainerStatuses"]).iter().enumerate() {
+    for (i, c) in list_at(pod, &["status", "initContainerStatuses"])
+        .iter()
+        .enumerate()
+    {
         let is_sidecar = sidecar(str_at(c, &["name"]));
         out.restarts += int_at(c, &["restartCount"]);
-        out.last_restart =
-            later(out.last_restart, str_at(c, &["lastState", "terminated", "finishedAt"]));
+        out.last_restart = later(
+            out.last_restart,
+            str_at(c, &["lastState", "terminated", "finishedAt"]),
+        );
         if is_sidecar && is_ready(c) {
             out.ready += 1;
         }
@@ -176,8 +195,10 @@ fn containers<'a>(pod: &'a Value, out: &mut Summary<'a>) {
     out.restarts = 0;
     for c in statuses.iter().rev() {
         out.restarts += int_at(c, &["restartCount"]);
-        out.last_restart =
-            later(out.last_restart, str_at(c, &["lastState", "terminated", "finishedAt"]));
+        out.last_restart = later(
+            out.last_restart,
+            str_at(c, &["lastState", "terminated", "finishedAt"]),
+        );
         let waiting = str_at(c, &["state", "waiting", "reason"]);
         if !waiting.is_empty() {
             out.status = waiting.to_owned();

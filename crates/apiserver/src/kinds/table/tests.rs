@@ -11,7 +11,10 @@ fn cells(group: &str, version: &str, plural: &str, object: Value) -> Vec<String>
     let columns = table["columnDefinitions"].as_array().unwrap().len();
     let cells = table["rows"][0]["cells"].as_array().unwrap();
     assert_eq!(cells.len(), columns, "{plural}");
-    cells.iter().map(|c| c.as_str().map_or_else(|| c.to_string(), str::to_owned)).collect()
+    cells
+        .iter()
+        .map(|c| c.as_str().map_or_else(|| c.to_string(), str::to_owned))
+        .collect()
 }
 
 fn pod(spec: Value, status: Value) -> Value {
@@ -25,7 +28,8 @@ fn pod(spec: Value, status: Value) -> Value {
 fn pod_status_column() {
     let two = json!({"containers": [{"name": "a"}, {"name": "b"}]});
     let one = json!({"containers": [{"name": "a"}]});
-    let init = json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
+    let init =
+        json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
     for (spec, status, expect) in [
         (one.clone(), json!({"phase": "Pending"}), "0/1 Pending 0"),
         (
@@ -67,7 +71,11 @@ fn pod_status_column() {
                 {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}),
             "0/1 SchedulingGated 0",
         ),
-        (one, json!({"phase": "Failed", "reason": "Evicted"}), "0/1 Evicted 0"),
+        (
+            one,
+            json!({"phase": "Failed", "reason": "Evicted"}),
+            "0/1 Evicted 0",
+        ),
     ] {
         let row = cells("", "v1", "pods", pod(spec, status));
         assert_eq!(row[1..4].join(" "), expect);
@@ -105,9 +113,15 @@ fn rows_of_other_kinds() {
         "lastTimestamp": "2026-01-02T03:04:00Z", "source": {"component": "s", "host": "h"}});
     let row = cells("", "v1", "events", event);
     assert_eq!(row[..4].join(" "), "5s Normal Scheduled pod/p");
-    assert_eq!((row[5].as_str(), row[6].as_str(), row[8].as_str()), ("s, h", "m", "2"));
+    assert_eq!(
+        (row[5].as_str(), row[6].as_str(), row[8].as_str()),
+        ("s, h", "m", "2")
+    );
     let pdb = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": "50%"}});
-    assert_eq!(cells("policy", "v1", "poddisruptionbudgets", pdb)[1..3].join(" "), "50% N/A");
+    assert_eq!(
+        cells("policy", "v1", "poddisruptionbudgets", pdb)[1..3].join(" "),
+        "50% N/A"
+    );
 }
 
 #[test]
@@ -124,7 +138,12 @@ fn every_printer_survives_nonsense() {
         let table = resource.to_table(&junk, Include::Object, now());
         let columns = table["columnDefinitions"].as_array().unwrap().len();
         for row in table["rows"].as_array().unwrap() {
-            assert_eq!(row["cells"].as_array().unwrap().len(), columns, "{}", resource.plural);
+            assert_eq!(
+                row["cells"].as_array().unwrap().len(),
+                columns,
+                "{}",
+                resource.plural
+            );
         }
     }
 }

@@ -7,7 +7,10 @@ use super::{Printer, age, created, human_duration, int_at, labels_text, list_at,
 use crate::kinds::meta::{self, str_at};
 
 fn join(object: &Value, path: &[&str], key: &str) -> Value {
-    let texts: Vec<&str> = list_at(object, path).iter().map(|c| str_at(c, &[key])).collect();
+    let texts: Vec<&str> = list_at(object, path)
+        .iter()
+        .map(|c| str_at(c, &[key]))
+        .collect();
     texts.join(",").into()
 }
 
@@ -23,7 +26,9 @@ fn wide(object: &Value) -> [Value; 3] {
 }
 
 fn desired(object: &Value) -> i64 {
-    meta::at(object, &["spec", "replicas"]).and_then(Value::as_i64).unwrap_or(1)
+    meta::at(object, &["spec", "replicas"])
+        .and_then(Value::as_i64)
+        .unwrap_or(1)
 }
 
 pub(super) const DEPLOYMENT: Printer = Printer {
@@ -226,17 +231,29 @@ pub(super) const CRON_JOB: Printer = Printer {
         ("Selector", "string", 1),
     ],
     cells: |o, now| {
-        const JOB: &[&str] = &["spec", "jobTemplate", "spec", "template", "spec", "containers"];
+        const JOB: &[&str] = &[
+            "spec",
+            "jobTemplate",
+            "spec",
+            "template",
+            "spec",
+            "containers",
+        ];
         let last = str_at(o, &["status", "lastScheduleTime"]);
-        let suspended =
-            meta::at(o, &["spec", "suspend"]).and_then(Value::as_bool).unwrap_or(false);
+        let suspended = meta::at(o, &["spec", "suspend"])
+            .and_then(Value::as_bool)
+            .unwrap_or(false);
         vec![
             meta::name(o).into(),
             str_at(o, &["spec", "schedule"]).into(),
             super::or_none(str_at(o, &["spec", "timeZone"])),
             if suspended { "True" } else { "False" }.into(),
             list_at(o, &["status", "active"]).len().into(),
-            if last.is_empty() { "<none>".into() } else { age(last, now).into() },
+            if last.is_empty() {
+                "<none>".into()
+            } else {
+                age(last, now).into()
+            },
             created(o, now),
             join(o, JOB, "name"),
             join(o, JOB, "image"),

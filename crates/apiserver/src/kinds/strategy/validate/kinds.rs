@@ -23,8 +23,11 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
     let mut seen = Vec::new();
     for (i, t) in taints.into_iter().flatten().enumerate() {
         let path = format!("spec.taints[{i}]");
-        let (key, value, effect) =
-            (str_at(t, &["key"]), str_at(t, &["value"]), str_at(t, &["effect"]));
+        let (key, value, effect) = (
+            str_at(t, &["key"]),
+            str_at(t, &["value"]),
+            str_at(t, &["effect"]),
+        );
         for why in names::qualified_name(key) {
             errors.push(FieldError::invalid(format!("{path}.key"), key, why));
         }
@@ -51,10 +54,13 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
 fn data_keys(map: &Map<String, Value>, path: &str, errors: &mut Errors) {
     for key in map.keys() {
         let at = || format!("{path}[{key}]");
-        let valid =
-            |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        let valid = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if key.len() > 253 {
-            errors.push(FieldError::invalid(at(), key.as_str(), "must be no more than 253 bytes"));
+            errors.push(FieldError::invalid(
+                at(),
+                key.as_str(),
+                "must be no more than 253 bytes",
+            ));
         } else if key.is_empty() || !key.bytes().all(valid) {
             errors.push(FieldError::invalid(
                 at(),
@@ -63,13 +69,20 @@ fn data_keys(map: &Map<String, Value>, path: &str, errors: &mut Errors) {
                  (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')",
             ));
         } else if key == "." || key == ".." {
-            errors.push(FieldError::invalid(at(), key.as_str(), format!("must not be '{key}'")));
+            errors.push(FieldError::invalid(
+                at(),
+                key.as_str(),
+                format!("must not be '{key}'"),
+            ));
         }
     }
 }
 
 fn data_size(map: Option<&Map<String, Value>>) -> usize {
-    map.into_iter().flatten().map(|(_, v)| v.as_str().map_or(0, str::len)).sum()
+    map.into_iter()
+        .flatten()
+        .map(|(_, v)| v.as_str().map_or(0, str::len))
+        .sum()
 }
 
 fn frozen(object: &Value, old: Option<&Value>, keys: &[&str], errors: &mut Errors) {
@@ -78,12 +91,17 @@ fn frozen(object: &Value, old: Option<&Value>, keys: &[&str], errors: &mut Error
         return;
     }
     if object.get("immutable").and_then(Value::as_bool) != Some(true) {
-        errors.push(FieldError::forbidden("immutable", "field is immutable when `immutable` is set"));
+        errors.push(FieldError::forbidden(
+            "immutable",
+            "field is immutable when `immutable` is set",
+        ));
     }
     for key in keys {
         if object.get(*key) != old.get(*key) {
-            errors
-                .push(FieldError::forbidden(*key, "field is immutable when `immutable` is set"));
+            errors.push(FieldError::forbidden(
+                *key,
+                "field is immutable when `immutable` is set",
+            ));
         }
     }
 }
@@ -118,7 +136,10 @@ pub(super) fn secret(object: &Value, old: Option<&Value>, errors: &mut Errors) {
         data_keys(map, "data", errors);
         for (key, v) in map {
             let text = v.as_str().unwrap_or_default();
-            if base64::engine::general_purpose::STANDARD.decode(text).is_err() {
+            if base64::engine::general_purpose::STANDARD
+                .decode(text)
+                .is_err()
+            {
                 errors.push(FieldError::invalid(
                     format!("data[{key}]"),
                     "<secret contents redacted>",
@@ -144,7 +165,10 @@ pub(super) fn secret(object: &Value, old: Option<&Value>, errors: &mut Errors) {
 
 pub(super) fn service(object: &Value, errors: &mut Errors) {
     let kind = str_at(object, &["spec", "type"]);
-    if !matches!(kind, "ClusterIP" | "NodePort" | "LoadBalancer" | "ExternalName") {
+    if !matches!(
+        kind,
+        "ClusterIP" | "NodePort" | "LoadBalancer" | "ExternalName"
+    ) {
         errors.push(FieldError::not_supported(
             "spec.type",
             kind,
@@ -184,7 +208,9 @@ pub(super) fn service(object: &Value, errors: &mut Errors) {
 /// Events about cluster-scoped objects live in the namespace `default`.
 pub(super) fn event(object: &Value, errors: &mut Errors) {
     for key in ["involvedObject", "regarding"] {
-        let Some(target) = object.get(key) else { continue };
+        let Some(target) = object.get(key) else {
+            continue;
+        };
         let namespace = str_at(target, &["namespace"]);
         let own = meta::namespace(object);
         let fits = if namespace.is_empty() {
@@ -233,10 +259,17 @@ pub(super) fn priority_class(object: &Value, old: Option<&Value>, errors: &mut E
     }
     if let Some(old) = old {
         if old.get("value").and_then(Value::as_i64).unwrap_or(0) != value {
-            errors.push(FieldError::forbidden("value", "may not be changed in an update."));
+            errors.push(FieldError::forbidden(
+                "value",
+                "may not be changed in an update.",
+            ));
         }
         if str_at(old, &["preemptionPolicy"]) != policy {
-            errors.push(FieldError::invalid("preemptionPolicy", policy, "field is immutable"));
+            errors.push(FieldError::invalid(
+                "preemptionPolicy",
+                policy,
+                "field is immutable",
+            ));
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Errors, names};
+use crate::kinds::crd;
 use crate::kinds::meta::{self, str_at};
 use crate::kinds::resource::Resource;
 use crate::kinds::status::{FieldError, quoted};
@@ -22,7 +23,10 @@ fn name_problem(resource: &Resource, name: &str) -> Option<String> {
 
 pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors) {
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
-        errors.push(FieldError::required("metadata.name", "name or generateName is required"));
+        errors.push(FieldError::required(
+            "metadata.name",
+            "name or generateName is required",
+        ));
         return;
     };
     let name = meta::name(object);
@@ -66,15 +70,22 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
         for (key, v) in annotations {
             total += key.len() + v.as_str().map_or(0, str::len);
             for why in names::qualified_name(&key.to_lowercase()) {
-                errors.push(FieldError::invalid("metadata.annotations", key.as_str(), why));
+                errors.push(FieldError::invalid(
+                    "metadata.annotations",
+                    key.as_str(),
+                    why,
+                ));
             }
         }
         if total > MAX_ANNOTATIONS {
-            errors.push(FieldError::too_long("metadata.annotations", MAX_ANNOTATIONS));
+            errors.push(FieldError::too_long(
+                "metadata.annotations",
+                MAX_ANNOTATIONS,
+            ));
         }
     }
     owners(object, errors);
-    finalizers(object, errors);
+    finalizers(resource, object, errors);
 }
 
 /// Checks label keys and values.
@@ -97,7 +108,11 @@ fn owners(object: &Value, errors: &mut Errors) {
         let path = format!("metadata.ownerReferences[{i}]");
         for key in ["apiVersion", "kind", "name", "uid"] {
             if str_at(owner, &[key]).is_empty() {
-                let what = if key == "apiVersion" { "version must not be empty" } else { "must not be empty" };
+                let what = if key == "apiVersion" {
+                    "version must not be empty"
+                } else {
+                    "must not be empty"
+                };
                 errors.push(FieldError::invalid(format!("{path}.{key}"), "", what));
             }
         }
@@ -117,7 +132,9 @@ fn owners(object: &Value, errors: &mut Errors) {
     }
 }
 
-fn finalizers(object: &Value, errors: &mut Errors) {
+fn finalizers(resource: &Resource, object: &Value, errors: &mut Errors) {
+    // The API server of definitions and custom resources is older here and takes bare names.
+    let strict = !resource.is_custom() && !crd::is_definition(resource);
     let list = meta::at(object, &["metadata", "finalizers"]).and_then(Value::as_array);
     let mut propagation = Vec::new();
     for (i, f) in list.into_iter().flatten().enumerate() {
@@ -125,16 +142,14 @@ fn finalizers(object: &Value, errors: &mut Errors) {
         let path = format!("metadata.finalizers[{i}]");
         let problems = names::qualified_name(text);
         if !problems.is_empty() {
-            errors.extend(problems.into_iter().map(|w| FieldError::invalid(&path, text, w)));
-        } else if !text.contains('/')
-            && !matches!(
-                text,
-                "orphan"
-                    | "foregroundDeletion"
-                    | "kubernetes"
-                    // Set by the server itself on custom resource definitions.
-                    | "customresourcecleanup.apiextensions.k8s.io"
-            )
+            errors.extend(
+                problems
+                    .into_iter()
+                    .map(|w| FieldError::invalid(&path, text, w)),
+            );
+        } else if strict
+            && !text.contains('/')
+            && !matches!(text, "orphan" | "foregroundDeletion" | "kubernetes")
         {
             errors.push(FieldError::invalid(
                 path,
@@ -155,12 +170,7 @@ fn finalizers(object: &Value, errors: &mut Errors) {
     }
 }
 
-pub(super) fn validate_update(
-    resource: &Resource,
-    new: &Value,
-    old: &Value,
-    errors: &mut Errors,
-) {
+pub(super) fn validate_update(resource: &Resource, new: &Value, old: &Value, errors: &mut Errors) {
     for key in ["name", "namespace", "uid", "creationTimestamp"] {
         let (before, after) = (meta::text(old, key), meta::text(new, key));
         if before != after {
@@ -181,11 +191,17 @@ pub(super) fn validate_update(
     if !meta::text(old, "deletionTimestamp").is_empty() {
         let of = |o: &Value| -> Vec<String> {
             let list = meta::at(o, &["metadata", "finalizers"]).and_then(Value::as_array);
-            list.into_iter().flatten().filter_map(|f| f.as_str().map(str::to_owned)).collect()
+            list.into_iter()
+                .flatten()
+                .filter_map(|f| f.as_str().map(str::to_owned))
+                .collect()
         };
         let before = of(old);
-        let added: Vec<String> =
-            of(new).iter().filter(|f| !before.contains(f)).map(|f| quoted(f)).collect();
+        let added: Vec<String> = of(new)
+            .iter()
+            .filter(|f| !before.contains(f))
+            .map(|f| quoted(f))
+            .collect();
         if !added.is_empty() {
             errors.push(FieldError::forbidden(
                 "metadata.finalizers",

@@ -41,7 +41,10 @@ pub(in crate::kinds) fn validate_update(
         }
         (Some("status"), _) if resource.is("", "pods") => {
             let node = str_at(new, &["status", "nominatedNodeName"]);
-            if let Some(why) = (!node.is_empty()).then(|| names::dns1123_subdomain(node)).flatten() {
+            if let Some(why) = (!node.is_empty())
+                .then(|| names::dns1123_subdomain(node))
+                .flatten()
+            {
                 errors.push(FieldError::invalid("status.nominatedNodeName", node, why));
             }
         }

@@ -65,11 +65,12 @@ pub(in crate::kinds) fn qualified_name(text: &str) -> Vec<String> {
 
 fn is_dns_label(text: &str) -> bool {
     let bytes = text.as_bytes();
-    let ends =
-        |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let ends = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     ends(bytes.first())
         && ends(bytes.last())
-        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
 }
 
 /// What is wrong with a DNS-1123 label.
@@ -125,5 +126,8 @@ pub(in crate::kinds) fn path_segment(text: &str) -> Option<String> {
     if text == "." || text == ".." {
         return Some(format!("may not be '{text}'"));
     }
-    ['/', '%'].iter().find(|c| text.contains(**c)).map(|c| format!("may not contain '{c}'"))
+    ['/', '%']
+        .iter()
+        .find(|c| text.contains(**c))
+        .map(|c| format!("may not contain '{c}'"))
 }

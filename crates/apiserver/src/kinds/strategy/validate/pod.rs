@@ -17,7 +17,10 @@ const FORBIDDEN_CHANGE: &str = "pod updates may not change fields other than \
 `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// Checks that `text` is one of `allowed`; absent is fine because of defaulting.
@@ -33,7 +36,11 @@ fn not_negative(value: Option<&Value>, path: String, errors: &mut Errors) {
     if let Some(n) = value.and_then(Value::as_i64)
         && n < 0
     {
-        errors.push(FieldError::invalid(path, n, "must be greater than or equal to 0"));
+        errors.push(FieldError::invalid(
+            path,
+            n,
+            "must be greater than or equal to 0",
+        ));
     }
 }
 
@@ -41,7 +48,11 @@ fn port_number(value: Option<&Value>, path: String, errors: &mut Errors) {
     match value.and_then(Value::as_i64) {
         None | Some(1..=65535) => {}
         Some(n) => {
-            errors.push(FieldError::invalid(path, n, "must be between 1 and 65535, inclusive"));
+            errors.push(FieldError::invalid(
+                path,
+                n,
+                "must be between 1 and 65535, inclusive",
+            ));
         }
     }
 }
@@ -59,7 +70,13 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     let mut seen = Vec::new();
     for key in ["containers", "initContainers"] {
         for (i, c) in list(spec, key).iter().enumerate() {
-            container(c, &format!("{path}.{key}[{i}]"), &volumes, &mut seen, errors);
+            container(
+                c,
+                &format!("{path}.{key}[{i}]"),
+                &volumes,
+                &mut seen,
+                errors,
+            );
             if key == "containers" && !str_at(c, &["restartPolicy"]).is_empty() {
                 errors.push(FieldError::forbidden(
                     format!("{path}.{key}[{i}].restartPolicy"),
@@ -74,9 +91,15 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
         &RESTART_POLICIES,
         errors,
     );
-    one_of(str_at(spec, &["dnsPolicy"]), format!("{path}.dnsPolicy"), &DNS_POLICIES, errors);
+    one_of(
+        str_at(spec, &["dnsPolicy"]),
+        format!("{path}.dnsPolicy"),
+        &DNS_POLICIES,
+        errors,
+    );
     not_negative(
-        spec.get("terminationGracePeriodSeconds").filter(|v| v.as_i64() != Some(-1)),
+        spec.get("terminationGracePeriodSeconds")
+            .filter(|v| v.as_i64() != Some(-1)),
         format!("{path}.terminationGracePeriodSeconds"),
         errors,
     );
@@ -92,8 +115,15 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     if let Some(selector) = spec.get("nodeSelector") {
         validate_labels(selector, &format!("{path}.nodeSelector"), errors);
     }
-    for (key, text) in [("nodeName", str_at(spec, &["nodeName"])), ("serviceAccountName", str_at(spec, &["serviceAccountName"])), ("schedulerName", str_at(spec, &["schedulerName"])), ("priorityClassName", str_at(spec, &["priorityClassName"]))] {
-        if !text.is_empty() && let Some(why) = names::dns1123_subdomain(text) {
+    for (key, text) in [
+        ("nodeName", str_at(spec, &["nodeName"])),
+        ("serviceAccountName", str_at(spec, &["serviceAccountName"])),
+        ("schedulerName", str_at(spec, &["schedulerName"])),
+        ("priorityClassName", str_at(spec, &["priorityClassName"])),
+    ] {
+        if !text.is_empty()
+            && let Some(why) = names::dns1123_subdomain(text)
+        {
             errors.push(FieldError::invalid(format!("{path}.{key}"), text, why));
         }
     }
@@ -127,7 +157,10 @@ fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
             ));
         }
         if str_at(c, &["topologyKey"]).is_empty() {
-            errors.push(FieldError::required(format!("{at}.topologyKey"), "can not be empty"));
+            errors.push(FieldError::required(
+                format!("{at}.topologyKey"),
+                "can not be empty",
+            ));
         }
         let when = str_at(c, &["whenUnsatisfiable"]);
         if !matches!(when, "DoNotSchedule" | "ScheduleAnyway") {
@@ -139,21 +172,33 @@ fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
         }
     }
     let node = ["affinity", "nodeAffinity"];
-    if let Some(required) =
-        meta::at(spec, &[node[0], node[1], "requiredDuringSchedulingIgnoredDuringExecution"])
-    {
+    if let Some(required) = meta::at(
+        spec,
+        &[
+            node[0],
+            node[1],
+            "requiredDuringSchedulingIgnoredDuringExecution",
+        ],
+    ) {
         let at = format!(
             "{path}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
         );
         let terms = list(required, "nodeSelectorTerms");
         if terms.is_empty() {
-            errors.push(FieldError::required(&at, "must have at least one node selector term"));
+            errors.push(FieldError::required(
+                &at,
+                "must have at least one node selector term",
+            ));
         }
         for (i, term) in terms.iter().enumerate() {
             node_term(term, &format!("{at}[{i}]"), errors);
         }
     }
-    let preferred = ["affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution"];
+    let preferred = [
+        "affinity",
+        "nodeAffinity",
+        "preferredDuringSchedulingIgnoredDuringExecution",
+    ];
     let preferred = meta::at(spec, &preferred).and_then(Value::as_array);
     for (i, p) in preferred.into_iter().flatten().enumerate() {
         let at = format!(
@@ -277,7 +322,10 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a str>
         }
         let sources = v.as_object().map_or(0, |m| m.len().saturating_sub(1));
         if sources > 1 {
-            errors.push(FieldError::forbidden(at, "may not specify more than 1 volume type"));
+            errors.push(FieldError::forbidden(
+                at,
+                "may not specify more than 1 volume type",
+            ));
         }
         seen.push(name);
     }
@@ -391,7 +439,11 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
                 errors.push(FieldError::required(format!("{at}.containerPort"), ""));
             }
             _ => {
-                port_number(p.get("containerPort"), format!("{at}.containerPort"), errors);
+                port_number(
+                    p.get("containerPort"),
+                    format!("{at}.containerPort"),
+                    errors,
+                );
             }
         }
         port_number(
@@ -410,7 +462,9 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
 
 /// What may change in a pod that exists.
 pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
-    let (Some(new_spec), Some(old_spec)) = (new.get("spec"), old.get("spec")) else { return };
+    let (Some(new_spec), Some(old_spec)) = (new.get("spec"), old.get("spec")) else {
+        return;
+    };
     if new_spec == old_spec {
         return;
     }
@@ -418,12 +472,18 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
     let gated = !list(old_spec, "schedulingGates").is_empty();
     check_images(new_spec, old_spec, &mut allowed, errors);
     restore(&mut allowed, old_spec, "activeDeadlineSeconds");
-    let grace = |s: &Value| s.get("terminationGracePeriodSeconds").and_then(Value::as_i64);
+    let grace = |s: &Value| {
+        s.get("terminationGracePeriodSeconds")
+            .and_then(Value::as_i64)
+    };
     if grace(old_spec).is_some_and(|g| g < 0) && grace(new_spec) == Some(1) {
         restore(&mut allowed, old_spec, "terminationGracePeriodSeconds");
     }
     let tolerations = list(new_spec, "tolerations");
-    if list(old_spec, "tolerations").iter().all(|t| tolerations.contains(t)) {
+    if list(old_spec, "tolerations")
+        .iter()
+        .all(|t| tolerations.contains(t))
+    {
         restore(&mut allowed, old_spec, "tolerations");
     } else {
         errors.push(FieldError::forbidden(
@@ -433,7 +493,10 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
         restore(&mut allowed, old_spec, "tolerations");
     }
     let gates = list(old_spec, "schedulingGates");
-    if list(new_spec, "schedulingGates").iter().all(|g| gates.contains(g)) {
+    if list(new_spec, "schedulingGates")
+        .iter()
+        .all(|g| gates.contains(g))
+    {
         restore(&mut allowed, old_spec, "schedulingGates");
     } else {
         errors.push(FieldError::forbidden(
@@ -446,7 +509,9 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
         // A gated pod may still be told where it must (only more narrowly) go.
         let labels = old_spec.get("nodeSelector").and_then(Value::as_object);
         let kept = labels.is_none_or(|labels| {
-            labels.iter().all(|(k, v)| meta::at(new_spec, &["nodeSelector", k]) == Some(v))
+            labels
+                .iter()
+                .all(|(k, v)| meta::at(new_spec, &["nodeSelector", k]) == Some(v))
         });
         if kept {
             restore(&mut allowed, old_spec, "nodeSelector");
@@ -477,7 +542,9 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
 }
 
 fn restore(target: &mut Value, from: &Value, key: &str) {
-    let Some(map) = target.as_object_mut() else { return };
+    let Some(map) = target.as_object_mut() else {
+        return;
+    };
     match from.get(key) {
         Some(v) => map.insert(key.to_owned(), v.clone()),
         None => map.remove(key),
@@ -495,7 +562,11 @@ fn check_images(new: &Value, old: &Value, allowed: &mut Value, errors: &mut Erro
             restore(allowed, old, key);
             continue;
         }
-        let targets = allowed.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten();
+        let targets = allowed
+            .get_mut(key)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten();
         for (target, before) in targets.zip(list(old, key)) {
             if let (Some(map), Some(image)) = (target.as_object_mut(), before.get("image")) {
                 map.insert("image".to_owned(), image.clone());

@@ -44,7 +44,10 @@ pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &
         errors.push(FieldError::invalid(
             path,
             value.clone(),
-            format!("quantities must match the regular expression '{}'", quantity::PATTERN),
+            format!(
+                "quantities must match the regular expression '{}'",
+                quantity::PATTERN
+            ),
         ));
         return;
     };
@@ -57,7 +60,11 @@ pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &
     }
     // Rounding up changes a quantity exactly when it has a fraction.
     if is_extended(name) && Quantity::from_value(q.value()) != q {
-        errors.push(FieldError::invalid(path, value.clone(), "must be an integer"));
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            "must be an integer",
+        ));
     }
 }
 
@@ -75,8 +82,14 @@ pub(super) fn validate_list(list: Option<&Value>, path: &str, errors: &mut Error
 /// `resources` of a container.
 pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
     let empty = Map::new();
-    let limits = resources.get("limits").and_then(Value::as_object).unwrap_or(&empty);
-    let requests = resources.get("requests").and_then(Value::as_object).unwrap_or(&empty);
+    let limits = resources
+        .get("limits")
+        .and_then(Value::as_object)
+        .unwrap_or(&empty);
+    let requests = resources
+        .get("requests")
+        .and_then(Value::as_object)
+        .unwrap_or(&empty);
     for (kind, list) in [("limits", limits), ("requests", requests)] {
         for (name, v) in list {
             let at = format!("{path}.{kind}[{name}]");
@@ -87,10 +100,14 @@ pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
         }
     }
     for (name, value) in requests {
-        let Some(request) = quantity::parse(value) else { continue };
+        let Some(request) = quantity::parse(value) else {
+            continue;
+        };
         match limits.get(name) {
             Some(raw) => {
-                let Some(limit) = quantity::parse(raw) else { continue };
+                let Some(limit) = quantity::parse(raw) else {
+                    continue;
+                };
                 let overcommit = is_native(name) && !is_huge_page(name);
                 let why = if !overcommit && request != limit {
                     format!("must be equal to {name} limit of {limit}")

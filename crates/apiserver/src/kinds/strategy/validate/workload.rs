@@ -54,7 +54,9 @@ fn selector(object: &Value, plain: bool, errors: &mut Errors) {
         )),
         Ok(s) if !s.matches_object(template) => errors.push(FieldError::invalid(
             "spec.template.metadata.labels",
-            meta::at(template, &["metadata", "labels"]).cloned().unwrap_or_default(),
+            meta::at(template, &["metadata", "labels"])
+                .cloned()
+                .unwrap_or_default(),
             "`selector` does not match template `labels`",
         )),
         Ok(_) => {}
@@ -81,11 +83,20 @@ pub(super) fn replicated(
     errors: &mut Errors,
 ) {
     let controller = resource.is("", "replicationcontrollers");
-    for key in ["replicas", "minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
+    for key in [
+        "replicas",
+        "minReadySeconds",
+        "revisionHistoryLimit",
+        "progressDeadlineSeconds",
+    ] {
         count(object, key, errors);
     }
     selector(object, controller, errors);
-    template(meta::at(object, &["spec", "template"]), "spec.template", errors);
+    template(
+        meta::at(object, &["spec", "template"]),
+        "spec.template",
+        errors,
+    );
     let policy = str_at(object, &["spec", "template", "spec", "restartPolicy"]);
     if !matches!(policy, "" | "Always") {
         errors.push(FieldError::not_supported(
@@ -102,7 +113,12 @@ pub(super) fn replicated(
 }
 
 fn job_spec(spec: &Value, path: &str, errors: &mut Errors) {
-    for key in ["parallelism", "completions", "backoffLimit", "ttlSecondsAfterFinished"] {
+    for key in [
+        "parallelism",
+        "completions",
+        "backoffLimit",
+        "ttlSecondsAfterFinished",
+    ] {
         if let Some(n) = spec.get(key).and_then(Value::as_i64)
             && n < 0
         {
@@ -119,10 +135,17 @@ fn job_spec(spec: &Value, path: &str, errors: &mut Errors) {
     match policy {
         "OnFailure" | "Never" => {}
         "" | "Always" => {
-            errors.push(FieldError::required(at, "valid values: \"OnFailure\", \"Never\""));
+            errors.push(FieldError::required(
+                at,
+                "valid values: \"OnFailure\", \"Never\"",
+            ));
         }
         other => {
-            errors.push(FieldError::not_supported(at, other, &["OnFailure", "Never"]));
+            errors.push(FieldError::not_supported(
+                at,
+                other,
+                &["OnFailure", "Never"],
+            ));
         }
     }
     if str_at(spec, &["completionMode"]) == "Indexed" && spec.get("completions").is_none() {
@@ -143,8 +166,9 @@ pub(super) fn job(object: &Value, old: Option<&Value>, errors: &mut Errors) {
         for key in ["selector", "completionMode"] {
             immutable(object, old, key, errors);
         }
-        let suspended =
-            meta::at(old, &["spec", "suspend"]).and_then(Value::as_bool).unwrap_or(false);
+        let suspended = meta::at(old, &["spec", "suspend"])
+            .and_then(Value::as_bool)
+            .unwrap_or(false);
         if !suspended {
             immutable(object, old, "template", errors);
         }
@@ -162,7 +186,10 @@ pub(super) fn cron_job(object: &Value, errors: &mut Errors) {
         errors.push(FieldError::invalid(
             "spec.schedule",
             schedule,
-            format!("expected exactly 5 fields, found {}", schedule.split_whitespace().count()),
+            format!(
+                "expected exactly 5 fields, found {}",
+                schedule.split_whitespace().count()
+            ),
         ));
     }
     let policy = str_at(object, &["spec", "concurrencyPolicy"]);
