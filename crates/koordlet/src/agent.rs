@@ -321,7 +321,7 @@ impl Agent {
             .node_memory_with_cache
             .set(&series.axis, sample.memory_with_cache);
 
-        let every = u64::from(self.settings.container_every.max(1));
+        let every = u64::from(self.settings.container_memory_every.max(1));
         let (mut pods_cpu, mut pods_memory) = (0.0, 0.0);
         for info in self.pods.iter().flat_map(|pods| pods.iter()) {
             let Some(pod) = self.tracked.get_mut(&info.uid) else {
@@ -330,11 +330,10 @@ impl Agent {
             if info.is_active() {
                 pod.group
                     .sample(&self.root, &info.cgroup, steady, true, scratch);
-                // Containers in turns, so that every tick does the same work.
-                if (self.ticks + pod.id) % every == 0 {
-                    for (group, container) in &mut pod.containers {
-                        container.sample(&self.root, group, steady, true, scratch);
-                    }
+                // In turns, so that every tick does the same work.
+                let memory = (self.ticks + pod.id).is_multiple_of(every);
+                for (group, container) in &mut pod.containers {
+                    container.sample(&self.root, group, steady, memory, scratch);
                 }
                 pod.held_up = if info.is_best_effort() {
                     None

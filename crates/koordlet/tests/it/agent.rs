@@ -1,0 +1,314 @@
+//! Whole agent, paused time.
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_host::Resource;
+use koord_host::fake::Tree;
+use koord_kube::api::{DeleteParams, ListParams, PostParams};
+use koord_kube::{Api, Client, Informer, Scope, patch};
+use koordlet::gates::Gate;
+use koordlet::{Options, Settings, Thread, audit};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+const NODE: &str = "n1";
+
+struct Rig {
+    client: Client,
+    ctx: Context,
+    tree: Tree,
+    audit: audit::Log,
+    _server: Arc<ApiServer>,
+}
+
+fn typed<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let server = ApiServer::open(Config::memory(clock.clone()))
+            .await
+            .unwrap();
+        server.install_crds(koord_api::crd_values()).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let nodes: Api<Node> = Api::all(client.clone());
+        let node = typed(json!({"metadata": {"name": NODE}}));
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let list = json!({"cpu": "2", "memory": "8Gi", "pods": "110"});
+        let status = json!({"status": {"capacity": list, "allocatable": list}});
+        patch::merge_node_status(&client, NODE, &status)
+            .await
+            .unwrap();
+        let tree = Tree::hybrid("0-1").unwrap();
+        tree.group("kubepods/besteffort").unwrap();
+        Self {
+            client,
+            ctx: Context::with_clock(clock),
+            tree,
+            audit: audit::Log::default(),
+            _server: server,
+        }
+    }
+
+    fn koordlet(&self) -> tokio::task::JoinHandle<()> {
+        let mut settings = Settings::default();
+        settings.gates.set(Gate::BEMemoryEvict, true);
+        let options = Options {
+            node_name: NODE.to_owned(),
+            root: Some(self.tree.root().clone()),
+            settings,
+            audit: self.audit.clone(),
+            thread: Thread::Shared,
+            ..Options::default()
+        };
+        let run = koordlet::run(options, self.client.clone(), self.ctx.clone());
+        tokio::spawn(async move { run.await.unwrap() })
+    }
+
+    async fn add_pod(&self, name: &str, labels: Value, resources: Value) -> String {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let pod = typed(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": NODE, "containers":
+                [{"name": "c", "image": "x", "resources": resources}]}}));
+        let created: Pod = pods.create(&PostParams::default(), &pod).await.unwrap();
+        let uid = created.metadata.uid.unwrap();
+        let status = json!({"status": {"phase": "Running", "containerStatuses": [{
+            "name": "c", "containerID": format!("koord://{name}"), "image": "x", "imageID": "",
+            "ready": true, "restartCount": 0}]}});
+        patch::merge_status(&pods, name, &status).await.unwrap();
+        uid
+    }
+
+    /// Waits, in paused time, until `found` gives something.
+    async fn until<T>(&self, what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
+        for _ in 0..2000 {
+            if let Some(found) = found().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        panic!("never saw {what}");
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.ctx.shutdown.cancel();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_of_an_existing_nodemetric_is_reported() {
+    let rig = Rig::start().await;
+    let uid = rig
+        .add_pod(
+            "ls",
+            json!({"koordinator.sh/qosClass": "LS"}),
+            json!({"requests": {"cpu": "500m"}}),
+        )
+        .await;
+    rig.tree
+        .group(&format!("kubepods/burstable/pod{uid}/ls"))
+        .unwrap();
+    let running = rig.koordlet();
+    let metrics: Api<NodeMetric> = Api::all(rig.client.clone());
+    // The manager makes the object; koordlet must not.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(
+        metrics
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    let spec = json!({"metadata": {"name": NODE}, "spec": {"metricCollectPolicy": {
+        "aggregateDurationSeconds": 60, "reportIntervalSeconds": 30,
+        "nodeAggregatePolicy": {"durations": ["1m", "30m"]}}}});
+    metrics
+        .create(&PostParams::default(), &typed(spec))
+        .await
+        .unwrap();
+    let status = rig
+        .until("a report", async || metrics.get(NODE).await.unwrap().status)
+        .await;
+    let value = serde_json::to_value(&status).unwrap();
+    assert_eq!(value["podsMetric"][0]["name"], "ls");
+    assert_eq!(value["podsMetric"][0]["qos"], "LS");
+    assert_eq!(
+        value["nodeMetric"]["nodeUsage"]["resources"]["memory"],
+        "2Gi"
+    );
+    let windows = value["nodeMetric"]["aggregatedNodeUsages"]
+        .as_array()
+        .unwrap();
+    assert_eq!(windows[0]["duration"], "1m0s");
+    assert!(windows[0]["usage"]["p99"]["resources"]["cpu"].is_string());
+    assert!(windows[1].get("usage").is_none());
+    // And again, on time.
+    let first = value["updateTime"].clone();
+    rig.until("a second report", async || {
+        let status = metrics.get(NODE).await.unwrap().status?;
+        (serde_json::to_value(status.update_time).unwrap() != first).then_some(())
+    })
+    .await;
+    rig.ctx.shutdown.cancel();
+    running.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_pods_get_values_and_settings_switch_at_run_time() {
+    let rig = Rig::start().await;
+    let uid = rig.add_pod("be", json!({"koordinator.sh/qosClass": "BE"}),
+        json!({"requests": {"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"},
+               "limits": {"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"}})).await;
+    let pod = rig
+        .tree
+        .group(&format!("kubepods/besteffort/pod{uid}"))
+        .unwrap();
+    let container = rig
+        .tree
+        .group(&format!("kubepods/besteffort/pod{uid}/be"))
+        .unwrap();
+    let _running = rig.koordlet();
+    let group = rig.tree.root().cgroup(&container);
+    rig.until("the values", async || {
+        (group.cpu_shares().unwrap() == Some(1536)).then_some(())
+    })
+    .await;
+    assert_eq!(group.cfs_quota().unwrap(), Some(150_000));
+    assert_eq!(group.memory_limit().unwrap(), Some(1 << 30));
+    let group = rig.tree.root().cgroup(&pod);
+    assert_eq!(group.cfs_quota().unwrap(), Some(150_000));
+
+    let class = rig
+        .tree
+        .root()
+        .cgroup(&"kubepods/besteffort".parse().unwrap());
+    let slos: Api<NodeSLO> = Api::all(rig.client.clone());
+    let slo = |mode: &str| {
+        json!({"metadata": {"name": NODE}, "spec": {
+        "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": "cfsQuota"},
+        "extensions": {"cpuSuppress": {"mode": mode}}}})
+    };
+    slos.create(&PostParams::default(), &typed(slo("upstream")))
+        .await
+        .unwrap();
+    rig.until("the cap", async || {
+        (class.cfs_quota().unwrap() == Some(130_000)).then_some(())
+    })
+    .await;
+    assert_eq!(
+        group.cfs_quota().unwrap(),
+        Some(-1),
+        "a quota in a quota only adds latency"
+    );
+    patch::merge(&slos, NODE, &slo("pressure")).await.unwrap();
+    rig.until("no cap", async || {
+        (class.cfs_quota().unwrap() == Some(-1)).then_some(())
+    })
+    .await;
+    assert_eq!(class.cpu_shares().unwrap(), Some(2));
+    let writes = rig.audit.entries();
+    assert!(
+        writes
+            .iter()
+            .any(|w| w.change.as_ref().is_some_and(|c| c.new == "130000"))
+    );
+    assert!(writes.iter().all(|w| !w.message.is_empty()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_pressure_evicts_through_the_api() {
+    let rig = Rig::start().await;
+    let uid = rig.add_pod("be", json!({"koordinator.sh/qosClass": "BE"}),
+        json!({"requests": {"kubernetes.io/batch-cpu": "1", "kubernetes.io/batch-memory": "1Gi"}})).await;
+    let pod = rig
+        .tree
+        .group(&format!("kubepods/besteffort/pod{uid}"))
+        .unwrap();
+    let stat = format!(
+        "total_inactive_anon 0\ntotal_active_anon {}\ntotal_inactive_file 0\n\
+         total_active_file 0\ntotal_unevictable 0\n",
+        3_u64 << 30
+    );
+    rig.tree.feed(&pod, Resource::MemoryStat, &stat).unwrap();
+    let slos: Api<NodeSLO> = Api::all(rig.client.clone());
+    let slo = json!({"metadata": {"name": NODE}, "spec": {"resourceUsedThresholdWithBE":
+        {"enable": true, "memoryEvictThresholdPercent": 70}}});
+    slos.create(&PostParams::default(), &typed(slo))
+        .await
+        .unwrap();
+    let _running = rig.koordlet();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let pods: Api<Pod> = Api::namespaced(rig.client.clone(), "default");
+    assert!(
+        pods.get("be")
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_none()
+    );
+    let meminfo = "MemTotal: 8388608 kB\nMemFree: 524288 kB\nMemAvailable: 1048576 kB\n\
+                   Buffers: 0 kB\nCached: 0 kB\nActive(file): 0 kB\nInactive(file): 0 kB\n\
+                   SReclaimable: 0 kB\n";
+    rig.tree.put("proc/meminfo", meminfo).unwrap();
+    rig.until("the eviction", async || {
+        let pod = pods.get_opt("be").await.unwrap();
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+            .then_some(())
+    })
+    .await;
+    let events: Api<Event> = Api::namespaced(rig.client.clone(), "default");
+    let event = rig
+        .until("the event", async || {
+            let all = events.list(&ListParams::default()).await.unwrap();
+            all.items
+                .into_iter()
+                .find(|e| e.reason.as_deref() == Some("evictPodSuccess"))
+        })
+        .await;
+    assert!(event.message.unwrap().contains("BEMemoryEvict"));
+    let _ = pods
+        .delete("be", &DeleteParams::default().grace_period(0))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_of_other_nodes_are_not_ours() {
+    let rig = Rig::start().await;
+    let pods: Api<Pod> = Api::namespaced(rig.client.clone(), "default");
+    let pod: Pod = typed(
+        json!({"metadata": {"name": "far"}, "spec": {"nodeName": "other",
+        "containers": [{"name": "c", "image": "x"}]}}),
+    );
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let scope = Scope {
+        fields: Some(format!("spec.nodeName={NODE}")),
+        ..Scope::default()
+    };
+    let stop = rig.ctx.shutdown.clone();
+    let store = Informer::<Pod>::start_store(rig.client.clone(), scope, stop);
+    assert!(store.wait_synced().await && store.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_needs_a_name() {
+    let rig = Rig::start().await;
+    let options = Options {
+        root: Some(rig.tree.root().clone()),
+        ..Options::default()
+    };
+    let error = koordlet::run(options, rig.client.clone(), rig.ctx.clone())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("NODE_NAME"), "{error}");
+}

@@ -1,0 +1,7 @@
+//! The agent against the embedded API server, in one process, on a fake machine.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
+
+mod agent;
+mod http;
+mod kernel;
