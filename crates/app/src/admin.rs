@@ -47,6 +47,7 @@ pub struct Admin {
     registry: Registry,
     ready: Vec<(&'static str, Check)>,
     pages: Vec<(&'static str, Page)>,
+    routes: Router,
 }
 
 impl std::fmt::Debug for Admin {
@@ -68,7 +69,15 @@ impl Admin {
             registry,
             ready: Vec::new(),
             pages: Vec::new(),
+            routes: Router::new(),
         }
+    }
+
+    /// Adds whole routes of the component's own.
+    #[must_use]
+    pub fn with_routes(mut self, routes: Router) -> Self {
+        self.routes = self.routes.merge(routes);
+        self
     }
 
     /// Adds a condition for `/readyz`; `Err` says what is missing.
@@ -95,7 +104,9 @@ impl Admin {
 
     /// The routes, for a server of one's own.
     pub fn router(&self) -> Router {
-        let mut router = Router::new()
+        let mut router = self
+            .routes
+            .clone()
             .route("/healthz", get(|| async { "ok" }))
             .route("/livez", get(|| async { "ok" }))
             .route(
