@@ -20,6 +20,7 @@ pub mod cpuset;
 pub mod error;
 pub mod fake;
 pub mod features;
+pub mod limits;
 pub mod path;
 pub mod process;
 pub mod procfs;

@@ -350,7 +350,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("kubepods/cpu.shares") && error.contains("Read-only"),
+            error.contains("kubepods/burstable/cpu.shares") && error.contains("Read-only"),
             "{error}"
         );
     }

@@ -267,6 +267,13 @@ impl Layout {
     /// # Errors
     /// When the uid is no valid directory name.
     pub fn pod(&self, qos: Qos, uid: &str) -> Result<CgroupPath, koord_host::HostError> {
+        if uid.contains('/') {
+            let path = format!("pod{uid}");
+            return Err(koord_host::HostError::Path {
+                path,
+                reason: "is not one component",
+            });
+        }
         self.class(qos)?.join(&format!("pod{uid}"))
     }
 }

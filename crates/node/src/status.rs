@@ -244,7 +244,6 @@ fn terminated(ended: &Ended) -> ContainerStateTerminated {
 
 /// What a status in the API says about a container, to go on from after a restart of this node.
 /// A container that was running then is not any more: it was killed with the node.
-#[must_use]
 pub fn resume(record: &mut Record, status: &ContainerStatus, now: Timestamp) {
     record.restarts = u32::try_from(status.restart_count).unwrap_or(0);
     let id = |id: &Option<String>| {

@@ -120,7 +120,8 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
             _ => Err(errno(EINVAL)),
         },
         ("blkio", _) if name.starts_with("blkio.throttle.") => throttle(place, name, value),
-        _ if is_read_only(name) => Err(errno(EACCES)),
+        // Even root, whom file modes do not stop.
+        _ if is_read_only(name) => Err(errno(EINVAL)),
         // A vendor file that a test has put.
         _ => place.set(name, value),
     }
@@ -256,6 +257,10 @@ fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
     } else {
         CpuSet::from_iter([0])
     };
+    // Numbers that the machine can never have, and numbers that it could have but has not.
+    if set.iter().last() > online.iter().last() {
+        return Err(errno(ERANGE));
+    }
     if !set.is_subset(&online) {
         return Err(errno(EINVAL));
     }

@@ -4,6 +4,7 @@ use super::{Logs, Progress, file_of, rotated};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use jiff::{SignedDuration, Timestamp};
+use koord_app::Clock;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub struct LogOptions {
     pub tail_lines: Option<u64>,
     /// Only what was written in the last so many seconds before `now`.
     pub since_seconds: Option<i64>,
-    /// The present, for `since_seconds`.
+    /// The present, for `since_seconds`; the system's time when `None`.
     pub now: Option<Timestamp>,
     /// Only what was written at or after this time.
     pub since_time: Option<Timestamp>,
@@ -66,7 +67,8 @@ pub(super) async fn open(
     };
     let since = options.since_time.or_else(|| {
         let ago = SignedDuration::from_secs(options.since_seconds?);
-        options.now?.checked_sub(ago).ok()
+        let now = options.now.unwrap_or_else(|| Clock::system().now());
+        now.checked_sub(ago).ok()
     });
     let filter = Filter {
         since,
@@ -75,13 +77,16 @@ pub(super) async fn open(
         at_line_start: true,
     };
     let (sender, receiver) = mpsc::channel(16);
+    let mut reading = Reading {
+        path,
+        filter,
+        sender,
+    };
+    // What is there now is read before this returns, so that "from now on" means from now on.
+    let begun = reading.begin(options.tail_lines, follow).await;
+    let begun = begun.map_err(|error| format!("log of container {container:?}: {error}"))?;
     tokio::spawn(async move {
-        let mut reading = Reading {
-            path,
-            filter,
-            sender,
-        };
-        if let Err(error) = reading.run(options.tail_lines, follow).await {
+        if let Err(error) = reading.go_on(begun).await {
             // The reader gets the error; if it is gone already nobody wants it.
             let _ = reading.sender.send(Err(error)).await;
         }
@@ -139,24 +144,38 @@ struct Reading {
     sender: mpsc::Sender<Result<Bytes, io::Error>>,
 }
 
+/// What a log holds when its reading begins.
+struct Begun {
+    /// Rotated files, newest first.
+    before: Vec<Vec<u8>>,
+    /// The file that is being written, as far as it was.
+    text: Vec<u8>,
+    /// Lines to leave out.
+    skip: u64,
+    current: File,
+    rotation: u32,
+    follow: Option<watch::Receiver<Progress>>,
+}
+
 impl Reading {
-    async fn run(
+    async fn begin(
         &mut self,
         tail: Option<u64>,
         mut follow: Option<watch::Receiver<Progress>>,
-    ) -> io::Result<()> {
-        let old = rotations_on_disk(&self.path);
-        let mut rotation = follow.as_mut().map_or_else(
-            || old.last().map_or(0, |last| last + 1),
-            |f| f.borrow_and_update().rotations,
-        );
-        // Newest first until there are enough lines; each file is at most one rotation size.
-        let mut before: Vec<Vec<u8>> = Vec::new();
-        let mut lines = 0;
-        let mut current = File::open(&self.path).await?;
+    ) -> io::Result<Begun> {
+        let (rotation, mut current) = match &mut follow {
+            Some(follow) => {
+                let rotation = follow.borrow_and_update().rotations;
+                (rotation, self.open_rotation(rotation, follow).await?)
+            }
+            None => (u32::MAX, File::open(&self.path).await?),
+        };
         let mut text = Vec::new();
         current.read_to_end(&mut text).await?;
-        lines += full_lines(&text);
+        let mut lines = full_lines(&text);
+        // Newest first until there are enough lines; each file is at most one rotation size.
+        let mut before: Vec<Vec<u8>> = Vec::new();
+        let old = rotations_on_disk(&self.path);
         for number in old.iter().rev().filter(|number| **number < rotation) {
             if tail.is_some_and(|tail| lines >= tail) {
                 break;
@@ -170,55 +189,63 @@ impl Reading {
                 Err(error) => return Err(error),
             }
         }
-        let mut skip = tail.map_or(0, |tail| lines.saturating_sub(tail));
+        let skip = tail.map_or(0, |tail| lines.saturating_sub(tail));
+        Ok(Begun {
+            before,
+            text,
+            skip,
+            current,
+            rotation,
+            follow,
+        })
+    }
+
+    async fn go_on(&mut self, begun: Begun) -> io::Result<()> {
+        let Begun {
+            before,
+            mut text,
+            mut skip,
+            mut current,
+            mut rotation,
+            follow,
+        } = begun;
         for text in before.iter().rev() {
             if !self.emit(text, &mut skip).await? {
                 return Ok(());
             }
         }
-        // An incomplete last line is kept until its end arrives.
-        let complete = text
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |end| end + 1);
-        if !self.emit(&text[..complete], &mut skip).await? {
-            return Ok(());
-        }
         drop(before);
-        let Some(follow) = &mut follow else {
+        let Some(mut follow) = follow else {
+            self.emit(&text, &mut skip).await?;
             return Ok(());
         };
-        let mut pending = text.split_off(complete);
         loop {
+            // Looked at before reading: what was written by then is read now.
             let progress = *follow.borrow_and_update();
-            current.read_to_end(&mut pending).await?;
-            let complete = pending
+            current.read_to_end(&mut text).await?;
+            // An incomplete last line is kept until its end arrives.
+            let complete = text
                 .iter()
                 .rposition(|byte| *byte == b'\n')
                 .map_or(0, |end| end + 1);
-            if !self.emit(&pending[..complete], &mut 0).await? {
+            if !self.emit(&text[..complete], &mut skip).await? {
                 return Ok(());
             }
-            pending.drain(..complete);
+            // Lines to leave out were there at the beginning.
+            skip = 0;
+            text.drain(..complete);
             if rotation < progress.rotations {
-                // The file was complete before it was rotated, so all of it has been read now.
+                // A file is complete when it is rotated, so all of it has been read.
                 rotation += 1;
-                current = self.open_rotation(rotation, follow).await?;
+                current = self.open_rotation(rotation, &follow).await?;
                 continue;
             }
             if progress.closed {
                 return Ok(());
             }
             tokio::select! {
-                changed = follow.changed() => if changed.is_err() && follow.borrow().closed {
-                    // One more round for what was written last.
-                    let progress = *follow.borrow();
-                    if progress.rotations == rotation {
-                        current.read_to_end(&mut pending).await?;
-                        self.emit(&pending, &mut 0).await?;
-                        return Ok(());
-                    }
-                },
+                // An error means that the writer is gone, having said so in the last value.
+                _ = follow.changed() => {}
                 () = self.sender.closed() => return Ok(()),
             }
         }

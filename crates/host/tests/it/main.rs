@@ -1,0 +1,7 @@
+//! koord-host against the real kernel of this machine, and the fake against both.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "test code")]
+
+mod confined;
+mod strictness;
+mod support;

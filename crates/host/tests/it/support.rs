@@ -1,0 +1,58 @@
+//! A group of its own on the real tree, removed at the end.
+
+use koord_host::{CgroupPath, Controller, HostError, Root};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The controllers that the tests use.
+pub(crate) const CONTROLLERS: [Controller; 4] = [
+    Controller::Cpu,
+    Controller::Cpuacct,
+    Controller::Cpuset,
+    Controller::Memory,
+];
+
+/// A group on the real tree.
+pub(crate) struct Playground {
+    pub(crate) root: Root,
+    pub(crate) path: CgroupPath,
+}
+
+impl Playground {
+    /// Makes the group, or says why the test is skipped.
+    pub(crate) fn new(test: &str) -> Option<Self> {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let root = Root::system().unwrap();
+        let name = format!("koord-test-{}-{number}", std::process::id());
+        let path = CgroupPath::new(&name).unwrap();
+        let made = if root.has_cgroups() {
+            root.cgroup(&path).create(&CONTROLLERS).map(|_| ())
+        } else {
+            Err(HostError::Unsupported {
+                resource: "cgroup",
+                version: "this machine",
+            })
+        };
+        match made {
+            Ok(()) => Some(Self { root, path }),
+            Err(error) => {
+                eprintln!("skipped: {test}: the cgroup tree cannot be written: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Playground {
+    fn drop(&mut self) {
+        let group = self.root.cgroup(&self.path);
+        for _ in 0..200 {
+            let _ = group.kill();
+            if group.remove().is_ok() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        eprintln!("left behind: {}", self.path);
+    }
+}

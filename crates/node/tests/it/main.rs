@@ -1,0 +1,9 @@
+//! The node against the embedded API server, with real processes and, as root, real groups.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "test code")]
+
+mod confined;
+mod pods;
+mod recovery;
+mod registration;
+mod support;

@@ -1,0 +1,323 @@
+use crate::support::{World, container, phase_of};
+use koord_node::Options;
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_runs_to_completion_and_leaves_its_log() {
+    let world = World::new().await;
+    let node = world.start().await;
+    world
+        .create("job", json!({
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "c", "image": "none",
+                "command": ["/bin/sh", "-c"], "args": ["echo hello $(WHO); echo oops >&2; pwd"],
+                "workingDir": "/tmp",
+                "env": [{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+            }]
+        }))
+        .await;
+    let pod = world.in_phase("job", "Succeeded").await;
+    let state = container(&pod)["state"]["terminated"].clone();
+    assert_eq!(
+        (&state["exitCode"], &state["reason"]),
+        (&json!(0), &json!("Completed"))
+    );
+    let id = state["containerID"].as_str().unwrap();
+    assert_eq!(id.strip_prefix("koord://").unwrap().len(), 64);
+    let log = world.log("job").await;
+    for line in ["hello job\n", "oops\n", "/tmp\n"] {
+        assert!(log.contains(line), "{log}");
+    }
+    world.delete("job").await;
+    world.gone("job").await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_codes_and_missing_programs_fail_the_pod() {
+    let world = World::new().await;
+    let node = world.start().await;
+    world.script("three", "Never", "exit 3").await;
+    world.script("signal", "Never", "kill -9 $$$$").await;
+    let missing = json!({"restartPolicy": "Never", "containers": [
+        {"name": "c", "image": "none", "command": ["/no/such/program"]}]});
+    world.create("missing", missing).await;
+    let state = |pod| container(&pod)["state"]["terminated"].clone();
+    let three = state(world.in_phase("three", "Failed").await);
+    assert_eq!(
+        (&three["exitCode"], &three["reason"]),
+        (&json!(3), &json!("Error"))
+    );
+    let signal = state(world.in_phase("signal", "Failed").await);
+    assert_eq!(
+        (&signal["exitCode"], &signal["signal"]),
+        (&json!(137), &json!(9))
+    );
+    let missing = state(world.in_phase("missing", "Failed").await);
+    assert_eq!(missing["reason"], "StartError");
+    assert!(
+        missing["message"]
+            .as_str()
+            .unwrap()
+            .contains("/no/such/program")
+    );
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_container_is_restarted_with_growing_pauses() {
+    let world = World::new().await;
+    let node = world.start().await;
+    world.script("crash", "Always", "exit 1").await;
+    let pod = world
+        .pod_when("crash", |pod| {
+            let status = pod
+                .status
+                .as_ref()
+                .and_then(|s| s.container_statuses.as_ref());
+            status.is_some_and(|status| status[0].restart_count >= 3)
+                && container(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+        })
+        .await;
+    assert_eq!(container(&pod)["lastState"]["terminated"]["exitCode"], 1);
+    assert_eq!(phase_of(&pod), "Running");
+    world.event("BackOff").await;
+    world.delete("crash").await;
+    world.gone("crash").await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_command_nothing_runs_and_the_reason_is_told() {
+    let world = World::new().await;
+    let node = world.start().await;
+    world
+        .create(
+            "image",
+            json!({"containers": [{"name": "c", "image": "nginx:1.27"}]}),
+        )
+        .await;
+    let pod = world
+        .pod_when("image", |pod| {
+            let status = pod
+                .status
+                .as_ref()
+                .and_then(|s| s.container_statuses.as_ref());
+            status.is_some() && container(pod)["state"]["waiting"]["reason"] == "ErrImageNeverPull"
+        })
+        .await;
+    let message = container(&pod)["state"]["waiting"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        message.contains("nginx:1.27") && message.contains("command"),
+        "{message}"
+    );
+    assert_eq!(phase_of(&pod), "Pending");
+    let event = world.event("ErrImageNeverPull").await;
+    assert_eq!(event.involved_object.name.as_deref(), Some("image"));
+    world.delete("image").await;
+    world.gone("image").await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pod_gets_a_signal_and_its_grace() {
+    let world = World::new().await;
+    let node = world.start().await;
+    let script = |trap: &str| format!("trap '{trap}' TERM; echo up; while :; do sleep 0.05; done");
+    world
+        .script("polite", "Always", &script("echo bye; exit 0"))
+        .await;
+    let stubborn = json!({
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "c", "image": "none", "command": ["/bin/sh", "-c", script("")]}]
+    });
+    world.create("stubborn", stubborn).await;
+    for name in ["polite", "stubborn"] {
+        world
+            .pod_when(name, |pod| {
+                pod.status
+                    .as_ref()
+                    .and_then(|s| s.conditions.as_ref())
+                    .is_some_and(|conditions| {
+                        conditions
+                            .iter()
+                            .any(|c| c.type_ == "Ready" && c.status == "True")
+                    })
+            })
+            .await;
+        // The trap is set once the script has said something.
+        world
+            .until("up", || async {
+                let options = koord_node::LogOptions::default();
+                use futures::StreamExt;
+                let mut log = world.logs.open("default", name, "c", options).await.ok()?;
+                log.next().await.map(|_| ())
+            })
+            .await;
+    }
+    let options = koord_node::LogOptions {
+        follow: true,
+        ..Default::default()
+    };
+    let log = world
+        .logs
+        .open("default", "polite", "c", options)
+        .await
+        .unwrap();
+    world.delete("polite").await;
+    world.delete("stubborn").await;
+    world.gone("polite").await;
+    world.gone("stubborn").await;
+    use futures::StreamExt;
+    let text: Vec<u8> = log
+        .flat_map(|chunk| futures::stream::iter(chunk.unwrap()))
+        .collect()
+        .await;
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.starts_with("up\n") && text.ends_with("bye\n"),
+        "{text}"
+    );
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn init_containers_run_first() {
+    let world = World::new().await;
+    let node = world.start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("order");
+    let say = |word: &str| {
+        json!([
+            "/bin/sh",
+            "-c",
+            format!("echo {word} >> {}", file.display())
+        ])
+    };
+    world
+        .create(
+            "ordered",
+            json!({
+                "restartPolicy": "Never",
+                "initContainers": [
+                    {"name": "one", "image": "none", "command": say("one")},
+                    {"name": "two", "image": "none", "command": say("two")}
+                ],
+                "containers": [{"name": "c", "image": "none", "command": say("main")}]
+            }),
+        )
+        .await;
+    let pod = world.in_phase("ordered", "Succeeded").await;
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\nmain\n");
+    let status = pod.status.unwrap();
+    assert_eq!(status.init_container_statuses.unwrap().len(), 2);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unconfined_pods_run_and_the_node_says_so() {
+    let world = World::new().await;
+    let node = world
+        .start_with(Options {
+            unconfined: true,
+            ..world.options()
+        })
+        .await;
+    let nodes: koord_kube::Api<k8s_openapi::api::core::v1::Node> =
+        koord_kube::Api::all(world.client.clone());
+    let annotations = nodes
+        .get(crate::support::NODE)
+        .await
+        .unwrap()
+        .metadata
+        .annotations
+        .unwrap();
+    let told = &annotations[koord_node::machine::CONFINEMENT_ANNOTATION];
+    assert!(told.starts_with("unconfined"), "{told}");
+    world
+        .script("free", "Never", "echo ran; sleep 1000 & echo left")
+        .await;
+    world.in_phase("free", "Succeeded").await;
+    assert!(world.log("free").await.starts_with("ran\n"));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_pods_than_allowed_are_refused() {
+    let world = World::new().await;
+    let node = world
+        .start_with(Options {
+            max_pods: 1,
+            ..world.options()
+        })
+        .await;
+    world.script("first", "Always", "sleep 1000").await;
+    world.in_phase("first", "Running").await;
+    world.script("second", "Always", "sleep 1000").await;
+    let pod = world.in_phase("second", "Failed").await;
+    assert_eq!(pod.status.unwrap().reason.as_deref(), Some("OutOfpods"));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_and_logs_are_served() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let world = World::new().await;
+    let node = world.start().await;
+    world.script("served", "Never", "echo over http").await;
+    world.in_phase("served", "Succeeded").await;
+    let nodes: koord_kube::Api<k8s_openapi::api::core::v1::Node> =
+        koord_kube::Api::all(world.client.clone());
+    let status = nodes
+        .get(crate::support::NODE)
+        .await
+        .unwrap()
+        .status
+        .unwrap();
+    let port = status
+        .daemon_endpoints
+        .unwrap()
+        .kubelet_endpoint
+        .unwrap()
+        .port;
+    let get = async |path: &str| {
+        let address = ("127.0.0.1", u16::try_from(port).unwrap());
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    };
+    assert!(get("/healthz").await.ends_with("ok"));
+    let pods = get("/pods").await;
+    assert!(
+        pods.contains("\"kind\":\"PodList\"") && pods.contains("koord://"),
+        "{pods}"
+    );
+    assert!(
+        get("/containerLogs/default/served/c?tailLines=1")
+            .await
+            .contains("over http")
+    );
+    assert!(
+        get("/containerLogs/default/served/..")
+            .await
+            .starts_with("HTTP/1.1 400")
+    );
+    assert!(
+        get("/containerLogs/default/served/d")
+            .await
+            .starts_with("HTTP/1.1 404")
+    );
+    assert!(
+        get("/configz")
+            .await
+            .contains("\"cgroupDriver\":\"cgroupfs\"")
+    );
+    node.stop().await;
+}

@@ -1,0 +1,247 @@
+//! A control plane in memory and a node in a directory and a control group of its own.
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_host::{CgroupPath, Controller, Root};
+use koord_kube::api::{DeleteParams, ListParams, PostParams};
+use koord_kube::{Api, Client, Informer, Scope};
+use koord_node::{LogOptions, Logs, Options};
+use serde_json::{Value, json};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Longer than anything takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) const NODE: &str = "here";
+
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) root: Root,
+    pub(crate) parent: CgroupPath,
+    pub(crate) logs: Logs,
+    _server: Arc<ApiServer>,
+}
+
+/// A running node.
+pub(crate) struct RunningNode {
+    pub(crate) ctx: Context,
+    pub(crate) task: JoinHandle<()>,
+}
+
+impl RunningNode {
+    pub(crate) async fn stop(self) {
+        self.ctx.shutdown.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// As `kill -9` would: nothing is cleaned up, and its threads are gone.
+    pub(crate) async fn crash(self) {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
+        self.ctx.shutdown.cancel();
+    }
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let server = ApiServer::open(Config::memory(Clock::system()))
+            .await
+            .unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let dir = tempfile::tempdir().unwrap();
+        let logs = Logs::new(dir.path());
+        let parent = CgroupPath::new(&format!("koord-node-test-{}-{number}", std::process::id()));
+        Self {
+            client,
+            dir,
+            root: Root::system().unwrap(),
+            parent: parent.unwrap(),
+            logs,
+            _server: server,
+        }
+    }
+
+    /// Whether groups can be made here; says so when they cannot.
+    pub(crate) fn can_confine(&self, test: &str) -> bool {
+        let group = self.root.cgroup(&self.parent);
+        let made = self.root.has_cgroups() && group.create(&[Controller::Cpu]).is_ok();
+        // Removed again: the node must be the one that makes it.
+        let removed = group.remove().is_ok();
+        if !made || !removed {
+            eprintln!("skipped: {test}: the cgroup tree cannot be written (not root?)");
+        }
+        made && removed
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            node_name: NODE.to_owned(),
+            data_dir: self.dir.path().to_owned(),
+            cgroup_parent: self.parent.clone(),
+            backoff_base: Duration::from_millis(50),
+            backoff_max: Duration::from_millis(200),
+            logs: Some(self.logs.clone()),
+            ..Options::default()
+        }
+    }
+
+    pub(crate) async fn start(&self) -> RunningNode {
+        self.start_with(self.options()).await
+    }
+
+    /// Starts a node and waits until it is registered.
+    pub(crate) async fn start_with(&self, options: Options) -> RunningNode {
+        let ctx = Context::new();
+        let run = koord_node::run(options, self.client.clone(), ctx.clone());
+        let task = tokio::spawn(async move { run.await.unwrap() });
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        self.until("the node is registered", || async {
+            let node = nodes.get_opt(NODE).await.unwrap()?;
+            node.status?.capacity.is_some().then_some(())
+        })
+        .await;
+        RunningNode { ctx, task }
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    /// Creates a pod that is bound to the node already.
+    pub(crate) async fn create(&self, name: &str, spec: Value) -> Pod {
+        let mut spec = spec;
+        spec["nodeName"] = json!(NODE);
+        let pod = json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap()
+    }
+
+    /// Creates a pod of one shell script.
+    pub(crate) async fn script(&self, name: &str, policy: &str, script: &str) -> Pod {
+        let spec = json!({
+            "restartPolicy": policy,
+            "containers": [{"name": "c", "image": "none", "command": ["/bin/sh", "-c", script]}]
+        });
+        self.create(name, spec).await
+    }
+
+    /// Asks `check` after each change of a pod, and twice a second, until it answers.
+    pub(crate) async fn until<T, F>(&self, what: &str, check: impl Fn() -> F) -> T
+    where
+        F: Future<Output = Option<T>>,
+    {
+        let stop = Context::new().shutdown;
+        let mut changes: Informer<Pod> =
+            Informer::start(self.client.clone(), Scope::default(), stop.clone());
+        let asking = async {
+            loop {
+                if let Some(answer) = check().await {
+                    return answer;
+                }
+                let change = changes.changes.recv();
+                let _ = tokio::time::timeout(Duration::from_millis(100), change).await;
+            }
+        };
+        let answer = tokio::time::timeout(PATIENCE, asking).await;
+        stop.cancel();
+        match answer {
+            Ok(answer) => answer,
+            Err(_) => {
+                let pods = self.pods().list(&ListParams::default()).await.unwrap();
+                let statuses: Vec<_> = pods.items.iter().map(|pod| &pod.status).collect();
+                panic!(
+                    "never: {what}; pods: {}",
+                    serde_json::to_string(&statuses).unwrap()
+                )
+            }
+        }
+    }
+
+    /// Waits for a pod to be as `check` wants it.
+    pub(crate) async fn pod_when(&self, name: &str, check: impl Fn(&Pod) -> bool) -> Pod {
+        let api = self.pods();
+        self.until(name, || async {
+            api.get_opt(name).await.unwrap().filter(&check)
+        })
+        .await
+    }
+
+    pub(crate) async fn in_phase(&self, name: &str, phase: &str) -> Pod {
+        self.pod_when(name, |pod| phase_of(pod) == phase).await
+    }
+
+    pub(crate) async fn delete(&self, name: &str) {
+        self.pods()
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn gone(&self, name: &str) {
+        let api = self.pods();
+        self.until(name, || async {
+            api.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) async fn log(&self, name: &str) -> String {
+        use futures::StreamExt;
+        let stream = self
+            .logs
+            .open("default", name, "c", LogOptions::default())
+            .await
+            .unwrap();
+        let chunks: Vec<_> = stream.collect().await;
+        let bytes: Vec<u8> = chunks
+            .into_iter()
+            .flat_map(|chunk| chunk.unwrap())
+            .collect();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    pub(crate) async fn event(&self, reason: &str) -> Event {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        self.until(reason, || async {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            events
+                .items
+                .into_iter()
+                .find(|event| event.reason.as_deref() == Some(reason))
+        })
+        .await
+    }
+
+    /// The group of a pod on this world's node.
+    pub(crate) fn group(&self, pod: &Pod) -> koord_host::Cgroup {
+        let path = koord_node::pod_cgroup_path(pod).unwrap();
+        self.root.cgroup(&self.parent.join(path.as_str()).unwrap())
+    }
+}
+
+pub(crate) fn phase_of(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("")
+}
+
+/// The status of the only container, as JSON.
+pub(crate) fn container(pod: &Pod) -> Value {
+    let status = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
+    serde_json::to_value(&status.unwrap()[0]).unwrap()
+}
