@@ -1,1 +1,102 @@
-//! koord-sim
+//! Simulated nodes: machines that exist only as API objects, whose pods "run" and report plausible
+//! usage, so that a cluster of thousands of nodes fits on one machine.
+//!
+//! ```text
+//! Options ──► nodes ───► Node objects, conditions, leases
+//! Pod watch ─► lifecycle ► Running / Succeeded / deleted
+//!          └─► telemetry ► usage by pod and node ──► NodeMetric.status ──► manager: batch resources
+//! ```
+//!
+//! A node is managed here if it carries the annotation [`NODE_ANNOTATION`]` = "true"` or kwok's
+//! `kwok.x-k8s.io/node`; no other node and no pod on one is ever touched, so this also runs beside real
+//! nodes. One watch on all bound pods serves all nodes.
+//!
+//! Usage is a pure function of the pod, the time and the seed ([`usage`]): equal seeds give equal
+//! curves.
+
+mod driver;
+mod heartbeat;
+mod lifecycle;
+mod node;
+mod telemetry;
+pub mod usage;
+
+pub use node::NodeTemplate;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use std::time::Duration;
+
+/// Annotation that hands a node to the simulation: the text `true`.
+pub const NODE_ANNOTATION: &str = "sim.koordinator.sh/node";
+/// Annotation of kwok with the same meaning, whatever its value.
+pub const KWOK_NODE_ANNOTATION: &str = "kwok.x-k8s.io/node";
+/// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, it succeeds at
+/// once.
+pub const DURATION_ANNOTATION: &str = "sim.koordinator.sh/duration";
+/// Pod annotation that picks a usage profile: `diurnal`, `batch` or `idle`.
+pub const USAGE_ANNOTATION: &str = "sim.koordinator.sh/usage";
+
+/// What to simulate.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How many nodes to create, `sim-0` and on. Nodes of a larger earlier run are deleted.
+    pub nodes: usize,
+    /// What each of them looks like.
+    pub template: NodeTemplate,
+    /// Seed of all usage curves.
+    pub seed: u64,
+    /// Time between two lease renewals of a node.
+    pub heartbeat_interval: Duration,
+    /// Time between two usage samples of a node.
+    pub sample_interval: Duration,
+    /// Time between two reports of a node whose NodeMetric does not say.
+    pub report_interval: Duration,
+    /// How many requests may be under way at once for pods, and again for leases and reports.
+    pub concurrency: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            nodes: 0,
+            template: NodeTemplate::default(),
+            seed: 0,
+            heartbeat_interval: Duration::from_secs(10),
+            sample_interval: Duration::from_secs(15),
+            report_interval: Duration::from_secs(60),
+            concurrency: 16,
+        }
+    }
+}
+
+/// Why the simulation cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An interval is zero, or nothing may be under way.
+    #[error("option {option} is {value}: must be more than 0")]
+    Option {
+        /// Name of the option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A node could neither be read nor created.
+    #[error("simulated node {node}: {source}")]
+    Node {
+        /// The node.
+        node: String,
+        /// What the API server says.
+        source: koord_kube::Error,
+    },
+}
+
+/// Runs the simulated nodes until `ctx.shutdown` is cancelled. The objects stay; starting again resumes.
+#[must_use]
+pub fn run(
+    options: Options,
+    client: koord_kube::Client,
+    ctx: koord_app::Context,
+) -> BoxFuture<'static, Result<(), Error>> {
+    driver::run(options, client, ctx).boxed()
+}

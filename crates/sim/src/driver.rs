@@ -1,0 +1,377 @@
+//! The shell: watches, queues and writes. What to write is decided in the other modules.
+
+use crate::lifecycle::{self, Addresses, Step};
+use crate::telemetry::Telemetry;
+use crate::{Error, Options, heartbeat, node};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use koord_api::slo::{NodeMetric, NodeMetricStatus};
+use koord_app::Context;
+use koord_kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use koord_kube::patch::{is_conflict, is_not_found, is_status, merge_node_status, merge_status};
+use koord_kube::queue::WorkQueue;
+use koord_kube::{Api, Change, Client, Informer, ObjectKey, Scope, Store};
+use serde_json::json;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// First address of simulated pods: 10.128.0.1 in 10.128.0.0/9.
+const FIRST_POD_ADDRESS: u32 = 0x0a80_0001;
+const POD_ADDRESSES: u32 = 0x007f_fffe;
+/// Reports that may wait for a free request; a node whose report does not fit is late by a second.
+const WAITING_REPORTS: usize = 4096;
+
+/// What the workers share.
+struct Shared {
+    client: Client,
+    ctx: Context,
+    options: Options,
+    nodes: Store<Node>,
+    pods: Store<Pod>,
+    pod_queue: WorkQueue<ObjectKey>,
+    node_queue: WorkQueue<String>,
+    next_address: AtomicU32,
+}
+
+pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
+    check(&options)?;
+    tokio::select! {
+        () = ctx.shutdown.cancelled() => return Ok(()),
+        prepared = prepare(&options, &client) => prepared?,
+    }
+    let shutdown = || ctx.shutdown.clone();
+    let mut nodes =
+        Informer::<Node>::start_trimmed(client.clone(), Scope::default(), trim_node, shutdown());
+    let bound = Scope {
+        fields: Some("spec.nodeName!=".to_owned()),
+        ..Scope::default()
+    };
+    let mut pods = Informer::<Pod>::start_trimmed(client.clone(), bound, trim_pod, shutdown());
+    let mut metrics = Informer::<NodeMetric>::start_trimmed(
+        client.clone(),
+        Scope::default(),
+        |metric| metric.status = None,
+        shutdown(),
+    );
+    let shared = Arc::new(Shared {
+        client: client.clone(),
+        ctx: ctx.clone(),
+        options: options.clone(),
+        nodes: nodes.store.clone(),
+        pods: pods.store.clone(),
+        pod_queue: WorkQueue::default(),
+        node_queue: WorkQueue::default(),
+        next_address: AtomicU32::new(0),
+    });
+    let mut tasks = JoinSet::new();
+    for _ in 0..options.concurrency {
+        tasks.spawn(work_on_pods(Arc::clone(&shared)));
+    }
+    tasks.spawn(work_on_nodes(Arc::clone(&shared)));
+    let heartbeat = heartbeat::run(
+        nodes.store.clone(),
+        options.heartbeat_interval,
+        options.concurrency,
+        client.clone(),
+        ctx.clone(),
+    );
+    tasks.spawn(heartbeat);
+    let (reports, waiting) = mpsc::channel(WAITING_REPORTS);
+    tasks.spawn(write_reports(waiting, options.concurrency, client));
+
+    let mut telemetry = Telemetry::new(options.seed, options.sample_interval);
+    let mut samples = tokio::time::interval(options.sample_interval);
+    let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    for ticks in [&mut samples, &mut seconds] {
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    tracing::info!(nodes = options.nodes, "simulated nodes run");
+    loop {
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => break,
+            Some(change) = nodes.changes.recv() => on_node(change, &mut telemetry, &shared),
+            Some(change) = pods.changes.recv() => on_pod(change, &mut telemetry, &shared),
+            Some(change) = metrics.changes.recv() => on_metric(&change, &mut telemetry),
+            _ = samples.tick() => telemetry.sample(ctx.clock.now()),
+            _ = seconds.tick() => {
+                for report in telemetry.due(ctx.clock.now(), options.report_interval) {
+                    if reports.try_send(report).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    shared.pod_queue.close();
+    shared.node_queue.close();
+    drop(reports);
+    tasks.shutdown().await;
+    Ok(())
+}
+
+fn check(options: &Options) -> Result<(), Error> {
+    for (option, interval) in [
+        ("heartbeat_interval", options.heartbeat_interval),
+        ("sample_interval", options.sample_interval),
+        ("report_interval", options.report_interval),
+    ] {
+        if interval.is_zero() {
+            return Err(Error::Option {
+                option,
+                value: format!("{interval:?}"),
+            });
+        }
+    }
+    if options.concurrency == 0 {
+        return Err(Error::Option {
+            option: "concurrency",
+            value: "0".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Creates the nodes that are missing and deletes what a larger earlier run left.
+async fn prepare(options: &Options, client: &Client) -> Result<(), Error> {
+    let api: Api<Node> = Api::all(client.clone());
+    let failed = |node: &str| {
+        let node = node.to_owned();
+        move |source| Error::Node { node, source }
+    };
+    let known = api
+        .list(&ListParams::default())
+        .await
+        .map_err(failed("(list)"))?;
+    let names: std::collections::HashSet<&str> = known
+        .items
+        .iter()
+        .filter_map(|node| node.metadata.name.as_deref())
+        .collect();
+    let missing: Vec<usize> = (0..options.nodes)
+        .filter(|index| !names.contains(node::name(*index).as_str()))
+        .collect();
+    stream::iter(missing)
+        .map(Ok)
+        .try_for_each_concurrent(options.concurrency, |index| {
+            let api = api.clone();
+            let object = node::object(index, &options.template);
+            async move {
+                let name = node::name(index);
+                let node: Node = serde_json::from_value(object).map_err(|error| Error::Node {
+                    node: name.clone(),
+                    source: koord_kube::Error::SerdeError(error),
+                })?;
+                match api.create(&PostParams::default(), &node).await {
+                    Err(error) if !is_conflict(&error) => Err(failed(&name)(error)),
+                    _ => Ok(()),
+                }
+            }
+        })
+        .await?;
+    for node in known.items.iter().filter(|node| node::is_own(node)) {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        if node::index(name).is_some_and(|index| index >= options.nodes) {
+            match api.delete(name, &DeleteParams::default()).await {
+                Err(error) if !is_not_found(&error) => return Err(failed(name)(error)),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
+    match change {
+        Change::Applied { new, .. } => {
+            let managed = node::is_managed(&new);
+            for pod in telemetry.node(&new, managed) {
+                shared.pod_queue.add(pod);
+            }
+            if managed && !node::is_ready(&new) {
+                shared
+                    .node_queue
+                    .add(new.metadata.name.clone().unwrap_or_default());
+            }
+        }
+        Change::Deleted(last) => {
+            telemetry.node_gone(last.metadata.name.as_deref().unwrap_or_default());
+        }
+        Change::Synced => {}
+    }
+}
+
+fn on_pod(change: Change<Pod>, telemetry: &mut Telemetry, shared: &Shared) {
+    match change {
+        Change::Applied { new, .. } => {
+            let key = ObjectKey::of(&*new);
+            telemetry.pod(&key, &new);
+            shared.remember_address(&new);
+            shared.pod_queue.add(key);
+        }
+        Change::Deleted(last) => telemetry.pod_gone(&ObjectKey::of(&*last)),
+        Change::Synced => {}
+    }
+}
+
+fn on_metric(change: &Change<NodeMetric>, telemetry: &mut Telemetry) {
+    match change {
+        Change::Applied { new, .. } => telemetry.metric(
+            new.metadata.name.as_deref().unwrap_or_default(),
+            Some(new.spec.clone()),
+        ),
+        Change::Deleted(last) => {
+            telemetry.metric(last.metadata.name.as_deref().unwrap_or_default(), None);
+        }
+        Change::Synced => {}
+    }
+}
+
+impl Shared {
+    /// Keeps addresses of pods from an earlier run out of use.
+    fn remember_address(&self, pod: &Pod) {
+        let address = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.pod_ip.as_deref());
+        let Some(Ok(address)) = address.map(str::parse::<Ipv4Addr>) else {
+            return;
+        };
+        let offset = u32::from(address).wrapping_sub(FIRST_POD_ADDRESS);
+        if offset < POD_ADDRESSES {
+            self.next_address.fetch_max(offset + 1, Ordering::Relaxed);
+        }
+    }
+
+    fn new_address(&self) -> String {
+        let offset = self.next_address.fetch_add(1, Ordering::Relaxed) % POD_ADDRESSES;
+        Ipv4Addr::from(FIRST_POD_ADDRESS + offset).to_string()
+    }
+
+    async fn handle_pod(&self, key: &ObjectKey) -> Result<(), koord_kube::Error> {
+        let Some(pod) = self.pods.get(key) else {
+            return Ok(());
+        };
+        let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let node = node_name.and_then(|name| self.nodes.get(&ObjectKey::new("", name)));
+        let Some(node) = node.filter(|node| node::is_managed(node)) else {
+            return Ok(());
+        };
+        let known = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+        let step = lifecycle::step(&pod, self.ctx.clock.now(), || Addresses {
+            host: node::address(&node),
+            pod: known.unwrap_or_else(|| self.new_address()),
+        });
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        match step {
+            Step::Nothing => Ok(()),
+            Step::Wait(delay) => {
+                self.pod_queue.add_after(key.clone(), delay);
+                Ok(())
+            }
+            Step::Status(patch) => merge_status(&api, &key.name, &patch).await.map(drop),
+            Step::Delete { uid } => {
+                let params = DeleteParams {
+                    grace_period_seconds: Some(0),
+                    preconditions: Some(Preconditions {
+                        uid: Some(uid),
+                        resource_version: None,
+                    }),
+                    ..DeleteParams::default()
+                };
+                api.delete(&key.name, &params).await.map(drop)
+            }
+        }
+    }
+}
+
+async fn work_on_pods(shared: Arc<Shared>) {
+    while let Some(work) = shared.pod_queue.next().await {
+        let key = work.key();
+        match shared.handle_pod(key).await {
+            Ok(()) => shared.pod_queue.forget(key),
+            // Gone, or another pod of the same name: its own change brings it here.
+            Err(error) if is_not_found(&error) || is_conflict(&error) => {
+                shared.pod_queue.forget(key);
+            }
+            Err(error) => {
+                tracing::warn!(pod = %key, %error, "simulated pod: write failed, tried again");
+                shared.pod_queue.add_rate_limited(key.clone());
+            }
+        }
+    }
+}
+
+async fn work_on_nodes(shared: Arc<Shared>) {
+    while let Some(work) = shared.node_queue.next().await {
+        let name = work.key();
+        let Some(node) = shared.nodes.get(&ObjectKey::new("", name.as_str())) else {
+            continue;
+        };
+        if node::is_ready(&node) || !node::is_managed(&node) {
+            continue;
+        }
+        let patch = node::ready_status(&node, &shared.options.template, shared.ctx.clock.now());
+        match merge_node_status(&shared.client, name, &patch).await {
+            Ok(_) => shared.node_queue.forget(name),
+            Err(error) if is_not_found(&error) => shared.node_queue.forget(name),
+            Err(error) => {
+                tracing::warn!(node = %name, %error, "simulated node: write failed, tried again");
+                shared.node_queue.add_rate_limited(name.clone());
+            }
+        }
+    }
+}
+
+/// Writes reports until the channel closes. A failed report is not repeated: the next one is newer.
+async fn write_reports(
+    waiting: mpsc::Receiver<(String, NodeMetricStatus)>,
+    concurrency: usize,
+    client: Client,
+) {
+    let api: Api<NodeMetric> = Api::all(client);
+    let reports = stream::unfold(waiting, |mut waiting| async {
+        waiting.recv().await.map(|report| (report, waiting))
+    });
+    let write = |(name, status): (String, NodeMetricStatus)| {
+        let api = api.clone();
+        async move {
+            let patch = json!({ "status": status });
+            match merge_status(&api, &name, &patch).await {
+                Err(error) if !is_status(&error, 404) => {
+                    tracing::warn!(node = %name, %error, "simulated node: report not written");
+                }
+                _ => {}
+            }
+        }
+    };
+    reports.for_each_concurrent(concurrency, write).await;
+}
+
+/// Drops what nothing here reads: most of a pod's size is in its containers.
+fn trim_pod(pod: &mut Pod) {
+    let Some(spec) = &mut pod.spec else { return };
+    spec.volumes = None;
+    spec.affinity = None;
+    spec.tolerations = None;
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in spec.containers.iter_mut().chain(init) {
+        *container = Container {
+            name: std::mem::take(&mut container.name),
+            image: container.image.take(),
+            resources: container.resources.take(),
+            restart_policy: container.restart_policy.take(),
+            ..Container::default()
+        };
+    }
+}
+
+fn trim_node(node: &mut Node) {
+    if let Some(status) = &mut node.status {
+        status.images = None;
+    }
+}

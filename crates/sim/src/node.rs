@@ -1,0 +1,271 @@
+//! The Node objects.
+
+use crate::{KWOK_NODE_ANNOTATION, NODE_ANNOTATION};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::resources;
+use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+
+/// What a simulated machine looks like.
+#[derive(Debug, Clone)]
+pub struct NodeTemplate {
+    /// Capacity and allocatable. Default: 32 CPUs, 128 Gi, 110 pods.
+    pub capacity: ResourceList,
+    /// `status.nodeInfo.architecture`.
+    pub architecture: String,
+    /// `status.nodeInfo.kubeletVersion`.
+    pub kubelet_version: String,
+}
+
+impl Default for NodeTemplate {
+    fn default() -> Self {
+        let capacity = [
+            (resources::CPU, Quantity::from_value(32)),
+            (resources::MEMORY, Quantity::from_bytes(128 << 30)),
+            (resources::PODS, Quantity::from_value(110)),
+            (
+                resources::EPHEMERAL_STORAGE,
+                Quantity::from_bytes(100 << 30),
+            ),
+        ];
+        Self {
+            capacity: capacity
+                .map(|(name, amount)| (name.to_owned(), amount))
+                .into(),
+            architecture: "amd64".to_owned(),
+            kubelet_version: "v1.35.0-sim".to_owned(),
+        }
+    }
+}
+
+/// Name of simulated node `index`.
+pub(crate) fn name(index: usize) -> String {
+    format!("sim-{index}")
+}
+
+/// The index of a node named by [`name`].
+pub(crate) fn index(name: &str) -> Option<usize> {
+    name.strip_prefix("sim-")?.parse().ok()
+}
+
+/// Whether the simulation runs the pods of `node`.
+pub(crate) fn is_managed(node: &Node) -> bool {
+    node.metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| {
+            annotations
+                .get(NODE_ANNOTATION)
+                .is_some_and(|value| value == "true")
+                || annotations.contains_key(KWOK_NODE_ANNOTATION)
+        })
+}
+
+/// Whether this crate created `node`, so that it may also delete it.
+pub(crate) fn is_own(node: &Node) -> bool {
+    let marked = node
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(NODE_ANNOTATION))
+        .is_some_and(|value| value == "true");
+    marked
+        && node
+            .metadata
+            .name
+            .as_deref()
+            .is_some_and(|name| index(name).is_some())
+}
+
+/// The object to create for node `index`; its status is set by [`ready_status`].
+pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
+    let name = name(index);
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": { KWOK_NODE_ANNOTATION: "fake", NODE_ANNOTATION: "true" },
+            "labels": {
+                "type": "kwok",
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": template.architecture,
+                "kubernetes.io/role": "agent",
+                "node-role.kubernetes.io/agent": "",
+            },
+        },
+        "status": {
+            "capacity": template.capacity,
+            "allocatable": template.capacity,
+        },
+    })
+}
+
+/// The conditions of a healthy kubelet: type, status, reason, message.
+const CONDITIONS: [(&str, &str, &str, &str); 5] = [
+    (
+        "Ready",
+        "True",
+        "KubeletReady",
+        "kubelet is posting ready status",
+    ),
+    (
+        "MemoryPressure",
+        "False",
+        "KubeletHasSufficientMemory",
+        "kubelet has sufficient memory available",
+    ),
+    (
+        "DiskPressure",
+        "False",
+        "KubeletHasNoDiskPressure",
+        "kubelet has no disk pressure",
+    ),
+    (
+        "PIDPressure",
+        "False",
+        "KubeletHasSufficientPID",
+        "kubelet has sufficient PID available",
+    ),
+    (
+        "NetworkUnavailable",
+        "False",
+        "RouteCreated",
+        "RouteController created a route",
+    ),
+];
+
+/// Whether `node` says that it is ready.
+pub(crate) fn is_ready(node: &Node) -> bool {
+    node.status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref())
+        .is_some_and(|conditions| {
+            conditions
+                .iter()
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        })
+}
+
+/// The address of a managed node: the one it has, else one made from its index or name.
+pub(crate) fn address(node: &Node) -> String {
+    let given = node
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.as_ref())
+        .and_then(|addresses| {
+            addresses
+                .iter()
+                .find(|address| address.type_ == "InternalIP")
+        })
+        .map(|address| address.address.clone());
+    given.unwrap_or_else(|| {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let number = index(name).map_or_else(
+            || (crate::usage::hash(0, name) & 0xffff) as u32,
+            |index| u32::try_from(index).unwrap_or(u32::MAX) & 0xffff,
+        );
+        // 10.64.0.1 and on.
+        Ipv4Addr::from(0x0a40_0001_u32.wrapping_add(number)).to_string()
+    })
+}
+
+/// The status patch that makes `node` ready. Capacity it already has is kept.
+pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp) -> Value {
+    let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let conditions: Vec<Value> = CONDITIONS
+        .iter()
+        .map(|(kind, status, reason, message)| {
+            json!({
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": now,
+            })
+        })
+        .collect();
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let mut status = json!({
+        "phase": "Running",
+        "conditions": conditions,
+        "addresses": [
+            { "type": "InternalIP", "address": address(node) },
+            { "type": "Hostname", "address": name },
+        ],
+        "daemonEndpoints": { "kubeletEndpoint": { "Port": 10250 } },
+        "nodeInfo": {
+            "architecture": template.architecture,
+            "operatingSystem": "linux",
+            "osImage": "simulated",
+            "kernelVersion": "simulated",
+            "containerRuntimeVersion": "sim://1",
+            "kubeletVersion": template.kubelet_version,
+            "kubeProxyVersion": template.kubelet_version,
+            "machineID": "",
+            "systemUUID": "",
+            "bootID": "",
+        },
+    });
+    let known = node.status.as_ref();
+    if known
+        .and_then(|status| status.capacity.as_ref())
+        .is_none_or(|amounts| amounts.is_empty())
+    {
+        status["capacity"] = json!(template.capacity);
+    }
+    if known
+        .and_then(|s| s.allocatable.as_ref())
+        .is_none_or(|amounts| amounts.is_empty())
+    {
+        status["allocatable"] = json!(template.capacity);
+    }
+    json!({ "status": status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(value: Value) -> Node {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn only_marked_nodes_are_managed_and_only_ours_are_deleted() {
+        let marked = |name: &str, key: &str, value: &str| {
+            node(json!({ "metadata": { "name": name, "annotations": { key: value } } }))
+        };
+        assert!(is_managed(&marked("a", KWOK_NODE_ANNOTATION, "fake")));
+        assert!(is_managed(&marked("a", NODE_ANNOTATION, "true")));
+        assert!(!is_managed(&marked("a", NODE_ANNOTATION, "false")));
+        assert!(!is_managed(&node(
+            json!({ "metadata": { "name": "sim-1" } })
+        )));
+        assert!(is_own(&marked("sim-3", NODE_ANNOTATION, "true")));
+        assert!(!is_own(&marked("other", NODE_ANNOTATION, "true")));
+        assert!(!is_own(&marked("sim-3", KWOK_NODE_ANNOTATION, "fake")));
+    }
+
+    #[test]
+    fn a_made_node_becomes_ready_and_keeps_given_capacity() {
+        let template = NodeTemplate::default();
+        let made = node(object(7, &template));
+        assert!(is_managed(&made) && !is_ready(&made));
+        let patch = ready_status(&made, &template, Timestamp::UNIX_EPOCH);
+        assert_eq!(patch["status"].get("capacity"), None);
+        assert_eq!(patch["status"]["addresses"][0]["address"], "10.64.0.8");
+        assert_eq!(patch["status"]["conditions"].as_array().unwrap().len(), 5);
+        let bare = node(json!({ "metadata": { "name": "k" } }));
+        let patch = ready_status(&bare, &template, Timestamp::UNIX_EPOCH);
+        assert_eq!(patch["status"]["capacity"]["cpu"], "32");
+        assert_eq!(patch["status"]["allocatable"]["memory"], "128Gi");
+        let mut ready = patch;
+        ready["metadata"] = json!({ "name": "k" });
+        assert!(is_ready(&node(ready)));
+    }
+}

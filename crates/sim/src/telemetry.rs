@@ -1,0 +1,625 @@
+//! What the simulated koordlets measure and report.
+//!
+//! One task owns this state. Nothing here does I/O: samples go in with the time, reports come out.
+
+use crate::usage::{self, Generator, Usage};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use koord_api::slo::{
+    AggregatedUsage, NodeMetricInfo, NodeMetricSpec, NodeMetricStatus, PodMetricInfo,
+    ReclaimableMetric, ResourceMap,
+};
+use koord_api::{
+    GoDuration, PriorityClass, QosClass, Quantity, ResourceList, priority, qos, quantity, resources,
+};
+use koord_kube::ObjectKey;
+use koord_model::percentile::Summary;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Windows of usage percentiles where the NodeMetric does not say.
+const WINDOWS: [GoDuration; 3] = [
+    GoDuration::from_mins(5),
+    GoDuration::from_mins(10),
+    GoDuration::from_mins(30),
+];
+/// Window of plain averages where the NodeMetric does not say, in seconds.
+const AVERAGE_SECONDS: i64 = 300;
+/// Longest history that is kept, in seconds.
+const HISTORY_SECONDS: i64 = 1800;
+/// What the system of a node uses: share of its CPU, and bytes.
+const SYSTEM: (f64, f64) = (0.01, 1_073_741_824.0);
+/// Margin on top of the highest usage when the unused part of requests is predicted.
+const SAFETY: f64 = 1.1;
+
+/// All nodes.
+#[derive(Debug)]
+pub(crate) struct Telemetry {
+    seed: u64,
+    history: usize,
+    nodes: FxHashMap<String, NodeState>,
+    /// Which node a pod is on.
+    places: FxHashMap<ObjectKey, String>,
+}
+
+#[derive(Debug, Default)]
+struct NodeState {
+    managed: bool,
+    capacity: Usage,
+    /// The NodeMetric's spec; nothing is reported without one.
+    spec: Option<NodeMetricSpec>,
+    next_report: Option<i64>,
+    pods: FxHashMap<ObjectKey, PodState>,
+    samples: VecDeque<Sample>,
+}
+
+#[derive(Debug)]
+struct PodState {
+    uid: String,
+    /// Start in Unix seconds; only a running pod uses anything.
+    started: Option<i64>,
+    priority: PriorityClass,
+    qos: QosClass,
+    batch: bool,
+    request: Usage,
+    generator: Generator,
+    samples: VecDeque<(i64, Usage)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    time: i64,
+    node: Usage,
+    system: Usage,
+}
+
+impl Telemetry {
+    /// Nothing known yet. `sample_interval` bounds how many samples half an hour has.
+    pub(crate) fn new(seed: u64, sample_interval: Duration) -> Self {
+        let seconds = i64::try_from(sample_interval.as_secs())
+            .unwrap_or(HISTORY_SECONDS)
+            .max(1);
+        let history = usize::try_from(HISTORY_SECONDS / seconds + 2).unwrap_or(2);
+        Self {
+            seed,
+            history,
+            nodes: FxHashMap::default(),
+            places: FxHashMap::default(),
+        }
+    }
+
+    /// Takes in a node. Returns the pods on it if the node has just become managed.
+    pub(crate) fn node(&mut self, node: &Node, managed: bool) -> Vec<ObjectKey> {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let state = self.nodes.entry(name).or_default();
+        let capacity = node
+            .status
+            .as_ref()
+            .and_then(|status| status.capacity.as_ref());
+        let amount = |name: &str| {
+            let amount = capacity.and_then(|list| quantity::parse(list.get(name)?).ok());
+            amount.map_or(0.0, |amount| amount.to_f64())
+        };
+        state.capacity = Usage {
+            cpu: amount(resources::CPU) * 1000.0,
+            memory: amount(resources::MEMORY),
+        };
+        let became = managed && !state.managed;
+        state.managed = managed;
+        if became {
+            state.pods.keys().cloned().collect()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Forgets a node's own state; its pods are forgotten when they go.
+    pub(crate) fn node_gone(&mut self, name: &str) {
+        if let Some(state) = self.nodes.get_mut(name) {
+            state.managed = false;
+            state.samples.clear();
+            state.next_report = None;
+        }
+        self.drop_if_empty(name);
+    }
+
+    fn drop_if_empty(&mut self, name: &str) {
+        let empty = self
+            .nodes
+            .get(name)
+            .is_some_and(|state| !state.managed && state.pods.is_empty() && state.spec.is_none());
+        if empty {
+            self.nodes.remove(name);
+        }
+    }
+
+    /// Takes in what a NodeMetric asks for, or that it is gone.
+    pub(crate) fn metric(&mut self, name: &str, spec: Option<NodeMetricSpec>) {
+        self.nodes.entry(name.to_owned()).or_default().spec = spec;
+        self.drop_if_empty(name);
+    }
+
+    /// Takes in a bound pod.
+    pub(crate) fn pod(&mut self, key: &ObjectKey, pod: &Pod) {
+        let node = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.clone())
+            .unwrap_or_default();
+        let status = pod.status.as_ref();
+        let ended = matches!(
+            status.and_then(|status| status.phase.as_deref()),
+            Some("Succeeded" | "Failed")
+        );
+        if node.is_empty() || ended {
+            return self.pod_gone(key);
+        }
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let running = status.is_some_and(|status| status.phase.as_deref() == Some("Running"));
+        let started = status
+            .filter(|_| running)
+            .and_then(|status| status.start_time.as_ref())
+            .map(|time| time.0.as_second());
+        if self.places.get(key).is_some_and(|place| *place != node) {
+            self.pod_gone(key);
+        }
+        let pods = &mut self.nodes.entry(node.clone()).or_default().pods;
+        match pods.get_mut(key) {
+            Some(known) if known.uid == uid => known.started = started,
+            _ => {
+                let state = PodState {
+                    uid,
+                    started,
+                    priority: priority::of_pod_with_default(pod),
+                    qos: qos::of_pod_with_default(pod),
+                    batch: usage::is_batch(pod),
+                    request: usage::demand(pod).request,
+                    generator: Generator::of_pod(pod, self.seed),
+                    samples: VecDeque::new(),
+                };
+                pods.insert(key.clone(), state);
+                self.places.insert(key.clone(), node);
+            }
+        }
+    }
+
+    /// Forgets a pod.
+    pub(crate) fn pod_gone(&mut self, key: &ObjectKey) {
+        if let Some(node) = self.places.remove(key) {
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.pods.remove(key);
+            }
+            self.drop_if_empty(&node);
+        }
+    }
+
+    /// Takes one sample of every managed node.
+    pub(crate) fn sample(&mut self, now: Timestamp) {
+        let now = now.as_second();
+        for node in self.nodes.values_mut().filter(|node| node.managed) {
+            node.sample(now, self.history);
+        }
+    }
+
+    /// The nodes whose report is due, with the report. The next one of each is scheduled.
+    pub(crate) fn due(
+        &mut self,
+        now: Timestamp,
+        default_interval: Duration,
+    ) -> Vec<(String, NodeMetricStatus)> {
+        let seconds = now.as_second();
+        let mut reports = Vec::new();
+        for (name, node) in &mut self.nodes {
+            let Some(spec) = node.spec.as_ref().filter(|_| node.managed) else {
+                continue;
+            };
+            if node.samples.is_empty() || node.next_report.is_some_and(|next| next > seconds) {
+                continue;
+            }
+            let policy = spec.metric_collect_policy.as_ref();
+            let interval = policy
+                .and_then(|policy| policy.report_interval_seconds)
+                .filter(|interval| *interval > 0)
+                .unwrap_or_else(|| {
+                    i64::try_from(default_interval.as_secs())
+                        .unwrap_or(60)
+                        .max(1)
+                });
+            // The first report comes at once, the second spreads the nodes over the interval.
+            let delay = match node.next_report {
+                Some(_) => interval,
+                None => 1 + (usage::hash(self.seed, name) % interval.unsigned_abs()).cast_signed(),
+            };
+            node.next_report = Some(seconds + delay);
+            reports.push((name.clone(), node.report(now)));
+        }
+        reports
+    }
+}
+
+impl NodeState {
+    fn sample(&mut self, now: i64, history: usize) {
+        let system = Usage {
+            cpu: self.capacity.cpu * SYSTEM.0,
+            memory: SYSTEM.1.min(self.capacity.memory * 0.05),
+        };
+        let (mut services, mut batch) = (Usage::default(), Usage::default());
+        let mut wanted = Vec::with_capacity(self.pods.len());
+        for pod in self.pods.values_mut() {
+            let Some(started) = pod.started else { continue };
+            #[allow(clippy::cast_precision_loss, reason = "an age in seconds is small")]
+            let usage = pod.generator.at(now, (now - started).max(0) as f64);
+            *if pod.batch { &mut batch } else { &mut services } += usage;
+            wanted.push((pod, usage));
+        }
+        // Services first; batch shares what is left. Memory does not shrink, but cannot exceed the node.
+        let services_share = share(self.capacity.cpu - system.cpu, services.cpu);
+        let left = self.capacity.cpu - system.cpu - services.cpu * services_share;
+        let batch_share = share(left, batch.cpu);
+        let memory_share = share(
+            self.capacity.memory - system.memory,
+            services.memory + batch.memory,
+        );
+        let mut node = system;
+        for (pod, usage) in wanted {
+            let got = Usage {
+                cpu: usage.cpu
+                    * if pod.batch {
+                        batch_share
+                    } else {
+                        services_share
+                    },
+                memory: usage.memory * memory_share,
+            };
+            node += got;
+            push(&mut pod.samples, (now, got), history.min(64));
+        }
+        push(
+            &mut self.samples,
+            Sample {
+                time: now,
+                node,
+                system,
+            },
+            history,
+        );
+    }
+
+    fn report(&self, now: Timestamp) -> NodeMetricStatus {
+        let policy = self
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.metric_collect_policy.as_ref());
+        let window = policy
+            .and_then(|policy| policy.aggregate_duration_seconds)
+            .unwrap_or(AVERAGE_SECONDS);
+        let durations = policy
+            .and_then(|policy| policy.node_aggregate_policy.as_ref())
+            .map_or_else(|| WINDOWS.to_vec(), |policy| policy.durations.clone());
+        let since = now.as_second() - window;
+        let of_node = |sample: &Sample| (sample.time, sample.node);
+        let of_system = |sample: &Sample| (sample.time, sample.system);
+        let info = NodeMetricInfo {
+            node_usage: Some(resource_map(average(
+                self.samples.iter().map(of_node),
+                since,
+            ))),
+            aggregated_node_usages: self.aggregate(now, &durations, of_node),
+            system_usage: Some(resource_map(average(
+                self.samples.iter().map(of_system),
+                since,
+            ))),
+            aggregated_system_usages: self.aggregate(now, &durations, of_system),
+            numa_usages: Vec::new(),
+        };
+        let mut pods: Vec<PodMetricInfo> = Vec::with_capacity(self.pods.len());
+        let mut reclaimable = Usage::default();
+        for (key, pod) in &self.pods {
+            let recent = || pod.samples.iter().filter(|(time, _)| *time > since);
+            if recent().next().is_none() {
+                continue;
+            }
+            if pod.priority == PriorityClass::Prod && !pod.batch {
+                let peak = recent().fold(Usage::default(), |peak, (_, usage)| Usage {
+                    cpu: peak.cpu.max(usage.cpu),
+                    memory: peak.memory.max(usage.memory),
+                });
+                reclaimable += Usage {
+                    cpu: (pod.request.cpu - peak.cpu * SAFETY).max(0.0),
+                    memory: (pod.request.memory - peak.memory * SAFETY).max(0.0),
+                };
+            }
+            pods.push(PodMetricInfo {
+                name: key.name.clone(),
+                namespace: key.namespace.clone(),
+                pod_usage: Some(resource_map(average(pod.samples.iter().copied(), since))),
+                priority: pod.priority,
+                qos: pod.qos,
+                extensions: None,
+            });
+        }
+        pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        NodeMetricStatus {
+            update_time: Some(Time(now)),
+            node_metric: Some(info),
+            pods_metric: pods,
+            prod_reclaimable_metric: Some(ReclaimableMetric {
+                resource: Some(resource_map(reclaimable)),
+            }),
+            ..NodeMetricStatus::default()
+        }
+    }
+
+    /// Percentiles over each window; empty until half of the window is covered.
+    fn aggregate(
+        &self,
+        now: Timestamp,
+        durations: &[GoDuration],
+        value: impl Fn(&Sample) -> (i64, Usage),
+    ) -> Vec<AggregatedUsage> {
+        let mut out = Vec::with_capacity(durations.len());
+        for duration in durations {
+            let since = now.as_second() - duration.as_secs();
+            let inside: Vec<(i64, Usage)> = self
+                .samples
+                .iter()
+                .map(&value)
+                .filter(|(time, _)| *time > since)
+                .collect();
+            let span = match (inside.first(), inside.last()) {
+                (Some((first, _)), Some((last, _))) => last - first,
+                _ => 0,
+            };
+            let mut entry = AggregatedUsage {
+                duration: Some(*duration),
+                ..AggregatedUsage::default()
+            };
+            let mut cpu: Vec<f64> = inside.iter().map(|(_, usage)| usage.cpu).collect();
+            let mut memory: Vec<f64> = inside.iter().map(|(_, usage)| usage.memory).collect();
+            if span * 2 >= duration.as_secs()
+                && let (Some(cpu), Some(memory)) = (Summary::of(&mut cpu), Summary::of(&mut memory))
+            {
+                for (name, cpu, memory) in [
+                    ("avg", cpu.avg, memory.avg),
+                    ("p50", cpu.p50, memory.p50),
+                    ("p90", cpu.p90, memory.p90),
+                    ("p95", cpu.p95, memory.p95),
+                    ("p99", cpu.p99, memory.p99),
+                ] {
+                    entry
+                        .usage
+                        .insert(name.to_owned(), resource_map(Usage { cpu, memory }));
+                }
+            }
+            out.push(entry);
+        }
+        out
+    }
+}
+
+/// The share of `wanted` that fits into `room`, 0 to 1.
+fn share(room: f64, wanted: f64) -> f64 {
+    if wanted > room {
+        (room / wanted).max(0.0)
+    } else {
+        1.0
+    }
+}
+
+fn push<T>(samples: &mut VecDeque<T>, sample: T, limit: usize) {
+    while samples.len() >= limit {
+        samples.pop_front();
+    }
+    samples.push_back(sample);
+}
+
+fn average(samples: impl Iterator<Item = (i64, Usage)>, since: i64) -> Usage {
+    let (mut sum, mut count) = (Usage::default(), 0.0);
+    for (_, usage) in samples.filter(|(time, _)| *time > since) {
+        sum += usage;
+        count += 1.0;
+    }
+    if count == 0.0 {
+        return sum;
+    }
+    Usage {
+        cpu: sum.cpu / count,
+        memory: sum.memory / count,
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "float to int casts saturate"
+)]
+fn resource_map(usage: Usage) -> ResourceMap {
+    let resources: ResourceList = [
+        (
+            resources::CPU.to_owned(),
+            Quantity::from_milli(usage.cpu.round() as i64),
+        ),
+        (
+            resources::MEMORY.to_owned(),
+            Quantity::from_bytes(usage.memory.round() as i64),
+        ),
+    ]
+    .into();
+    ResourceMap {
+        resources,
+        devices: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_api::slo::{AggregatePolicy, NodeMetricCollectPolicy};
+    use serde_json::json;
+
+    const START: i64 = 1_700_000_000;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(START + seconds).unwrap()
+    }
+
+    fn telemetry() -> Telemetry {
+        let mut telemetry = Telemetry::new(1, Duration::from_secs(15));
+        let node = json!({
+            "metadata": { "name": "sim-0" },
+            "status": { "capacity": { "cpu": "8", "memory": "32Gi" } },
+        });
+        telemetry.node(&serde_json::from_value(node).unwrap(), true);
+        let policy = NodeMetricCollectPolicy {
+            aggregate_duration_seconds: Some(300),
+            report_interval_seconds: Some(60),
+            node_aggregate_policy: Some(AggregatePolicy {
+                durations: vec![GoDuration::from_mins(5), GoDuration::from_mins(30)],
+            }),
+            node_memory_collect_policy: None,
+        };
+        telemetry.metric(
+            "sim-0",
+            Some(NodeMetricSpec {
+                metric_collect_policy: Some(policy),
+            }),
+        );
+        telemetry
+    }
+
+    fn add(
+        telemetry: &mut Telemetry,
+        name: &str,
+        annotations: serde_json::Value,
+        qos: &str,
+        cpu: &str,
+    ) {
+        let pod = json!({
+            "metadata": {
+                "name": name, "namespace": "d", "uid": name, "annotations": annotations,
+                "labels": { "koordinator.sh/qosClass": qos },
+            },
+            "spec": {
+                "nodeName": "sim-0",
+                "containers": [{ "name": "c", "resources": { "requests": { "cpu": cpu, "memory": "1Gi" } } }],
+            },
+            "status": { "phase": "Running", "startTime": "2023-11-14T22:13:20Z" },
+        });
+        telemetry.pod(
+            &ObjectKey::new("d", name),
+            &serde_json::from_value(pod).unwrap(),
+        );
+    }
+
+    fn constant(cpu: &str) -> serde_json::Value {
+        json!({ "kwok.x-k8s.io/usage-cpu": cpu, "kwok.x-k8s.io/usage-memory": "100Mi" })
+    }
+
+    fn run(telemetry: &mut Telemetry, from: i64, to: i64) -> Vec<(i64, NodeMetricStatus)> {
+        let mut reports = Vec::new();
+        for second in from..to {
+            if second % 15 == 0 {
+                telemetry.sample(at(second));
+            }
+            let due = telemetry.due(at(second), Duration::from_secs(60));
+            reports.extend(due.into_iter().map(|(_, status)| (second, status)));
+        }
+        reports
+    }
+
+    #[test]
+    fn reports_come_at_the_interval_with_the_windows_asked_for() {
+        let mut telemetry = telemetry();
+        add(&mut telemetry, "b", constant("500m"), "LS", "1");
+        add(&mut telemetry, "a", constant("1"), "LS", "4");
+        let reports = run(&mut telemetry, 0, 1200);
+        let times: Vec<i64> = reports.iter().map(|(time, _)| *time).collect();
+        assert_eq!(times[0], 0);
+        assert!(
+            times[2..].windows(2).all(|pair| pair[1] - pair[0] == 60),
+            "{times:?}"
+        );
+
+        let (_, early) = &reports[0];
+        let info = early.node_metric.as_ref().unwrap();
+        assert!(
+            info.aggregated_node_usages
+                .iter()
+                .all(|window| window.usage.is_empty())
+        );
+        let (_, late) = reports.last().unwrap();
+        let info = late.node_metric.as_ref().unwrap();
+        // Two pods and 1 % of 8 CPUs for the system.
+        let node = info.node_usage.as_ref().unwrap();
+        assert_eq!(node.resources["cpu"], Quantity::from_milli(1580));
+        let windows = &info.aggregated_node_usages;
+        assert_eq!(
+            windows[0].usage["p99"].resources["cpu"],
+            Quantity::from_milli(1580)
+        );
+        assert_eq!(windows[0].usage.len(), 5);
+        assert_eq!(windows[1].usage.len(), 5, "15 of 30 minutes are covered");
+        let names: Vec<_> = late
+            .pods_metric
+            .iter()
+            .map(|pod| pod.name.as_str())
+            .collect();
+        assert_eq!(names, ["a", "b"]);
+        let reclaimable = late
+            .prod_reclaimable_metric
+            .clone()
+            .unwrap()
+            .resource
+            .unwrap();
+        // (4000 - 1100) + (1000 - 550)
+        assert_eq!(reclaimable.resources["cpu"], Quantity::from_milli(3350));
+        serde_json::to_value(late).unwrap();
+    }
+
+    #[test]
+    fn batch_pods_get_what_services_leave() {
+        let mut telemetry = telemetry();
+        add(&mut telemetry, "service", constant("6"), "LS", "6");
+        add(&mut telemetry, "batch", constant("6"), "BE", "0");
+        let reports = run(&mut telemetry, 0, 400);
+        let (_, last) = reports.last().unwrap();
+        let usage = |index: usize| {
+            last.pods_metric[index]
+                .pod_usage
+                .as_ref()
+                .unwrap()
+                .resources["cpu"]
+                .milli_value()
+        };
+        assert_eq!((usage(0), usage(1)), (1920, 6000));
+        let node = last
+            .node_metric
+            .as_ref()
+            .unwrap()
+            .node_usage
+            .as_ref()
+            .unwrap();
+        assert_eq!(node.resources["cpu"].milli_value(), 8000);
+    }
+
+    #[test]
+    fn nothing_is_reported_without_a_node_metric_or_for_foreign_nodes() {
+        let mut telemetry = telemetry();
+        telemetry.metric("sim-0", None);
+        assert_eq!(run(&mut telemetry, 0, 120).len(), 0);
+        let mut telemetry = self::telemetry();
+        telemetry.node_gone("sim-0");
+        assert_eq!(run(&mut telemetry, 0, 120).len(), 0);
+    }
+
+    #[test]
+    fn pods_that_ended_use_nothing_and_leave_nothing_behind() {
+        let mut telemetry = telemetry();
+        add(&mut telemetry, "a", constant("1"), "LS", "1");
+        telemetry.pod_gone(&ObjectKey::new("d", "a"));
+        telemetry.node_gone("sim-0");
+        telemetry.metric("sim-0", None);
+        assert!(telemetry.nodes.is_empty() && telemetry.places.is_empty());
+    }
+}

@@ -1,0 +1,134 @@
+//! An API server and a simulation in one process.
+
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Change, Client, Informer, Scope, kube_core};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) server: Arc<ApiServer>,
+    clock: Clock,
+    sim: Option<(CancellationToken, JoinHandle<Result<(), koord_sim::Error>>)>,
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Self {
+        let clock = Clock::following_tokio("2026-01-01T12:00:00Z".parse().unwrap());
+        let server = ApiServer::open(Config::memory(clock.clone()))
+            .await
+            .unwrap();
+        server.install_crds(koord_api::crd_values()).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        Self {
+            client,
+            server,
+            clock,
+            sim: None,
+        }
+    }
+
+    pub(crate) fn simulate(&mut self, nodes: usize) {
+        let options = koord_sim::Options {
+            nodes,
+            ..koord_sim::Options::default()
+        };
+        let context = Context::with_clock(self.clock.clone());
+        let stop = context.shutdown.clone();
+        let task = tokio::spawn(koord_sim::run(options, self.client.clone(), context));
+        self.sim = Some((stop, task));
+    }
+
+    pub(crate) async fn stop_simulation(&mut self) {
+        let (stop, task) = self.sim.take().unwrap();
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+
+    pub(crate) async fn create<K>(&self, api: Api<K>, object: Value) -> K
+    where
+        K: Clone + Debug + DeserializeOwned + serde::Serialize,
+    {
+        let object: K = serde_json::from_value(object).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    /// Watches until `done` says so, for at most an hour of the simulation's time.
+    pub(crate) async fn until<K>(&self, mut done: impl FnMut(&Change<K>) -> bool) -> Change<K>
+    where
+        K: kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let stop = CancellationToken::new();
+        let _guard = stop.clone().drop_guard();
+        let mut informer = Informer::<K>::start(self.client.clone(), Scope::default(), stop);
+        let watch = async {
+            loop {
+                let change = informer.changes.recv().await.unwrap();
+                if done(&change) {
+                    return change;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(3600), watch)
+            .await
+            .unwrap()
+    }
+
+    /// As [`Cluster::until`], for an object that exists.
+    pub(crate) async fn until_is<K>(&self, mut done: impl FnMut(&K) -> bool) -> Arc<K>
+    where
+        K: kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let change = self
+            .until(|change| matches!(change, Change::Applied { new, .. } if done(new)))
+            .await;
+        match change {
+            Change::Applied { new, .. } => new,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until the object is gone, which may be so already.
+    pub(crate) async fn until_gone<K>(&self, api: &Api<K>, name: &str)
+    where
+        K: kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let named = |object: &K| object.meta().name.as_deref() == Some(name);
+        let mut listed = false;
+        self.until::<K>(|change| match change {
+            Change::Applied { new, .. } => {
+                listed |= named(new);
+                false
+            }
+            Change::Deleted(last) => named(last),
+            Change::Synced => !listed,
+        })
+        .await;
+        assert!(api.get_opt(name).await.unwrap().is_none());
+    }
+}
