@@ -10,7 +10,10 @@ pub fn raise_open_files() -> Option<u64> {
     if now.current == now.maximum {
         return now.current;
     }
-    let wanted = Rlimit { current: now.maximum, maximum: now.maximum };
+    let wanted = Rlimit {
+        current: now.maximum,
+        maximum: now.maximum,
+    };
     match setrlimit(Resource::Nofile, wanted) {
         Ok(()) => now.maximum,
         Err(_) => now.current,
