@@ -521,9 +521,7 @@ impl Agent {
 
     /// The newest samples, when there is one of the node and the pods are known.
     fn usage(&self, now_ms: u64, pods: &[PodInfo]) -> Option<Usage> {
-        if self.pods.is_none() {
-            return None;
-        }
+        self.pods.as_ref()?;
         let axis = &self.series.axis;
         let window = self.settings.interval_ms.saturating_mul(2);
         let (node, _) = self.series.node_cpu.window(axis, now_ms, window).next()?;

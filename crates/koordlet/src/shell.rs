@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus, NodeSLO};
 use koord_app::Context;
-use koord_host::{HostError, Root, features, sched};
+use koord_host::{HostError, Root, features, limits, sched};
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
 use koord_kube::{Change, Client, Informer, Scope, Store};
@@ -73,6 +73,8 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         options.settings.layout = Layout::detect(&root, parent);
     }
     announce(&root, &options)?;
+    let open_files = limits::raise_open_files();
+    tracing::debug!(?open_files, "limit of open files");
     let states = Arc::new(States::default());
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
