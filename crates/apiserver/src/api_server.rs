@@ -177,7 +177,6 @@ impl ApiServer {
 
     /// The server as a service for callers in this process, who act as the administrator unless
     /// the request's extensions carry another [`crate::rest::User`].
-    #[must_use]
     pub fn service(&self) -> Router {
         self.server.in_process()
     }

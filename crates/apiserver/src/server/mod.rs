@@ -14,6 +14,8 @@ mod metrics;
 mod pki;
 mod secret_file;
 mod subject;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 pub use error::ServeError;

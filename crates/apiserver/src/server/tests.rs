@@ -1,0 +1,147 @@
+//! Tests of the parts of the server.
+
+use super::auth::{TokenStore, bearer};
+use super::health::Health;
+use super::pki::Authority;
+use super::{kubeconfig, secret_file, subject};
+use crate::rest::Tokens as _;
+use crate::store::{Store, StoreOptions};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body_util::BodyExt as _;
+use jiff::Timestamp;
+use koord_app::Clock;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+fn now() -> Timestamp {
+    "2026-01-31T12:00:00Z".parse().unwrap()
+}
+
+#[test]
+fn a_client_certificate_says_who_it_is() {
+    let authority = Authority::open(None, now()).unwrap();
+    let identity = authority.client("jane", &["system:masters"]).unwrap();
+    let user = subject::user(&identity.certificate).unwrap();
+    assert_eq!(user.name, "jane");
+    assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+    let der: &[u8] = &identity.certificate;
+    for cut in 0..der.len() {
+        // Whatever comes out, nothing panics.
+        let _ = subject::user(&der[..cut]);
+    }
+    assert!(subject::user(&[]).is_none());
+    assert!(subject::user(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]).is_none());
+}
+
+#[test]
+fn the_authority_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = dir.path().join("pki");
+    let first = Authority::open(Some(&pki), now()).unwrap();
+    let second = Authority::open(Some(&pki), now()).unwrap();
+    assert_eq!(first.pem(), second.pem());
+    let key = std::fs::read_to_string(pki.join("ca.key")).unwrap();
+
+    std::fs::write(pki.join("ca.crt"), Authority::open(None, now()).unwrap().pem()).unwrap();
+    let error = Authority::open(Some(&pki), now()).unwrap_err().to_string();
+    assert!(error.contains("is not the certificate of ca.key"), "{error}");
+    assert!(!error.contains(key.lines().nth(1).unwrap()), "a key in an error");
+    std::fs::remove_file(pki.join("ca.crt")).unwrap();
+    let error = Authority::open(Some(&pki), now()).unwrap_err().to_string();
+    assert!(error.contains("ca.crt"), "{error}");
+}
+
+#[test]
+fn a_kubeconfig_names_an_address_that_can_be_reached() {
+    let authority = Authority::open(None, now()).unwrap();
+    let identity = authority.client("jane", &[]).unwrap();
+    let server = |address: &str| {
+        let text = kubeconfig::render(address.parse().unwrap(), authority.pem(), &identity);
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("server: ")).unwrap();
+        line.to_owned()
+    };
+    assert_eq!(server("127.0.0.1:6443"), "https://127.0.0.1:6443");
+    assert_eq!(server("0.0.0.0:6443"), "https://127.0.0.1:6443");
+    assert_eq!(server("[::]:6443"), "https://[::1]:6443");
+    assert_eq!(server("10.1.2.3:1"), "https://10.1.2.3:1");
+}
+
+#[test]
+fn a_secret_file_is_replaced_whole_and_private() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("secret");
+    std::fs::write(&path, "old and readable").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    secret_file::write(&path, b"new").unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    let error = secret_file::write(&path.join("below/a/file"), b"").unwrap_err().to_string();
+    assert!(error.contains("below/a/file"), "{error}");
+}
+
+#[test]
+fn reads_bearer_tokens() {
+    let read = |value: &'static str| {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
+        bearer(&headers).map(str::to_owned)
+    };
+    assert_eq!(read("Bearer abc").as_deref(), Some("abc"));
+    assert_eq!(read("bearer  abc ").as_deref(), Some("abc"));
+    for none in ["Basic abc", "Bearer", "Bearer ", ""] {
+        assert_eq!(read(none), None, "{none:?}");
+    }
+    assert_eq!(bearer(&HeaderMap::new()), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_stand_for_a_service_account_until_they_expire() {
+    let tokens = TokenStore::new(Clock::following_tokio(now()));
+    let token = tokens.issue("apps", "web", &[], 600);
+    let other = tokens.issue("apps", "web", &[], 600);
+    assert_ne!(token, other);
+    assert!(token.len() >= 40, "{token}");
+    let user = tokens.review(&token).unwrap();
+    assert_eq!(user.name, "system:serviceaccount:apps:web");
+    assert!(user.groups.contains(&"system:serviceaccounts:apps".to_owned()));
+    assert!(tokens.review("made up").is_none());
+    assert!(tokens.review("").is_none());
+    tokio::time::advance(Duration::from_secs(601)).await;
+    assert!(tokens.review(&token).is_none());
+    assert!(!format!("{tokens:?}").contains(&token));
+}
+
+#[tokio::test]
+async fn health_says_what_is_wrong() {
+    let store = Store::open(StoreOptions::memory(Clock::system())).await.unwrap();
+    let health = Health::new(store);
+    let ask = async |path: &str, query: Option<&str>| {
+        let response = health.answer(path, query)?;
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Some((status, String::from_utf8(body.to_vec()).unwrap()))
+    };
+    let ok = Some((StatusCode::OK, "ok".to_owned()));
+    assert_eq!(ask("/livez", None).await, ok);
+    assert_eq!(ask("/healthz", None).await, ok);
+    let (status, report) = ask("/readyz", None).await.unwrap();
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(report.contains("[-]bootstrap failed") && report.contains("[+]ping ok"), "{report}");
+    assert_eq!(ask("/readyz/ping", None).await, ok);
+    health.set_ready();
+    assert_eq!(ask("/readyz", None).await, ok);
+    assert_eq!(ask("/readyz/", None).await, ok);
+    let (_, report) = ask("/readyz", Some("verbose")).await.unwrap();
+    assert!(report.ends_with("readyz check passed\n"), "{report}");
+    health.set_stopping();
+    let (status, report) = ask("/readyz", None).await.unwrap();
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(report.contains("[-]shutdown failed"), "{report}");
+    assert_eq!(ask("/livez", None).await, ok);
+    assert_eq!(ask("/readyz/nothing", None).await.unwrap().0, StatusCode::NOT_FOUND);
+    assert!(ask("/version", None).await.unwrap().1.contains("v1.35"));
+    assert!(ask("/api", None).await.is_none());
+    assert!(ask("/", None).await.is_none());
+}
