@@ -89,11 +89,17 @@ struct Operation<'a> {
 }
 
 const BODY: &[&str] = &["*/*"];
-const PATCHES: &[&str] = &[
+/// kubectl looks here whether it may send a strategic merge patch.
+const BUILTIN_PATCHES: &[&str] = &[
     "application/apply-patch+yaml",
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
+];
+const CUSTOM_PATCHES: &[&str] = &[
+    "application/apply-patch+yaml",
+    "application/json-patch+json",
+    "application/merge-patch+json",
 ];
 
 fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value) -> Value {
@@ -119,6 +125,11 @@ fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value)
 
 fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<String, Value> {
     let mut ops = Map::new();
+    let patches = if r.is_custom() {
+        CUSTOM_PATCHES
+    } else {
+        BUILTIN_PATCHES
+    };
     for (verb, method, op) in [
         (
             "get",
@@ -144,7 +155,7 @@ fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<
             Operation {
                 action: "patch",
                 parameters: write_parameters(true),
-                body: Some(PATCHES),
+                body: Some(patches),
             },
         ),
         (

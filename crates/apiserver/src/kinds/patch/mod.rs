@@ -7,7 +7,7 @@ mod strategic;
 use serde_json::Value;
 
 use super::resource::Resource;
-use super::status::ApiError;
+use super::status::{ApiError, FieldError};
 
 pub use apply::apply;
 
@@ -37,13 +37,13 @@ impl PatchError {
     pub fn to_api(&self, resource: &Resource, name: &str) -> ApiError {
         match self {
             Self::Malformed(_) => ApiError::bad_request(self.to_string()),
-            Self::Failed(why) => {
-                let mut e = ApiError::invalid(&resource.group, &resource.kind, name, &[]);
-                e.message = format!(
-                    "the server rejected our request due to an error in our request: {why}"
-                );
-                e
-            }
+            // kubectl shows the causes of such an answer rather than its message.
+            Self::Failed(why) => ApiError::invalid(
+                &resource.group,
+                &resource.kind,
+                name,
+                &[FieldError::forbidden("patch", why.as_str())],
+            ),
             Self::TooManyOperations(_) => {
                 ApiError::new(413, "RequestEntityTooLarge", self.to_string())
             }

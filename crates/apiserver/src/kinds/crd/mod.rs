@@ -496,3 +496,6 @@ pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
 pub fn is_definition(resource: &Resource) -> bool {
     resource.is(APIEXTENSIONS, "customresourcedefinitions")
 }
+
+#[cfg(test)]
+mod tests;
