@@ -140,10 +140,10 @@ pub struct RealWriter;
 impl KernelWriter for RealWriter {
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
         // No create, no truncate: a missing file must stay missing and be reported.
-        OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .write_all(value.as_bytes())
+        let mut file = OpenOptions::new().write(true).open(path)?;
+        // Writing nothing would not even reach the kernel.
+        let value = if value.is_empty() { "\n" } else { value };
+        file.write_all(value.as_bytes())
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
