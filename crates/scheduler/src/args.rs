@@ -52,6 +52,18 @@ pub struct Args {
     /// Accepted for compatibility: JSON is spoken.
     #[arg(long)]
     pub kube_api_content_type: Option<String>,
+    /// Accepted for compatibility: the HTTP server needs no authentication of its own.
+    #[arg(long)]
+    pub authentication_kubeconfig: Option<String>,
+    /// Accepted for compatibility.
+    #[arg(long)]
+    pub authorization_kubeconfig: Option<String>,
+    /// Accepted for compatibility: see --address.
+    #[arg(long)]
+    pub bind_address: Option<String>,
+    /// Accepted for compatibility.
+    #[arg(long)]
+    pub show_hidden_metrics_for_version: Option<String>,
     /// Which controllers of plugins run; accepted, no plugin has one yet.
     #[arg(long, default_value = "*")]
     pub controller_plugins: String,

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
 /// Why a pod is pending, as of its last attempt.
@@ -37,6 +38,7 @@ struct Shared {
     pending: RwLock<FxHashMap<String, Arc<Explanation>>>,
     asks: RwLock<Option<mpsc::Sender<Question>>>,
     plugins: RwLock<Vec<Value>>,
+    ready: AtomicBool,
 }
 
 /// A question to the task that owns the engine.
@@ -87,7 +89,6 @@ impl DebugHandle {
     }
 
     /// The HTTP interface: `/apis/v1/...`, `/debug/scheduler/...`.
-    #[must_use]
     pub fn router(&self) -> Router {
         Router::new()
             .route("/apis/v1/__services__", get(services))
@@ -96,6 +97,16 @@ impl DebugHandle {
             .route("/debug/scheduler/pending", get(pending))
             .route("/debug/scheduler/pods/{namespace}/{name}", get(pod))
             .with_state(self.clone())
+    }
+
+    /// Whether the scheduler leads and has seen the whole cluster.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.shared.ready.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_ready(&self, ready: bool) {
+        self.shared.ready.store(ready, Ordering::Relaxed);
     }
 
     pub(crate) fn failed(&self, pod: String, explanation: Explanation) {

@@ -16,6 +16,7 @@ pub(crate) struct Metrics {
     pod_attempts: Histogram,
     sli_seconds: HistogramVec,
     pending: IntGaugeVec,
+    incoming: IntCounterVec,
     unschedulable: GaugeVec,
     cache: IntGaugeVec,
     extension_point: HistogramVec,
@@ -67,6 +68,13 @@ impl Metrics {
                 ),
                 &["attempts"],
             )?,
+            incoming: IntCounterVec::new(
+                Opts::new(
+                    "scheduler_queue_incoming_pods_total",
+                    "Pods that entered a queue.",
+                ),
+                &["queue", "event"],
+            )?,
             pending: IntGaugeVec::new(
                 Opts::new("scheduler_pending_pods", "Pods that wait, by queue."),
                 &["queue"],
@@ -106,13 +114,14 @@ impl Metrics {
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 11] = [
+        let all: [Box<dyn prometheus::core::Collector>; 12] = [
             Box::new(metrics.attempts.clone()),
             Box::new(metrics.attempt_seconds.clone()),
             Box::new(metrics.algorithm_seconds.clone()),
             Box::new(metrics.pod_attempts.clone()),
             Box::new(metrics.sli_seconds.clone()),
             Box::new(metrics.pending.clone()),
+            Box::new(metrics.incoming.clone()),
             Box::new(metrics.unschedulable.clone()),
             Box::new(metrics.cache.clone()),
             Box::new(metrics.extension_point.clone()),
@@ -167,7 +176,10 @@ impl Metrics {
     }
 
     /// Sets the gauges.
-    pub(crate) fn gauges(&self, engine: &Engine) {
+    pub(crate) fn gauges(&self, engine: &mut Engine) {
+        for ((queue, event), n) in engine.take_incoming() {
+            self.incoming.with_label_values(&[queue, event]).inc_by(n);
+        }
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let pending = engine.pending();
         for (queue, n) in [

@@ -103,6 +103,8 @@ pub(crate) struct Queue {
     tickets: u64,
     stale_checked: Timestamp,
     counts: Pending,
+    /// How many pods entered which queue because of what, since last taken.
+    incoming: FxHashMap<(&'static str, &'static str), u64>,
 }
 
 impl Queue {
@@ -116,11 +118,16 @@ impl Queue {
             tickets: 0,
             stale_checked: Timestamp::UNIX_EPOCH,
             counts: Pending::default(),
+            incoming: FxHashMap::default(),
         }
     }
 
     pub(crate) fn pending(&self) -> Pending {
         self.counts
+    }
+
+    pub(crate) fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
+        std::mem::take(&mut self.incoming)
     }
 
     pub(crate) fn get(&self, uid: &str) -> Option<&QueuedPod> {
@@ -150,7 +157,7 @@ impl Queue {
         } else {
             Place::Gated { by: gated }
         };
-        self.put(&uid, place);
+        self.put(&uid, place, "PodAdd");
     }
 
     /// Replaces what is known of a queued pod, without moving it. Priority changes take effect.
@@ -162,7 +169,7 @@ impl Queue {
         let reorder = pod.info.priority != info.priority && pod.place == Place::Active;
         pod.info = info;
         if reorder {
-            self.put(&uid, Place::Active);
+            self.put(&uid, Place::Active, "PodUpdate");
         }
     }
 
@@ -174,7 +181,7 @@ impl Queue {
 
     /// Moves a refused or gated pod on: to back-off if that is not over, else to ready.
     /// Returns whether it moved.
-    pub(crate) fn wake(&mut self, uid: &str, now: Timestamp) -> bool {
+    pub(crate) fn wake(&mut self, uid: &str, event: &'static str, now: Timestamp) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;
         };
@@ -193,7 +200,7 @@ impl Queue {
         } else {
             Place::Active
         };
-        self.put(uid, place);
+        self.put(uid, place, event);
         true
     }
 
@@ -206,7 +213,7 @@ impl Queue {
             pod.place,
             Place::InFlight | Place::Active | Place::Gated { .. }
         ) {
-            self.put(uid, Place::Active);
+            self.put(uid, Place::Active, "ForceActivate");
         }
     }
 
@@ -217,10 +224,12 @@ impl Queue {
         };
         match (matches!(pod.place, Place::Gated { .. }), by) {
             (true, 0) => {
-                self.wake(uid, now);
+                self.wake(uid, "PodUpdate", now);
             }
             (_, 0) => {}
-            (_, by) if pod.place != Place::InFlight => self.put(uid, Place::Gated { by }),
+            (_, by) if pod.place != Place::InFlight => {
+                self.put(uid, Place::Gated { by }, "PodUpdate");
+            }
             _ => {}
         }
     }
@@ -240,7 +249,7 @@ impl Queue {
             let uid = uid.clone();
             self.waiting.pop();
             if current {
-                self.put(&uid, Place::Active);
+                self.put(&uid, Place::Active, "BackoffComplete");
             }
         }
         if now.duration_since(self.stale_checked) >= STALE_EVERY {
@@ -253,7 +262,7 @@ impl Queue {
                 .map(|pod| pod.info.uid.clone())
                 .collect();
             for uid in stale {
-                self.wake(&uid, now);
+                self.wake(&uid, "UnschedulableTimeout", now);
             }
         }
     }
@@ -280,7 +289,7 @@ impl Queue {
                 None => break self.early()?,
             }
         };
-        self.put(&uid, Place::InFlight);
+        self.put(&uid, Place::InFlight, "");
         let pod = self.pods.get_mut(&uid)?;
         pod.attempts += 1;
         Some(pod.clone())
@@ -308,7 +317,7 @@ impl Queue {
                 Place::Backoff { until, error: true }
             }
         };
-        self.put(uid, place);
+        self.put(uid, place, "ScheduleAttemptFailure");
     }
 
     fn early(&mut self) -> Option<Arc<str>> {
@@ -366,7 +375,7 @@ impl Queue {
         }
     }
 
-    fn put(&mut self, uid: &str, place: Place) {
+    fn put(&mut self, uid: &str, place: Place, event: &'static str) {
         self.leave(uid);
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
@@ -375,6 +384,16 @@ impl Queue {
         pod.ticket = self.tickets;
         pod.place = place;
         let (uid, ticket) = (pod.info.uid.clone(), pod.ticket);
+        let queue = match place {
+            Place::Active => "active",
+            Place::Backoff { .. } => "backoff",
+            Place::Refused { .. } => "unschedulable",
+            Place::Gated { .. } => "gated",
+            Place::InFlight => "",
+        };
+        if !queue.is_empty() {
+            *self.incoming.entry((queue, event)).or_default() += 1;
+        }
         match place {
             Place::Active => {
                 self.counts.active += 1;

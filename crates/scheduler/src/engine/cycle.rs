@@ -19,7 +19,7 @@ const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
 /// How a cycle ended short of a placement.
 #[derive(Debug)]
 pub(super) enum Stop {
-    Refused(Diagnosis),
+    Refused(Box<Diagnosis>),
     Failed(String),
 }
 
@@ -77,17 +77,22 @@ impl Engine {
     ///
     /// # Errors
     /// Why no node takes it.
-    pub fn dry_run(&mut self, pod: &Arc<PodInfo>, now: Timestamp) -> Result<Arc<str>, Diagnosis> {
+    pub fn dry_run(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        now: Timestamp,
+    ) -> Result<Arc<str>, Box<Diagnosis>> {
+        self.tick(now);
         let Some(profile) = self.profile_of(pod) else {
-            return Err(Diagnosis::default());
+            return Err(Box::default());
         };
         match self.select(pod, profile, now, false) {
             Ok(node) => Ok(self.nodes.name(node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
-            Err(Stop::Failed(message)) => Err(Diagnosis {
+            Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
                 pre_filter_message: message,
                 ..Diagnosis::default()
-            }),
+            })),
         }
     }
 
@@ -139,7 +144,7 @@ impl Engine {
         cached: bool,
     ) -> Result<NodeIndex, Stop> {
         if self.nodes.is_empty() {
-            return Err(Stop::Refused(Diagnosis::default()));
+            return Err(Stop::Refused(Box::default()));
         }
         let view = View {
             nodes: &self.nodes,
@@ -250,14 +255,14 @@ impl Engine {
             let name = self.names[instance];
             return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
         }
-        Stop::Refused(Diagnosis {
+        Stop::Refused(Box::new(Diagnosis {
             total_nodes: self.nodes.len(),
             pre_filter_message: message,
             plugins: vec![self.names[instance]],
             by: 1 << instance,
             pending: rejection.code == Code::Pending,
             ..Diagnosis::default()
-        })
+        }))
     }
 
     fn sign(&self, pod: &PodInfo, profile: usize, signature: &mut Signature) -> Signable {
@@ -284,9 +289,9 @@ impl Engine {
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
-        mut diagnosis: Diagnosis,
+        mut diagnosis: Box<Diagnosis>,
         now: Timestamp,
-    ) -> Diagnosis {
+    ) -> Box<Diagnosis> {
         let mut messages = Vec::new();
         let view = View {
             nodes: &self.nodes,
@@ -434,7 +439,7 @@ impl Engine {
                     reason: "Unschedulable",
                     message: diagnosis.message(),
                     nominated: diagnosis.nominated.clone(),
-                    diagnosis: Some(Arc::new(diagnosis)),
+                    diagnosis: Some(Arc::from(diagnosis)),
                 };
                 (failure, Refusal::Unschedulable { by, pending }, false)
             }
@@ -503,5 +508,7 @@ fn answer(
         )));
     }
     let total = scope.cycle.view.nodes.len();
-    Err(Stop::Refused(evaluation.tally.diagnosis(total, names)))
+    Err(Stop::Refused(Box::new(
+        evaluation.tally.diagnosis(total, names),
+    )))
 }

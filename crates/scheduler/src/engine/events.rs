@@ -122,7 +122,7 @@ impl Engine {
         self.queue.replace(info);
         self.queue.gate(&uid, gates, now);
         if matters && gates == 0 {
-            self.queue.wake(&uid, now);
+            self.queue.wake(&uid, "UnscheduledPodUpdate", now);
         }
     }
 

@@ -252,6 +252,11 @@ impl Engine {
         self.mismatches
     }
 
+    /// How many pods entered which queue because of which event, since the last call.
+    pub fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
+        self.queue.take_incoming()
+    }
+
     /// Refused pods per profile and refusing plugin.
     #[must_use]
     pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
@@ -440,7 +445,7 @@ impl Engine {
             }
         }
         for uid in wake {
-            self.queue.wake(&uid, now);
+            self.queue.wake(&uid, event.label(), now);
         }
     }
 
@@ -505,7 +510,7 @@ impl Engine {
             by,
             ..Diagnosis::default()
         };
-        self.refuse(&pod, cycle::Stop::Refused(diagnosis), now);
+        self.refuse(&pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
     }
 }
 

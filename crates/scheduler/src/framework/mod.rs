@@ -12,7 +12,7 @@ mod status;
 
 pub use event::{Action, ClusterEvent, Hint, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
-pub use registry::{BuildContext, BuildError, Factory, Registry};
+pub use registry::{Build, BuildContext, BuildError, Factory, Registry};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
 use crate::Watch;

@@ -21,6 +21,9 @@ pub struct BuildError {
     pub message: String,
 }
 
+/// Builds a plugin from its arguments, if it has any.
+pub type Build = fn(Option<&Value>, &BuildContext) -> Result<Box<dyn Plugin>, BuildError>;
+
 /// How to build one plugin.
 #[derive(Clone)]
 pub struct Factory {
@@ -31,7 +34,7 @@ pub struct Factory {
     /// Its weight when it is on in the profile used without a configuration file.
     pub koord_weight: Option<i64>,
     /// Builds it from the args of its `pluginConfig` entry, or from its defaults.
-    pub build: fn(Option<&Value>, &BuildContext) -> Result<Box<dyn Plugin>, BuildError>,
+    pub build: Build,
 }
 
 impl std::fmt::Debug for Factory {

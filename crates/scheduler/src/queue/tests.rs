@@ -54,7 +54,7 @@ fn a_refused_pod_waits_for_an_event_and_then_for_its_backoff() {
             ..Pending::default()
         }
     );
-    assert!(queue.wake("a", at(100)));
+    assert!(queue.wake("a", "test", at(100)));
     assert_eq!(queue.pending().backoff, 1);
     assert_eq!(
         pop(&mut queue, 100).as_deref(),
@@ -114,7 +114,7 @@ fn a_removed_pod_never_comes_back() {
     for name in ["a", "b", "c"] {
         assert!(queue.remove(name).is_some());
     }
-    assert!(!queue.wake("a", at(1)));
+    assert!(!queue.wake("a", "test", at(1)));
     assert_eq!(pop(&mut queue, 1000), None);
     assert_eq!(queue.pending(), Pending::default());
 }

@@ -18,6 +18,7 @@ use koord_app::Context;
 use koord_kube::events::Recorder;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client, ObjectKey};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -246,24 +247,23 @@ impl Daemon {
         let engine = Engine::new(&config, profiles, options.engine);
         let (sender, receiver) = mpsc::channel(4096);
         let watches = engine.watches();
+        let node = |change| match change {
+            Change::Synced => Message::Synced,
+            change => Message::Node(change),
+        };
+        let pod = |change| match change {
+            Change::Synced => Message::Synced,
+            change => Message::Pod(change),
+        };
+        let stop = || shutdown.clone();
         watch::forward(
             client.clone(),
+            watch::trim_node,
             sender.clone(),
-            shutdown.clone(),
-            |change| match change {
-                Change::Synced => Message::Synced,
-                change => Message::Node(change),
-            },
+            stop(),
+            node,
         );
-        watch::forward(
-            client.clone(),
-            sender.clone(),
-            shutdown.clone(),
-            |change| match change {
-                Change::Synced => Message::Synced,
-                change => Message::Pod(change),
-            },
-        );
+        watch::forward(client.clone(), watch::trim_pod, sender.clone(), stop(), pod);
         for watch in &watches {
             watch.start(client.clone(), sender.clone(), shutdown.clone());
         }
@@ -279,6 +279,12 @@ impl Daemon {
         let writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
         let questions = options.debug.attach();
         let debug = options.debug.clone();
+        if config
+            .percentage_of_nodes_to_score
+            .is_some_and(|percent| percent != 0)
+        {
+            tracing::info!("percentageOfNodesToScore has no effect: every feasible node is scored");
+        }
         let task = Owner {
             engine,
             writer,
@@ -288,8 +294,9 @@ impl Daemon {
             names,
             concurrency,
         };
-        task.run(receiver, questions, watches.len() + 2, shutdown)
-            .await;
+        let sources = watches.len() + 2;
+        task.run(receiver, questions, sources, shutdown).await;
+        options.debug.set_ready(false);
     }
 }
 
@@ -324,10 +331,16 @@ impl Owner {
                 self.digest(message);
                 budget -= 1;
             }
+            while let Ok(question) = questions.try_recv() {
+                question.answer(&self.engine);
+            }
+            if synced >= sources {
+                self.debug.set_ready(true);
+            }
             let busy = synced >= sources && self.decide();
             self.dispatch();
             if Instant::now() >= next_gauges {
-                self.metrics.gauges(&self.engine);
+                self.metrics.gauges(&mut self.engine);
                 next_gauges = Instant::now() + GAUGES_EVERY;
             }
             if busy || budget == 0 {
@@ -369,6 +382,14 @@ impl Owner {
     }
 
     fn digest(&mut self, message: Message) {
+        // One object that a plugin stumbles over must not stop the scheduler.
+        let digested = catch_unwind(AssertUnwindSafe(|| self.digest_one(message)));
+        if digested.is_err() {
+            tracing::error!("a plugin panicked over an event; the event is dropped");
+        }
+    }
+
+    fn digest_one(&mut self, message: Message) {
         let now = self.ctx.clock.now();
         let started = Instant::now();
         let label = match message {

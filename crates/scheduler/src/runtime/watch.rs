@@ -1,6 +1,7 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
 use crate::framework::{Action, ObjectChange};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_kube::{Change, Client, Informer, Scope};
 use std::any::Any;
 use std::fmt::Debug;
@@ -13,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) enum Message {
     /// A source has delivered its initial list.
     Synced,
-    Pod(Change<k8s_openapi::api::core::v1::Pod>),
-    Node(Change<k8s_openapi::api::core::v1::Node>),
+    Pod(Change<Pod>),
+    Node(Change<Node>),
     Object(ObjectChange),
     /// A binding was tried.
     Bound {
@@ -82,30 +83,37 @@ fn start<K>(
         + Send
         + Sync,
 {
-    forward::<K>(client, sender, shutdown, move |change| match change {
-        Change::Synced => Message::Synced,
-        Change::Applied { old, new } => Message::Object(ObjectChange {
-            kind,
-            action: if old.is_some() {
-                Action::UPDATE
-            } else {
-                Action::ADD
-            },
-            old: old.map(|old| old as Arc<dyn Any + Send + Sync>),
-            new,
-        }),
-        Change::Deleted(last) => Message::Object(ObjectChange {
-            kind,
-            action: Action::DELETE,
-            old: None,
-            new: last,
-        }),
-    });
+    forward::<K>(
+        client,
+        |_| {},
+        sender,
+        shutdown,
+        move |change| match change {
+            Change::Synced => Message::Synced,
+            Change::Applied { old, new } => Message::Object(ObjectChange {
+                kind,
+                action: if old.is_some() {
+                    Action::UPDATE
+                } else {
+                    Action::ADD
+                },
+                old: old.map(|old| old as Arc<dyn Any + Send + Sync>),
+                new,
+            }),
+            Change::Deleted(last) => Message::Object(ObjectChange {
+                kind,
+                action: Action::DELETE,
+                old: None,
+                new: last,
+            }),
+        },
+    );
 }
 
 /// Starts an informer whose changes go to `sender`, in order.
 pub(crate) fn forward<K>(
     client: Client,
+    trim: fn(&mut K),
     sender: mpsc::Sender<Message>,
     shutdown: CancellationToken,
     wrap: impl Fn(Change<K>) -> Message + Send + 'static,
@@ -118,7 +126,7 @@ pub(crate) fn forward<K>(
         + Sync
         + 'static,
 {
-    let mut informer = Informer::<K>::start(client, Scope::default(), shutdown);
+    let mut informer = Informer::<K>::start_trimmed(client, Scope::default(), trim, shutdown);
     tokio::spawn(async move {
         while let Some(change) = informer.changes.recv().await {
             if sender.send(wrap(change)).await.is_err() {
@@ -126,4 +134,40 @@ pub(crate) fn forward<K>(
             }
         }
     });
+}
+
+/// Drops what no scheduling rule reads: with many pods, that is most of their size.
+pub(crate) fn trim_pod(pod: &mut Pod) {
+    let Some(spec) = &mut pod.spec else { return };
+    for container in spec
+        .containers
+        .iter_mut()
+        .chain(spec.init_containers.iter_mut().flatten())
+    {
+        container.args = None;
+        container.command = None;
+        container.env = None;
+        container.env_from = None;
+        container.lifecycle = None;
+        container.liveness_probe = None;
+        container.readiness_probe = None;
+        container.security_context = None;
+        container.startup_probe = None;
+        container.volume_mounts = None;
+    }
+    spec.ephemeral_containers = None;
+    if let Some(status) = &mut pod.status {
+        status.container_statuses = None;
+        status.ephemeral_container_statuses = None;
+        status.init_container_statuses = None;
+    }
+}
+
+/// As [`trim_pod`], for nodes.
+pub(crate) fn trim_node(node: &mut Node) {
+    if let Some(status) = &mut node.status {
+        status.addresses = None;
+        status.daemon_endpoints = None;
+        status.node_info = None;
+    }
 }
