@@ -257,8 +257,8 @@ fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
     } else {
         CpuSet::from_iter([0])
     };
-    // Numbers that the machine can never have, and numbers that it could have but has not.
-    if set.iter().last() > online.iter().last() {
+    // CPUs that the machine can never have, and what it could have but has not.
+    if name == "cpuset.cpus" && set.iter().last() > online.iter().last() {
         return Err(errno(ERANGE));
     }
     if !set.is_subset(&online) {

@@ -24,10 +24,12 @@ async fn crash(confined: bool) {
         let stat = ProcessStat::read(&world.root, grandchild).unwrap();
         stat.is_some_and(|stat| stat.state != 'Z' && stat.comm == "sleep")
     };
-    assert!(alive());
+    world
+        .until("the grandchild runs", || async { alive().then_some(()) })
+        .await;
     let old_id = container(&before)["containerID"].clone();
     let group = world.group(&before);
-    node.crash().await;
+    node.crash(world.dir.path()).await;
     assert_eq!(group.exists(), confined, "a crash cleans nothing up");
 
     let node = world.start_with(options).await;

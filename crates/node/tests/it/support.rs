@@ -40,11 +40,20 @@ impl RunningNode {
         self.task.await.unwrap();
     }
 
-    /// As `kill -9` would: nothing is cleaned up, and its threads are gone.
-    pub(crate) async fn crash(self) {
+    /// As `kill -9` would: nothing is cleaned up, and the thread that started the containers is
+    /// gone. Returns once the tasks have let go of `dir`, as the end of a process would.
+    pub(crate) async fn crash(self, dir: &std::path::Path) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
         self.ctx.shutdown.cancel();
+        let lock = std::fs::File::open(dir.join("lock")).unwrap();
+        tokio::time::timeout(PATIENCE, async {
+            while lock.try_lock().is_err() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .unwrap();
     }
 }
 
