@@ -172,7 +172,7 @@ pub(in crate::kinds) fn qos_class(pod: &Value) -> &'static str {
             for name in ["cpu", "memory"] {
                 let (request, limit) = (get("requests", name), get("limits", name));
                 any |= request.is_some() || limit.is_some();
-                let request = request.or_else(|| limit);
+                let request = request.or(limit);
                 guaranteed &= limit.is_some() && request == limit;
             }
         }
