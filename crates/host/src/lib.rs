@@ -21,6 +21,7 @@ pub mod error;
 pub mod fake;
 pub mod features;
 pub mod limits;
+mod mounts;
 pub mod path;
 pub mod process;
 pub mod procfs;

@@ -79,8 +79,9 @@ impl<T> Reader<T> {
                 Ok(0) => break,
                 Ok(count) => {
                     filled += count;
-                    // The kernel's seq files hand out all they have when there is room: a short
-                    // read is the end, and asking again would cost a second system call.
+                    // Statistics files are one record, which the kernel hands out whole when there
+                    // is room: a short read is the end, and asking again would cost a second
+                    // system call. (Lists such as cgroup.procs come in pieces: not for a reader.)
                     if filled < buffer.len() {
                         break;
                     }

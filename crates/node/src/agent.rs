@@ -349,7 +349,11 @@ async fn dispatch(shared: &Arc<Shared>, ctx: &Context) {
                     pods.apply(new);
                 }
                 Some(Change::Deleted(pod)) => pods.gone(&pod),
-                Some(Change::Synced) => {}
+                Some(Change::Synced) => {
+                    let pods = informer.store.list();
+                    let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
+                    shared.logs.keep_only(&uids);
+                }
                 None => break,
             },
             Some(ended) = pods.tasks.join_next() => pods.ended(ended),

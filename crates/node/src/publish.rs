@@ -3,7 +3,7 @@
 use crate::agent::Shared;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use koord_kube::api::{DeleteParams, Preconditions};
-use koord_kube::patch::{is_conflict, is_not_found, strategic_status};
+use koord_kube::patch::{is_not_found, strategic_status};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,12 +104,13 @@ impl Task {
     }
 
     async fn send(&mut self, desired: &Desired) -> Result<(), koord_kube::Error> {
-        // The uid makes the server refuse the write if another pod has taken the name.
+        // The uid makes the server refuse the write if another pod has taken the name. Then, as
+        // after any conflict, it is tried again until the agent says that this pod is gone.
         let patch = json!({"metadata": {"uid": self.uid}, "status": desired.status});
         if self.sent.as_ref() != Some(&patch) {
             match strategic_status::<Pod>(&self.api, &self.name, &patch).await {
                 Ok(_) => self.sent = Some(patch),
-                Err(error) if is_not_found(&error) || is_conflict(&error) => return Ok(()),
+                Err(error) if is_not_found(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -124,7 +125,7 @@ impl Task {
             };
             match self.api.delete(&self.name, &params).await {
                 Ok(_) => {}
-                Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+                Err(error) if is_not_found(&error) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -106,13 +106,15 @@ impl Worker {
                 self.forget();
             }
             Why::Deleted => {
-                let gone = self.stop(self.grace(), Some(&mut commands)).await;
+                let mut gone = self.stop(self.grace(), Some(&mut commands)).await;
                 if !gone {
                     self.settle();
                     self.publish(true);
-                    self.until_gone(&mut commands).await;
+                    gone = self.until_gone(&mut commands).await;
                 }
-                self.forget();
+                if gone {
+                    self.forget();
+                }
             }
         }
         self.publisher.finish().await;
@@ -380,7 +382,8 @@ impl Worker {
                 }
             }
         }
-        let mut killed = false;
+        let shutdown = self.shared.shutdown.clone();
+        let (mut killed, mut hurried) = (false, false);
         while !self.running.is_empty() {
             let next = async {
                 match commands.as_deref_mut() {
@@ -405,11 +408,13 @@ impl Worker {
                         gone = true;
                         deadline = Instant::now();
                     }
-                    Some(Command::Stop) | None => {
-                        deadline = deadline.min(Instant::now() + STOP_GRACE);
-                        commands = None;
-                    }
+                    // The node's own end is seen below.
+                    Some(Command::Stop) | None => commands = None,
                 },
+                () = shutdown.cancelled(), if !hurried => {
+                    hurried = true;
+                    deadline = deadline.min(Instant::now() + STOP_GRACE);
+                }
             }
         }
         if let (Some(groups), Some(group)) = (&self.shared.groups, self.group.take())
@@ -455,11 +460,17 @@ impl Worker {
         self.publisher.want(Desired { status, delete });
     }
 
-    async fn until_gone(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
-        while let Some(command) = commands.recv().await {
-            match command {
-                Command::Update(pod) => self.pod = pod,
-                Command::Gone | Command::Stop => return,
+    /// Waits until the API has removed the pod; `false` when the node stops first.
+    async fn until_gone(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> bool {
+        let shutdown = self.shared.shutdown.clone();
+        loop {
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Update(pod)) => self.pod = pod,
+                    Some(Command::Gone) => return true,
+                    Some(Command::Stop) | None => return false,
+                },
+                () = shutdown.cancelled() => return false,
             }
         }
     }

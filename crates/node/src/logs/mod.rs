@@ -102,6 +102,22 @@ impl Logs {
         }
     }
 
+    /// Removes the logs of pods that are not among `uids`: they went while the node was away.
+    pub(crate) fn keep_only(&self, uids: &std::collections::BTreeSet<String>) {
+        for entry in fs::read_dir(&self.0.dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let uid = name
+                .to_str()
+                .and_then(|name| name.rsplit_once('_'))
+                .map(|(_, uid)| uid);
+            if uid.is_some_and(|uid| !uids.contains(uid))
+                && let Err(error) = fs::remove_dir_all(entry.path())
+            {
+                tracing::warn!(dir = %entry.path().display(), %error, "logs not removed");
+            }
+        }
+    }
+
     /// Removes the logs of one start of a container, except the `keep` youngest starts.
     pub(crate) fn prune(&self, key: &LogKey, attempt: u32, keep: u32) {
         let dir = self
