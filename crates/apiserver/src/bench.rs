@@ -97,6 +97,9 @@ pub struct ModeReport {
     pub mode: &'static str,
     /// Creates of pods per second through the in-process service.
     pub in_process_creates_per_s: f64,
+    /// CPU microseconds of one such create: what it costs also on a machine that is busy with
+    /// something else. A million divided by it is the rate of one core.
+    pub in_process_create_cpu_us: f64,
     /// Tasks that did so.
     pub in_process_writers: usize,
     /// Creates per second with many writers at once: durable writers share the disk's syncs.
@@ -105,8 +108,12 @@ pub struct ModeReport {
     pub in_process_writers_concurrent: usize,
     /// Creates per second over TLS and HTTP/2.
     pub http_creates_per_s: f64,
+    /// CPU microseconds of one of them, client and server together.
+    pub http_create_cpu_us: f64,
     /// Reads of one object per second over TLS and HTTP/2.
     pub http_gets_per_s: f64,
+    /// CPU microseconds of one of them, client and server together.
+    pub http_get_cpu_us: f64,
     /// Connections of the HTTP measurements.
     pub connections: usize,
     /// Requests in progress per connection.
@@ -303,12 +310,15 @@ async fn measure_mode(
     };
     Ok(ModeReport {
         mode,
-        in_process_creates_per_s: single,
+        in_process_creates_per_s: single.per_s,
+        in_process_create_cpu_us: single.cpu_us,
         in_process_writers: options.writers,
-        in_process_creates_per_s_concurrent: many,
+        in_process_creates_per_s_concurrent: many.per_s,
         in_process_writers_concurrent: crowd,
-        http_creates_per_s: creates,
-        http_gets_per_s: gets,
+        http_creates_per_s: creates.per_s,
+        http_create_cpu_us: creates.cpu_us,
+        http_gets_per_s: gets.per_s,
+        http_get_cpu_us: gets.cpu_us,
         connections: options.connections,
         streams_per_connection: options.streams,
         watch: delivery,

@@ -33,6 +33,15 @@ pub(super) struct Rate {
     pub(super) streams: usize,
 }
 
+/// A measured rate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured {
+    /// Operations per second.
+    pub(super) per_s: f64,
+    /// CPU microseconds of the whole process per operation.
+    pub(super) cpu_us: f64,
+}
+
 /// The body of a request, ready but for what makes each one different.
 #[derive(Clone)]
 struct Template(Arc<str>);
@@ -153,7 +162,7 @@ pub(super) async fn in_process(
     service: Router,
     writers: usize,
     measure: Duration,
-) -> Result<f64, BenchError> {
+) -> Result<Measured, BenchError> {
     let template = Template::pod(&format!("in-process-{writers}"), "");
     measured(writers, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
@@ -168,7 +177,7 @@ pub(super) async fn http_creates(
     address: SocketAddr,
     rate: Rate,
     measure: Duration,
-) -> Result<f64, BenchError> {
+) -> Result<Measured, BenchError> {
     let connections = connect(tls, address, rate.connections).await?;
     let template = Template::pod("http", "");
     measured(
@@ -194,7 +203,7 @@ pub(super) async fn http_gets(
     address: SocketAddr,
     rate: Rate,
     measure: Duration,
-) -> Result<f64, BenchError> {
+) -> Result<Measured, BenchError> {
     let mut connections = connect(tls, address, rate.connections).await?;
     let template = Template::pod("read", "");
     for number in 0..READ {
@@ -233,13 +242,14 @@ async fn connect(
 }
 
 /// How often per second `tasks` tasks, each one request at a time, get `request` done.
-async fn measured<F, R>(tasks: usize, measure: Duration, request: F) -> Result<f64, BenchError>
+async fn measured<F, R>(tasks: usize, measure: Duration, request: F) -> Result<Measured, BenchError>
 where
     F: Fn(usize, usize) -> R + Clone + Send + 'static,
     R: Future<Output = Result<(), BenchError>> + Send,
 {
     let next = Arc::new(AtomicUsize::new(0));
     let began = Instant::now();
+    let cpu = cpu_time();
     let mut running: JoinSet<Result<(), BenchError>> = JoinSet::new();
     for task in 0..tasks {
         let (next, request) = (Arc::clone(&next), request.clone());
@@ -253,7 +263,18 @@ where
     while let Some(ended) = running.join_next().await {
         ended.map_err(|error| BenchError::request("load", error))??;
     }
-    Ok(next.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64())
+    let done = next.load(Ordering::Relaxed) as f64;
+    let cpu = cpu_time().saturating_sub(cpu);
+    Ok(Measured {
+        per_s: done / began.elapsed().as_secs_f64(),
+        cpu_us: cpu.as_secs_f64() * 1e6 / done.max(1.0),
+    })
+}
+
+/// CPU time of this process.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Writes `rate` objects per second over one connection, and measures over another one how long

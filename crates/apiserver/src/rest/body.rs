@@ -5,6 +5,7 @@ use crate::kinds::status::ApiError;
 use bytes::Bytes;
 use http::HeaderMap;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};
 use std::fmt;
 
@@ -202,13 +203,23 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let Seed { path, duplicates } = self;
         let mut out = Map::new();
         while let Some(key) = map.next_key::<String>()? {
-            if out.contains_key(&key) && duplicates.len() < 100 {
-                duplicates.push(format!("duplicate field {:?}", show(path, &key)));
-            }
-            path.push(Step::Key(key.clone()));
+            // The key is lent to the path while its value is read: no copy per field.
+            path.push(Step::Key(key));
             let value = map.next_value_seed(Seed { path, duplicates });
-            path.pop();
-            out.insert(key, value?);
+            let Some(Step::Key(key)) = path.pop() else {
+                return Err(A::Error::custom("unbalanced path"));
+            };
+            match out.entry(key) {
+                Entry::Vacant(entry) => {
+                    entry.insert(value?);
+                }
+                Entry::Occupied(mut entry) => {
+                    if duplicates.len() < 100 {
+                        duplicates.push(format!("duplicate field {:?}", show(path, entry.key())));
+                    }
+                    entry.insert(value?);
+                }
+            }
         }
         if out.len() > 1_000_000 {
             return Err(A::Error::custom("too many keys"));

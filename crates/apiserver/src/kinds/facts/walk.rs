@@ -46,7 +46,7 @@ pub(in crate::kinds) fn check_types(id: StructId, object: &Value) -> Result<(), 
     check_struct(name, id, object, &mut Vec::new())
 }
 
-fn mismatch(root: &str, path: &[String], value: &Value, shape: &Shape) -> String {
+fn mismatch(root: &str, path: &[&str], value: &Value, shape: &Shape) -> String {
     format!(
         "json: cannot unmarshal {} into Go struct field {root}.{} of type {}",
         json_kind(value),
@@ -55,11 +55,11 @@ fn mismatch(root: &str, path: &[String], value: &Value, shape: &Shape) -> String
     )
 }
 
-fn check_struct(
+fn check_struct<'v>(
     root: &str,
     id: StructId,
-    value: &Value,
-    path: &mut Vec<String>,
+    value: &'v Value,
+    path: &mut Vec<&'v str>,
 ) -> Result<(), String> {
     let map = match value {
         Value::Null => return Ok(()),
@@ -69,7 +69,7 @@ fn check_struct(
     let this = get(id);
     for (key, v) in map {
         if let Some(field) = this.json_field(key) {
-            path.push(key.clone());
+            path.push(key);
             check_shape(root, &field.shape, v, path)?;
             path.pop();
         }
@@ -77,11 +77,11 @@ fn check_struct(
     Ok(())
 }
 
-fn check_shape(
+fn check_shape<'v>(
     root: &str,
     shape: &Shape,
-    value: &Value,
-    path: &mut Vec<String>,
+    value: &'v Value,
+    path: &mut Vec<&'v str>,
 ) -> Result<(), String> {
     if value.is_null() {
         return Ok(());
@@ -137,7 +137,7 @@ fn check_shape(
         Shape::Map(inner) => match value {
             Value::Object(map) => {
                 for (key, v) in map {
-                    path.push(key.clone());
+                    path.push(key);
                     check_shape(root, inner, v, path)?;
                     path.pop();
                 }
@@ -154,15 +154,15 @@ fn check_shape(
     }
 }
 
-fn number_mismatch(root: &str, path: &[String], n: &serde_json::Number, ty: &str) -> String {
+fn number_mismatch(root: &str, path: &[&str], n: &serde_json::Number, ty: &str) -> String {
     format!(
         "json: cannot unmarshal number {n} into Go struct field {root}.{} of type {ty}",
         path.join(".")
     )
 }
 
-fn check_quantity(value: &Value, path: &[String]) -> Result<(), String> {
-    match quantity::canonical(value) {
+fn check_quantity(value: &Value, path: &[&str]) -> Result<(), String> {
+    match quantity::parse(value) {
         Some(_) => Ok(()),
         None => Err(format!(
             "quantities must match the regular expression '{}': field {} has value {value}",
@@ -172,38 +172,53 @@ fn check_quantity(value: &Value, path: &[String]) -> Result<(), String> {
     }
 }
 
-/// Paths of the fields that the type does not have.
-pub(in crate::kinds) fn unknown_fields(id: StructId, object: &Value, out: &mut Vec<String>) {
-    unknown_struct(id, object, "", out);
+/// A path into an object, as a list on the stack: written out only when it is reported.
+#[derive(Clone, Copy)]
+enum Path<'a> {
+    Root,
+    Key(&'a Path<'a>, &'a str),
+    Item(&'a Path<'a>, usize),
 }
 
-fn unknown_struct(id: StructId, value: &Value, path: &str, out: &mut Vec<String>) {
-    let Value::Object(map) = value else { return };
-    let this = get(id);
-    for (key, v) in map {
-        let at = if path.is_empty() {
-            key.clone()
-        } else {
-            format!("{path}.{key}")
-        };
-        match this.json_field(key) {
-            Some(field) => unknown_shape(&field.shape, v, &at, out),
-            None => out.push(at),
+impl std::fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Key(Self::Root, key) => f.write_str(key),
+            Self::Key(parent, key) => write!(f, "{parent}.{key}"),
+            Self::Item(parent, item) => write!(f, "{parent}[{item}]"),
         }
     }
 }
 
-fn unknown_shape(shape: &Shape, value: &Value, path: &str, out: &mut Vec<String>) {
+/// Paths of the fields that the type does not have.
+pub(in crate::kinds) fn unknown_fields(id: StructId, object: &Value, out: &mut Vec<String>) {
+    unknown_struct(id, object, &Path::Root, out);
+}
+
+fn unknown_struct(id: StructId, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
+    let Value::Object(map) = value else { return };
+    let this = get(id);
+    for (key, v) in map {
+        let at = Path::Key(path, key);
+        match this.json_field(key) {
+            Some(field) => unknown_shape(&field.shape, v, &at, out),
+            None => out.push(at.to_string()),
+        }
+    }
+}
+
+fn unknown_shape(shape: &Shape, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
     match (shape, value) {
         (Shape::Struct(id), _) => unknown_struct(*id, value, path, out),
         (Shape::List(inner), Value::Array(items)) => {
             for (i, item) in items.iter().enumerate() {
-                unknown_shape(inner, item, &format!("{path}[{i}]"), out);
+                unknown_shape(inner, item, &Path::Item(path, i), out);
             }
         }
         (Shape::Map(inner), Value::Object(map)) => {
             for (key, v) in map {
-                unknown_shape(inner, v, &format!("{path}.{key}"), out);
+                unknown_shape(inner, v, &Path::Key(path, key), out);
             }
         }
         _ => {}
