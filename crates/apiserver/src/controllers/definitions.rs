@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Empties and removes definitions that are being deleted.
 pub(super) struct Definitions;
 
-/// How long to wait for the finalizers of the last objects before looking again.
+/// How long to wait for the last objects before looking again.
 const WAIT: Duration = Duration::from_millis(500);
 
 impl Reconcile for Definitions {
@@ -57,7 +57,9 @@ impl Reconcile for Definitions {
                 meta::text(&definition, &["spec", "names", "plural"]),
             );
             if let Some(resource) = api.registry().storage(&table) {
-                for object in api.entries(&resource, None) {
+                let objects = api.entries(&resource, None);
+                let none = objects.is_empty();
+                for object in objects {
                     match api
                         .delete_object(&resource, &object.key, &DeleteOptions::default())
                         .await
@@ -67,7 +69,8 @@ impl Reconcile for Definitions {
                         Err(e) => return Err(e),
                     }
                 }
-                if !api.entries(&resource, None).is_empty() {
+                // Also when all went at once: open watches shall see the last ones go.
+                if !none {
                     return Ok(Some(WAIT));
                 }
             }

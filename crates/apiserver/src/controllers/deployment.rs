@@ -168,7 +168,7 @@ fn strip(value: &Value) -> Value {
 }
 
 /// A short name for a template: FNV-1a of its JSON.
-fn hash(template: &Value) -> String {
+pub(super) fn hash(template: &Value) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in strip(template).to_string().bytes() {
         hash ^= u64::from(byte);
@@ -222,7 +222,7 @@ fn new_version(
 }
 
 /// `n` or `p%` of `total`.
-fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool) -> i64 {
+pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool) -> i64 {
     let default = Value::from(default);
     let value = value.filter(|v| !v.is_null()).unwrap_or(&default);
     if let Some(n) = value.as_i64() {

@@ -405,6 +405,30 @@ async fn release(
     .map(|_| ())
 }
 
+/// The objects that name `owner` at this moment. The graph may not have heard of all of them yet, and
+/// the deletion of the owner must not go on before the last of them was seen.
+fn dependents_now(api: &Api, owner: &Entry) -> Vec<(Arc<Resource>, Arc<Entry>)> {
+    let namespace = Some(&*owner.key.namespace).filter(|n| !n.is_empty());
+    let uid = &owner.index.uid;
+    let mut out = Vec::new();
+    for resource in api.registry().all() {
+        let skipped = !resource.stored
+            || !resource.storage_version
+            || (namespace.is_some() && !resource.namespaced);
+        if skipped {
+            continue;
+        }
+        let named = api
+            .store()
+            .list(&resource.table, namespace, None, None, None, &|e| {
+                e.index.owners.contains(uid)
+            });
+        let entries = named.map(|page| page.items).unwrap_or_default();
+        out.extend(entries.into_iter().map(|e| (resource.clone(), e)));
+    }
+    out
+}
+
 /// Lets the deletion of an owner go on when nothing holds it any more.
 async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> {
     let Some((resource, entry)) = place_of(api, place) else {
@@ -415,14 +439,7 @@ async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> 
         return Ok(());
     }
     let uid = entry.index.uid.to_string();
-    let dependents: Vec<(Arc<Resource>, Arc<Entry>)> = graph
-        .dependents
-        .get(&entry.index.uid)
-        .into_iter()
-        .flatten()
-        .filter_map(|place| place_of(api, place))
-        .filter(|(_, e)| e.index.owners.iter().any(|o| **o == *uid))
-        .collect();
+    let dependents = dependents_now(api, &entry);
     let finalizers = meta::finalizers(&value);
     if finalizers.iter().any(|f| f == ORPHAN) {
         for (resource, dependent) in &dependents {

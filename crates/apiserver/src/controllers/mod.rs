@@ -5,6 +5,7 @@
 //! visible, validated and durable like everything else.
 
 mod accounts;
+mod daemonset;
 mod definitions;
 mod deployment;
 mod disruption;
@@ -17,6 +18,7 @@ mod pod_gc;
 mod pods;
 mod queue;
 mod replicaset;
+mod statefulset;
 
 use crate::rest::Api;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +39,8 @@ pub fn start(api: &Api, shutdown: &CancellationToken) -> TaskTracker {
     tracker.spawn(queue::run(a(), replicaset::ReplicaSets, s()));
     tracker.spawn(queue::run(a(), deployment::Deployments, s()));
     tracker.spawn(queue::run(a(), job::Jobs, s()));
+    tracker.spawn(queue::run(a(), daemonset::DaemonSets, s()));
+    tracker.spawn(queue::run(a(), statefulset::StatefulSets, s()));
     tracker.close();
     tracker
 }

@@ -246,7 +246,7 @@ fn taints(node: &Value, effect: &str) -> Vec<Value> {
 }
 
 /// A toleration that covers a taint.
-fn tolerates(toleration: &Value, taint: &Value) -> bool {
+pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
     let get = |v: &Value, k: &str| meta::text(v, &[k]).to_owned();
     let (key, effect) = (get(toleration, "key"), get(toleration, "effect"));
     if !effect.is_empty() && effect != get(taint, "effect") {

@@ -26,7 +26,6 @@ impl Api {
             let unchanged = |object| Outcome {
                 object,
                 created: false,
-                removed: false,
                 warnings: Vec::new(),
             };
             let Some(new) = change(&entry.value())? else {

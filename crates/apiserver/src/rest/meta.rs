@@ -117,11 +117,6 @@ pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// RFC 3339 with microseconds, as `metav1.MicroTime` writes it.
-pub(crate) fn micro_time(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
-}
-
 /// Sets a condition by type; the transition time changes only with the status. Tells whether
 /// anything but the time changed.
 pub(crate) fn set_condition(

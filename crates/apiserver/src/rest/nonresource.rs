@@ -1,4 +1,4 @@
-//! Paths that are not objects: discovery, OpenAPI, version, health.
+//! Paths that are not objects: discovery and OpenAPI. Health and version are the server's.
 
 use super::Api;
 use super::accept::{Encoding, clauses};
@@ -14,11 +14,6 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
-
-/// The Kubernetes version whose API this is.
-const MINOR: &str = "35";
-/// `gitVersion` of `/version`.
-const GIT_VERSION: &str = "v1.35.6+koord";
 
 /// Documents that are costly to make, kept until the registry changes.
 #[derive(Debug, Default)]
@@ -123,14 +118,6 @@ pub(super) fn serve(
             &format!("openapi/v3/apis/{group}/{version}"),
             || openapi::document(registry, group, version),
         ),
-        ["version"] => {
-            get_only(method)?;
-            return Ok(respond::value(200, &version(), style));
-        }
-        ["healthz" | "livez" | "readyz", check @ ..] => {
-            get_only(method)?;
-            return health(api, segments[0], check, query);
-        }
         [] => {
             get_only(method)?;
             return Ok(respond::value(200, &root(api), style));
@@ -216,33 +203,6 @@ fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style
     cached(document.unwrap_or_default(), content_type, headers, style)
 }
 
-fn version() -> Value {
-    json!({
-        "major": "1",
-        "minor": MINOR,
-        "emulationMajor": "1",
-        "emulationMinor": MINOR,
-        "minCompatibilityMajor": "1",
-        "minCompatibilityMinor": "34",
-        "gitVersion": GIT_VERSION,
-        "gitCommit": "",
-        "gitTreeState": "clean",
-        "buildDate": "1970-01-01T00:00:00Z",
-        "goVersion": "none",
-        "compiler": "rustc",
-        "platform": format!("{}/{}", std::env::consts::OS, platform()),
-    })
-}
-
-/// The architecture in Go's words.
-fn platform() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 /// The paths there are.
 fn root(api: &Api) -> Value {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
@@ -262,47 +222,6 @@ fn root(api: &Api) -> Value {
         paths.push(path.to_owned());
     }
     json!({ "paths": paths })
-}
-
-/// `/healthz` and its kin, with the checks there are.
-fn health(api: &Api, which: &str, check: &[&str], query: &Query) -> Result<Response, ApiError> {
-    let stopping = api.shutdown().is_cancelled();
-    let checks = [
-        ("ping", true),
-        ("storage", true),
-        ("shutdown", which != "readyz" || !stopping),
-    ];
-    match check {
-        [] => {}
-        [one] => {
-            let Some((_, ok)) = checks.iter().find(|(name, _)| name == one) else {
-                return Err(ApiError::unknown_path());
-            };
-            return Ok(if *ok {
-                respond::text(200, "ok")
-            } else {
-                respond::text(500, "internal server error: check failed\n")
-            });
-        }
-        _ => return Err(ApiError::unknown_path()),
-    }
-    let healthy = checks.iter().all(|(_, ok)| *ok);
-    if healthy && query.flag("verbose").is_none() {
-        return Ok(respond::text(200, "ok"));
-    }
-    let mut out = String::new();
-    for (name, ok) in checks {
-        out.push_str(&format!(
-            "[{}]{name} {}\n",
-            if ok { '+' } else { '-' },
-            if ok { "ok" } else { "failed" }
-        ));
-    }
-    out.push_str(&format!(
-        "{which} check {}\n",
-        if healthy { "passed" } else { "failed" }
-    ));
-    Ok(respond::text(if healthy { 200 } else { 500 }, out))
 }
 
 #[cfg(test)]

@@ -192,6 +192,9 @@ fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
     Ok(replicas)
 }
 
+/// What a request makes of a Scale.
+type Change = Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync>;
+
 impl Api {
     /// GET, PUT and PATCH of a Scale.
     pub(super) async fn serve_scale(
@@ -208,7 +211,7 @@ impl Api {
             encoding: negotiated.encoding,
             pretty: call.query.pretty(),
         };
-        let change: Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync> = match *method {
+        let change: Change = match *method {
             Method::GET | Method::HEAD => {
                 let entry = self.entry(resource, &key)?;
                 let scale = paths.scale(&resource.from_storage(entry.value()));

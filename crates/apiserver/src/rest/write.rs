@@ -48,8 +48,6 @@ pub(crate) struct Outcome {
     pub(crate) object: Object,
     /// A new object was made.
     pub(crate) created: bool,
-    /// The update removed the object, because it took its last finalizer.
-    pub(crate) removed: bool,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -58,7 +56,6 @@ impl Outcome {
         Self {
             object: Object::Stored(entry),
             created: false,
-            removed: false,
             warnings: Vec::new(),
         }
     }
@@ -74,7 +71,6 @@ impl Outcome {
         Self {
             object: Object::Computed(Value::Null),
             created: false,
-            removed: false,
             warnings: Vec::new(),
         }
     }
@@ -332,7 +328,6 @@ impl Api {
             if options.dry_run {
                 return Ok(Outcome {
                     warnings,
-                    removed: leaves,
                     ..Outcome::computed(new)
                 });
             }
@@ -340,7 +335,6 @@ impl Api {
                 match self.remove(resource, key, Some(entry.revision)).await {
                     Ok(_) => {
                         return Ok(Outcome {
-                            removed: true,
                             warnings,
                             ..Outcome::computed(new)
                         });

@@ -14,7 +14,10 @@ struct World {
 }
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let cluster = runtime.block_on(async {
         let cluster = Cluster::bare().await;
         cluster
@@ -62,17 +65,38 @@ fn path() -> impl Strategy<Value = String> {
 
 fn query() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec![
-        "limit", "continue", "resourceVersion", "resourceVersionMatch", "labelSelector",
-        "fieldSelector", "watch", "timeoutSeconds", "dryRun", "fieldValidation", "fieldManager",
-        "force", "pretty", "includeObject", "sendInitialEvents", "gracePeriodSeconds", "container",
+        "limit",
+        "continue",
+        "resourceVersion",
+        "resourceVersionMatch",
+        "labelSelector",
+        "fieldSelector",
+        "watch",
+        "timeoutSeconds",
+        "dryRun",
+        "fieldValidation",
+        "fieldManager",
+        "force",
+        "pretty",
+        "includeObject",
+        "sendInitialEvents",
+        "gracePeriodSeconds",
+        "container",
     ]);
     let value = prop_oneof![
-        Just("true".to_owned()), Just("0".to_owned()), Just("-1".to_owned()),
-        Just("All".to_owned()), Just("99999999999999999999".to_owned()),
+        Just("true".to_owned()),
+        Just("0".to_owned()),
+        Just("-1".to_owned()),
+        Just("All".to_owned()),
+        Just("99999999999999999999".to_owned()),
         "[a-z=!,()%0-9.]{0,12}",
     ];
-    prop::collection::vec((key, value), 0..4)
-        .prop_map(|q| q.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join("&"))
+    prop::collection::vec((key, value), 0..4).prop_map(|q| {
+        q.iter()
+            .map(|(k, v)| format!("{k}={v}"))
+            .collect::<Vec<_>>()
+            .join("&")
+    })
 }
 
 fn json_value() -> impl Strategy<Value = serde_json::Value> {
@@ -85,10 +109,34 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
         Just("v1".into()),
     ];
     let key = prop::sample::select(vec![
-        "apiVersion", "kind", "metadata", "name", "namespace", "spec", "status", "containers",
-        "labels", "finalizers", "ownerReferences", "target", "deleteOptions", "op", "path", "value",
-        "template", "replicas", "selector", "versions", "names", "$patch", "$retainKeys", "resources",
-        "resourceVersion", "uid", "preconditions", "x",
+        "apiVersion",
+        "kind",
+        "metadata",
+        "name",
+        "namespace",
+        "spec",
+        "status",
+        "containers",
+        "labels",
+        "finalizers",
+        "ownerReferences",
+        "target",
+        "deleteOptions",
+        "op",
+        "path",
+        "value",
+        "template",
+        "replicas",
+        "selector",
+        "versions",
+        "names",
+        "$patch",
+        "$retainKeys",
+        "resources",
+        "resourceVersion",
+        "uid",
+        "preconditions",
+        "x",
     ]);
     leaf.prop_recursive(4, 32, 6, move |inner| {
         prop_oneof![

@@ -22,9 +22,13 @@ impl PodLogs for Echo {
         options: LogOptions,
     ) -> futures::future::BoxFuture<'a, Result<LogStream, String>> {
         Box::pin(async move {
-            let text = format!("log of {namespace}/{pod}/{container} tail={:?}\n", options.tail_lines);
-            let stream: LogStream =
-                Box::pin(futures::stream::once(async move { Ok(bytes::Bytes::from(text)) }));
+            let text = format!(
+                "log of {namespace}/{pod}/{container} tail={:?}\n",
+                options.tail_lines
+            );
+            let stream: LogStream = Box::pin(futures::stream::once(async move {
+                Ok(bytes::Bytes::from(text))
+            }));
             Ok(stream)
         })
     }
@@ -60,7 +64,9 @@ impl Kubectl {
             let (server, stop) = (server.clone(), stop.clone());
             async move { server.serve(listener, stop).await.unwrap() }
         });
-        server.write_kubeconfig(&dir.path().join("kubeconfig")).unwrap();
+        server
+            .write_kubeconfig(&dir.path().join("kubeconfig"))
+            .unwrap();
         Some(Self { server, stop, dir })
     }
 
@@ -144,33 +150,93 @@ fn has(text: &str, parts: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everyday_commands() {
-    let Some(k) = Kubectl::start().await else { return };
+    let Some(k) = Kubectl::start().await else {
+        return;
+    };
     let client = kube::Client::new(k.server.service(), "default");
-    has(&k.ok(&["get", "namespaces"]).await, &["NAME", "STATUS", "AGE", "kube-system", "Active"]);
-    has(&k.ok(&["get", "pods"]).await, &["No resources found in default namespace."]);
-    has(&k.ok(&["api-resources"]).await, &["pods", "deployments", "customresourcedefinitions"]);
+    has(
+        &k.ok(&["get", "namespaces"]).await,
+        &["NAME", "STATUS", "AGE", "kube-system", "Active"],
+    );
+    has(
+        &k.ok(&["get", "pods"]).await,
+        &["No resources found in default namespace."],
+    );
+    has(
+        &k.ok(&["api-resources"]).await,
+        &["pods", "deployments", "customresourcedefinitions"],
+    );
     has(&k.ok(&["api-versions"]).await, &["apps/v1", "v1"]);
     has(&k.ok(&["version"]).await, &["Server Version: v1.3"]);
     has(&k.ok(&["get", "--raw", "/readyz"]).await, &["ok"]);
 
     // apply: create, unchanged, configured.
-    has(&k.ok_with(&["apply", "-f", "-"], POD).await, &["pod/be created"]);
-    has(&k.ok_with(&["apply", "-f", "-"], POD).await, &["pod/be unchanged"]);
-    let changed = POD.replace("app: batch", "app: other");
-    has(&k.ok_with(&["apply", "-f", "-"], &changed).await, &["pod/be configured"]);
-    has(&k.ok(&["get", "pods", "--show-labels"]).await, &["be", "Pending", "app=other"]);
-    has(&k.ok(&["get", "pods", "-A", "-o", "wide"]).await, &["NAMESPACE", "NODE", "<none>"]);
-    has(&k.ok(&["get", "pod", "be", "-o", "yaml"]).await, &["kind: Pod", "kubernetes.io/batch-cpu: \"500\""]);
-    has(&k.ok(&["get", "pods", "-l", "app=other", "-o", "name"]).await, &["pod/be"]);
-    has(&k.ok(&["get", "all"]).await, &["pod/be", "service/kubernetes"]);
-
-    has(&k.ok(&["label", "pod", "be", "tier=x"]).await, &["pod/be labeled"]);
-    has(&k.ok(&["annotate", "pod", "be", "note=y"]).await, &["pod/be annotated"]);
     has(
-        &k.ok(&["patch", "pod", "be", "--type=json", "-p", r#"[{"op":"remove","path":"/metadata/labels/tier"}]"#]).await,
+        &k.ok_with(&["apply", "-f", "-"], POD).await,
+        &["pod/be created"],
+    );
+    has(
+        &k.ok_with(&["apply", "-f", "-"], POD).await,
+        &["pod/be unchanged"],
+    );
+    let changed = POD.replace("app: batch", "app: other");
+    has(
+        &k.ok_with(&["apply", "-f", "-"], &changed).await,
+        &["pod/be configured"],
+    );
+    has(
+        &k.ok(&["get", "pods", "--show-labels"]).await,
+        &["be", "Pending", "app=other"],
+    );
+    has(
+        &k.ok(&["get", "pods", "-A", "-o", "wide"]).await,
+        &["NAMESPACE", "NODE", "<none>"],
+    );
+    has(
+        &k.ok(&["get", "pod", "be", "-o", "yaml"]).await,
+        &["kind: Pod", "kubernetes.io/batch-cpu: \"500\""],
+    );
+    has(
+        &k.ok(&["get", "pods", "-l", "app=other", "-o", "name"])
+            .await,
+        &["pod/be"],
+    );
+    has(
+        &k.ok(&["get", "all"]).await,
+        &["pod/be", "service/kubernetes"],
+    );
+
+    has(
+        &k.ok(&["label", "pod", "be", "tier=x"]).await,
+        &["pod/be labeled"],
+    );
+    has(
+        &k.ok(&["annotate", "pod", "be", "note=y"]).await,
+        &["pod/be annotated"],
+    );
+    has(
+        &k.ok(&[
+            "patch",
+            "pod",
+            "be",
+            "--type=json",
+            "-p",
+            r#"[{"op":"remove","path":"/metadata/labels/tier"}]"#,
+        ])
+        .await,
         &["pod/be patched"],
     );
-    has(&k.ok(&["describe", "pod", "be"]).await, &["Name:", "be", "batch-cpu:", "QoS Class:", "BestEffort", "Events:"]);
+    has(
+        &k.ok(&["describe", "pod", "be"]).await,
+        &[
+            "Name:",
+            "be",
+            "batch-cpu:",
+            "QoS Class:",
+            "BestEffort",
+            "Events:",
+        ],
+    );
 
     // A node, its status, describe with batch resources.
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
@@ -183,9 +249,18 @@ async fn everyday_commands() {
         .body(node.to_string().into_bytes())
         .unwrap();
     client.request_text(request).await.unwrap();
-    has(&k.ok(&["get", "nodes"]).await, &["n1", "Ready", "v1.35.0-koord"]);
-    has(&k.ok(&["describe", "node", "n1"]).await, &["kubernetes.io/batch-cpu:", "3k", "Non-terminated Pods"]);
-    has(&k.ok(&["taint", "nodes", "n1", "a=b:NoSchedule"]).await, &["node/n1 tainted"]);
+    has(
+        &k.ok(&["get", "nodes"]).await,
+        &["n1", "Ready", "v1.35.0-koord"],
+    );
+    has(
+        &k.ok(&["describe", "node", "n1"]).await,
+        &["kubernetes.io/batch-cpu:", "3k", "Non-terminated Pods"],
+    );
+    has(
+        &k.ok(&["taint", "nodes", "n1", "a=b:NoSchedule"]).await,
+        &["node/n1 tainted"],
+    );
     has(&k.ok(&["cordon", "n1"]).await, &["node/n1 cordoned"]);
     has(&k.ok(&["uncordon", "n1"]).await, &["node/n1 uncordoned"]);
 
@@ -196,59 +271,198 @@ async fn everyday_commands() {
         .body(binding.to_string().into_bytes())
         .unwrap();
     client.request_text(request).await.unwrap();
-    has(&k.ok(&["logs", "be", "--tail=5"]).await, &["log of default/be/main tail=Some(5)"]);
+    has(
+        &k.ok(&["logs", "be", "--tail=5"]).await,
+        &["log of default/be/main tail=Some(5)"],
+    );
 
-    has(&k.ok(&["delete", "pod", "be", "--force", "--grace-period=0"]).await, &["pod \"be\" force deleted"]);
-    has(&k.fails(&["get", "pod", "be"], "").await, &["Error from server (NotFound): pods \"be\" not found"]);
+    has(
+        &k.ok(&["delete", "pod", "be", "--force", "--grace-period=0"])
+            .await,
+        &["pod \"be\" force deleted"],
+    );
+    has(
+        &k.fails(&["get", "pod", "be"], "").await,
+        &["Error from server (NotFound): pods \"be\" not found"],
+    );
     k.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn creates_in_protobuf_and_explains() {
-    let Some(k) = Kubectl::start().await else { return };
-    has(&k.ok(&["create", "namespace", "team"]).await, &["namespace/team created"]);
-    has(&k.ok(&["create", "configmap", "c", "--from-literal=a=b"]).await, &["configmap/c created"]);
-    has(&k.ok(&["get", "configmap", "c", "-o", "jsonpath={.data.a}"]).await, &["b"]);
-    has(&k.ok(&["create", "deployment", "web", "--image=busybox:1", "--replicas=2"]).await, &["deployment.apps/web created"]);
+    let Some(k) = Kubectl::start().await else {
+        return;
+    };
+    has(
+        &k.ok(&["create", "namespace", "team"]).await,
+        &["namespace/team created"],
+    );
+    has(
+        &k.ok(&["create", "configmap", "c", "--from-literal=a=b"])
+            .await,
+        &["configmap/c created"],
+    );
+    has(
+        &k.ok(&["get", "configmap", "c", "-o", "jsonpath={.data.a}"])
+            .await,
+        &["b"],
+    );
+    has(
+        &k.ok(&[
+            "create",
+            "deployment",
+            "web",
+            "--image=busybox:1",
+            "--replicas=2",
+        ])
+        .await,
+        &["deployment.apps/web created"],
+    );
     has(&k.ok(&["get", "deploy", "web"]).await, &["READY", "0/2"]);
-    has(&k.ok(&["scale", "deploy", "web", "--replicas=3"]).await, &["deployment.apps/web scaled"]);
-    has(&k.ok(&["get", "deploy", "web", "-o", "jsonpath={.spec.replicas}"]).await, &["3"]);
-    has(&k.ok(&["create", "priorityclass", "koord-batch", "--value=5000"]).await, &["created"]);
+    has(
+        &k.ok(&["scale", "deploy", "web", "--replicas=3"]).await,
+        &["deployment.apps/web scaled"],
+    );
+    has(
+        &k.ok(&["get", "deploy", "web", "-o", "jsonpath={.spec.replicas}"])
+            .await,
+        &["3"],
+    );
+    has(
+        &k.ok(&["create", "priorityclass", "koord-batch", "--value=5000"])
+            .await,
+        &["created"],
+    );
     has(&k.ok(&["auth", "can-i", "create", "pods"]).await, &["yes"]);
     has(&k.ok(&["auth", "whoami"]).await, &["kubernetes-admin"]);
-    assert!(!k.ok(&["create", "token", "default"]).await.trim().is_empty());
-    has(&k.ok(&["run", "one", "--image=busybox:1"]).await, &["pod/one created"]);
-    has(&k.ok(&["explain", "pod.spec.containers"]).await, &["KIND:", "Pod", "FIELDS", "image"]);
-    has(&k.ok(&["rollout", "history", "deploy/web"]).await, &["REVISION"]);
-    has(&k.ok(&["delete", "deploy", "web"]).await, &["deployment.apps \"web\" deleted"]);
-    has(&k.ok(&["delete", "namespace", "team"]).await, &["namespace \"team\" deleted"]);
-    has(&k.fails(&["get", "ns", "team"], "").await, &["(NotFound): namespaces \"team\" not found"]);
+    assert!(
+        !k.ok(&["create", "token", "default"])
+            .await
+            .trim()
+            .is_empty()
+    );
+    has(
+        &k.ok(&["run", "one", "--image=busybox:1"]).await,
+        &["pod/one created"],
+    );
+    has(
+        &k.ok(&["explain", "pod.spec.containers"]).await,
+        &["KIND:", "Pod", "FIELDS", "image"],
+    );
+    has(
+        &k.ok(&["rollout", "history", "deploy/web"]).await,
+        &["REVISION"],
+    );
+    has(
+        &k.ok(&["rollout", "restart", "deploy/web"]).await,
+        &["deployment.apps/web restarted"],
+    );
+    has(
+        &k.ok(&["get", "rs,pods"]).await,
+        &["replicaset.apps/web-", "pod/web-"],
+    );
+    has(
+        &k.ok(&["expose", "deploy", "web", "--port=80"]).await,
+        &["service/web exposed"],
+    );
+    has(
+        &k.ok(&["get", "svc", "web"]).await,
+        &["ClusterIP", "80/TCP"],
+    );
+    has(
+        &k.ok(&["create", "job", "j", "--image=busybox:1"]).await,
+        &["job.batch/j created"],
+    );
+    has(&k.ok(&["events"]).await, &["No events found"]);
+    has(
+        &k.ok(&["cluster-info"]).await,
+        &["Kubernetes control plane", "is running at"],
+    );
+    let config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: changed}\n";
+    has(
+        &k.fails(&["diff", "-f", "-"], config).await,
+        &["+  a: changed"],
+    );
+    has(
+        &k.ok_with(&["replace", "-f", "-"], config).await,
+        &["configmap/c replaced"],
+    );
+    has(
+        &k.ok_with(&["apply", "--dry-run=server", "-f", "-"], config)
+            .await,
+        &["(server dry run)"],
+    );
+    k.ok(&[
+        "wait",
+        "--for=jsonpath={.data.a}=changed",
+        "configmap/c",
+        "--timeout=10s",
+    ])
+    .await;
+    has(
+        &k.ok(&["delete", "deploy", "web"]).await,
+        &["deployment.apps \"web\" deleted"],
+    );
+    has(
+        &k.ok(&["delete", "namespace", "team"]).await,
+        &["namespace \"team\" deleted"],
+    );
+    has(
+        &k.fails(&["get", "ns", "team"], "").await,
+        &["(NotFound): namespaces \"team\" not found"],
+    );
     k.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mistakes_are_shown_as_a_real_server_shows_them() {
-    let Some(k) = Kubectl::start().await else { return };
+    let Some(k) = Kubectl::start().await else {
+        return;
+    };
     let typo = POD.replace("image: busybox:1", "image: busybox:1\n    imagine: x");
     has(
         &k.fails(&["apply", "-f", "-"], &typo).await,
-        &["Error from server (BadRequest): error when creating \"STDIN\": Pod in version \"v1\" cannot \
-           be handled as a Pod: strict decoding error: unknown field \"spec.containers[0].imagine\""],
+        &[
+            "Error from server (BadRequest): error when creating \"STDIN\": Pod in version \"v1\" cannot \
+           be handled as a Pod: strict decoding error: unknown field \"spec.containers[0].imagine\"",
+        ],
     );
     let invalid = POD.replace("name: be", "name: Not_Valid");
-    has(&k.fails(&["create", "-f", "-"], &invalid).await, &["The Pod \"Not_Valid\" is invalid: metadata.name: Invalid value: \"Not_Valid\""]);
-    has(&k.fails(&["get", "foos"], "").await, &["the server doesn't have a resource type \"foos\""]);
-    has(&k.fails(&["create", "configmap", "c", "-n", "nowhere"], "").await, &["namespaces \"nowhere\" not found"]);
+    has(
+        &k.fails(&["create", "-f", "-"], &invalid).await,
+        &["The Pod \"Not_Valid\" is invalid: metadata.name: Invalid value: \"Not_Valid\""],
+    );
+    has(
+        &k.fails(&["get", "foos"], "").await,
+        &["the server doesn't have a resource type \"foos\""],
+    );
+    has(
+        &k.fails(&["create", "configmap", "c", "-n", "nowhere"], "")
+            .await,
+        &["namespaces \"nowhere\" not found"],
+    );
     k.ok_with(&["create", "-f", "-"], POD).await;
-    has(&k.fails(&["create", "-f", "-"], POD).await, &["(AlreadyExists)", "pods \"be\" already exists"]);
-    has(&k.fails(&["get", "pods", "--field-selector=spec.foo=1"], "").await, &["field label not supported: spec.foo"]);
-    has(&k.fails(&["delete", "namespace", "default"], "").await, &["this namespace may not be deleted"]);
+    has(
+        &k.fails(&["create", "-f", "-"], POD).await,
+        &["(AlreadyExists)", "pods \"be\" already exists"],
+    );
+    has(
+        &k.fails(&["get", "pods", "--field-selector=spec.foo=1"], "")
+            .await,
+        &["field label not supported: spec.foo"],
+    );
+    has(
+        &k.fails(&["delete", "namespace", "default"], "").await,
+        &["this namespace may not be deleted"],
+    );
     k.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn custom_resources_and_watching() {
-    let Some(k) = Kubectl::start().await else { return };
+    let Some(k) = Kubectl::start().await else {
+        return;
+    };
     let definition = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -273,11 +487,23 @@ spec:
               size: {type: integer, description: how big it is}
 ";
     let file = k.file("crd.yaml", definition);
-    has(&k.ok(&["apply", "-f", file.to_str().unwrap()]).await, &["widgets.example.com created"]);
-    k.ok(&["wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=10s"]).await;
-    let widget = "{apiVersion: example.com/v1, kind: Widget, metadata: {name: w}, spec: {size: 3}}";
+    has(
+        &k.ok(&["apply", "-f", file.to_str().unwrap()]).await,
+        &["widgets.example.com created"],
+    );
+    k.ok(&[
+        "wait",
+        "--for=condition=Established",
+        "crd/widgets.example.com",
+        "--timeout=10s",
+    ])
+    .await;
+    let widget = "apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\nspec: {size: 3}\n";
 
-    let mut watching = k.command(&["get", "namespaces", "-w", "-o", "name"]).spawn().unwrap();
+    let mut watching = k
+        .command(&["get", "namespaces", "-w", "-o", "name"])
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
     let mut seen = Vec::new();
     while seen.len() < 5 {
@@ -286,14 +512,32 @@ spec:
 
     // A cold cache: kubectl may have remembered the groups from before.
     std::fs::remove_dir_all(k.dir.path().join("cache")).ok();
-    has(&k.ok_with(&["apply", "-f", "-"], widget).await, &["widget.example.com/w created"]);
-    has(&k.ok_with(&["apply", "-f", "-"], &widget.replace('3', "4")).await, &["configured"]);
+    has(
+        &k.ok_with(&["apply", "-f", "-"], widget).await,
+        &["widget.example.com/w created"],
+    );
+    has(
+        &k.ok_with(&["apply", "-f", "-"], &widget.replace('3', "4"))
+            .await,
+        &["configured"],
+    );
     has(&k.ok(&["get", "wd"]).await, &["NAME", "SIZE", "w", "4"]);
-    has(&k.ok(&["explain", "widget.spec.size"]).await, &["how big it is"]);
-    has(&k.fails(&["apply", "-f", "-"], &widget.replace('3', "big")).await, &["is invalid"]);
+    has(
+        &k.ok(&["explain", "widget.spec.size"]).await,
+        &["how big it is"],
+    );
+    has(
+        &k.fails(&["apply", "-f", "-"], &widget.replace('3', "big"))
+            .await,
+        &["is invalid"],
+    );
     has(&k.ok(&["describe", "widget", "w"]).await, &["Size:", "4"]);
     has(
-        &k.ok_with(&["apply", "--server-side", "-f", "-", "--force-conflicts"], &widget.replace('3', "5")).await,
+        &k.ok_with(
+            &["apply", "--server-side", "-f", "-", "--force-conflicts"],
+            &widget.replace('3', "5"),
+        )
+        .await,
         &["serverside-applied"],
     );
 
@@ -302,6 +546,9 @@ spec:
     assert_eq!(line.unwrap().unwrap().unwrap(), "namespace/new-one");
     watching.kill().await.unwrap();
 
-    has(&k.ok(&["delete", "crd", "widgets.example.com"]).await, &["deleted"]);
+    has(
+        &k.ok(&["delete", "crd", "widgets.example.com"]).await,
+        &["deleted"],
+    );
     k.end().await;
 }

@@ -1,5 +1,7 @@
 //! Integration tests of the API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod full_disk;
 mod hostile;
 mod kubectl;
 mod lifecycle;

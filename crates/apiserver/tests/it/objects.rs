@@ -13,7 +13,10 @@ async fn kube_client_creates_reads_updates_and_deletes() {
     let cluster = Cluster::bare().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(cluster.client());
     let map = ConfigMap {
-        metadata: ObjectMeta { name: Some("a".into()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some("a".into()),
+            ..ObjectMeta::default()
+        },
         data: Some([("k".to_owned(), "v".to_owned())].into()),
         ..ConfigMap::default()
     };
@@ -22,17 +25,33 @@ async fn kube_client_creates_reads_updates_and_deletes() {
     assert_eq!(made.metadata.namespace.as_deref(), Some("default"));
 
     let exists = maps.create(&PostParams::default(), &map).await.unwrap_err();
-    let kube::Error::Api(status) = exists else { panic!("{exists:?}") };
-    assert_eq!((status.code, status.reason.as_str()), (409, "AlreadyExists"));
+    let kube::Error::Api(status) = exists else {
+        panic!("{exists:?}")
+    };
+    assert_eq!(
+        (status.code, status.reason.as_str()),
+        (409, "AlreadyExists")
+    );
     assert_eq!(status.message, "configmaps \"a\" already exists");
 
     let mut changed = made.clone();
     changed.data = Some([("k".to_owned(), "w".to_owned())].into());
-    let changed = maps.replace("a", &PostParams::default(), &changed).await.unwrap();
-    assert_ne!(changed.metadata.resource_version, made.metadata.resource_version);
+    let changed = maps
+        .replace("a", &PostParams::default(), &changed)
+        .await
+        .unwrap();
+    assert_ne!(
+        changed.metadata.resource_version,
+        made.metadata.resource_version
+    );
 
-    let stale = maps.replace("a", &PostParams::default(), &made).await.unwrap_err();
-    let kube::Error::Api(status) = stale else { panic!("{stale:?}") };
+    let stale = maps
+        .replace("a", &PostParams::default(), &made)
+        .await
+        .unwrap_err();
+    let kube::Error::Api(status) = stale else {
+        panic!("{stale:?}")
+    };
     assert_eq!((status.code, status.reason.as_str()), (409, "Conflict"));
     assert_eq!(
         status.message,
@@ -41,11 +60,21 @@ async fn kube_client_creates_reads_updates_and_deletes() {
     );
 
     let patched = maps
-        .patch("a", &PatchParams::default(), &Patch::Merge(json!({"data": {"n": "1", "k": null}})))
+        .patch(
+            "a",
+            &PatchParams::default(),
+            &Patch::Merge(json!({"data": {"n": "1", "k": null}})),
+        )
         .await
         .unwrap();
-    assert_eq!(patched.data.unwrap(), [("n".to_owned(), "1".to_owned())].into());
-    assert_eq!(maps.list(&ListParams::default()).await.unwrap().items.len(), 1);
+    assert_eq!(
+        patched.data.unwrap(),
+        [("n".to_owned(), "1".to_owned())].into()
+    );
+    assert_eq!(
+        maps.list(&ListParams::default()).await.unwrap().items.len(),
+        1
+    );
 
     let gone = maps.delete("a", &DeleteParams::default()).await.unwrap();
     assert!(gone.is_right(), "a Status, not the object");
@@ -55,12 +84,18 @@ async fn kube_client_creates_reads_updates_and_deletes() {
 #[tokio::test]
 async fn a_write_that_changes_nothing_is_no_write() {
     let cluster = Cluster::bare().await;
-    let made = cluster.post(MAPS, config_map("a", json!({}), json!({"k": "v"}))).await.expect(201);
+    let made = cluster
+        .post(MAPS, config_map("a", json!({}), json!({"k": "v"})))
+        .await
+        .expect(201);
     let before = cluster.server.store().revision();
     let path = format!("{MAPS}/a");
     let same = cluster.put(&path, made.clone()).await.expect(200);
     assert_eq!(version(&same), version(&made));
-    cluster.patch(&path, MERGE, json!({"data": {"k": "v"}})).await.expect(200);
+    cluster
+        .patch(&path, MERGE, json!({"data": {"k": "v"}}))
+        .await
+        .expect(200);
     assert_eq!(cluster.server.store().revision(), before);
 }
 
@@ -69,18 +104,36 @@ async fn dry_runs_answer_as_if_and_store_nothing() {
     let cluster = Cluster::bare().await;
     let before = cluster.server.store().revision();
     let path = format!("{MAPS}?dryRun=All");
-    let made = cluster.post(&path, config_map("a", json!({}), json!({}))).await.expect(201);
+    let made = cluster
+        .post(&path, config_map("a", json!({}), json!({})))
+        .await
+        .expect(201);
     assert!(made["metadata"]["uid"].is_string());
-    cluster.get(&format!("{MAPS}/a")).await.fails(404, "NotFound");
+    cluster
+        .get(&format!("{MAPS}/a"))
+        .await
+        .fails(404, "NotFound");
     assert_eq!(cluster.server.store().revision(), before);
-    cluster.post(MAPS, config_map("a", json!({}), json!({}))).await.expect(201);
-    cluster.delete(&format!("{MAPS}/a"), json!({"dryRun": ["All"]})).await.expect(200);
+    cluster
+        .post(MAPS, config_map("a", json!({}), json!({})))
+        .await
+        .expect(201);
+    cluster
+        .delete(&format!("{MAPS}/a"), json!({"dryRun": ["All"]}))
+        .await
+        .expect(200);
     cluster.get(&format!("{MAPS}/a")).await.expect(200);
     let message = cluster
-        .post(&format!("{MAPS}?dryRun=Most"), config_map("b", json!({}), json!({})))
+        .post(
+            &format!("{MAPS}?dryRun=Most"),
+            config_map("b", json!({}), json!({})),
+        )
         .await
         .fails(422, "Invalid");
-    assert!(message.contains("dryRun: Unsupported value: \"Most\""), "{message}");
+    assert!(
+        message.contains("dryRun: Unsupported value: \"Most\""),
+        "{message}"
+    );
 }
 
 #[tokio::test]
@@ -99,7 +152,10 @@ async fn names_are_generated_and_namespaces_checked() {
         .fails(404, "NotFound");
     assert_eq!(message, "namespaces \"nowhere\" not found");
     map["metadata"]["namespace"] = "kube-system".into();
-    let message = cluster.post(MAPS, map.clone()).await.fails(400, "BadRequest");
+    let message = cluster
+        .post(MAPS, map.clone())
+        .await
+        .fails(400, "BadRequest");
     assert_eq!(
         message,
         "the namespace of the provided object does not match the namespace sent on the request"
@@ -131,39 +187,61 @@ async fn each_patch_type_does_what_it_says() {
     let p = cluster.patch(&path, STRATEGIC, body).await.expect(200);
     assert_eq!(p["spec"]["containers"].as_array().unwrap().len(), 1);
     assert_eq!(p["spec"]["containers"][0]["image"], "busybox:2");
-    assert_eq!(p["spec"]["containers"][0]["terminationMessagePath"], "/dev/termination-log");
+    assert_eq!(
+        p["spec"]["containers"][0]["terminationMessagePath"],
+        "/dev/termination-log"
+    );
 
     let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "s"},
         "data": {"k": "v"}});
     let apply = format!("{MAPS}/s?fieldManager=me");
     cluster.patch(&apply, APPLY, body.clone()).await.expect(201);
     cluster.patch(&apply, APPLY, body.clone()).await.expect(200);
-    let message = cluster.patch(&format!("{MAPS}/s"), APPLY, body).await.fails(422, "Invalid");
-    assert!(message.contains("fieldManager: Required value"), "{message}");
+    let message = cluster
+        .patch(&format!("{MAPS}/s"), APPLY, body)
+        .await
+        .fails(422, "Invalid");
+    assert!(
+        message.contains("fieldManager: Required value"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
 async fn a_patch_with_a_version_is_a_precondition() {
     let cluster = Cluster::bare().await;
-    let made = cluster.post(MAPS, config_map("a", json!({}), json!({}))).await.expect(201);
+    let made = cluster
+        .post(MAPS, config_map("a", json!({}), json!({})))
+        .await
+        .expect(201);
     let path = format!("{MAPS}/a");
-    let with = |v: u64, value: &str| {
-        json!({"metadata": {"resourceVersion": v.to_string()}, "data": {"k": value}})
-    };
-    cluster.patch(&path, MERGE, with(version(&made), "1")).await.expect(200);
-    cluster.patch(&path, MERGE, with(version(&made), "2")).await.fails(409, "Conflict");
+    let with = |v: u64, value: &str| json!({"metadata": {"resourceVersion": v.to_string()}, "data": {"k": value}});
+    cluster
+        .patch(&path, MERGE, with(version(&made), "1"))
+        .await
+        .expect(200);
+    cluster
+        .patch(&path, MERGE, with(version(&made), "2"))
+        .await
+        .fails(409, "Conflict");
 }
 
 #[tokio::test]
 async fn concurrent_patches_without_a_version_all_get_in() {
     let cluster = std::sync::Arc::new(Cluster::bare().await);
-    cluster.post(MAPS, config_map("a", json!({}), json!({}))).await.expect(201);
+    cluster
+        .post(MAPS, config_map("a", json!({}), json!({})))
+        .await
+        .expect(201);
     let mut tasks = tokio::task::JoinSet::new();
     for i in 0..40 {
         let cluster = cluster.clone();
         tasks.spawn(async move {
             let body = json!({"data": {format!("k{i}"): "v"}});
-            cluster.patch(&format!("{MAPS}/a"), MERGE, body).await.expect(200);
+            cluster
+                .patch(&format!("{MAPS}/a"), MERGE, body)
+                .await
+                .expect(200);
         });
     }
     while let Some(done) = tasks.join_next().await {
@@ -176,7 +254,10 @@ async fn concurrent_patches_without_a_version_all_get_in() {
 #[tokio::test]
 async fn bad_patches_are_explained() {
     let cluster = Cluster::bare().await;
-    cluster.post(MAPS, config_map("a", json!({}), json!({}))).await.expect(201);
+    cluster
+        .post(MAPS, config_map("a", json!({}), json!({})))
+        .await
+        .expect(201);
     let path = format!("{MAPS}/a");
     let send = |kind: &'static str, body: &'static str| cluster.send("PATCH", &path, kind, body);
     let message = send(JSON_PATCH, "{nope").await.fails(400, "BadRequest");
@@ -185,16 +266,32 @@ async fn bad_patches_are_explained() {
     send(MERGE, "{").await.fails(400, "BadRequest");
     let failing = r#"[{"op":"test","path":"/data","value":{"x":"y"}}]"#;
     send(JSON_PATCH, failing).await.fails(422, "Invalid");
-    let message = send("text/css", "{}").await.fails(415, "UnsupportedMediaType");
-    assert!(message.contains("application/merge-patch+json"), "{message}");
+    let message = send("text/css", "{}")
+        .await
+        .fails(415, "UnsupportedMediaType");
+    assert!(
+        message.contains("application/merge-patch+json"),
+        "{message}"
+    );
     let message = send(MERGE, r#"{"data": 5}"#).await.fails(422, "Invalid");
     assert!(message.contains("patch: Invalid value"), "{message}");
-    cluster.patch(&format!("{MAPS}/none"), MERGE, json!({})).await.fails(404, "NotFound");
+    cluster
+        .patch(&format!("{MAPS}/none"), MERGE, json!({}))
+        .await
+        .fails(404, "NotFound");
     let message = cluster
-        .patch(&format!("{path}?fieldValidation=Strict"), MERGE, json!({"spec": {}}))
+        .patch(
+            &format!("{path}?fieldValidation=Strict"),
+            MERGE,
+            json!({"spec": {}}),
+        )
         .await
         .fails(422, "Invalid");
-    assert!(message.contains("strict decoding error: unknown field \\\"spec\\\"") || message.contains("unknown field \"spec\""), "{message}");
+    assert!(
+        message.contains("strict decoding error: unknown field \\\"spec\\\"")
+            || message.contains("unknown field \"spec\""),
+        "{message}"
+    );
 }
 
 #[tokio::test]
@@ -203,8 +300,10 @@ async fn unknown_and_duplicate_fields_by_validation_mode() {
     let body = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},
         "spec":{"containers":[{"name":"c","image":"i","name":"c","imagine":1}],"foo":true}}"#;
     let strict = format!("{PODS}?fieldValidation=Strict");
-    let message =
-        cluster.send("POST", &strict, "application/json", body).await.fails(400, "BadRequest");
+    let message = cluster
+        .send("POST", &strict, "application/json", body)
+        .await
+        .fails(400, "BadRequest");
     assert_eq!(
         message,
         "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: duplicate field \
@@ -213,13 +312,22 @@ async fn unknown_and_duplicate_fields_by_validation_mode() {
     );
     let warn = format!("{PODS}?fieldValidation=Warn&dryRun=All");
     let answer = cluster.send("POST", &warn, "application/json", body).await;
-    let warnings: Vec<_> =
-        answer.headers.get_all("warning").iter().map(|v| v.to_str().unwrap().to_owned()).collect();
+    let warnings: Vec<_> = answer
+        .headers
+        .get_all("warning")
+        .iter()
+        .map(|v| v.to_str().unwrap().to_owned())
+        .collect();
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     assert_eq!(warnings[2], "299 - \"unknown field \\\"spec.foo\\\"\"");
-    assert!(answer.expect(201)["spec"].get("foo").is_none(), "unknown fields are dropped");
+    assert!(
+        answer.expect(201)["spec"].get("foo").is_none(),
+        "unknown fields are dropped"
+    );
     let ignore = format!("{PODS}?fieldValidation=Ignore");
-    let answer = cluster.send("POST", &ignore, "application/json", body).await;
+    let answer = cluster
+        .send("POST", &ignore, "application/json", body)
+        .await;
     assert!(!answer.headers.contains_key("warning"));
     answer.expect(201);
 }
@@ -250,31 +358,73 @@ async fn bad_bodies_name_field_and_value() {
     let answer = cluster.post(PODS, bad).await;
     assert!(answer.code == 400 || answer.code == 422, "{}", answer.body);
     let message = answer.body["message"].as_str().unwrap();
-    assert!(message.contains("1x") || message.contains("quantities must match"), "{message}");
-    let message = post(r#"{"metadata":{"name":"p"},"spec":{}}"#).await.fails(422, "Invalid");
-    assert!(message.contains("spec.containers: Required value"), "{message}");
+    assert!(
+        message.contains("1x") || message.contains("quantities must match"),
+        "{message}"
+    );
+    let message = post(r#"{"metadata":{"name":"p"},"spec":{}}"#)
+        .await
+        .fails(422, "Invalid");
+    assert!(
+        message.contains("spec.containers: Required value"),
+        "{message}"
+    );
     let big = format!(r#"{{"metadata":{{"name":"{}"}}}}"#, "x".repeat(4 << 20));
     let answer = cluster.send("POST", PODS, "application/json", &big).await;
     answer.fails(413, "RequestEntityTooLarge");
-    cluster.send("POST", PODS, "application/cbor", "x").await.fails(415, "UnsupportedMediaType");
+    cluster
+        .send("POST", PODS, "application/cbor", "x")
+        .await
+        .fails(415, "UnsupportedMediaType");
 }
 
 #[tokio::test]
 async fn bad_selectors_and_unknown_paths() {
     let cluster = Cluster::bare().await;
-    let message = cluster.get(&format!("{PODS}?labelSelector=a%3D%28")).await.fails(400, "BadRequest");
-    assert!(message.starts_with("unable to parse requirement"), "{message}");
-    let message = cluster.get(&format!("{PODS}?fieldSelector=spec.foo%3D1")).await.fails(400, "BadRequest");
+    let message = cluster
+        .get(&format!("{PODS}?labelSelector=a%3D%28"))
+        .await
+        .fails(400, "BadRequest");
+    assert!(
+        message.starts_with("unable to parse requirement"),
+        "{message}"
+    );
+    let message = cluster
+        .get(&format!("{PODS}?fieldSelector=spec.foo%3D1"))
+        .await
+        .fails(400, "BadRequest");
     assert_eq!(message, "field label not supported: spec.foo");
-    cluster.get(&format!("{PODS}?limit=many")).await.fails(400, "BadRequest");
-    for path in ["/api/v1/foos", "/apis/nope/v1/things", "/nowhere", "/api/v1/pods/p", "/api/v2", "/apis/apps/v1/namespaces/x/nodes"] {
+    cluster
+        .get(&format!("{PODS}?limit=many"))
+        .await
+        .fails(400, "BadRequest");
+    for path in [
+        "/api/v1/foos",
+        "/apis/nope/v1/things",
+        "/nowhere",
+        "/api/v1/pods/p",
+        "/api/v2",
+        "/apis/apps/v1/namespaces/x/nodes",
+    ] {
         let message = cluster.get(path).await.fails(404, "NotFound");
-        assert_eq!(message, "the server could not find the requested resource", "{path}");
+        assert_eq!(
+            message, "the server could not find the requested resource",
+            "{path}"
+        );
     }
-    let message = cluster.get(&format!("{PODS}/p")).await.fails(404, "NotFound");
+    let message = cluster
+        .get(&format!("{PODS}/p"))
+        .await
+        .fails(404, "NotFound");
     assert_eq!(message, "pods \"p\" not found");
-    cluster.post("/api/v1/pods", pod("p")).await.fails(405, "MethodNotAllowed");
-    cluster.send("PUT", PODS, "application/json", "{}").await.fails(405, "MethodNotAllowed");
+    cluster
+        .post("/api/v1/pods", pod("p"))
+        .await
+        .fails(405, "MethodNotAllowed");
+    cluster
+        .send("PUT", PODS, "application/json", "{}")
+        .await
+        .fails(405, "MethodNotAllowed");
     let raw = http::Request::get(PODS)
         .header("accept", "application/vnd.kubernetes.protobuf")
         .body(axum::body::Body::empty())
@@ -291,11 +441,17 @@ async fn status_and_spec_are_written_apart() {
     // What koordlet and the manager do: extended resources and metadata in one status patch.
     let body = json!({"metadata": {"annotations": {"a": "b"}},
         "status": {"allocatable": {"kubernetes.io/batch-cpu": "2000"}}});
-    let n = cluster.patch("/api/v1/nodes/n/status", STRATEGIC, body).await.expect(200);
+    let n = cluster
+        .patch("/api/v1/nodes/n/status", STRATEGIC, body)
+        .await
+        .expect(200);
     assert_eq!(n["status"]["allocatable"]["kubernetes.io/batch-cpu"], "2k");
     assert_eq!(n["metadata"]["annotations"]["a"], "b");
     let body = json!({"spec": {"unschedulable": true}, "status": {"phase": "Bogus"}});
-    let n = cluster.patch("/api/v1/nodes/n", STRATEGIC, body).await.expect(200);
+    let n = cluster
+        .patch("/api/v1/nodes/n", STRATEGIC, body)
+        .await
+        .expect(200);
     assert_eq!(n["spec"]["unschedulable"], true);
     assert!(n["status"].get("phase").is_none());
 }
@@ -314,15 +470,30 @@ async fn scale_and_reviews() {
     let scale = cluster.get(&path).await.expect(200);
     assert_eq!(scale["spec"]["replicas"], 2);
     assert_eq!(scale["status"]["selector"], "app=web");
-    let scale = cluster.patch(&path, MERGE, json!({"spec": {"replicas": 5}})).await.expect(200);
-    assert_eq!((&scale["kind"], &scale["spec"]["replicas"]), (&json!("Scale"), &json!(5)));
+    let scale = cluster
+        .patch(&path, MERGE, json!({"spec": {"replicas": 5}}))
+        .await
+        .expect(200);
+    assert_eq!(
+        (&scale["kind"], &scale["spec"]["replicas"]),
+        (&json!("Scale"), &json!(5))
+    );
     let d = cluster.get(&format!("{all}/web")).await.expect(200);
-    assert_eq!((&d["spec"]["replicas"], &d["metadata"]["generation"]), (&json!(5), &json!(2)));
-    cluster.patch(&path, MERGE, json!({"spec": {"replicas": -1}})).await.fails(422, "Invalid");
+    assert_eq!(
+        (&d["spec"]["replicas"], &d["metadata"]["generation"]),
+        (&json!(5), &json!(2))
+    );
+    cluster
+        .patch(&path, MERGE, json!({"spec": {"replicas": -1}}))
+        .await
+        .fails(422, "Invalid");
 
     let review = json!({"spec": {"resourceAttributes": {"verb": "create", "resource": "pods"}}});
     let can = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    assert_eq!(cluster.post(can, review).await.expect(201)["status"]["allowed"], true);
+    assert_eq!(
+        cluster.post(can, review).await.expect(201)["status"]["allowed"],
+        true
+    );
     let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let me = cluster.post(who, json!({})).await.expect(201);
     assert_eq!(me["status"]["userInfo"]["username"], "kubernetes-admin");
@@ -330,6 +501,12 @@ async fn scale_and_reviews() {
     let token = cluster.post(token, json!({"spec": {}})).await.expect(201);
     assert!(token["status"]["token"].is_string());
     let review = json!({"spec": {"token": token["status"]["token"]}});
-    let reviewed = cluster.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.expect(201);
-    assert_eq!(reviewed["status"]["user"]["username"], "system:serviceaccount:default:default");
+    let reviewed = cluster
+        .post("/apis/authentication.k8s.io/v1/tokenreviews", review)
+        .await
+        .expect(201);
+    assert_eq!(
+        reviewed["status"]["user"]["username"],
+        "system:serviceaccount:default:default"
+    );
 }

@@ -11,38 +11,38 @@ use std::time::Duration;
 use tower::ServiceExt as _;
 
 /// JSON merge patch.
-pub const MERGE: &str = "application/merge-patch+json";
+pub(crate) const MERGE: &str = "application/merge-patch+json";
 /// RFC 6902.
-pub const JSON_PATCH: &str = "application/json-patch+json";
+pub(crate) const JSON_PATCH: &str = "application/json-patch+json";
 /// Strategic merge patch.
-pub const STRATEGIC: &str = "application/strategic-merge-patch+json";
+pub(crate) const STRATEGIC: &str = "application/strategic-merge-patch+json";
 /// Server-side apply.
-pub const APPLY: &str = "application/apply-patch+yaml";
+pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 
 /// A server that a test owns.
-pub struct Cluster {
-    pub server: Arc<ApiServer>,
+pub(crate) struct Cluster {
+    pub(crate) server: Arc<ApiServer>,
 }
 
 /// An answer: code and body.
 #[derive(Debug)]
-pub struct Answer {
-    pub code: u16,
-    pub body: Value,
-    pub headers: http::HeaderMap,
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    pub(crate) body: Value,
+    pub(crate) headers: http::HeaderMap,
 }
 
 impl Answer {
     /// The body of an answer with this code.
     #[track_caller]
-    pub fn expect(self, code: u16) -> Value {
+    pub(crate) fn expect(self, code: u16) -> Value {
         assert_eq!(self.code, code, "{}", self.body);
         self.body
     }
 
     /// The message of a Status with this code and reason.
     #[track_caller]
-    pub fn fails(self, code: u16, reason: &str) -> String {
+    pub(crate) fn fails(self, code: u16, reason: &str) -> String {
         assert_eq!(self.code, code, "{}", self.body);
         assert_eq!(self.body["kind"], "Status", "{}", self.body);
         assert_eq!(self.body["reason"], reason, "{}", self.body);
@@ -53,12 +53,12 @@ impl Answer {
 
 impl Cluster {
     /// With controllers, on the clock of tokio.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(true).await
     }
 
     /// Without controllers: nothing happens that the test does not do.
-    pub async fn bare() -> Self {
+    pub(crate) async fn bare() -> Self {
         Self::with(false).await
     }
 
@@ -66,16 +66,18 @@ impl Cluster {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
         config.controllers = controllers;
-        Self { server: ApiServer::open(config).await.unwrap() }
+        Self {
+            server: ApiServer::open(config).await.unwrap(),
+        }
     }
 
     /// A kube client in process.
-    pub fn client(&self) -> kube::Client {
+    pub(crate) fn client(&self) -> kube::Client {
         kube::Client::new(self.server.service(), "default")
     }
 
     /// A request with all its headers; the body of the answer is not read.
-    pub async fn raw(&self, request: Request<Body>) -> Response<Body> {
+    pub(crate) async fn raw(&self, request: Request<Body>) -> Response<Body> {
         match self.server.service().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
@@ -83,7 +85,13 @@ impl Cluster {
     }
 
     /// A request with a body of a content type.
-    pub async fn send(&self, method: &str, path: &str, content_type: &str, body: &str) -> Answer {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Answer {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -95,31 +103,39 @@ impl Cluster {
         let bytes = body.collect().await.unwrap().to_bytes();
         let body = serde_json::from_slice(&bytes)
             .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
-        Answer { code: parts.status.as_u16(), body, headers: parts.headers }
+        Answer {
+            code: parts.status.as_u16(),
+            body,
+            headers: parts.headers,
+        }
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send("GET", path, "", "").await
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> Answer {
-        self.send("POST", path, "application/json", &body.to_string()).await
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send("POST", path, "application/json", &body.to_string())
+            .await
     }
 
-    pub async fn put(&self, path: &str, body: Value) -> Answer {
-        self.send("PUT", path, "application/json", &body.to_string()).await
+    pub(crate) async fn put(&self, path: &str, body: Value) -> Answer {
+        self.send("PUT", path, "application/json", &body.to_string())
+            .await
     }
 
-    pub async fn patch(&self, path: &str, content_type: &str, body: Value) -> Answer {
-        self.send("PATCH", path, content_type, &body.to_string()).await
+    pub(crate) async fn patch(&self, path: &str, content_type: &str, body: Value) -> Answer {
+        self.send("PATCH", path, content_type, &body.to_string())
+            .await
     }
 
-    pub async fn delete(&self, path: &str, options: Value) -> Answer {
-        self.send("DELETE", path, "application/json", &options.to_string()).await
+    pub(crate) async fn delete(&self, path: &str, options: Value) -> Answer {
+        self.send("DELETE", path, "application/json", &options.to_string())
+            .await
     }
 
     /// Waits, write by write, until GET of `path` gives an answer that `done` likes.
-    pub async fn until(&self, path: &str, done: impl Fn(&Answer) -> bool) -> Answer {
+    pub(crate) async fn until(&self, path: &str, done: impl Fn(&Answer) -> bool) -> Answer {
         let waiting = async {
             loop {
                 let revision = self.server.store().revision();
@@ -137,34 +153,40 @@ impl Cluster {
     }
 
     /// Waits until `path` is 404.
-    pub async fn until_gone(&self, path: &str) {
+    pub(crate) async fn until_gone(&self, path: &str) {
         self.until(path, |a| a.code == 404).await;
     }
 
     /// Opens a watch.
-    pub async fn watch(&self, path: &str) -> Lines {
+    pub(crate) async fn watch(&self, path: &str) -> Lines {
         self.watch_as(path, "application/json").await
     }
 
     /// Opens a watch with an Accept header.
-    pub async fn watch_as(&self, path: &str, accept: &str) -> Lines {
-        let request =
-            Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
+    pub(crate) async fn watch_as(&self, path: &str, accept: &str) -> Lines {
+        let request = Request::builder()
+            .uri(path)
+            .header("accept", accept)
+            .body(Body::empty())
+            .unwrap();
         let response = self.raw(request).await;
         assert_eq!(response.status(), 200);
-        Lines { body: response.into_body(), rest: Vec::new() }
+        Lines {
+            body: response.into_body(),
+            rest: Vec::new(),
+        }
     }
 }
 
 /// The lines of a watch.
-pub struct Lines {
+pub(crate) struct Lines {
     body: Body,
     rest: Vec<u8>,
 }
 
 impl Lines {
     /// The next event, `None` at the end of the stream.
-    pub async fn next(&mut self) -> Option<Value> {
+    pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(at) = self.rest.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=at).collect();
@@ -173,29 +195,37 @@ impl Lines {
             let frame = tokio::time::timeout(Duration::from_secs(3600), self.body.frame())
                 .await
                 .expect("an event within an hour")?;
-            self.rest.extend_from_slice(&frame.unwrap().into_data().unwrap());
+            self.rest
+                .extend_from_slice(&frame.unwrap().into_data().unwrap());
         }
     }
 
     /// The next event as type, name and resourceVersion.
-    pub async fn event(&mut self) -> (String, String, u64) {
+    pub(crate) async fn event(&mut self) -> (String, String, u64) {
         let event = self.next().await.expect("the stream goes on");
         let meta = &event["object"]["metadata"];
         (
             event["type"].as_str().unwrap().to_owned(),
             meta["name"].as_str().unwrap_or("").to_owned(),
-            meta["resourceVersion"].as_str().and_then(|v| v.parse().ok()).unwrap_or(0),
+            meta["resourceVersion"]
+                .as_str()
+                .and_then(|v| v.parse().ok())
+                .unwrap_or(0),
         )
     }
 }
 
 /// The resourceVersion of an object or list.
-pub fn version(object: &Value) -> u64 {
-    object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+pub(crate) fn version(object: &Value) -> u64 {
+    object["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 /// A ConfigMap.
-pub fn config_map(name: &str, labels: Value, data: Value) -> Value {
+pub(crate) fn config_map(name: &str, labels: Value, data: Value) -> Value {
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -205,7 +235,7 @@ pub fn config_map(name: &str, labels: Value, data: Value) -> Value {
 }
 
 /// A pod with one container.
-pub fn pod(name: &str) -> Value {
+pub(crate) fn pod(name: &str) -> Value {
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "Pod",

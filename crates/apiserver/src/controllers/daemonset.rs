@@ -1,0 +1,379 @@
+//! DaemonSets: one pod on every node that may run it. The scheduler binds it; an affinity to the
+//! node's name leaves it no choice.
+
+use super::deployment::{hash, resolve};
+use super::nodes::tolerates;
+use super::pods;
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Entry, Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Label with the version of the template.
+const HASH_LABEL: &str = "controller-revision-hash";
+
+/// Keeps the pods of DaemonSets.
+pub(super) struct DaemonSets;
+
+impl Reconcile for DaemonSets {
+    fn name(&self) -> &'static str {
+        "daemonsets"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![
+            Source::own("apps", "daemonsets"),
+            Source {
+                table: TableId::new("", "pods"),
+                keys: |_, entry| pods::controller_key(entry, "DaemonSet"),
+            },
+            Source {
+                table: TableId::new("", "nodes"),
+                keys: |api, _| {
+                    let table = TableId::new("apps", "daemonsets");
+                    api.store()
+                        .list(&table, None, None, None, None, &|_| true)
+                        .map(|page| page.items.iter().map(|e| e.key.clone()).collect())
+                        .unwrap_or_default()
+                },
+            },
+        ]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        sync(api, key).boxed()
+    }
+}
+
+/// The tolerations that every daemon pod gets.
+fn tolerations(host_network: bool) -> Vec<Value> {
+    let no_execute = [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ];
+    let mut no_schedule = vec![
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/memory-pressure",
+        "node.kubernetes.io/pid-pressure",
+        "node.kubernetes.io/unschedulable",
+    ];
+    if host_network {
+        no_schedule.push("node.kubernetes.io/network-unavailable");
+    }
+    let entry =
+        |key: &str, effect: &str| json!({"key": key, "operator": "Exists", "effect": effect});
+    no_execute
+        .iter()
+        .map(|k| entry(k, "NoExecute"))
+        .chain(no_schedule.iter().map(|k| entry(k, "NoSchedule")))
+        .collect()
+}
+
+/// A term of a node selector matches the node.
+fn term_matches(term: &Value, node: &Value) -> bool {
+    let all = |list: &str, lookup: &dyn Fn(&str) -> Option<String>| {
+        let expressions = term.get(list).and_then(Value::as_array);
+        expressions
+            .into_iter()
+            .flatten()
+            .all(|e| expression_matches(e, lookup))
+    };
+    let label = |key: &str| {
+        let labels = meta::at(node, &["metadata", "labels"])?;
+        labels.get(key)?.as_str().map(str::to_owned)
+    };
+    let field = |key: &str| (key == "metadata.name").then(|| meta::name(node).to_owned());
+    all("matchExpressions", &label) && all("matchFields", &field)
+}
+
+fn expression_matches(e: &Value, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+    let have = lookup(meta::text(e, &["key"]));
+    let values: Vec<&str> = e
+        .get("values")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let compare = |f: fn(i64, i64) -> bool| {
+        let have = have.as_deref().and_then(|v| v.parse::<i64>().ok());
+        let want = values.first().and_then(|v| v.parse::<i64>().ok());
+        matches!((have, want), (Some(a), Some(b)) if f(a, b))
+    };
+    match meta::text(e, &["operator"]) {
+        "In" => have.is_some_and(|h| values.contains(&h.as_str())),
+        "NotIn" => have.is_none_or(|h| !values.contains(&h.as_str())),
+        "Exists" => have.is_some(),
+        "DoesNotExist" => have.is_none(),
+        "Gt" => compare(|a, b| a > b),
+        "Lt" => compare(|a, b| a < b),
+        _ => false,
+    }
+}
+
+/// Whether the node may run the pod (`run`), and whether one that is there may stay (`stay`).
+fn fits(spec: &Value, node: &Value) -> (bool, bool) {
+    let selector = spec.get("nodeSelector").and_then(Value::as_object);
+    let labels = meta::at(node, &["metadata", "labels"]);
+    let selected = selector
+        .into_iter()
+        .flatten()
+        .all(|(k, v)| labels.and_then(|l| l.get(k)) == Some(v));
+    let terms = meta::at(
+        spec,
+        &[
+            "affinity",
+            "nodeAffinity",
+            "requiredDuringSchedulingIgnoredDuringExecution",
+            "nodeSelectorTerms",
+        ],
+    )
+    .and_then(Value::as_array);
+    let wanted = terms.is_none_or(|t| t.iter().any(|t| term_matches(t, node)));
+    if !selected || !wanted {
+        return (false, false);
+    }
+    let host = spec.get("hostNetwork").and_then(Value::as_bool) == Some(true);
+    let mut tolerated = tolerations(host);
+    tolerated.extend(
+        spec.get("tolerations")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default(),
+    );
+    let taints = meta::at(node, &["spec", "taints"]).and_then(Value::as_array);
+    let (mut run, mut stay) = (true, true);
+    for taint in taints.into_iter().flatten() {
+        if tolerated.iter().any(|t| tolerates(t, taint)) {
+            continue;
+        }
+        match meta::text(taint, &["effect"]) {
+            "NoExecute" => (run, stay) = (false, false),
+            "NoSchedule" => run = false,
+            _ => {}
+        }
+    }
+    (run, stay)
+}
+
+/// The node a daemon pod is for.
+fn node_of(pod: &Value) -> String {
+    let bound = meta::text(pod, &["spec", "nodeName"]);
+    if !bound.is_empty() {
+        return bound.to_owned();
+    }
+    pod.pointer(
+        "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
+         /nodeSelectorTerms/0/matchFields/0/values/0",
+    )
+    .and_then(Value::as_str)
+    .unwrap_or("")
+    .to_owned()
+}
+
+/// Ties a pod to a node.
+fn pin(pod: &mut Value, node: &str, hash: &str) {
+    let metadata = meta::section(pod, "metadata");
+    let labels = meta::as_object(metadata.entry("labels").or_insert(json!({})));
+    labels.insert(HASH_LABEL.to_owned(), hash.into());
+    let spec = meta::section(pod, "spec");
+    let host = spec.get("hostNetwork").and_then(Value::as_bool) == Some(true);
+    let affinity = meta::as_object(spec.entry("affinity").or_insert(json!({})));
+    let affinity = meta::as_object(affinity.entry("nodeAffinity").or_insert(json!({})));
+    affinity.insert(
+        "requiredDuringSchedulingIgnoredDuringExecution".to_owned(),
+        json!({ "nodeSelectorTerms": [{ "matchFields": [
+            { "key": "metadata.name", "operator": "In", "values": [node] }
+        ] }] }),
+    );
+    let list = spec.entry("tolerations").or_insert(json!([]));
+    if let Some(list) = list.as_array_mut() {
+        for toleration in tolerations(host) {
+            if !list.contains(&toleration) {
+                list.push(toleration);
+            }
+        }
+    }
+}
+
+async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
+    let resource = api.builtin("apps", "v1", "daemonsets")?;
+    let pods_resource = api.builtin("", "v1", "pods")?;
+    let nodes = api.builtin("", "v1", "nodes")?;
+    let Some(entry) = api.store().get(&resource.table, key) else {
+        return Ok(None);
+    };
+    let set = entry.value();
+    if meta::deleting(&set) {
+        return Ok(None);
+    }
+    let uid = meta::uid(&set).to_owned();
+    let template = meta::at(&set, &["spec", "template"])
+        .cloned()
+        .unwrap_or_default();
+    let spec = template.get("spec").cloned().unwrap_or_default();
+    let version = hash(&template);
+    let mut by_node: FxHashMap<String, Vec<(Arc<Entry>, Value)>> = FxHashMap::default();
+    for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
+        if pods::ended(&pod) {
+            // A daemon that ended is started again.
+            pods::delete(api, &pods_resource, &entry).await?;
+        } else {
+            by_node.entry(node_of(&pod)).or_default().push((entry, pod));
+        }
+    }
+    let now = api.clock().now();
+    let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
+        .and_then(Value::as_i64)
+        .unwrap_or(0);
+    let mut counts = Counts::default();
+    let mut outdated = Vec::new();
+    for node in api.entries(&nodes, None) {
+        let node = node.value();
+        let (run, stay) = fits(&spec, &node);
+        let here = by_node.remove(meta::name(&node)).unwrap_or_default();
+        let mut live: Vec<_> = here.into_iter().filter(|(_, p)| pods::active(p)).collect();
+        if !stay || !run && live.is_empty() {
+            counts.misscheduled += i64::from(!live.is_empty());
+            for (entry, _) in live {
+                pods::delete(api, &pods_resource, &entry).await?;
+            }
+            continue;
+        }
+        counts.desired += i64::from(run);
+        if live.is_empty() {
+            let mut pod = pods::from_template(&template, &resource, &set);
+            pin(&mut pod, meta::name(&node), &version);
+            pods::create(api, &pods_resource, &key.namespace, pod).await?;
+            counts.current += 1;
+            counts.updated += 1;
+            continue;
+        }
+        for (surplus, _) in live.drain(1..) {
+            pods::delete(api, &pods_resource, &surplus).await?;
+        }
+        let Some((entry, pod)) = live.pop() else {
+            continue;
+        };
+        counts.add(&pod, &version, min_ready, now);
+        if meta::text(&pod, &["metadata", "labels", HASH_LABEL]) != version {
+            outdated.push((entry, pods::ready(&pod)));
+        }
+    }
+    // What is left belongs to nodes that are gone: the pod collector deletes it.
+    if meta::text(&set, &["spec", "updateStrategy", "type"]) != "OnDelete" {
+        let limit = meta::at(
+            &set,
+            &["spec", "updateStrategy", "rollingUpdate", "maxUnavailable"],
+        );
+        let limit = resolve(limit, "1", counts.desired, true).max(1);
+        let mut room = limit - (counts.desired - counts.available);
+        outdated.sort_by_key(|(_, ready)| *ready);
+        for (entry, ready) in outdated {
+            if ready {
+                if room <= 0 {
+                    break;
+                }
+                room -= 1;
+            }
+            pods::delete(api, &pods_resource, &entry).await?;
+        }
+    }
+    let generation = meta::at(&set, &["metadata", "generation"]).cloned();
+    pods::write_status(api, &resource, key, &uid, |s| {
+        counts.write(s, generation.clone())
+    })
+    .await?;
+    Ok(counts.again.map(Duration::from_secs))
+}
+
+#[derive(Default)]
+struct Counts {
+    desired: i64,
+    current: i64,
+    misscheduled: i64,
+    ready: i64,
+    updated: i64,
+    available: i64,
+    again: Option<u64>,
+}
+
+impl Counts {
+    fn add(&mut self, pod: &Value, version: &str, min_ready: i64, now: jiff::Timestamp) {
+        self.current += 1;
+        self.ready += i64::from(pods::ready(pod));
+        let same = meta::text(pod, &["metadata", "labels", HASH_LABEL]) == version;
+        self.updated += i64::from(same);
+        match pods::available(pod, min_ready, now) {
+            Ok(()) => self.available += 1,
+            Err(Some(left)) => self.again = Some(self.again.map_or(left, |a| a.min(left))),
+            Err(None) => {}
+        }
+    }
+
+    fn write(&self, status: &mut Map<String, Value>, generation: Option<Value>) {
+        for (key, n) in [
+            ("desiredNumberScheduled", self.desired),
+            ("currentNumberScheduled", self.current),
+            ("numberMisscheduled", self.misscheduled),
+            ("numberReady", self.ready),
+        ] {
+            status.insert(key.to_owned(), n.into());
+        }
+        for (key, n) in [
+            ("updatedNumberScheduled", self.updated),
+            ("numberAvailable", self.available),
+            ("numberUnavailable", (self.desired - self.available).max(0)),
+        ] {
+            if n == 0 {
+                status.remove(key);
+            } else {
+                status.insert(key.to_owned(), n.into());
+            }
+        }
+        if let Some(g) = generation {
+            status.insert("observedGeneration".to_owned(), g);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn daemons_go_where_they_may() {
+        let node = json!({"metadata": {"name": "n", "labels": {"disk": "ssd"}}, "spec": {"taints": [
+            {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}});
+        assert_eq!(fits(&json!({}), &node), (true, true));
+        assert_eq!(
+            fits(&json!({"nodeSelector": {"disk": "hdd"}}), &node),
+            (false, false)
+        );
+        let tainted = json!({"metadata": {"name": "n"},
+            "spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}});
+        assert_eq!(fits(&json!({}), &tainted), (false, true));
+        let tolerant = json!({"tolerations": [{"operator": "Exists"}]});
+        assert_eq!(fits(&tolerant, &tainted), (true, true));
+    }
+
+    #[test]
+    fn a_pinned_pod_knows_its_node() {
+        let mut pod = json!({"metadata": {}, "spec": {}});
+        pin(&mut pod, "n7", "abc");
+        assert_eq!(node_of(&pod), "n7");
+        let node = |name: &str| json!({"metadata": {"name": name}});
+        assert_eq!(fits(&pod["spec"], &node("n7")), (true, true));
+        assert_eq!(fits(&pod["spec"], &node("n8")), (false, false));
+    }
+}

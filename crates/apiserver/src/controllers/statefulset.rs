@@ -1,0 +1,311 @@
+//! StatefulSets: numbered pods, made in order and taken away in reverse.
+//!
+//! Volume claim templates are not acted on: there is no volume provisioner here.
+
+use super::deployment::hash;
+use super::pods;
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Entry, Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Label with the version of the template.
+const HASH_LABEL: &str = "controller-revision-hash";
+
+/// Keeps the pods of StatefulSets.
+pub(super) struct StatefulSets;
+
+impl Reconcile for StatefulSets {
+    fn name(&self) -> &'static str {
+        "statefulsets"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![
+            Source::own("apps", "statefulsets"),
+            Source {
+                table: TableId::new("", "pods"),
+                keys: |_, entry| pods::controller_key(entry, "StatefulSet"),
+            },
+        ]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        sync(api, key).boxed()
+    }
+}
+
+/// The next step towards what a set shall be.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Create(i64),
+    Delete(i64),
+}
+
+/// How one pod of the set is.
+#[derive(Debug, Clone, Copy)]
+struct Pod {
+    ended: bool,
+    deleting: bool,
+    ready: bool,
+    current: bool,
+}
+
+/// What to do now. In order, one thing at a time and only when all before it are ready; in parallel
+/// all at once.
+fn plan(replicas: i64, parallel: bool, rolling: bool, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for ordinal in 0..replicas {
+        match pods.get(&ordinal) {
+            None => steps.push(Step::Create(ordinal)),
+            Some(p) if p.ended && !p.deleting => steps.push(Step::Delete(ordinal)),
+            Some(p) if p.ready && !p.deleting => continue,
+            Some(_) => {}
+        }
+        if !parallel {
+            return finish(steps, replicas, rolling, pods);
+        }
+    }
+    for (ordinal, pod) in pods.range(replicas.max(0)..).rev() {
+        if !pod.deleting {
+            steps.push(Step::Delete(*ordinal));
+        }
+        if !parallel {
+            return steps;
+        }
+    }
+    finish(steps, replicas, rolling, pods)
+}
+
+/// Adds the replacement of the highest outdated pod, when nothing else is to be done first. One
+/// that is not ready is replaced even so: waiting for it could take forever.
+fn finish(
+    mut steps: Vec<Step>,
+    replicas: i64,
+    rolling: bool,
+    pods: &BTreeMap<i64, Pod>,
+) -> Vec<Step> {
+    if !steps.is_empty() || !rolling {
+        return steps;
+    }
+    for (ordinal, pod) in pods.range(..replicas).rev() {
+        if pod.deleting {
+            return steps;
+        }
+        if !pod.current {
+            steps.push(Step::Delete(*ordinal));
+            return steps;
+        }
+        if !pod.ready {
+            return steps;
+        }
+    }
+    steps
+}
+
+fn ordinal(set: &str, pod: &str) -> Option<i64> {
+    pod.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
+}
+
+async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
+    let resource = api.builtin("apps", "v1", "statefulsets")?;
+    let pods_resource = api.builtin("", "v1", "pods")?;
+    let Some(entry) = api.store().get(&resource.table, key) else {
+        return Ok(None);
+    };
+    let set = entry.value();
+    if meta::deleting(&set) {
+        return Ok(None);
+    }
+    let uid = meta::uid(&set).to_owned();
+    let name = meta::name(&set).to_owned();
+    let template = meta::at(&set, &["spec", "template"])
+        .cloned()
+        .unwrap_or_default();
+    let version = format!("{name}-{}", hash(&template));
+    let replicas = meta::at(&set, &["spec", "replicas"])
+        .and_then(Value::as_i64)
+        .unwrap_or(1);
+    let parallel = meta::text(&set, &["spec", "podManagementPolicy"]) == "Parallel";
+    let rolling = meta::text(&set, &["spec", "updateStrategy", "type"]) != "OnDelete";
+    let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
+    let mut state: BTreeMap<i64, Pod> = BTreeMap::new();
+    let mut status = Status::default();
+    for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
+        let Some(ordinal) = ordinal(&name, &entry.key.name) else {
+            continue;
+        };
+        let current = meta::text(&pod, &["metadata", "labels", HASH_LABEL]) == version;
+        let (ended, deleting) = (pods::ended(&pod), meta::deleting(&pod));
+        let ready = !ended && pods::ready(&pod);
+        if !ended {
+            status.replicas += 1;
+            status.ready += i64::from(ready);
+            status.updated += i64::from(current && !deleting);
+        }
+        state.insert(
+            ordinal,
+            Pod {
+                ended,
+                deleting,
+                ready,
+                current,
+            },
+        );
+        entries.insert(ordinal, entry);
+    }
+    for step in plan(replicas, parallel, rolling, &state) {
+        match step {
+            Step::Create(ordinal) => {
+                let mut pod = pods::from_template(&template, &resource, &set);
+                number(&mut pod, &set, ordinal, &version);
+                pods::create(api, &pods_resource, &key.namespace, pod).await?;
+                status.replicas += 1;
+                status.updated += 1;
+            }
+            Step::Delete(ordinal) => {
+                if let Some(entry) = entries.get(&ordinal) {
+                    pods::delete(api, &pods_resource, entry).await?;
+                }
+            }
+        }
+    }
+    let generation = meta::at(&set, &["metadata", "generation"]).cloned();
+    pods::write_status(api, &resource, key, &uid, |s| {
+        status.write(s, &version, replicas, generation.clone());
+    })
+    .await?;
+    Ok(None)
+}
+
+/// Gives a pod its name, host name and labels.
+fn number(pod: &mut Value, set: &Value, ordinal: i64, version: &str) {
+    let name = format!("{}-{ordinal}", meta::name(set));
+    let metadata = meta::section(pod, "metadata");
+    metadata.remove("generateName");
+    metadata.insert("name".to_owned(), name.as_str().into());
+    let labels = meta::as_object(metadata.entry("labels").or_insert(json!({})));
+    labels.insert(
+        "statefulset.kubernetes.io/pod-name".to_owned(),
+        name.as_str().into(),
+    );
+    labels.insert(
+        "apps.kubernetes.io/pod-index".to_owned(),
+        ordinal.to_string().into(),
+    );
+    labels.insert(HASH_LABEL.to_owned(), version.into());
+    let spec = meta::section(pod, "spec");
+    spec.insert("hostname".to_owned(), name.into());
+    let service = meta::text(set, &["spec", "serviceName"]);
+    if !service.is_empty() {
+        spec.insert("subdomain".to_owned(), service.into());
+    }
+}
+
+#[derive(Debug, Default)]
+struct Status {
+    replicas: i64,
+    ready: i64,
+    updated: i64,
+}
+
+impl Status {
+    fn write(
+        &self,
+        status: &mut Map<String, Value>,
+        version: &str,
+        replicas: i64,
+        generation: Option<Value>,
+    ) {
+        status.insert("replicas".to_owned(), self.replicas.into());
+        status.insert("availableReplicas".to_owned(), self.ready.into());
+        for (key, n) in [
+            ("readyReplicas", self.ready),
+            ("updatedReplicas", self.updated),
+        ] {
+            if n == 0 {
+                status.remove(key);
+            } else {
+                status.insert(key.to_owned(), n.into());
+            }
+        }
+        status.insert("updateRevision".to_owned(), version.into());
+        if self.updated >= replicas || !status.contains_key("currentRevision") {
+            status.insert("currentRevision".to_owned(), version.into());
+        }
+        let current = if status.get("currentRevision").and_then(Value::as_str) == Some(version) {
+            self.updated
+        } else {
+            self.replicas - self.updated
+        };
+        status.insert("currentReplicas".to_owned(), current.max(0).into());
+        status.insert("collisionCount".to_owned(), 0.into());
+        if let Some(g) = generation {
+            status.insert("observedGeneration".to_owned(), g);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pods(list: &[(i64, bool, bool)]) -> BTreeMap<i64, Pod> {
+        list.iter()
+            .map(|(i, ready, current)| {
+                (
+                    *i,
+                    Pod {
+                        ended: false,
+                        deleting: false,
+                        ready: *ready,
+                        current: *current,
+                    },
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn in_order_one_at_a_time() {
+        assert_eq!(plan(3, false, true, &pods(&[])), [Step::Create(0)]);
+        assert_eq!(plan(3, false, true, &pods(&[(0, false, true)])), []);
+        assert_eq!(
+            plan(3, false, true, &pods(&[(0, true, true)])),
+            [Step::Create(1)]
+        );
+        assert_eq!(
+            plan(2, true, true, &pods(&[])),
+            [Step::Create(0), Step::Create(1)]
+        );
+        let all = pods(&[(0, true, true), (1, true, true), (2, true, true)]);
+        assert_eq!(plan(1, false, true, &all), [Step::Delete(2)]);
+    }
+
+    #[test]
+    fn updates_go_from_the_top() {
+        let old = pods(&[(0, true, false), (1, true, false)]);
+        assert_eq!(plan(2, false, true, &old), [Step::Delete(1)]);
+        assert_eq!(plan(2, false, false, &old), []);
+        let half = pods(&[(0, true, false), (1, false, true)]);
+        assert_eq!(plan(2, false, true, &half), []);
+        let broken = pods(&[(0, true, false), (1, false, false)]);
+        assert_eq!(plan(2, false, true, &broken), [Step::Delete(1)]);
+    }
+
+    #[test]
+    fn ordinals() {
+        assert_eq!(ordinal("web", "web-12"), Some(12));
+        assert_eq!(ordinal("web", "web-x"), None);
+        assert_eq!(ordinal("web", "webs-1"), None);
+    }
+}
