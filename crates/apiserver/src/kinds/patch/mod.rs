@@ -2,6 +2,7 @@
 
 mod apply;
 mod fields;
+mod json;
 mod strategic;
 
 use serde_json::Value;
@@ -10,6 +11,8 @@ use super::resource::Resource;
 use super::status::{ApiError, FieldError};
 
 pub use apply::apply;
+pub use json::json_patch;
+pub(super) use json::measure;
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
@@ -56,24 +59,6 @@ impl PatchError {
     }
 }
 
-/// Applies an RFC 6902 patch document.
-///
-/// # Errors
-/// Undecodable documents, operations that fail.
-pub fn json_patch(original: &Value, body: &[u8]) -> Result<Value, PatchError> {
-    let document: Value =
-        serde_json::from_slice(body).map_err(|e| PatchError::Malformed(e.to_string()))?;
-    let count = document.as_array().map_or(0, Vec::len);
-    if count > MAX_OPERATIONS {
-        return Err(PatchError::TooManyOperations(count));
-    }
-    let patch: json_patch::Patch =
-        serde_json::from_value(document).map_err(|e| PatchError::Malformed(e.to_string()))?;
-    let mut out = original.clone();
-    json_patch::patch(&mut out, &patch).map_err(|e| PatchError::Failed(e.to_string()))?;
-    Ok(out)
-}
-
 /// Applies an RFC 7386 merge patch.
 ///
 /// # Errors
@@ -107,31 +92,8 @@ pub fn strategic_merge(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
-
-    #[test]
-    fn json_patch_errors_are_told_apart() {
-        let doc = json!({"a": 1});
-        let ok = json_patch(&doc, br#"[{"op":"replace","path":"/a","value":2}]"#).unwrap();
-        assert_eq!(ok, json!({"a": 2}));
-        assert!(matches!(
-            json_patch(&doc, b"{"),
-            Err(PatchError::Malformed(_))
-        ));
-        assert!(matches!(
-            json_patch(&doc, b"{}"),
-            Err(PatchError::Malformed(_))
-        ));
-        let failed = json_patch(&doc, br#"[{"op":"test","path":"/a","value":3}]"#);
-        assert!(matches!(failed, Err(PatchError::Failed(_))));
-        let missing = json_patch(&doc, br#"[{"op":"remove","path":"/b"}]"#);
-        assert!(matches!(missing, Err(PatchError::Failed(_))));
-        let many = serde_json::to_vec(&vec![json!({"op":"test","path":"/a","value":1}); 10_001]);
-        assert!(matches!(
-            json_patch(&doc, &many.unwrap()),
-            Err(PatchError::TooManyOperations(10_001))
-        ));
-    }
 
     #[test]
     fn merge_patch_follows_the_rfc() {
@@ -141,5 +103,34 @@ mod tests {
         );
         assert_eq!(out.unwrap(), json!({"a": {"c": 2}, "d": [2]}));
         assert!(merge_patch(&json!({}), &json!([])).is_err());
+    }
+
+    fn tree() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<i8>().prop_map(Value::from),
+            "replace|delete|a|b".prop_map(Value::from),
+        ];
+        let key = "spec|template|containers|name|env|ports|\\$patch|\\$retainKeys|\\$setElementOrder/containers|metadata|finalizers|managedFields|fieldsV1|f:spec|selector";
+        leaf.prop_recursive(6, 40, 4, move |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::btree_map(key, inner, 0..5)
+                    .prop_map(|m| Value::Object(m.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_patch_is_applied_or_refused(old in tree(), patch in tree()) {
+            let r = crate::kinds::Registry::builtin().find("apps", "v1", "deployments").unwrap();
+            let _ = strategic_merge(&r, &old, &patch);
+            let _ = merge_patch(&old, &patch);
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            if let Ok(first) = apply(&r, Some(&old), &patch, "a", true, now) {
+                let _ = apply(&r, Some(&first), &old, "b", false, now);
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ use wire::{Payload, Reader};
 pub const MAGIC: [u8; 4] = *b"k8s\0";
 
 /// Messages nested deeper than this are refused instead of exhausting the stack.
-const MAX_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 48;
 
 /// A body that cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -322,8 +322,14 @@ fn varint_member(bytes: &[u8], wanted: u32) -> Result<Option<i64>> {
 fn json_member(bytes: &[u8]) -> Result<Value> {
     match member(bytes, 1)? {
         None | Some([]) => Ok(Value::Null),
-        Some(raw) if is_proto(raw) => decode(raw),
-        Some(raw) => serde_json::from_slice(raw).or_else(|e| malformed(e.to_string())),
+        Some(raw) => match serde_json::from_slice(raw) {
+            // The object around it must stay parseable.
+            Ok(v) if super::patch::measure(&v).1 > MAX_DEPTH => {
+                malformed("embedded JSON is nested too deeply")
+            }
+            Ok(v) => Ok(v),
+            Err(e) => malformed(e.to_string()),
+        },
     }
 }
 

@@ -453,6 +453,8 @@ fn events_are_one_object_in_two_spellings() {
 }
 
 proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+
     /// Whatever JSON a client sends: errors, not panics, in every step for every kind.
     #[test]
     fn nothing_panics(seed in proptest::collection::vec(0_u8..=255, 8..64)) {
