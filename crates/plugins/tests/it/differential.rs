@@ -184,7 +184,7 @@ fn drain(engine: &mut Engine, now: Timestamp, placed: &mut Vec<(Pod, String)>) -
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
     fn cached_equals_exhaustive(

@@ -1,6 +1,10 @@
 //! koord-scheduler with its real plugins: against an exhaustive twin, and against an API server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod api;
 mod differential;

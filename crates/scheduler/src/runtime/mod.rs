@@ -18,6 +18,7 @@ use koord_app::Context;
 use koord_kube::events::Recorder;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client, ObjectKey};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -26,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 /// How long decisions are made before events are looked at again.
 const SLICE: Duration = Duration::from_millis(5);
+/// How often to say which initial lists are missing.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
+const NODES: &str = "nodes.v1";
+const PODS: &str = "pods.v1";
 /// How often gauges are set.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);
 
@@ -248,11 +253,11 @@ impl Daemon {
         let (sender, receiver) = mpsc::channel(4096);
         let watches = engine.watches();
         let node = |change| match change {
-            Change::Synced => Message::Synced,
+            Change::Synced => Message::Synced(NODES),
             change => Message::Node(change),
         };
         let pod = |change| match change {
-            Change::Synced => Message::Synced,
+            Change::Synced => Message::Synced(PODS),
             change => Message::Pod(change),
         };
         let stop = || shutdown.clone();
@@ -294,8 +299,12 @@ impl Daemon {
             names,
             concurrency,
         };
-        let sources = watches.len() + 2;
-        task.run(receiver, questions, sources, shutdown).await;
+        let kinds = watches
+            .iter()
+            .map(Watch::kind)
+            .chain([NODES, PODS])
+            .collect();
+        task.run(receiver, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
     }
 }
@@ -316,10 +325,10 @@ impl Owner {
         mut self,
         mut messages: mpsc::Receiver<Message>,
         mut questions: mpsc::Receiver<Question>,
-        sources: usize,
+        mut unseen: BTreeSet<&'static str>,
         shutdown: CancellationToken,
     ) {
-        let mut synced = 0;
+        let mut complain = Instant::now() + COMPLAIN_EVERY;
         let mut next_gauges = Instant::now();
         loop {
             // Everything that has arrived comes before the next decision.
@@ -327,17 +336,22 @@ impl Owner {
             while budget > 0
                 && let Ok(message) = messages.try_recv()
             {
-                synced += usize::from(matches!(message, Message::Synced));
+                if let Message::Synced(kind) = message {
+                    unseen.remove(kind);
+                }
                 self.digest(message);
                 budget -= 1;
             }
             while let Ok(question) = questions.try_recv() {
                 question.answer(&self.engine);
             }
-            if synced >= sources {
+            if unseen.is_empty() {
                 self.debug.set_ready(true);
+            } else if Instant::now() >= complain {
+                tracing::warn!(kinds = ?unseen, "waiting for initial lists; no pod is placed before");
+                complain = Instant::now() + COMPLAIN_EVERY;
             }
-            let busy = synced >= sources && self.decide();
+            let busy = unseen.is_empty() && self.decide();
             self.dispatch();
             if Instant::now() >= next_gauges {
                 self.metrics.gauges(&mut self.engine);
@@ -356,7 +370,9 @@ impl Owner {
                 () = shutdown.cancelled() => return,
                 message = messages.recv() => match message {
                     Some(message) => {
-                        synced += usize::from(matches!(message, Message::Synced));
+                        if let Message::Synced(kind) = message {
+                            unseen.remove(kind);
+                        }
                         self.digest(message);
                     }
                     None => return,
@@ -393,7 +409,7 @@ impl Owner {
         let now = self.ctx.clock.now();
         let started = Instant::now();
         let label = match message {
-            Message::Synced => return,
+            Message::Synced(_) => return,
             Message::Pod(Change::Applied { new, .. }) => {
                 if new
                     .spec

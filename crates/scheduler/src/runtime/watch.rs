@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 /// What reaches the engine's one channel.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A source has delivered its initial list.
-    Synced,
+    /// A source, by kind, has delivered its initial list.
+    Synced(&'static str),
     Pod(Change<Pod>),
     Node(Change<Node>),
     Object(ObjectChange),
@@ -89,7 +89,7 @@ fn start<K>(
         sender,
         shutdown,
         move |change| match change {
-            Change::Synced => Message::Synced,
+            Change::Synced => Message::Synced(kind),
             Change::Applied { old, new } => Message::Object(ObjectChange {
                 kind,
                 action: if old.is_some() {
