@@ -123,7 +123,7 @@ impl Poll {
             url: url.clone(),
             problem,
         };
-        let request = http::Request::get("/pods/")
+        let request = http::Request::get("/pods")
             .body(Vec::new())
             .map_err(|e| failed(e.to_string()))?;
         let list = timeout(self.options.timeout, client.request::<List<Pod>>(request))

@@ -288,6 +288,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn both_resolutions_agree_on_averages(values in prop::collection::vec(0.0..1e6_f64, 320..700)) {
             let mut axes = PodAxes::default();

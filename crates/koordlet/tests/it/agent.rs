@@ -9,7 +9,8 @@ use koord_host::fake::Tree;
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, Informer, Scope, patch};
 use koordlet::gates::Gate;
-use koordlet::{Options, Settings, Thread, audit};
+use koordlet::options::Kubelet;
+use koordlet::{Options, PodSource, Settings, Thread, audit};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -311,4 +312,52 @@ async fn a_node_needs_a_name() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("NODE_NAME"), "{error}");
+}
+
+#[tokio::test]
+async fn pods_can_come_from_the_kubelet() {
+    let rig = Rig::start().await;
+    let group = rig.tree.group("kubepods/besteffort/podu1").unwrap();
+    let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
+        "metadata": {"uid": "u1", "name": "be", "labels": {"koordinator.sh/qosClass": "BE"}},
+        "spec": {"containers": [{"name": "c",
+            "resources": {"requests": {"kubernetes.io/batch-cpu": "3000"}}}]},
+        "status": {"phase": "Running"}}]});
+    let routes = axum::Router::new().route(
+        "/pods",
+        axum::routing::get(move || async move { axum::Json(list) }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let settings = Settings {
+        interval_ms: 20,
+        ..Settings::default()
+    };
+    let kubelet = Kubelet {
+        url: Some(format!("http://{address}")),
+        interval: Duration::from_millis(50),
+        ..Kubelet::default()
+    };
+    let options = Options {
+        node_name: NODE.to_owned(),
+        root: Some(rig.tree.root().clone()),
+        settings,
+        pods: PodSource::Kubelet(kubelet),
+        thread: Thread::Own,
+        report: false,
+        ..Options::default()
+    };
+    let running = tokio::spawn(koordlet::run(options, rig.client.clone(), rig.ctx.clone()));
+    let group = rig.tree.root().cgroup(&group);
+    let wait = async {
+        while group.cpu_shares().unwrap() != Some(3072) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait)
+        .await
+        .unwrap();
+    rig.ctx.shutdown.cancel();
+    running.await.unwrap().unwrap();
 }
