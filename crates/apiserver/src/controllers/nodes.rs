@@ -7,7 +7,7 @@ use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, Revision, TableId};
 use jiff::{SignedDuration, Timestamp};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,9 +88,8 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
                 .store()
                 .list(&nodes, None, None, None, None, &|_| true)
                 .map(|p| {
-                    seen.retain(|name, _| {
-                        p.items.iter().any(|e| e.key.name == *name) || p.items.len() > 512
-                    });
+                    let there: FxHashSet<&str> = p.items.iter().map(|e| &*e.key.name).collect();
+                    seen.retain(|name, _| there.contains(&**name));
                     p.items
                 })
                 .unwrap_or_default(),

@@ -77,7 +77,7 @@ impl Api {
         let mut binding = call.decode()?.value;
         let pods = self.builtin("", "v1", "pods")?;
         let bindings = self.builtin("", "v1", "bindings")?;
-        super::write::check_identity(&bindings, &mut binding, false)?;
+        super::check::check_identity(&bindings, &mut binding, false)?;
         let given = meta::name(&binding);
         if !given.is_empty() && given != name {
             return Err(ApiError::bad_request(

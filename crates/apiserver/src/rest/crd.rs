@@ -38,7 +38,7 @@ impl Api {
     ) -> Result<(), ApiError> {
         let name = entry.key.name.clone();
         if let Err(errors) = self.registry().install_crd(&entry.value()) {
-            return Err(super::write::invalid(resource, &name, &errors));
+            return Err(super::check::invalid(resource, &name, &errors));
         }
         loop {
             let mut object = entry.value();

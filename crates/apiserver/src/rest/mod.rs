@@ -10,6 +10,7 @@ mod admission;
 mod binding;
 mod body;
 mod bootstrap;
+mod check;
 mod crd;
 mod delete;
 mod dispatch;

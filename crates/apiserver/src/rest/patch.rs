@@ -142,7 +142,7 @@ impl Api {
         options: &WriteOptions,
     ) -> Result<Outcome, ApiError> {
         let (namespace, name) = (call.namespace(), call.name());
-        super::write::check_identity(resource, &mut input.value, false)?;
+        super::check::check_identity(resource, &mut input.value, false)?;
         let given = meta::name(&input.value);
         if given.is_empty() {
             meta::set(&mut input.value, "name", name);

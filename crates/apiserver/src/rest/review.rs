@@ -34,7 +34,7 @@ impl Api {
         call.query
             .write_options("CreateOptions", call.user_agent())?;
         let mut review = call.decode()?.value;
-        super::write::check_identity(resource, &mut review, false)?;
+        super::check::check_identity(resource, &mut review, false)?;
         let metadata = meta::section(&mut review, "metadata");
         metadata.entry("creationTimestamp").or_insert(Value::Null);
         let status = match &*resource.plural {

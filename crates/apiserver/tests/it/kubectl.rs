@@ -276,6 +276,12 @@ async fn everyday_commands() {
         &["log of default/be/main tail=Some(5)"],
     );
 
+    // Drain evicts through the sub-resource that the legacy discovery document names.
+    let drained = k.ok(&["drain", "n1", "--force", "--grace-period=0"]).await;
+    has(&drained, &["evicting pod default/be", "node/n1 drained"]);
+    has(&k.ok(&["uncordon", "n1"]).await, &["node/n1 uncordoned"]);
+    k.ok_with(&["apply", "-f", "-"], POD).await;
+
     has(
         &k.ok(&["delete", "pod", "be", "--force", "--grace-period=0"])
             .await,

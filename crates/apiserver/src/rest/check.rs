@@ -1,0 +1,221 @@
+//! What a write must not do: to the identity of an object, to its fields, to its deletion.
+
+use super::meta;
+use super::write::{FieldValidation, WriteOptions};
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::store::Key;
+use serde_json::Value;
+
+/// 422 about an object.
+pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> ApiError {
+    ApiError::invalid(&resource.group, &resource.kind, name, errors)
+}
+
+pub(super) fn namespace_mismatch() -> ApiError {
+    ApiError::bad_request(
+        "the namespace of the provided object does not match the namespace sent on the request",
+    )
+}
+
+/// A namespace that `spec.finalizers` still holds.
+pub(super) fn namespace_held(object: &Value) -> bool {
+    meta::at(object, &["spec", "finalizers"])
+        .and_then(Value::as_array)
+        .is_some_and(|f| !f.is_empty())
+}
+
+/// The object's deletion waits for somebody (the kubelet) to end it.
+pub(super) fn pending_grace(object: &Value) -> bool {
+    meta::at(object, &["metadata", "deletionGracePeriodSeconds"])
+        .and_then(Value::as_i64)
+        .is_some_and(|s| s > 0)
+}
+
+/// Checks `apiVersion` and `kind`; absent ones are filled in from the URL.
+pub(crate) fn check_identity(
+    resource: &Resource,
+    object: &mut Value,
+    patched: bool,
+) -> Result<(), ApiError> {
+    if !object.is_object() {
+        let what = if object.is_null() {
+            format!("unable to decode an empty body as {}", resource.kind)
+        } else {
+            format!(
+                "the object provided is unrecognized (must be of type {}): it is not a JSON object",
+                resource.kind
+            )
+        };
+        return Err(ApiError::bad_request(what));
+    }
+    let want = resource.api_version();
+    let (got, kind) = (
+        meta::text(object, &["apiVersion"]),
+        meta::text(object, &["kind"]),
+    );
+    if !kind.is_empty() && kind != &*resource.kind {
+        let (_, version) =
+            crate::kinds::meta::split_api_version(if got.is_empty() { &want } else { got });
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {}: converting ({got}).{kind} to \
+             ({want}).{}: unknown conversion",
+            resource.kind, resource.kind
+        )));
+    }
+    if !got.is_empty() && got != want {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({got}) does not match the expected API version ({want})"
+        )));
+    }
+    let kind: Value = (&*resource.kind).into();
+    let root = meta::as_object(object);
+    root.insert("apiVersion".to_owned(), want.into());
+    root.insert("kind".to_owned(), kind);
+    resource.check_types(object).map_err(|why| {
+        if patched {
+            bad_patch(object, why)
+        } else {
+            ApiError::bad_request(why)
+        }
+    })
+}
+
+/// 422 about the object that a patch makes.
+fn bad_patch(object: &Value, why: String) -> ApiError {
+    let shown = object.to_string();
+    ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, why)])
+}
+
+/// Unknown and duplicate fields, by the option of the request.
+pub(super) fn check_fields(
+    resource: &Resource,
+    object: &Value,
+    mut problems: Vec<String>,
+    options: &WriteOptions,
+    warnings: &mut Vec<String>,
+    patched: bool,
+) -> Result<(), ApiError> {
+    if options.field_validation == FieldValidation::Ignore {
+        return Ok(());
+    }
+    problems.extend(resource.unknown_fields(object));
+    if problems.is_empty() {
+        return Ok(());
+    }
+    if options.field_validation == FieldValidation::Warn {
+        warnings.append(&mut problems);
+        return Ok(());
+    }
+    let why = ApiError::strict_decoding(&problems).message;
+    Err(if patched {
+        bad_patch(object, why)
+    } else {
+        ApiError::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {why}",
+            resource.kind, resource.version, resource.kind
+        ))
+    })
+}
+
+/// Name, namespace, uid and resourceVersion of an update.
+pub(super) fn check_update_identity(
+    resource: &Resource,
+    key: &Key,
+    old: &Value,
+    new: &mut Value,
+    subresource: Option<&str>,
+) -> Result<(), ApiError> {
+    let name = meta::name(new);
+    if name != &*key.name {
+        return Err(ApiError::bad_request(if name.is_empty() {
+            "name must be provided".to_owned()
+        } else {
+            format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                key.name
+            )
+        }));
+    }
+    let namespace = meta::namespace(new);
+    if !namespace.is_empty() && namespace != &*key.namespace {
+        return Err(namespace_mismatch());
+    }
+    let (group, plural) = (&*resource.group, &*resource.plural);
+    let (uid, have) = (meta::uid(new), meta::uid(old));
+    if !uid.is_empty() && uid != have {
+        return Err(ApiError::precondition(
+            group, plural, &key.name, "UID", uid, have,
+        ));
+    }
+    let (given, current) = (meta::resource_version(new), meta::resource_version(old));
+    if given.is_empty() || given == "0" {
+        if !resource.allows_unconditional_update() && subresource.is_none() {
+            let e = FieldError::invalid(
+                "metadata.resourceVersion",
+                0,
+                "must be specified for an update",
+            );
+            return Err(invalid(resource, &key.name, &[e]));
+        }
+    } else if given != current {
+        if given.parse::<u64>().is_err() {
+            return Err(invalid(
+                resource,
+                &key.name,
+                &[FieldError::invalid(
+                    "metadata.resourceVersion",
+                    given,
+                    "must be a number",
+                )],
+            ));
+        }
+        return Err(ApiError::stale(group, plural, &key.name));
+    }
+    Ok(())
+}
+
+/// What no update may change.
+pub(super) fn keep_identity(old: &Value, new: &mut Value) {
+    const KEPT: [&str; 6] = [
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generateName",
+    ];
+    let metadata = meta::section(new, "metadata");
+    for key in KEPT {
+        match meta::at(old, &["metadata", key]) {
+            Some(v) => {
+                metadata.insert(key.to_owned(), v.clone());
+            }
+            None => {
+                metadata.remove(key);
+            }
+        }
+    }
+    metadata.remove("selfLink");
+}
+
+/// An object that is being deleted takes no new finalizers.
+pub(super) fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<FieldError> {
+    if !meta::deleting(old) {
+        return Vec::new();
+    }
+    let before = meta::finalizers(old);
+    let added: Vec<String> = meta::finalizers(new)
+        .into_iter()
+        .filter(|f| !before.contains(f))
+        .collect();
+    if added.is_empty() {
+        return Vec::new();
+    }
+    vec![FieldError::forbidden(
+        "metadata.finalizers",
+        format!(
+            "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+        ),
+    )]
+}
