@@ -96,16 +96,15 @@ fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
             .filter(move |record| record.init == init)
     };
     let over = facts.outcome.is_some() || facts.refused.is_some();
-    let initialized = records(true)
-        .all(|record| record.succeeded() || (record.sidecar && record.is_running()))
-        || (phase == "Succeeded");
+    let done = |record: &&Record| record.succeeded() || (record.sidecar && record.is_running());
+    let initialized = phase == "Succeeded" || records(true).all(|record| done(&record));
     let unready: Vec<&str> = records(false)
         .filter(|record| !record.is_running())
         .map(|record| record.name.as_str())
         .collect();
     let ready = unready.is_empty() && initialized && !over;
     let uninitialized: Vec<&str> = records(true)
-        .filter(|record| !record.succeeded() && !(record.sidecar && record.is_running()))
+        .filter(|record| !done(record))
         .map(|record| record.name.as_str())
         .collect();
     let not_ready = || match phase {

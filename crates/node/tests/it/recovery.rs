@@ -95,3 +95,21 @@ async fn a_clean_stop_leaves_nothing_and_resumes() {
         .await;
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_being_deleted_does_not_hold_up_the_end() {
+    let world = World::new().await;
+    let node = world.start().await;
+    let script = "trap '' TERM; echo up; while :; do sleep 0.05; done";
+    world.script("stubborn", "Always", script).await;
+    world.in_phase("stubborn", "Running").await;
+    world.delete("stubborn").await;
+    world.event("Killing").await;
+    let end = tokio::time::timeout(std::time::Duration::from_secs(15), node.stop());
+    assert!(end.await.is_ok(), "its grace of 30 s is cut short");
+    assert!(!world.root.cgroup(&world.parent).exists());
+    // The next start finishes what was begun.
+    let node = world.start().await;
+    world.gone("stubborn").await;
+    node.stop().await;
+}
