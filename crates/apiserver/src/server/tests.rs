@@ -43,10 +43,20 @@ fn the_authority_is_kept() {
     assert_eq!(first.pem(), second.pem());
     let key = std::fs::read_to_string(pki.join("ca.key")).unwrap();
 
-    std::fs::write(pki.join("ca.crt"), Authority::open(None, now()).unwrap().pem()).unwrap();
+    std::fs::write(
+        pki.join("ca.crt"),
+        Authority::open(None, now()).unwrap().pem(),
+    )
+    .unwrap();
     let error = Authority::open(Some(&pki), now()).unwrap_err().to_string();
-    assert!(error.contains("is not the certificate of ca.key"), "{error}");
-    assert!(!error.contains(key.lines().nth(1).unwrap()), "a key in an error");
+    assert!(
+        error.contains("is not the certificate of ca.key"),
+        "{error}"
+    );
+    assert!(
+        !error.contains(key.lines().nth(1).unwrap()),
+        "a key in an error"
+    );
     std::fs::remove_file(pki.join("ca.crt")).unwrap();
     let error = Authority::open(Some(&pki), now()).unwrap_err().to_string();
     assert!(error.contains("ca.crt"), "{error}");
@@ -58,7 +68,10 @@ fn a_kubeconfig_names_an_address_that_can_be_reached() {
     let identity = authority.client("jane", &[]).unwrap();
     let server = |address: &str| {
         let text = kubeconfig::render(address.parse().unwrap(), authority.pem(), &identity);
-        let line = text.lines().find_map(|line| line.trim().strip_prefix("server: ")).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("server: "))
+            .unwrap();
         line.to_owned()
     };
     assert_eq!(server("127.0.0.1:6443"), "https://127.0.0.1:6443");
@@ -75,9 +88,14 @@ fn a_secret_file_is_replaced_whole_and_private() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     secret_file::write(&path, b"new").unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"new");
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-    let error = secret_file::write(&path.join("below/a/file"), b"").unwrap_err().to_string();
+    let error = secret_file::write(&path.join("below/a/file"), b"")
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("below/a/file"), "{error}");
 }
 
@@ -105,7 +123,10 @@ async fn tokens_stand_for_a_service_account_until_they_expire() {
     assert!(token.len() >= 40, "{token}");
     let user = tokens.review(&token).unwrap();
     assert_eq!(user.name, "system:serviceaccount:apps:web");
-    assert!(user.groups.contains(&"system:serviceaccounts:apps".to_owned()));
+    assert!(
+        user.groups
+            .contains(&"system:serviceaccounts:apps".to_owned())
+    );
     assert!(tokens.review("made up").is_none());
     assert!(tokens.review("").is_none());
     tokio::time::advance(Duration::from_secs(601)).await;
@@ -115,7 +136,9 @@ async fn tokens_stand_for_a_service_account_until_they_expire() {
 
 #[tokio::test]
 async fn health_says_what_is_wrong() {
-    let store = Store::open(StoreOptions::memory(Clock::system())).await.unwrap();
+    let store = Store::open(StoreOptions::memory(Clock::system()))
+        .await
+        .unwrap();
     let health = Health::new(store);
     let ask = async |path: &str, query: Option<&str>| {
         let response = health.answer(path, query)?;
@@ -128,7 +151,10 @@ async fn health_says_what_is_wrong() {
     assert_eq!(ask("/healthz", None).await, ok);
     let (status, report) = ask("/readyz", None).await.unwrap();
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(report.contains("[-]bootstrap failed") && report.contains("[+]ping ok"), "{report}");
+    assert!(
+        report.contains("[-]bootstrap failed") && report.contains("[+]ping ok"),
+        "{report}"
+    );
     assert_eq!(ask("/readyz/ping", None).await, ok);
     health.set_ready();
     assert_eq!(ask("/readyz", None).await, ok);
@@ -140,7 +166,10 @@ async fn health_says_what_is_wrong() {
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(report.contains("[-]shutdown failed"), "{report}");
     assert_eq!(ask("/livez", None).await, ok);
-    assert_eq!(ask("/readyz/nothing", None).await.unwrap().0, StatusCode::NOT_FOUND);
+    assert_eq!(
+        ask("/readyz/nothing", None).await.unwrap().0,
+        StatusCode::NOT_FOUND
+    );
     assert!(ask("/version", None).await.unwrap().1.contains("v1.35"));
     assert!(ask("/api", None).await.is_none());
     assert!(ask("/", None).await.is_none());

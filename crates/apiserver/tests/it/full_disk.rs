@@ -48,12 +48,16 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
     let write = async |store: &Store, number: usize| {
         let key = Key::new("default", format!("c{number}"));
         let value = json!({"data": {"x": "y".repeat(10_000)}});
-        store.create(table.clone(), key, value, Index::default()).await
+        store
+            .create(table.clone(), key, value, Index::default())
+            .await
     };
     let ballast = disk.path().join("ballast");
     std::fs::write(&ballast, vec![0; 400_000]).unwrap();
     let dir = disk.path().join("store");
-    let store = Store::open(StoreOptions::dir(&dir, Clock::system())).await.unwrap();
+    let store = Store::open(StoreOptions::dir(&dir, Clock::system()))
+        .await
+        .unwrap();
     let mut written = 0;
     let error = loop {
         match write(&store, written).await {
@@ -64,16 +68,25 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
     };
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains(dir.to_str().unwrap()) && text.contains("No space left"), "{text}");
+    assert!(
+        text.contains(dir.to_str().unwrap()) && text.contains("No space left"),
+        "{text}"
+    );
     assert!(write(&store, written).await.is_err());
     let count = |store: &Store| {
-        store.list(&table, None, None, None, None, &|_| true).unwrap().items.len()
+        store
+            .list(&table, None, None, None, None, &|_| true)
+            .unwrap()
+            .items
+            .len()
     };
     assert_eq!(count(&store), written);
     std::fs::remove_file(&ballast).unwrap();
     write(&store, written).await.unwrap();
     store.close().await;
-    let store = Store::open(StoreOptions::dir(&dir, Clock::system())).await.unwrap();
+    let store = Store::open(StoreOptions::dir(&dir, Clock::system()))
+        .await
+        .unwrap();
     assert_eq!(count(&store), written + 1);
     store.close().await;
 }
