@@ -293,17 +293,16 @@ impl Agent {
 
     /// What the kernel offers may only become visible with the first group.
     fn probe(&mut self) {
-        if self.ticks % 10 != 1 || (self.psi && self.features_idle) {
-            return;
+        if !self.psi
+            && let Ok(group) = self.layout.qos(KubeQos::Guaranteed)
+        {
+            let value = self.root.cgroup(&group).value(Resource::CpuPressure);
+            self.psi = matches!(value, Ok(Some(_)));
         }
-        let class = self.root.cgroup(&self.class.group);
-        let parent = self.layout.qos(KubeQos::Guaranteed);
-        let pods = parent
-            .map(|path| self.root.cgroup(&path))
-            .unwrap_or_else(|_| class.clone());
-        let readable = |resource| matches!(pods.value(resource), Ok(Some(_)));
-        self.psi = self.psi || readable(Resource::CpuPressure);
-        self.features_idle = class.supports(Resource::CpuIdle);
+        if self.ticks % 10 == 1 && !self.features_idle {
+            let class = self.root.cgroup(&self.class.group);
+            self.features_idle = class.supports(Resource::CpuIdle);
+        }
     }
 
     fn collect(&mut self, now: Now) {
@@ -359,6 +358,8 @@ impl Agent {
         series.system_cpu.set(&series.axis, system_cpu);
         series.system_memory.set(&series.axis, system_memory);
 
+        // One group, and much depends on it: looked for every time.
+        self.class.usage.hurry();
         self.class
             .usage
             .sample(&self.root, &self.class.group, steady, false, scratch);
@@ -583,8 +584,29 @@ impl Agent {
         })
     }
 
+    /// Loads the models of an earlier run, once the pods are known.
+    fn restore(&mut self, now: Now) {
+        if self.restored {
+            return;
+        }
+        let Some(pods) = self.pods.clone() else {
+            return;
+        };
+        let wall = now.wall.as_millisecond();
+        self.restored = true;
+        let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
+        known.extend(classes().map(predict::class_uid));
+        match self.predictor.restore(&known, wall) {
+            Ok(0) => {}
+            Ok(models) => tracing::info!(models, "predictor restored"),
+            Err(error) => tracing::warn!(%error, "predictor starts afresh"),
+        }
+    }
+
     /// Trains the predictor once per interval and keeps its files.
     fn learn(&mut self, now: Now) {
+        self.restore(now);
         let interval = self.settings.training_interval_ms;
         let due = match self.trained_ms {
             None => {
@@ -601,17 +623,6 @@ impl Agent {
         };
         self.trained_ms = Some(now.ms());
         let wall = now.wall.as_millisecond();
-        if !self.restored {
-            self.restored = true;
-            let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
-            known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
-            known.extend(classes().map(predict::class_uid));
-            match self.predictor.restore(&known, wall) {
-                Ok(0) => {}
-                Ok(models) => tracing::info!(models, "predictor restored"),
-                Err(error) => tracing::warn!(%error, "predictor starts afresh"),
-            }
-        }
         let mut sums: Vec<(PriorityClass, f64, f64)> =
             classes().map(|class| (class, 0.0, 0.0)).to_vec();
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());

@@ -42,8 +42,8 @@ impl GroupCollector {
         }
         if self.cpu_file.is_none() && !self.open(root, group) {
             // A pod's group appears moments after its object; an ended one's never again.
-            self.tries = (self.tries + 1).min(12);
-            self.retry = self.tries.saturating_sub(3) * RETRY_TICKS;
+            self.tries = (self.tries + 1).min(4);
+            self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
             self.clear();
             return;
         }
@@ -75,6 +75,11 @@ impl GroupCollector {
                 }
             }
         }
+    }
+
+    /// Looks for a missing group at the next sample.
+    pub fn hurry(&mut self) {
+        (self.retry, self.tries) = (0, 0);
     }
 
     fn open(&mut self, root: &Root, group: &CgroupPath) -> bool {
@@ -131,6 +136,7 @@ impl TrackedPod {
 
     /// Keeps the collectors of containers that are still there, and adds those of new ones.
     pub fn follow(&mut self, info: &PodInfo) {
+        self.group.hurry();
         let mut old = std::mem::take(&mut self.containers);
         for group in info
             .containers
