@@ -14,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    pub(crate) server: Arc<ApiServer>,
     clock: Clock,
     sim: Option<(CancellationToken, JoinHandle<Result<(), koord_sim::Error>>)>,
 }
@@ -22,14 +21,14 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) async fn start() -> Self {
         let clock = Clock::following_tokio("2026-01-01T12:00:00Z".parse().unwrap());
-        let server = ApiServer::open(Config::memory(clock.clone()))
-            .await
-            .unwrap();
+        let mut config = Config::memory(clock.clone());
+        // Pods here name owners and nodes that do not exist; nobody shall tidy them up.
+        config.controllers = false;
+        let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         Self {
             client,
-            server,
             clock,
             sim: None,
         }
@@ -74,17 +73,18 @@ impl Cluster {
         let stop = CancellationToken::new();
         let _guard = stop.clone().drop_guard();
         let mut informer = Informer::<K>::start(self.client.clone(), Scope::default(), stop);
-        let watch = async {
-            loop {
-                let change = informer.changes.recv().await.unwrap();
-                if done(&change) {
-                    return change;
-                }
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(3600);
+        let mut seen = Vec::new();
+        loop {
+            let next = tokio::time::timeout_at(deadline, informer.changes.recv()).await;
+            let change = next
+                .unwrap_or_else(|_| panic!("waited in vain, saw {seen:?}"))
+                .unwrap();
+            if done(&change) {
+                return change;
             }
-        };
-        tokio::time::timeout(Duration::from_secs(3600), watch)
-            .await
-            .unwrap()
+            seen.push(change);
+        }
     }
 
     /// As [`Cluster::until`], for an object that exists.
