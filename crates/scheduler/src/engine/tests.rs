@@ -373,21 +373,17 @@ fn objects_that_cannot_be_read_are_reported_and_harm_nobody() {
 
 #[test]
 fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
-    // The signature of Knobs leaves the name's tail out: all of these share a class.
+    // The signature of Knobs leaves the name's tail out: all of these share a class. The node that
+    // the first pod did not take is still remembered as fitting when the second one comes.
     let mut engine = engine();
     engine.node_applied(node("n", "4"), at(0));
+    engine.node_applied(node("m", "4"), at(0));
     engine.pod_applied(pod("p", "1"), at(0));
-    assert_eq!(
-        schedule(&mut engine, 0),
-        [("p".to_owned(), Some("n".to_owned()))]
-    );
+    assert!(schedule(&mut engine, 0)[0].1.is_some());
     engine.pod_applied(pod("p-never", "1"), at(1));
     assert_eq!(schedule(&mut engine, 1), [("p-never".to_owned(), None)]);
     assert_eq!(engine.mismatches(), 1);
     engine.pod_applied(pod("p-again", "1"), at(2));
-    assert_eq!(
-        schedule(&mut engine, 2),
-        [("p-again".to_owned(), Some("n".to_owned()))]
-    );
+    assert!(schedule(&mut engine, 2)[0].1.is_some());
     assert_eq!(engine.booked(), (2, 2));
 }
