@@ -10,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 /// When the descriptor cannot be watched.
 #[expect(
     deprecated,
-    reason = "sound for an OwnedFd; its replacement is unsafe, which only koord-host may use"
+    reason = "sound for an OwnedFd; its replacement is for koord-host only"
 )]
 pub(crate) async fn ended(pidfd: OwnedFd) -> io::Result<()> {
     // A pidfd stays readable once its process has ended, so readiness is never cleared.
