@@ -17,12 +17,42 @@ const EDGES: &[(&str, &[&str])] = &[
     ("koord-app", &[]),
     ("koord-kube", &["koord-api", "koord-app"]),
     ("koord-apiserver", &["koord-api", "koord-app"]),
-    ("koord-scheduler", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
-    ("koord-plugins", &["koord-api", "koord-model", "koord-app", "koord-kube", "koord-scheduler"]),
-    ("koord-manager", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
-    ("koordlet", &["koord-api", "koord-model", "koord-app", "koord-kube", "koord-host"]),
-    ("koord-node", &["koord-api", "koord-app", "koord-kube", "koord-host"]),
-    ("koord-sim", &["koord-api", "koord-model", "koord-app", "koord-kube"]),
+    (
+        "koord-scheduler",
+        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+    ),
+    (
+        "koord-plugins",
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-app",
+            "koord-kube",
+            "koord-scheduler",
+        ],
+    ),
+    (
+        "koord-manager",
+        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+    ),
+    (
+        "koordlet",
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-app",
+            "koord-kube",
+            "koord-host",
+        ],
+    ),
+    (
+        "koord-node",
+        &["koord-api", "koord-app", "koord-kube", "koord-host"],
+    ),
+    (
+        "koord-sim",
+        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+    ),
     (
         "koord",
         &[
@@ -44,7 +74,13 @@ const EDGES: &[(&str, &[&str])] = &[
 ];
 
 /// What any crate's tests may use besides its edges: the embedded API server is the test cluster.
-const DEV: &[&str] = &["koord-apiserver", "koord-kube", "koord-app", "koord-plugins", "koord-api"];
+const DEV: &[&str] = &[
+    "koord-apiserver",
+    "koord-kube",
+    "koord-app",
+    "koord-plugins",
+    "koord-api",
+];
 
 /// Lines of a source file, tests aside, after which it wants a split by meaning.
 const LONG: usize = 900;
@@ -73,7 +109,11 @@ fn tidy() -> Result<()> {
     for fault in &faults {
         complain(fault);
     }
-    if faults.is_empty() { Ok(()) } else { bail!("{} faults", faults.len()) }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} faults", faults.len())
+    }
 }
 
 #[allow(clippy::print_stderr, reason = "this is a command-line tool")]
@@ -83,7 +123,10 @@ fn complain(fault: &str) {
 
 fn workspace_root() -> Result<PathBuf> {
     let manifest = std::env::var("CARGO_MANIFEST_DIR").context("run it as `cargo xtask`")?;
-    Ok(Path::new(&manifest).parent().context("no workspace root")?.to_path_buf())
+    Ok(Path::new(&manifest)
+        .parent()
+        .context("no workspace root")?
+        .to_path_buf())
 }
 
 fn edges(root: &Path) -> Result<Vec<String>> {
@@ -94,8 +137,13 @@ fn edges(root: &Path) -> Result<Vec<String>> {
         .context("cargo metadata")?;
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("cargo metadata did not print JSON")?;
-    let packages = metadata["packages"].as_array().context("metadata without packages")?;
-    let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    let packages = metadata["packages"]
+        .as_array()
+        .context("metadata without packages")?;
+    let ours: Vec<&str> = packages
+        .iter()
+        .filter_map(|package| package["name"].as_str())
+        .collect();
     let mut faults = Vec::new();
     for package in packages {
         let name = package["name"].as_str().unwrap_or_default();
@@ -150,7 +198,9 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
             faults.push(format!("{place}: an ignored test hides a failure"));
         }
     }
-    let tests_start = text.find("\n#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    let tests_start = text
+        .find("\n#[cfg(test)]\nmod tests {")
+        .unwrap_or(text.len());
     let lines = text[..tests_start].lines().count();
     if lines > LONG && !path.components().any(|part| part.as_os_str() == "tests") {
         faults.push(format!("{shown}: {lines} lines; split it by meaning"));
@@ -160,9 +210,15 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
 
 /// Whether `word` stands in `code` outside string literals, as a word of its own.
 fn has_word(code: &str, word: &str) -> bool {
-    let outside: String =
-        code.split('"').enumerate().filter(|(part, _)| part % 2 == 0).map(|(_, s)| s).collect();
-    outside.split(|c: char| !c.is_alphanumeric() && c != '_').any(|token| token == word)
+    let outside: String = code
+        .split('"')
+        .enumerate()
+        .filter(|(part, _)| part % 2 == 0)
+        .map(|(_, s)| s)
+        .collect();
+    outside
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .any(|token| token == word)
 }
 
 #[cfg(test)]
@@ -173,15 +229,27 @@ mod tests {
     fn unsafe_is_found_as_code_and_not_as_prose() {
         let found = |path: &str, text: &str| source_faults(Path::new(path), text).len();
         assert_eq!(found("crates/api/src/lib.rs", "let x = unsafe { y() };"), 1);
-        assert_eq!(found("crates/host/src/lib.rs", "let x = unsafe { y() };"), 0);
-        assert_eq!(found("crates/api/src/lib.rs", "// unsafe is banned\nlet s = \"unsafe\";"), 0);
+        assert_eq!(
+            found("crates/host/src/lib.rs", "let x = unsafe { y() };"),
+            0
+        );
+        assert_eq!(
+            found(
+                "crates/api/src/lib.rs",
+                "// unsafe is banned\nlet s = \"unsafe\";"
+            ),
+            0
+        );
         assert_eq!(found("crates/api/src/lib.rs", "#[ignore = \"slow\"]"), 1);
     }
 
     #[test]
     fn long_files_are_named_and_their_tests_do_not_count() {
         let long = "let a = 1;\n".repeat(LONG + 1);
-        assert_eq!(source_faults(Path::new("crates/api/src/a.rs"), &long).len(), 1);
+        assert_eq!(
+            source_faults(Path::new("crates/api/src/a.rs"), &long).len(),
+            1
+        );
         let tested = format!("fn a() {{}}\n#[cfg(test)]\nmod tests {{\n{long}}}\n");
         assert!(source_faults(Path::new("crates/api/src/a.rs"), &tested).is_empty());
     }

@@ -1,1 +1,110 @@
 //! `koord bench`: one component measured by itself.
+
+use crate::{cluster, console};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What is measured.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Command {
+    /// What koordlet costs a node of so many pods.
+    Koordlet(KoordletArgs),
+    /// What the API server does per second, and the memory it takes.
+    Apiserver(ApiserverArgs),
+}
+
+/// The fixture of `koord bench koordlet`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KoordletArgs {
+    /// Pods on the node; every third is a batch pod.
+    #[arg(long, default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    pub pods: u32,
+    /// Containers per pod.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=50))]
+    pub containers: u32,
+    /// Length of the measured window, in seconds.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub seconds: u64,
+    /// Use plain directories in place of real cgroups.
+    #[arg(long)]
+    pub fake: bool,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The size of `koord bench apiserver`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ApiserverArgs {
+    /// How long each rate is measured, in seconds.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+    /// Connections over TLS.
+    #[arg(long, default_value_t = 2)]
+    pub connections: usize,
+    /// Requests in progress per connection.
+    #[arg(long, default_value_t = 16)]
+    pub streams: usize,
+    /// Nodes stored for the memory figure.
+    #[arg(long, default_value_t = 5000)]
+    pub nodes: usize,
+    /// Pods stored for the memory figure.
+    #[arg(long, default_value_t = 50_000)]
+    pub pods: usize,
+    /// Leave out the durable mode, which writes to the temporary directory.
+    #[arg(long)]
+    pub memory_only: bool,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Runs a benchmark and prints its figures.
+///
+/// # Errors
+/// When the fixture cannot be made or the file cannot be written.
+pub fn main(command: Command) -> Result<()> {
+    cluster::init_logging("warn");
+    cluster::install_crypto_provider();
+    match command {
+        Command::Koordlet(args) => {
+            let config = koordlet::bench::Config {
+                pods: args.pods,
+                containers: args.containers,
+                seconds: args.seconds,
+                fake: args.fake,
+            };
+            let cost = cluster::runtime()?.block_on(koordlet::bench::run(&config))?;
+            publish(&cost, args.json.as_deref())
+        }
+        Command::Apiserver(args) => {
+            let directory = tempfile::tempdir().context("temporary directory")?;
+            let options = koord_apiserver::bench::BenchOptions {
+                measure: Duration::from_secs(args.seconds),
+                data_dir: (!args.memory_only).then(|| directory.path().join("durable")),
+                connections: args.connections,
+                streams: args.streams,
+                nodes: args.nodes,
+                pods: args.pods,
+                ..Default::default()
+            };
+            let clock = koord_app::Clock::system();
+            let measured = koord_apiserver::bench::run(&options, clock);
+            let report = cluster::runtime()?.block_on(Box::pin(measured))?;
+            publish(&report, args.json.as_deref())
+        }
+    }
+}
+
+fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
+    let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
+    console::say(&text);
+    match file {
+        Some(path) => {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    }
+}

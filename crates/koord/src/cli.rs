@@ -3,6 +3,7 @@
 use crate::{bench, console, daemon, demo, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// QoS-based co-location for Kubernetes.
@@ -30,15 +31,31 @@ enum Command {
     /// Measure one component by itself.
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Run koord-scheduler against a cluster.
-    Scheduler(daemon::SchedulerArgs),
-    /// Run koord-manager against a cluster.
-    Manager(daemon::ManagerArgs),
-    /// Run koordlet on this node.
-    Koordlet(daemon::KoordletArgs),
+    /// Run koord-scheduler against a cluster; its flags follow.
+    #[command(disable_help_flag = true)]
+    Scheduler(Flags),
+    /// Run koord-manager against a cluster; its flags follow.
+    #[command(disable_help_flag = true)]
+    Manager(Flags),
+    /// Run koordlet on this node; its flags follow.
+    #[command(disable_help_flag = true)]
+    Koordlet(Flags),
     /// The programs that the demo runs.
     #[command(subcommand, hide = true)]
     Workload(Workload),
+}
+
+/// A daemon's own command line, passed on as it is: its flags are Go's, not ours.
+#[derive(Debug, clap::Args)]
+struct Flags {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    flags: Vec<OsString>,
+}
+
+impl Flags {
+    fn argv(self, program: &str) -> Vec<OsString> {
+        std::iter::once(program.into()).chain(self.flags).collect()
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -61,7 +78,7 @@ enum Workload {
 #[must_use]
 pub fn main() -> ExitCode {
     match run(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             console::warn(format_args!("koord: {error:#}"));
             ExitCode::FAILURE
@@ -69,27 +86,30 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> Result<()> {
+fn run(args: Args) -> Result<ExitCode> {
     match args.command {
-        Command::Workload(Workload::Serve(args)) => workload::serve::run(&args),
-        Command::Workload(Workload::Hog(args)) => workload::hog::run(&args),
+        Command::Scheduler(flags) => return Ok(daemon::scheduler(flags.argv("koord-scheduler"))),
+        Command::Manager(flags) => return Ok(daemon::manager(flags.argv("koord-manager"))),
+        Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
+        Command::Workload(Workload::Serve(args)) => workload::serve::run(&args)?,
+        Command::Workload(Workload::Hog(args)) => workload::hog::run(&args)?,
         Command::Workload(Workload::Load(args)) => {
             let outcome = workload::load::run(&args)?;
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
-            Ok(())
         }
-        Command::Crds => {
-            console::say(koord_api::crds_yaml().trim_end());
-            Ok(())
-        }
-        Command::Up(args) => up::main(args),
-        Command::Demo { demo: Some(Demo::Colocation(args)), .. } => demo::main(args),
-        Command::Demo { demo: None, colocation } => demo::main(colocation),
-        Command::Bench(command) => bench::main(command),
-        Command::Scheduler(args) => daemon::scheduler(args),
-        Command::Manager(args) => daemon::manager(args),
-        Command::Koordlet(args) => daemon::koordlet(args),
+        Command::Crds => console::say(koord_api::crds_yaml()?.trim_end()),
+        Command::Up(args) => up::main(args)?,
+        Command::Demo {
+            demo: Some(Demo::Colocation(args)),
+            ..
+        } => demo::main(&args)?,
+        Command::Demo {
+            demo: None,
+            colocation,
+        } => demo::main(&colocation)?,
+        Command::Bench(command) => bench::main(command)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
@@ -106,7 +126,9 @@ mod tests {
     fn demo_alone_is_demo_colocation() {
         for line in ["koord demo --repeat 3", "koord demo colocation --repeat 3"] {
             let parsed = Args::try_parse_from(line.split(' ')).unwrap();
-            let Command::Demo { demo, colocation } = parsed.command else { panic!("not demo") };
+            let Command::Demo { demo, colocation } = parsed.command else {
+                panic!("not demo")
+            };
             let args = match demo {
                 Some(Demo::Colocation(args)) => args,
                 None => colocation,

@@ -1,16 +1,19 @@
 //! A whole cluster in this process: what `koord up` and `koord demo` start.
 
 use anyhow::{Context as _, Result, anyhow};
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use koord_app::Context;
 use koord_apiserver::{ApiServer, Config, Storage};
+use koord_app::Context;
 use koord_kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::task::JoinSet;
+use std::time::Duration;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 /// Namespace and name of the ConfigMap that drives the manager.
 pub const CONFIG_NAMESPACE: &str = "koordinator-system";
@@ -30,6 +33,8 @@ pub struct Options {
     pub simulated_nodes: usize,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
+    /// How often koordlet reports, when not as the NodeMetric says.
+    pub report_interval: Option<Duration>,
 }
 
 /// A running cluster.
@@ -49,11 +54,15 @@ pub struct Cluster {
     /// This machine's node name.
     pub node_name: String,
     components: JoinSet<(&'static str, Result<()>)>,
+    serving: JoinHandle<Result<(), koord_apiserver::Error>>,
+    server_stop: CancellationToken,
 }
 
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 
@@ -62,16 +71,25 @@ impl std::fmt::Debug for Cluster {
 /// # Errors
 /// When threads cannot be started.
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("tokio runtime")
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("tokio runtime")
 }
 
-/// Sends logs to standard error; `RUST_LOG` overrides `default`.
+/// Sends logs to standard error, each with the seconds since the start; `RUST_LOG` overrides
+/// `default`.
 pub fn init_logging(default: &str) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(crate::console::interactive())
+        .with_timer(tracing_subscriber::fmt::time::uptime())
+        .with_target(false);
     // A second call (tests) keeps the first subscriber.
-    let _ = logs.with_target(false).try_init();
+    let _ = logs.try_init();
 }
 
 impl Cluster {
@@ -85,33 +103,31 @@ impl Cluster {
         std::fs::create_dir_all(&options.data_dir)
             .with_context(|| format!("cannot create {}", options.data_dir.display()))?;
         let context = Context::new();
-        let listener = tokio::net::TcpListener::bind(options.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", options.listen))?;
-        let address = listener.local_addr().context("local address")?;
         let node_name = koord_node::host_name();
         let node_logs = koord_node::Logs::new(options.data_dir.join("node"));
 
-        let mut config = Config::new(if options.memory {
+        let storage = if options.memory {
             Storage::Memory
         } else {
             Storage::Dir(options.data_dir.join("apiserver"))
-        });
-        config.bind = address;
-        config.clock = context.clock.clone();
-        config.pod_logs = Some(Arc::new(crate::up::NodeLogs(node_logs.clone())));
-        let server = ApiServer::open(config).await.context("API server")?;
+        };
+        let mut config = Config::new(storage, context.clock.clone());
+        config.bind = options.listen;
+        config.pod_logs = Some(Arc::new(NodeLogs(node_logs.clone())));
+        let server = ApiServer::open(config).await?;
+        let listener = server.listen().await?;
+        let address = listener.local_addr().context("local address")?;
         let kubeconfig = options.data_dir.join("kubeconfig");
-        server.write_kubeconfig(&kubeconfig).context("kubeconfig")?;
-        server.install_crds(koord_api::crds_json()).await.context("CRDs")?;
+        server.install_crds(koord_api::crd_values()).await?;
         let client = koord_kube::client::in_process(server.service());
-
-        let mut components = JoinSet::new();
-        let serving = server.clone().serve(listener, context.shutdown.clone());
-        components.spawn(async move {
-            ("apiserver", serving.await.map_err(|error| anyhow!(error)))
-        });
         first_objects(&client, &options.slo_config).await?;
+
+        let server_stop = CancellationToken::new();
+        let serving = tokio::spawn({
+            let (server, stop) = (server.clone(), server_stop.clone());
+            async move { server.serve(listener, stop).await }
+        });
+        server.write_kubeconfig(&kubeconfig)?;
 
         let audit = koordlet::audit::Log::default();
         let mut cluster = Self {
@@ -122,7 +138,9 @@ impl Cluster {
             kubeconfig,
             audit,
             node_name,
-            components,
+            components: JoinSet::new(),
+            serving,
+            server_stop,
         };
         cluster.start_components(&options, node_logs);
         Ok(cluster)
@@ -133,7 +151,7 @@ impl Cluster {
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
         };
-        let manager = koord_manager::Options { leader_elect: false, ..Default::default() };
+        let manager = koord_manager::Options::default();
         spawn(
             &mut self.components,
             "manager",
@@ -147,7 +165,11 @@ impl Cluster {
         spawn(
             &mut self.components,
             "scheduler",
-            running(koord_scheduler::run(scheduler, client.clone(), context.clone())),
+            running(koord_scheduler::run(
+                scheduler,
+                client.clone(),
+                context.clone(),
+            )),
         );
         let node = koord_node::Options {
             node_name: self.node_name.clone(),
@@ -163,7 +185,9 @@ impl Cluster {
         let agent = koordlet::Options {
             node_name: self.node_name.clone(),
             audit: self.audit.clone(),
-            data_dir: options.data_dir.join("koordlet"),
+            report_interval: options.report_interval,
+            // A full machine must not starve the agent that keeps it usable.
+            realtime_priority: 1,
             ..Default::default()
         };
         spawn(
@@ -172,40 +196,86 @@ impl Cluster {
             running(koordlet::run(agent, client.clone(), context.clone())),
         );
         if options.simulated_nodes > 0 {
-            let sim = koord_sim::Options { nodes: options.simulated_nodes, ..Default::default() };
-            spawn(&mut self.components, "sim", running(koord_sim::run(sim, client, context)));
+            let sim = koord_sim::Options {
+                nodes: options.simulated_nodes,
+                ..Default::default()
+            };
+            spawn(
+                &mut self.components,
+                "sim",
+                running(koord_sim::run(sim, client, context)),
+            );
         }
     }
 
     /// Waits until a component ends by itself, which none should, and says which and why.
     pub async fn failed(&mut self) -> anyhow::Error {
-        match self.components.join_next().await {
-            Some(Ok((name, Ok(())))) => anyhow!("{name} ended"),
-            Some(Ok((name, Err(error)))) => error.context(format!("{name} failed")),
-            Some(Err(error)) => anyhow!("a component panicked: {error}"),
-            None => anyhow!("nothing runs"),
+        tokio::select! {
+            served = &mut self.serving => match served {
+                Ok(Err(error)) => anyhow!(error).context("API server"),
+                _ => anyhow!("the API server ended"),
+            },
+            ended = self.components.join_next() => match ended {
+                Some(Ok((name, Ok(())))) => anyhow!("{name} ended"),
+                Some(Ok((name, Err(error)))) => error.context(name),
+                Some(Err(error)) => anyhow!("a component panicked: {error}"),
+                None => anyhow!("nothing runs"),
+            },
         }
     }
 
-    /// Stops all components and waits for them.
+    /// Stops the components, then the API server that they write their last words to.
     pub async fn stop(mut self) {
         self.context.shutdown.cancel();
-        let all = async {
+        let components = async {
             while let Some(ended) = self.components.join_next().await {
                 if let Ok((name, Err(error))) = ended {
                     tracing::warn!(component = name, "ended with an error: {error:#}");
                 }
             }
         };
-        if tokio::time::timeout(std::time::Duration::from_secs(20), all).await.is_err() {
-            tracing::warn!("some components did not stop within 20 s");
+        if tokio::time::timeout(PATIENCE, components).await.is_err() {
+            tracing::warn!("some components did not stop within {PATIENCE:?}");
         }
+        self.server_stop.cancel();
+        if tokio::time::timeout(PATIENCE, self.serving).await.is_err() {
+            tracing::warn!("the API server did not stop within {PATIENCE:?}");
+        }
+        self.server.close().await;
     }
 }
 
-type Running = futures::future::BoxFuture<'static, Result<()>>;
+/// How long a part may take to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-fn running<E>(future: futures::future::BoxFuture<'static, Result<(), E>>) -> Running
+/// Gives the API server the node's container logs.
+struct NodeLogs(koord_node::Logs);
+
+impl koord_apiserver::PodLogs for NodeLogs {
+    fn logs<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+        container: &'a str,
+        options: koord_apiserver::LogOptions,
+    ) -> BoxFuture<'a, Result<koord_apiserver::LogStream, String>> {
+        let options = koord_node::LogOptions {
+            follow: options.follow,
+            tail_lines: options.tail_lines,
+            since_seconds: options.since_seconds,
+            now: None,
+            since_time: options.since_time,
+            limit_bytes: options.limit_bytes,
+            timestamps: options.timestamps,
+            previous: options.previous,
+        };
+        self.0.open(namespace, pod, container, options)
+    }
+}
+
+type Running = BoxFuture<'static, Result<()>>;
+
+fn running<E>(future: BoxFuture<'static, Result<(), E>>) -> Running
 where
     E: std::error::Error + Send + Sync + 'static,
 {
@@ -221,16 +291,21 @@ pub fn install_crypto_provider() {
 /// ConfigMap. Existing ones stay as the user left them.
 async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(client.clone());
-    for (name, value) in
-        [("koord-prod", 9999), ("koord-mid", 7999), ("koord-batch", 5999), ("koord-free", 3999)]
-    {
+    for (name, value) in [
+        ("koord-prod", 9999),
+        ("koord-mid", 7999),
+        ("koord-batch", 5999),
+        ("koord-free", 3999),
+    ] {
         let class: PriorityClass = serde_json::from_value(json!({
             "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": name}, "value": value,
             "description": format!("Koordinator's {} band", name.trim_start_matches("koord-")),
         }))
         .context("priority class")?;
-        create(&classes, &class).await.with_context(|| format!("PriorityClass {name}"))?;
+        create(&classes, &class)
+            .await
+            .with_context(|| format!("PriorityClass {name}"))?;
     }
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_NAMESPACE);
     let map: ConfigMap = serde_json::from_value(json!({
@@ -239,14 +314,18 @@ async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
         "data": config_data(slo_config),
     }))
     .context("ConfigMap")?;
-    create(&maps, &map).await.context("ConfigMap slo-controller-config")
+    create(&maps, &map)
+        .await
+        .context("ConfigMap slo-controller-config")
 }
 
 /// The `data` of the ConfigMap: each key's value as JSON text.
 #[must_use]
 pub fn config_data(slo_config: &Value) -> Value {
     let texts = slo_config.as_object().into_iter().flatten();
-    texts.map(|(key, value)| (key.clone(), Value::String(value.to_string()))).collect()
+    texts
+        .map(|(key, value)| (key.clone(), Value::String(value.to_string())))
+        .collect()
 }
 
 async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
@@ -261,6 +340,9 @@ where
     }
 }
 
+/// Between two NodeMetric reports where somebody waits for the first one.
+pub const QUICK_REPORT: Duration = Duration::from_secs(2);
+
 /// What `koord up` and the demo configure: co-location on, with intervals of seconds instead of
 /// minutes, because nobody waits minutes for a first impression.
 #[must_use]
@@ -269,6 +351,7 @@ pub fn quick_config() -> Value {
         "colocation-config": {
             "enable": true,
             "metricAggregateDurationSeconds": 30,
+            "metricAggregatePolicy": {"durations": ["30s", "5m", "30m"]},
             "metricReportIntervalSeconds": 2,
             "updateTimeThresholdSeconds": 10,
             "cpuReclaimThresholdPercent": 60,

@@ -1,1 +1,122 @@
-//! The components as daemons of their own, against any cluster.
+//! The components as daemons of their own, against any cluster, with upstream's flags.
+
+use crate::cluster::{install_crypto_provider, runtime};
+use anyhow::{Context as _, Result};
+use koord_app::Context;
+use koord_app::flags::{self, FlagError, Parsed};
+use koord_kube::client::{ClientOptions, from_kubeconfig};
+use std::ffi::OsString;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs koord-scheduler. The first element of `argv` is the program's name.
+#[must_use]
+pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
+    start(argv, |args: koord_scheduler::Args, context| async move {
+        let options = args.options(koord_plugins::registry())?;
+        let (qps, burst) = args.client_limits(&options);
+        let client =
+            koord_client(args.kubeconfig.as_deref(), qps, burst, "koord-scheduler").await?;
+        let debug = options.debug.router();
+        if args.port != 0 {
+            let address: IpAddr = args
+                .address
+                .parse()
+                .with_context(|| format!("--address: {:?} is not an IP address", args.address))?;
+            let address = SocketAddr::new(address, args.port);
+            koord_app::admin::Admin::new(context.metrics.clone())
+                .with_routes(debug)
+                .serve(address, exposure(address), context.shutdown.clone())
+                .await?;
+        }
+        koord_scheduler::run(options, client, context)
+            .await
+            .map_err(Into::into)
+    })
+}
+
+/// Runs koord-manager.
+#[must_use]
+pub fn manager(argv: Vec<OsString>) -> ExitCode {
+    start(argv, |args: koord_manager::Args, context| async move {
+        let options = args.options()?;
+        install_crypto_provider();
+        let client = from_kubeconfig(args.kubeconfig(), &args.client_options()).await?;
+        koord_manager::run(options, client, context)
+            .await
+            .map_err(Into::into)
+    })
+}
+
+/// Runs koordlet.
+#[must_use]
+pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
+    start(argv, |args: koordlet::Args, context| async move {
+        let options = args.options()?;
+        let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
+        let client = koord_client(path, 0.0, 0, "koordlet").await?;
+        koordlet::run(options, client, context)
+            .await
+            .map_err(Into::into)
+    })
+}
+
+async fn koord_client(
+    kubeconfig: Option<&Path>,
+    qps: f64,
+    burst: u32,
+    name: &str,
+) -> Result<koord_kube::Client> {
+    install_crypto_provider();
+    let options = ClientOptions {
+        qps,
+        burst,
+        user_agent: name.to_owned(),
+        context: None,
+    };
+    Ok(from_kubeconfig(kubeconfig, &options).await?)
+}
+
+/// Upstream serves health and metrics in plain HTTP on the pod network by default; so do we when
+/// the flag names such an address.
+fn exposure(address: SocketAddr) -> koord_app::admin::Exposure {
+    if address.ip().is_loopback() {
+        koord_app::admin::Exposure::Loopback
+    } else {
+        koord_app::admin::Exposure::Anyone
+    }
+}
+
+/// Parses, sets up logging and signals, and runs until told to stop. Exit code 2 for bad flags, 1
+/// for a failure.
+fn start<A, F>(argv: Vec<OsString>, run: impl FnOnce(A, Context) -> F) -> ExitCode
+where
+    A: clap::Parser,
+    F: Future<Output = Result<()>>,
+{
+    let Parsed { args, logging } = match flags::parse::<A>(argv) {
+        Ok(parsed) => parsed,
+        Err(FlagError::Clap(error)) => error.exit(),
+        Err(error) => {
+            crate::console::warn(error);
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = (|| {
+        koord_app::logging::init(&logging)?;
+        runtime()?.block_on(async {
+            let context = Context::new();
+            koord_app::shutdown::on_signals(context.shutdown.clone()).context("signal handlers")?;
+            Box::pin(run(args, context)).await
+        })
+    })();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            crate::console::warn(format_args!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -27,20 +27,20 @@ pub struct Args {
 /// # Errors
 /// When it cannot start, or when a component ends by itself.
 pub fn main(args: Args) -> Result<()> {
-    cluster::init_logging("info");
+    cluster::init_logging("info,koord_scheduler=warn");
     cluster::runtime()?.block_on(run(args))
 }
 
 async fn run(args: Args) -> Result<()> {
     let data_dir = args.data_dir.unwrap_or_else(cluster::default_data_dir);
-    let mut terminate =
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut cluster = Cluster::start(cluster::Options {
         data_dir,
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
+        report_interval: Some(cluster::QUICK_REPORT),
     })
     .await?;
     welcome(&cluster, args.nodes);

@@ -61,9 +61,17 @@ pub fn latency(phases: &[PhaseResult]) -> Result<String> {
                     .collect()
             })
         };
-        let all: Vec<f64> =
-            phases.iter().flat_map(points).map(|(_, latency)| latency).collect();
-        let low = all.iter().copied().fold(f64::INFINITY, f64::min).clamp(1.0, 1e6) * 0.8;
+        let all: Vec<f64> = phases
+            .iter()
+            .flat_map(points)
+            .map(|(_, latency)| latency)
+            .collect();
+        let low = all
+            .iter()
+            .copied()
+            .fold(f64::INFINITY, f64::min)
+            .clamp(1.0, 1e6)
+            * 0.8;
         let high = all.iter().copied().fold(0.0, f64::max).max(low * 10.0) * 1.3;
         let mut chart = ChartBuilder::on(&area)
             .margin(12)
@@ -134,7 +142,11 @@ pub fn cpu(run: &Run, cpus: usize) -> Result<String> {
     {
         let area = SVGBackend::with_string(&mut svg, (430, 210)).into_drawing_area();
         let begin = run.cpu.first().map_or(0.0, |sample| sample.at_s);
-        let end = run.cpu.last().map_or(1.0, |sample| sample.at_s).max(begin + 0.1);
+        let end = run
+            .cpu
+            .last()
+            .map_or(1.0, |sample| sample.at_s)
+            .max(begin + 0.1);
         let mut chart = ChartBuilder::on(&area)
             .margin(8)
             .x_label_area_size(26)
@@ -160,7 +172,10 @@ pub fn cpu(run: &Run, cpus: usize) -> Result<String> {
             (SERVICE, |sample| sample.service),
         ];
         for (colour, height) in stacks {
-            let points = run.cpu.iter().map(|sample| (sample.at_s, height(sample).min(1.0)));
+            let points = run
+                .cpu
+                .iter()
+                .map(|sample| (sample.at_s, height(sample).min(1.0)));
             chart
                 .draw_series(AreaSeries::new(points, 0.0, colour.mix(0.8)).border_style(colour))
                 .map_err(failed)?;
@@ -178,10 +193,16 @@ pub fn cpu(run: &Run, cpus: usize) -> Result<String> {
         chart
             .draw_series(LineSeries::new(cap, RED.mix(0.8).stroke_width(2)))
             .map_err(failed)?;
-        let ticks = run.writes.iter().filter(|write| write.at_s >= begin && write.at_s <= end);
+        let ticks = run
+            .writes
+            .iter()
+            .filter(|write| write.at_s >= begin && write.at_s <= end);
         chart
             .draw_series(ticks.map(|write| {
-                PathElement::new([(write.at_s, 1.03), (write.at_s, 1.08)], INK.stroke_width(2))
+                PathElement::new(
+                    [(write.at_s, 1.03), (write.at_s, 1.08)],
+                    INK.stroke_width(2),
+                )
             }))
             .map_err(failed)?;
         area.present().map_err(failed)?;
@@ -228,7 +249,10 @@ mod tests {
     fn pictures_are_self_contained_svg() {
         let phases = [PhaseResult::from_runs(Phase::Managed, vec![sample_run()])];
         for svg in [latency(&phases).unwrap(), cpu(&sample_run(), 2).unwrap()] {
-            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg:.80}");
+            assert!(
+                svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
+                "{svg:.80}"
+            );
             assert!(!svg.contains("NaN"));
         }
     }

@@ -64,12 +64,12 @@ fn bounded(text: &str, low: f64, high: f64, unit: &str) -> Result<f64, String> {
 ///
 /// # Errors
 /// When the cluster cannot start, a pod does not come to run, or a file cannot be written.
-pub fn main(args: Args) -> Result<()> {
+pub fn main(args: &Args) -> Result<()> {
     crate::cluster::init_logging(if args.verbose { "info" } else { "error" });
     let runtime = crate::cluster::runtime()?;
     runtime.block_on(async {
         tokio::select! {
-            outcome = run(&args) => outcome,
+            outcome = run(args) => outcome,
             _ = tokio::signal::ctrl_c() => bail!("interrupted; everything started is stopped"),
         }
     })
@@ -91,7 +91,10 @@ async fn run(args: &Args) -> Result<()> {
     write(&args.report, &report::html(&report)?)?;
     console::say(format_args!("\nThe pictures: {}", args.report.display()));
     if let Some(path) = &args.json {
-        write(path, &serde_json::to_string_pretty(&report).context("report as JSON")?)?;
+        write(
+            path,
+            &serde_json::to_string_pretty(&report).context("report as JSON")?,
+        )?;
         console::say(format_args!("The figures:  {}", path.display()));
     }
     Ok(())
@@ -119,7 +122,10 @@ async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
     let phases: Vec<PhaseResult> = PHASES
         .into_iter()
         .map(|phase| {
-            let of_phase = runs.iter().filter(|(of, _)| *of == phase).map(|(_, run)| run.clone());
+            let of_phase = runs
+                .iter()
+                .filter(|(of, _)| *of == phase)
+                .map(|(_, run)| run.clone());
             PhaseResult::from_runs(phase, of_phase.collect())
         })
         .collect();
@@ -127,7 +133,12 @@ async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
     setup.repeat = usize::from(args.repeat);
     let ratios = Ratios::of(&phases, &setup);
     let caveats = result::caveats(setup.cpus);
-    Ok(Report { setup, phases, ratios, caveats })
+    Ok(Report {
+        setup,
+        phases,
+        ratios,
+        caveats,
+    })
 }
 
 /// `alone` comes first in every repeat; the others take turns, so that a drift of the machine does
@@ -151,8 +162,14 @@ fn summary(report: &Report) {
     show("p99 unmanaged / alone", ratios.p99_unmanaged_over_alone);
     show("p99 suppressed / alone", ratios.p99_suppressed_over_alone);
     show("p99 managed / alone", ratios.p99_managed_over_alone);
-    show("batch work managed / suppressed", ratios.be_managed_over_suppressed);
-    show("batch work managed / unmanaged", ratios.be_managed_over_unmanaged);
+    show(
+        "batch work managed / suppressed",
+        ratios.be_managed_over_suppressed,
+    );
+    show(
+        "batch work managed / unmanaged",
+        ratios.be_managed_over_unmanaged,
+    );
     show("effective machine utilisation, managed", ratios.emu);
     for result in &report.phases {
         let rejected = result.repeats.len() - result.counted;
@@ -161,7 +178,11 @@ fn summary(report: &Report) {
                 "  {rejected} of {} runs of {} were noisy{}",
                 result.repeats.len(),
                 result.name.name(),
-                if result.counted == 0 { " and count all the same" } else { " and do not count" },
+                if result.counted == 0 {
+                    " and count all the same"
+                } else {
+                    " and do not count"
+                },
             ));
         }
     }

@@ -48,7 +48,10 @@ pub fn service(executable: &Path, steps: u64, ready_file: &Path, cpus: usize) ->
                      "--workers", cpus.to_string()],
             "resources": {"requests": {"cpu": format!("{}m", 450 * cpus), "memory": "64Mi"}},
         }),
-        &[("priorityClassName", json!("koord-prod")), ("restartPolicy", json!("Always"))],
+        &[
+            ("priorityClassName", json!("koord-prod")),
+            ("restartPolicy", json!("Always")),
+        ],
     )
 }
 
@@ -65,7 +68,10 @@ pub fn batch(
     let counter = counters.join(&name);
     let managed = matches!(phase, Phase::Suppressed | Phase::Managed);
     let (qos, requests) = if managed {
-        ("BE", json!({"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "64Mi"}))
+        (
+            "BE",
+            json!({"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "64Mi"}),
+        )
     } else {
         ("", json!({"cpu": "450m", "memory": "64Mi"}))
     };
@@ -106,13 +112,26 @@ mod tests {
                 .keys()
                 .cloned()
                 .collect();
-            (keys, pod.metadata.labels.unwrap_or_default().get(koord_api::labels::POD_QOS).cloned())
+            (
+                keys,
+                pod.metadata
+                    .labels
+                    .unwrap_or_default()
+                    .get(koord_api::labels::POD_QOS)
+                    .cloned(),
+            )
         };
-        assert_eq!(requests(Phase::Unmanaged), (vec!["cpu".into(), "memory".into()], None));
+        assert_eq!(
+            requests(Phase::Unmanaged),
+            (vec!["cpu".into(), "memory".into()], None)
+        );
         assert_eq!(
             requests(Phase::Managed),
             (
-                vec!["kubernetes.io/batch-cpu".into(), "kubernetes.io/batch-memory".into()],
+                vec![
+                    "kubernetes.io/batch-cpu".into(),
+                    "kubernetes.io/batch-memory".into()
+                ],
                 Some("BE".into())
             )
         );

@@ -11,7 +11,11 @@ fn ratio(value: Option<f64>) -> String {
 }
 
 fn us(value: f64) -> String {
-    if value <= 0.0 { "–".to_owned() } else { format!("{value:.0}") }
+    if value <= 0.0 {
+        "–".to_owned()
+    } else {
+        format!("{value:.0}")
+    }
 }
 
 /// The rows of the result table: phase, p50, p90, p99, p99.9, CPU, batch work, p99 over alone, and
@@ -33,9 +37,17 @@ fn rows(report: &Report) -> Vec<[String; 9]> {
                 us(result.ls.p99_us),
                 us(result.ls.p999_us),
                 format!("{:.0} %", result.cpu_utilization * 100.0),
-                if batch { format!("{:.0}", result.be.ops_per_s) } else { "–".to_owned() },
+                if batch {
+                    format!("{:.0}", result.be.ops_per_s)
+                } else {
+                    "–".to_owned()
+                },
                 ratio(over(result.ls.p99_us, alone)),
-                if batch { ratio(over(result.be.ops_per_s, unmanaged)) } else { "–".to_owned() },
+                if batch {
+                    ratio(over(result.be.ops_per_s, unmanaged))
+                } else {
+                    "–".to_owned()
+                },
             ]
         })
         .collect()
@@ -68,7 +80,10 @@ pub fn table(report: &Report) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 fn css_colour(phase: Phase) -> String {
@@ -105,7 +120,10 @@ pub fn html(report: &Report) -> Result<String> {
     let mut page = String::new();
     let ratios = &report.ratios;
     let setup = &report.setup;
-    let headline = match (ratios.p99_managed_over_alone, ratios.be_managed_over_suppressed) {
+    let headline = match (
+        ratios.p99_managed_over_alone,
+        ratios.be_managed_over_suppressed,
+    ) {
         (Some(p99), Some(work)) => format!(
             "Batch fills the machine; the service's p99 is {p99:.2}× what it has alone. \
              {work:.2}× the batch work of a fixed 65 % cap."
@@ -135,14 +153,29 @@ pub fn html(report: &Report) -> Result<String> {
     )?;
     page.push_str("<div class=\"cards\">");
     for (value, label) in [
-        (ratio(ratios.p99_unmanaged_over_alone), "p99 unmanaged / alone"),
-        (ratio(ratios.p99_suppressed_over_alone), "p99 suppressed / alone"),
+        (
+            ratio(ratios.p99_unmanaged_over_alone),
+            "p99 unmanaged / alone",
+        ),
+        (
+            ratio(ratios.p99_suppressed_over_alone),
+            "p99 suppressed / alone",
+        ),
         (ratio(ratios.p99_managed_over_alone), "p99 managed / alone"),
-        (ratio(ratios.be_managed_over_suppressed), "batch work managed / suppressed"),
-        (ratio(ratios.be_managed_over_unmanaged), "batch work managed / unmanaged"),
+        (
+            ratio(ratios.be_managed_over_suppressed),
+            "batch work managed / suppressed",
+        ),
+        (
+            ratio(ratios.be_managed_over_unmanaged),
+            "batch work managed / unmanaged",
+        ),
         (ratio(ratios.emu), "effective machine utilisation, managed"),
     ] {
-        write!(page, "<div class=\"card\"><b>{value}</b><span>{label}</span></div>")?;
+        write!(
+            page,
+            "<div class=\"card\"><b>{value}</b><span>{label}</span></div>"
+        )?;
     }
     page.push_str("</div><div class=\"panel\"><table><tr>");
     for title in HEADER {
@@ -150,7 +183,12 @@ pub fn html(report: &Report) -> Result<String> {
     }
     page.push_str("</tr>");
     for (row, result) in rows(report).iter().zip(&report.phases) {
-        write!(page, "<tr title=\"{}\"><td>{}", result.name.summary(), dot(result.name))?;
+        write!(
+            page,
+            "<tr title=\"{}\"><td>{}",
+            result.name.summary(),
+            dot(result.name)
+        )?;
         write!(page, "{}</td>", row[0])?;
         for cell in &row[1..] {
             write!(page, "<td>{cell}</td>")?;
@@ -196,7 +234,10 @@ pub fn html(report: &Report) -> Result<String> {
 }
 
 fn dot(phase: Phase) -> String {
-    format!("<i class=\"dot\" style=\"background:{}\"></i>", css_colour(phase))
+    format!(
+        "<i class=\"dot\" style=\"background:{}\"></i>",
+        css_colour(phase)
+    )
 }
 
 fn writes(page: &mut String, result: &PhaseResult, run: &Run) -> Result<()> {
@@ -232,7 +273,11 @@ fn runs(page: &mut String, report: &Report) -> Result<()> {
     );
     for result in &report.phases {
         for run in &result.repeats {
-            let class = if run.rejected.is_some() { " class=\"rejected\"" } else { "" };
+            let class = if run.rejected.is_some() {
+                " class=\"rejected\""
+            } else {
+                ""
+            };
             write!(
                 page,
                 "<tr{class}><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
@@ -249,7 +294,8 @@ fn runs(page: &mut String, report: &Report) -> Result<()> {
                 run.ls.errors,
                 run.cpu_utilization * 100.0,
                 run.be_ops_per_s,
-                run.ls_psi_some.map_or_else(|| "–".to_owned(), |v| format!("{:.1} %", v * 100.0)),
+                run.ls_psi_some
+                    .map_or_else(|| "–".to_owned(), |v| format!("{:.1} %", v * 100.0)),
                 run.steal * 100.0,
                 run.ls.send_lag_p99_us,
                 escape(run.rejected.as_deref().unwrap_or(""))

@@ -5,8 +5,12 @@ use crate::workload::load::Outcome;
 use serde::{Deserialize, Serialize};
 
 /// The four phases, in the order they are reported.
-pub const PHASES: [Phase; 4] =
-    [Phase::Alone, Phase::Unmanaged, Phase::Suppressed, Phase::Managed];
+pub const PHASES: [Phase; 4] = [
+    Phase::Alone,
+    Phase::Unmanaged,
+    Phase::Suppressed,
+    Phase::Managed,
+];
 
 /// One way to share the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -217,8 +221,10 @@ impl PhaseResult {
     #[must_use]
     pub fn from_runs(phase: Phase, repeats: Vec<Run>) -> Self {
         let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();
-        let counted: Vec<&Run> =
-            repeats.iter().filter(|run| clean == 0 || run.rejected.is_none()).collect();
+        let counted: Vec<&Run> = repeats
+            .iter()
+            .filter(|run| clean == 0 || run.rejected.is_none())
+            .collect();
         let of = |value: fn(&Run) -> f64| median(counted.iter().map(|run| value(run)));
         let ls = Latency {
             p50_us: of(|run| run.ls.p50_us),
@@ -229,8 +235,17 @@ impl PhaseResult {
             errors: counted.iter().map(|run| run.ls.errors).sum(),
         };
         let cpu_utilization = of(|run| run.cpu_utilization);
-        let be = BatchWork { ops_per_s: of(|run| run.be_ops_per_s) };
-        Self { name: phase, ls, cpu_utilization, be, counted: clean, repeats }
+        let be = BatchWork {
+            ops_per_s: of(|run| run.be_ops_per_s),
+        };
+        Self {
+            name: phase,
+            ls,
+            cpu_utilization,
+            be,
+            counted: clean,
+            repeats,
+        }
     }
 }
 
@@ -283,7 +298,11 @@ mod tests {
     fn run(p99: f64, ops: f64, rejected: bool) -> Run {
         Run {
             repeat: 1,
-            ls: Outcome { p99_us: p99, requests: 10, ..Outcome::default() },
+            ls: Outcome {
+                p99_us: p99,
+                requests: 10,
+                ..Outcome::default()
+            },
             cpu_utilization: 0.5,
             strangers: 0.0,
             steal: 0.0,
@@ -306,7 +325,11 @@ mod tests {
     fn rejected_runs_are_listed_and_not_counted() {
         let result = PhaseResult::from_runs(
             Phase::Managed,
-            vec![run(500.0, 900.0, false), run(9000.0, 1.0, true), run(520.0, 920.0, false)],
+            vec![
+                run(500.0, 900.0, false),
+                run(9000.0, 1.0, true),
+                run(520.0, 920.0, false),
+            ],
         );
         assert_eq!(result.ls.p99_us, 510.0);
         assert_eq!(result.counted, 2);
@@ -336,6 +359,9 @@ mod tests {
         assert_eq!(ratios.p99_unmanaged_over_alone, Some(4.0));
         assert_eq!(ratios.be_managed_over_suppressed, Some(1.96));
         assert!((ratios.emu.unwrap() - (0.25 + 980.0 / 1280.0)).abs() < 1e-9);
-        assert_eq!(Ratios::of(&phases[1..], &setup).p99_managed_over_alone, None);
+        assert_eq!(
+            Ratios::of(&phases[1..], &setup).p99_managed_over_alone,
+            None
+        );
     }
 }

@@ -83,21 +83,27 @@ impl Sampler {
     pub fn start(targets: Targets) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let load_pid = Arc::new(AtomicU32::new(0));
-        let thread = std::thread::Builder::new().name("sampler".to_owned()).spawn({
-            let (stop, load_pid) = (stop.clone(), load_pid.clone());
-            move || {
-                // Without the privilege it samples at ordinary priority.
-                let _ = koord_host::sched::set_fifo(40);
-                let mut samples = Vec::with_capacity(1024);
-                while !stop.load(Ordering::Acquire) {
+        let thread = std::thread::Builder::new()
+            .name("sampler".to_owned())
+            .spawn({
+                let (stop, load_pid) = (stop.clone(), load_pid.clone());
+                move || {
+                    // Without the privilege it samples at ordinary priority.
+                    let _ = koord_host::sched::set_fifo(40);
+                    let mut samples = Vec::with_capacity(1024);
+                    while !stop.load(Ordering::Acquire) {
+                        samples.push(targets.sample(load_pid.load(Ordering::Acquire)));
+                        std::thread::park_timeout(INTERVAL);
+                    }
                     samples.push(targets.sample(load_pid.load(Ordering::Acquire)));
-                    std::thread::park_timeout(INTERVAL);
+                    samples
                 }
-                samples.push(targets.sample(load_pid.load(Ordering::Acquire)));
-                samples
-            }
-        })?;
-        Ok(Self { stop, load_pid, thread })
+            })?;
+        Ok(Self {
+            stop,
+            load_pid,
+            thread,
+        })
     }
 
     /// Tells which process generates the load, so that it does not count as a stranger.
@@ -111,7 +117,10 @@ impl Sampler {
         self.stop.store(true, Ordering::Release);
         self.thread.thread().unpark();
         #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
-        Series { samples: self.thread.join().unwrap_or_default(), cpus: cpus.max(1) as f64 }
+        Series {
+            samples: self.thread.join().unwrap_or_default(),
+            cpus: cpus.max(1) as f64,
+        }
     }
 }
 
@@ -119,7 +128,10 @@ impl Sampler {
 impl Targets {
     fn sample(&self, load_pid: u32) -> Sample {
         let usage = |group: &Cgroup| group.cpu_usage().ok().flatten().unwrap_or(0) as f64;
-        let psi = self.service.as_ref().and_then(|group| group.pressure(PressureKind::Cpu).ok()?);
+        let psi = self
+            .service
+            .as_ref()
+            .and_then(|group| group.pressure(PressureKind::Cpu).ok()?);
         let (busy, total, steal) = self.machine();
         Sample {
             at_ns: monotonic_ns(),
@@ -129,7 +141,11 @@ impl Targets {
             service_ns: self.service.as_ref().map_or(0.0, usage),
             batch_ns: self.batch.iter().map(usage).sum(),
             own_ticks: self.process_ticks("self"),
-            load_ticks: if load_pid == 0 { 0.0 } else { self.process_ticks(&load_pid.to_string()) },
+            load_ticks: if load_pid == 0 {
+                0.0
+            } else {
+                self.process_ticks(&load_pid.to_string())
+            },
             ops: hog::total(&self.counters) as f64,
             psi_us: psi.map(|psi| psi.some.total_us as f64),
             cap_cores: self.best_effort.as_ref().and_then(|group| {
@@ -142,7 +158,12 @@ impl Targets {
 
     /// Busy, total and stolen ticks of the machine since boot.
     fn machine(&self) -> (f64, f64, f64) {
-        let text = self.root.read(&self.root.proc("stat")).ok().flatten().unwrap_or_default();
+        let text = self
+            .root
+            .read(&self.root.proc("stat"))
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         let ticks: Vec<f64> = text
             .lines()
             .next()
@@ -163,7 +184,12 @@ impl Targets {
         let text = self.root.read(&path).ok().flatten().unwrap_or_default();
         // The name may hold spaces and parentheses; the fields of interest follow the last one.
         let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-        fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok()).sum()
+        fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|f| f.parse::<f64>().ok())
+            .sum()
     }
 }
 
@@ -172,7 +198,9 @@ impl Series {
     fn at(&self, at_ns: u64) -> Sample {
         let after = self.samples.partition_point(|sample| sample.at_ns < at_ns);
         let (Some(b), Some(a)) = (
-            self.samples.get(after.min(self.samples.len().saturating_sub(1))).copied(),
+            self.samples
+                .get(after.min(self.samples.len().saturating_sub(1)))
+                .copied(),
             self.samples.get(after.saturating_sub(1)).copied(),
         ) else {
             return Sample::default();
@@ -214,7 +242,10 @@ impl Series {
             steal: (b.steal - a.steal) / total,
             strangers: (busy - known).max(0.0),
             be_ops_per_s: (b.ops - a.ops).max(0.0) / (elapsed_ns / 1e9),
-            ls_psi_some: a.psi_us.zip(b.psi_us).map(|(a, b)| (b - a) * 1000.0 / elapsed_ns),
+            ls_psi_some: a
+                .psi_us
+                .zip(b.psi_us)
+                .map(|(a, b)| (b - a) * 1000.0 / elapsed_ns),
         }
     }
 
@@ -286,7 +317,10 @@ mod tests {
 
     #[test]
     fn an_empty_series_is_all_zero() {
-        let empty = Series { samples: Vec::new(), cpus: 2.0 };
+        let empty = Series {
+            samples: Vec::new(),
+            cpus: 2.0,
+        };
         assert_eq!(empty.window((0, 1)).be_ops_per_s, 0.0);
         assert!(empty.cpu(0).is_empty());
     }

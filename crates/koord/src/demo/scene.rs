@@ -8,8 +8,8 @@ use crate::workload::{self, load, monotonic_ns};
 use crate::{console, workload::hog};
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use koord_kube::Api;
+use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -46,7 +46,11 @@ impl Scene {
         let steps_per_us = tokio::task::spawn_blocking(workload::steps_per_us)
             .await
             .context("calibration")?;
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a step count")]
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a step count"
+        )]
         let steps = (steps_per_us * service_us) as u64;
         let executable = std::env::current_exe().context("path of this program")?;
         let directory = tempfile::Builder::new()
@@ -62,6 +66,7 @@ impl Scene {
             listen: ([127, 0, 0, 1], 0).into(),
             simulated_nodes: 0,
             slo_config: cluster::quick_config(),
+            report_interval: Some(cluster::QUICK_REPORT),
         })
         .await?;
         let mut scene = Self {
@@ -99,18 +104,30 @@ impl Scene {
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
         let name = self.cluster.node_name.clone();
         let ready = |node: &Node| {
-            let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-            conditions.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
+            let conditions = node
+                .status
+                .as_ref()
+                .and_then(|status| status.conditions.as_ref());
+            conditions
+                .is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
         };
-        poll("node Ready", 30, async || Ok(nodes.get_opt(&name).await?.filter(ready))).await?;
+        poll("node Ready", 30, async || {
+            Ok(nodes.get_opt(&name).await?.filter(ready))
+        })
+        .await?;
 
         self.step("starting the service");
         let ready_file = self.directory.path().join("service.address");
         let service = pods::service(&self.executable, steps, &ready_file, self.setup.cpus);
-        self.pods().create(&PostParams::default(), &service).await.context("service pod")?;
+        self.pods()
+            .create(&PostParams::default(), &service)
+            .await
+            .context("service pod")?;
         self.running(1).await?;
         self.address = poll("the service's address", 30, async || {
-            Ok(std::fs::read_to_string(&ready_file).ok().and_then(|text| text.parse().ok()))
+            Ok(std::fs::read_to_string(&ready_file)
+                .ok()
+                .and_then(|text| text.parse().ok()))
         })
         .await?;
         let service = self.pod_cgroup(&self.pods().get(SERVICE).await?);
@@ -121,7 +138,11 @@ impl Scene {
             let node = nodes.get_opt(&name).await?;
             let batch = node.and_then(|node| {
                 let allocatable = node.status?.allocatable?;
-                allocatable.get(koord_api::resources::BATCH_CPU)?.0.parse::<i64>().ok()
+                allocatable
+                    .get(koord_api::resources::BATCH_CPU)?
+                    .0
+                    .parse::<i64>()
+                    .ok()
             });
             Ok(batch.filter(|milli_cores| *milli_cores > 0))
         })
@@ -175,7 +196,9 @@ impl Scene {
                 ls.p99_us,
                 window.cpu_utilization * 100.0,
                 window.be_ops_per_s,
-                rejected.as_deref().map_or_else(String::new, |why| format!("noisy: {why}")),
+                rejected
+                    .as_deref()
+                    .map_or_else(String::new, |why| format!("noisy: {why}")),
             ));
         });
         Ok(Run {
@@ -220,8 +243,12 @@ impl Scene {
     /// NodeSLO to carry it.
     async fn configure(&self, phase: Phase) -> Result<()> {
         let mut config = cluster::quick_config();
-        let mode = if phase == Phase::Suppressed { "upstream" } else { "pressure" };
-        config["resource-threshold-config"]["clusterStrategy"]["cpuSuppressMode"] = json!(mode);
+        let mode = if phase == Phase::Suppressed {
+            "upstream"
+        } else {
+            "pressure"
+        };
+        config["cpu-suppress-config"] = json!({"clusterStrategy": {"mode": mode}});
         let maps: Api<ConfigMap> =
             Api::namespaced(self.cluster.client.clone(), cluster::CONFIG_NAMESPACE);
         let patch = Patch::Merge(json!({"data": cluster::config_data(&config)}));
@@ -234,15 +261,24 @@ impl Scene {
     /// Creates one batch pod per CPU and waits until all compute. Returns the counter directory.
     async fn start_batch(&mut self, phase: Phase) -> Result<PathBuf> {
         self.generation += 1;
-        let counters = self.directory.path().join(format!("batch-{}", self.generation));
+        let counters = self
+            .directory
+            .path()
+            .join(format!("batch-{}", self.generation));
         std::fs::create_dir_all(&counters)
             .with_context(|| format!("cannot create {}", counters.display()))?;
         for number in 0..self.setup.cpus {
             let pod = pods::batch(phase, number, self.generation, &self.executable, &counters);
-            self.pods().create(&PostParams::default(), &pod).await.context("batch pod")?;
+            self.pods()
+                .create(&PostParams::default(), &pod)
+                .await
+                .context("batch pod")?;
         }
         self.running(1 + self.setup.cpus).await?;
-        poll("batch work", 30, async || Ok((hog::total(&counters) > 0).then_some(()))).await?;
+        poll("batch work", 30, async || {
+            Ok((hog::total(&counters) > 0).then_some(()))
+        })
+        .await?;
         Ok(counters)
     }
 
@@ -250,10 +286,19 @@ impl Scene {
         let batch = ListParams::default().labels(pods::BATCH_LABEL);
         for pod in self.pods().list(&batch).await.context("batch pods")? {
             let name = pod.metadata.name.unwrap_or_default();
-            self.pods().delete(&name, &DeleteParams::default()).await.context("batch pod")?;
+            self.pods()
+                .delete(&name, &DeleteParams::default())
+                .await
+                .context("batch pod")?;
         }
         poll("the end of the batch pods", 60, async || {
-            Ok(self.pods().list(&batch).await?.items.is_empty().then_some(()))
+            Ok(self
+                .pods()
+                .list(&batch)
+                .await?
+                .items
+                .is_empty()
+                .then_some(()))
         })
         .await
     }
@@ -271,7 +316,9 @@ impl Scene {
             return Ok(());
         }
         let pods = self.pods().list(&all).await?;
-        let Some(stuck) = pods.iter().find(|pod| phase_of(pod) != "Running") else { return waited };
+        let Some(stuck) = pods.iter().find(|pod| phase_of(pod) != "Running") else {
+            return waited;
+        };
         let status = stuck.status.clone().unwrap_or_default();
         let why = status
             .conditions
@@ -298,7 +345,10 @@ impl Scene {
         let best_effort = koord_host::CgroupPath::new("kubepods/besteffort").ok();
         Ok(Targets {
             root: self.root.clone(),
-            service: pods.iter().find(is_service).and_then(|pod| self.pod_cgroup(pod)),
+            service: pods
+                .iter()
+                .find(is_service)
+                .and_then(|pod| self.pod_cgroup(pod)),
             batch: pods
                 .iter()
                 .filter(|pod| !is_service(pod))
@@ -309,7 +359,12 @@ impl Scene {
         })
     }
 
-    async fn generate(&self, phase: Phase, repeat: usize, sampler: &Sampler) -> Result<load::Outcome> {
+    async fn generate(
+        &self,
+        phase: Phase,
+        repeat: usize,
+        sampler: &Sampler,
+    ) -> Result<load::Outcome> {
         let seconds = self.setup.phase_seconds;
         let child = tokio::process::Command::new(&self.executable)
             .args(["workload", "load"])
@@ -331,7 +386,10 @@ impl Scene {
         if let Some(pid) = child.id() {
             sampler.load_is(pid);
         }
-        self.step(&format!("{} {repeat}: measuring for {seconds:.0} s", phase.name()));
+        self.step(&format!(
+            "{} {repeat}: measuring for {seconds:.0} s",
+            phase.name()
+        ));
         let output = child.wait_with_output().await.context("load generator")?;
         if !output.status.success() {
             return Err(anyhow!("the load generator failed: {}", output.status));
@@ -350,14 +408,14 @@ impl Scene {
             .entries()
             .into_iter()
             .filter_map(|entry| {
-                let age = now.duration_since(entry.time).as_secs_f64();
-                let at_s = window_age - age;
-                (at_s >= -WARMUP_S - 1.0).then(|| Write {
+                let at_s = window_age - now.duration_since(entry.created_at).as_secs_f64();
+                let change = entry.change.filter(|_| at_s >= -WARMUP_S - 1.0)?;
+                Some(Write {
                     at_s,
-                    file: entry.file.clone(),
-                    old: entry.old.clone().unwrap_or_default(),
-                    new: entry.new.clone(),
-                    reason: entry.reason.clone(),
+                    file: format!("{}/{}", change.cgroup, change.file),
+                    old: change.old.unwrap_or_default(),
+                    new: change.new,
+                    reason: entry.message,
                 })
             })
             .collect()
@@ -366,7 +424,10 @@ impl Scene {
 
 fn rejection(window: &super::sampler::Window, ls: &load::Outcome) -> Option<String> {
     if window.strangers > STRANGERS {
-        return Some(format!("other processes used {:.1} %", window.strangers * 100.0));
+        return Some(format!(
+            "other processes used {:.1} %",
+            window.strangers * 100.0
+        ));
     }
     if window.steal > STEAL {
         return Some(format!("the hypervisor took {:.1} %", window.steal * 100.0));
@@ -376,18 +437,27 @@ fn rejection(window: &super::sampler::Window, ls: &load::Outcome) -> Option<Stri
 }
 
 fn phase_of(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
 }
 
 fn kernel_release(root: &koord_host::Root) -> String {
     let path = root.proc("sys/kernel/osrelease");
-    root.read(&path).ok().flatten().unwrap_or_default().trim().to_owned()
+    root.read(&path)
+        .ok()
+        .flatten()
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 fn progress_bar() -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new_spinner();
     // The template is a constant; a fault in it only costs the colours.
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner:.green} {msg} [{elapsed}]") {
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner:.green} {msg} [{elapsed}]")
+    {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(200));

@@ -55,7 +55,9 @@ fn count(file: &std::fs::File, offset: u64, steps: u64) {
 /// Sum of all counters in the files of `directory`; 0 when there are none.
 #[must_use]
 pub fn total(directory: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return 0;
+    };
     entries
         .flatten()
         .filter_map(|entry| std::fs::read(entry.path()).ok())
@@ -76,7 +78,10 @@ mod tests {
     fn counters_of_all_threads_and_jobs_add_up() {
         let dir = tempfile::tempdir().unwrap();
         let slots = |values: &[u64]| -> Vec<u8> {
-            values.iter().flat_map(|value| value.to_le_bytes()).collect()
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect()
         };
         std::fs::write(dir.path().join("a"), slots(&[3, 4])).unwrap();
         std::fs::write(dir.path().join("b"), slots(&[5])).unwrap();

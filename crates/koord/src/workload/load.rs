@@ -78,13 +78,18 @@ pub fn run(args: &Args) -> Result<Outcome> {
         let stream = TcpStream::connect(args.connect)
             .with_context(|| format!("cannot connect to {}", args.connect))?;
         stream.set_nodelay(true).context("TCP_NODELAY")?;
-        stream.set_nonblocking(true).context("non-blocking socket")?;
+        stream
+            .set_nonblocking(true)
+            .context("non-blocking socket")?;
         let data = epoll::EventData::new_u64(index as u64);
         epoll::add(&set, &stream, data, epoll::EventFlags::IN).context("epoll_ctl")?;
         streams.push(stream);
     }
     let start = monotonic_ns() + 50_000_000;
-    let window = (start + nanos(args.warmup), start + nanos(args.warmup + args.seconds));
+    let window = (
+        start + nanos(args.warmup),
+        start + nanos(args.warmup + args.seconds),
+    );
     let sent = AtomicU64::new(0);
     let done = AtomicBool::new(false);
     let (lag, latency) = std::thread::scope(|scope| {
@@ -116,7 +121,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     })
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds of a demo")]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "seconds of a demo"
+)]
 fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
@@ -190,19 +199,30 @@ fn receive(
 ) -> Histogram<u64> {
     let mut latency = new_histogram();
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-    let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    let patience = Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
     loop {
         events.clear();
-        match epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&patience)) {
+        match epoll::wait(
+            set,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&patience),
+        ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return latency,
         }
         let now = monotonic_ns();
         for event in &events {
             let index = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
-            let Some(mut stream) = streams.get(index) else { continue };
+            let Some(mut stream) = streams.get(index) else {
+                continue;
+            };
             let mut frames = [0u8; FRAME * 64];
-            let Ok(length) = stream.read(&mut frames) else { continue };
+            let Ok(length) = stream.read(&mut frames) else {
+                continue;
+            };
             if length == 0 {
                 let _ = epoll::delete(set, stream);
             }
@@ -257,6 +277,11 @@ mod tests {
         assert!(outcome.requests > 50, "{outcome:?}");
         assert_eq!(outcome.errors, 0);
         assert!(outcome.p50_us <= outcome.p99_us && outcome.p99_us <= outcome.max_us);
-        assert!(outcome.distribution.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+        assert!(
+            outcome
+                .distribution
+                .windows(2)
+                .all(|pair| pair[0].0 <= pair[1].0)
+        );
     }
 }

@@ -91,10 +91,14 @@ pub fn run(args: &Args) -> Result<()> {
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     let mask = rustix::thread::sched_getaffinity(None);
-    mask.map(|mask| (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| mask.is_set(*cpu)).collect())
-        .ok()
-        .filter(|cpus: &Vec<usize>| !cpus.is_empty())
-        .unwrap_or_else(|| vec![0])
+    mask.map(|mask| {
+        (0..rustix::thread::CpuSet::MAX_CPU)
+            .filter(|cpu| mask.is_set(*cpu))
+            .collect()
+    })
+    .ok()
+    .filter(|cpus: &Vec<usize>| !cpus.is_empty())
+    .unwrap_or_else(|| vec![0])
 }
 
 /// Pins the calling thread to one CPU; a refusal is logged, the thread then floats.
@@ -121,7 +125,9 @@ fn work(set: &std::os::fd::OwnedFd, connections: &Connections, steps: u64) {
         }
         for event in &events {
             let index = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
-            let Some(stream) = connections.read().get(index).cloned() else { continue };
+            let Some(stream) = connections.read().get(index).cloned() else {
+                continue;
+            };
             if !answer(&stream, steps, &mut state) {
                 let _ = epoll::delete(set, &*stream);
             }

@@ -10,7 +10,9 @@ use std::path::Path;
 const ROUNDS: usize = 50;
 
 fn revision(map: &ConfigMap) -> u64 {
-    map.resource_version().and_then(|text| text.parse().ok()).expect("a numeric resourceVersion")
+    map.resource_version()
+        .and_then(|text| text.parse().ok())
+        .expect("a numeric resourceVersion")
 }
 
 fn config_map(name: &str) -> ConfigMap {
@@ -46,12 +48,18 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
             write_until_killed(&maps, round, &mut up).await
         });
         for (name, revision) in written {
-            assert!(revision > highest, "round {round}: {revision} was used before ({highest})");
+            assert!(
+                revision > highest,
+                "round {round}: {revision} was used before ({highest})"
+            );
             highest = highest.max(revision);
             acknowledged.insert(name, revision);
         }
     }
-    assert!(acknowledged.len() >= ROUNDS, "the kills came too early to prove anything");
+    assert!(
+        acknowledged.len() >= ROUNDS,
+        "the kills came too early to prove anything"
+    );
     leftovers(dir.path());
 }
 

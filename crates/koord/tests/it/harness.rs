@@ -29,7 +29,10 @@ impl Up {
             .expect("koord starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let kubeconfig = loop {
-            let line = lines.next().expect("koord up ended before it was up").expect("utf-8");
+            let line = lines
+                .next()
+                .expect("koord up ended before it was up")
+                .expect("utf-8");
             if let Some(path) = line.trim().strip_prefix("export KUBECONFIG=") {
                 break PathBuf::from(path);
             }

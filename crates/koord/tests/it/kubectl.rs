@@ -18,7 +18,9 @@ impl Kubectl<'_> {
             .spawn()
             .expect("kubectl starts");
         let mut stdin = child.stdin.take().expect("a pipe");
-        stdin.write_all(input.unwrap_or_default().as_bytes()).expect("kubectl reads");
+        stdin
+            .write_all(input.unwrap_or_default().as_bytes())
+            .expect("kubectl reads");
         drop(stdin);
         child.wait_with_output().expect("kubectl ends")
     }
@@ -61,7 +63,12 @@ spec:
 
 #[test]
 fn a_newcomers_session() {
-    if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
+    if Command::new("kubectl")
+        .arg("version")
+        .arg("--client")
+        .output()
+        .is_err()
+    {
         skip("kubectl is not on PATH");
         return;
     }
@@ -88,17 +95,29 @@ fn a_newcomers_session() {
         let published = described.lines().any(|line| {
             let mut words = line.split_whitespace();
             words.next() == Some("kubernetes.io/batch-cpu:")
-                && words.next().and_then(|value| value.parse::<i64>().ok()).unwrap_or(0) > 100
+                && words
+                    .next()
+                    .and_then(|value| value.parse::<i64>().ok())
+                    .unwrap_or(0)
+                    > 100
         });
         published.then_some(described)
     });
-    assert!(described.contains("kubernetes.io/batch-memory:"), "{described}");
+    assert!(
+        described.contains("kubernetes.io/batch-memory:"),
+        "{described}"
+    );
 
     let metric = eventually("a NodeMetric with usage", || {
         let metric = kubectl.ok(&["get", "nodemetrics", &this, "-o", "yaml"], None);
         metric.contains("aggregatedNodeUsages:").then_some(metric)
     });
-    for part in ["apiVersion: slo.koordinator.sh/v1alpha1", "nodeUsage:", "p95:", "updateTime:"] {
+    for part in [
+        "apiVersion: slo.koordinator.sh/v1alpha1",
+        "nodeUsage:",
+        "p95:",
+        "updateTime:",
+    ] {
         assert!(metric.contains(part), "{part} is missing in\n{metric}");
     }
 
@@ -110,18 +129,35 @@ fn a_newcomers_session() {
         (row.contains("Running") && row.contains("1/1")).then_some(())
     });
     eventually("the pod's log", || {
-        let here = kubectl.ok(&["get", "pod", "crunch", "-o", "jsonpath={.spec.nodeName}"], None);
+        let here = kubectl.ok(
+            &["get", "pod", "crunch", "-o", "jsonpath={.spec.nodeName}"],
+            None,
+        );
         if here != this {
             // A simulated node has no log to show.
             return Some(());
         }
-        kubectl.ok(&["logs", "crunch"], None).contains("started").then_some(())
+        kubectl
+            .ok(&["logs", "crunch"], None)
+            .contains("started")
+            .then_some(())
     });
-    assert!(kubectl.ok(&["apply", "-f", "-"], Some(BE_POD)).contains("unchanged"));
+    assert!(
+        kubectl
+            .ok(&["apply", "-f", "-"], Some(BE_POD))
+            .contains("unchanged")
+    );
     kubectl.ok(&["label", "pod", "crunch", "team=a"], None);
-    assert!(kubectl.ok(&["get", "pods", "-l", "team=a"], None).contains("crunch"));
+    assert!(
+        kubectl
+            .ok(&["get", "pods", "-l", "team=a"], None)
+            .contains("crunch")
+    );
     let events = kubectl.ok(&["describe", "pod", "crunch"], None);
-    assert!(events.contains("Successfully assigned default/crunch to"), "{events}");
+    assert!(
+        events.contains("Successfully assigned default/crunch to"),
+        "{events}"
+    );
     kubectl.ok(&["delete", "pod", "crunch"], None);
     assert!(!kubectl.ok(&["get", "pods"], None).contains("crunch"));
 
@@ -133,10 +169,19 @@ fn a_newcomers_session() {
 fn bad_input(kubectl: &Kubectl<'_>) {
     let bad = BE_POD.replace("\"100\"", "\"many\"");
     let error = kubectl.fails(&["apply", "-f", "-"], &bad);
-    assert!(error.contains("batch-cpu") || error.contains("quantities must match"), "{error}");
+    assert!(
+        error.contains("batch-cpu") || error.contains("quantities must match"),
+        "{error}"
+    );
     let unknown = BE_POD.replace("hostNetwork:", "hostNetwrok:");
     let error = kubectl.fails(&["apply", "-f", "-"], &unknown);
-    assert!(error.contains("unknown field \"spec.hostNetwrok\""), "{error}");
+    assert!(
+        error.contains("unknown field \"spec.hostNetwrok\""),
+        "{error}"
+    );
     let error = kubectl.fails(&["get", "pod", "absent"], "");
-    assert_eq!(error.trim(), "Error from server (NotFound): pods \"absent\" not found");
+    assert_eq!(
+        error.trim(),
+        "Error from server (NotFound): pods \"absent\" not found"
+    );
 }
