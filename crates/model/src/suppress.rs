@@ -37,7 +37,8 @@ impl Usage {
     /// What neither a pod nor a host application accounts for.
     #[must_use]
     pub fn system(&self) -> i64 {
-        (self.node - self.pods - self.hosts).max(0)
+        let known = self.pods.saturating_add(self.hosts);
+        self.node.saturating_sub(known).max(0)
     }
 }
 
@@ -57,10 +58,10 @@ pub struct Threshold {
 #[must_use]
 pub fn budget(capacity: i64, reserved: i64, usage: &Usage, threshold: Threshold) -> i64 {
     let system = usage.system().max(reserved);
-    let budget = capacity.saturating_mul(threshold.percent) / 100
-        - usage.pods_not_be
-        - usage.hosts_not_be
-        - system;
+    let budget = (capacity.saturating_mul(threshold.percent) / 100)
+        .saturating_sub(usage.pods_not_be)
+        .saturating_sub(usage.hosts_not_be)
+        .saturating_sub(system);
     match threshold.min_percent {
         Some(percent) => budget.max(capacity.saturating_mul(percent) / 100),
         None => budget,
@@ -271,6 +272,9 @@ mod tests {
             budget(C16, 0, &hosts, percent(70)),
             11_200 - 8_000 - 500 - 1_000
         );
+        // An absurd reservation leaves nothing; it does not wrap around.
+        let full = budget(C16, i64::MAX, &usage(15_000, 12_000, 11_900), percent(65));
+        assert!(full < 0);
     }
 
     #[test]
