@@ -76,7 +76,11 @@ pub fn main(command: Command) -> Result<()> {
                 seconds: args.seconds,
                 fake: args.fake,
             };
-            let cost = cluster::runtime()?.block_on(koordlet::bench::run(&config))?;
+            // As the daemon: the loop has a thread of its own, the rest needs no second one.
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let cost = runtime.block_on(koordlet::bench::run(&config))?;
             publish(&cost, args.json.as_deref())
         }
         Command::Apiserver(args) => {

@@ -132,6 +132,9 @@ fn microseconds(value: f64) -> String {
     }
 }
 
+/// How high a layer of the stack reaches.
+type Height = fn(&CpuSample) -> f64;
+
 /// CPU over time of one run, stacked by class, with the BE cap as a line and koordlet's writes as
 /// ticks along the top.
 ///
@@ -166,7 +169,7 @@ pub fn cpu(run: &Run, cpus: usize) -> Result<String> {
             .draw()
             .map_err(failed)?;
         // From the back to the front: each area covers the lower part of the one behind it.
-        let stacks: [(RGBColor, fn(&CpuSample) -> f64); 3] = [
+        let stacks: [(RGBColor, Height); 3] = [
             (OTHER, |sample| sample.service + sample.batch + sample.other),
             (BATCH, |sample| sample.service + sample.batch),
             (SERVICE, |sample| sample.service),

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// CPU work of one request, in microseconds.
 const SERVICE_US: f64 = 250.0;
 /// How often a window that noise spoilt is measured again.
-const RETRIES: usize = 3;
+const RETRIES: usize = 4;
 
 /// What to measure and where to put it.
 #[derive(Debug, Clone, clap::Args)]

@@ -134,6 +134,7 @@ impl Scene {
         self.setup.enforced = service.as_ref().is_some_and(koord_host::Cgroup::exists);
 
         self.step("waiting until koordlet has measured and the manager has published");
+        let needed = i64::try_from(100 * self.setup.cpus).unwrap_or(i64::MAX);
         poll("batch-cpu on the node", 60, async || {
             let node = nodes.get_opt(&name).await?;
             let batch = node.and_then(|node| {
@@ -144,9 +145,10 @@ impl Scene {
                     .parse::<i64>()
                     .ok()
             });
-            Ok(batch.filter(|milli_cores| *milli_cores > 0))
+            Ok(batch.filter(|milli_cores| *milli_cores >= needed))
         })
-        .await?;
+        .await
+        .context("nothing is left over for batch: do other processes use this machine?")?;
         #[allow(clippy::cast_precision_loss, reason = "seconds of a start")]
         let after = monotonic_ns().saturating_sub(begun) as f64 / 1e9;
         self.setup.batch_resources_after_s = after;
@@ -171,6 +173,11 @@ impl Scene {
 
     /// Sets the phase up, measures one window, and clears the batch pods away.
     pub(super) async fn measure(&mut self, phase: Phase, repeat: usize) -> Result<Run> {
+        self.step(&format!(
+            "{} {repeat}: waiting for a quiet machine",
+            phase.name()
+        ));
+        wait_for_quiet().await;
         self.step(&format!("{} {repeat}: preparing", phase.name()));
         self.configure(phase).await?;
         let counters = if phase == Phase::Alone {
@@ -419,6 +426,17 @@ impl Scene {
                 })
             })
             .collect()
+    }
+}
+
+/// Waits, at most 20 s, for a second in which the machine wakes sleepers in time. What disturbs it
+/// (a compiler, the neighbours of a virtual machine) comes and goes in bursts.
+async fn wait_for_quiet() {
+    for _ in 0..20 {
+        let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(250));
+        if probe.await.is_ok_and(|lag| lag < SEND_LAG_US) {
+            return;
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `kill -9` of the whole cluster under write load.
 
-use crate::harness::{Up, eventually};
-use k8s_openapi::api::core::v1::ConfigMap;
+use crate::harness::{Up, eventually, exclusive};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, ResourceExt};
 use std::collections::BTreeMap;
@@ -26,6 +26,7 @@ fn config_map(name: &str) -> ConfigMap {
 /// client has seen is given to another write.
 #[test]
 fn fifty_kills_lose_nothing_that_was_acknowledged() {
+    let _machine = exclusive();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
@@ -36,7 +37,7 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
             let client = up.client().await;
             let maps: Api<ConfigMap> = Api::default_namespaced(client);
             let stored: BTreeMap<String, u64> = maps
-                .list(&ListParams::default().labels("!system"))
+                .list(&ListParams::default())
                 .await
                 .expect("a list")
                 .iter()
@@ -60,7 +61,7 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
         acknowledged.len() >= ROUNDS,
         "the kills came too early to prove anything"
     );
-    leftovers(dir.path());
+    leftovers(dir.path(), &runtime);
 }
 
 /// Writes as fast as acknowledgements come, kills after a number of them that differs by round,
@@ -89,12 +90,68 @@ async fn write_until_killed(
     written
 }
 
-/// After one more start and a clean stop, nothing of the node is left.
-fn leftovers(dir: &Path) {
+/// A pod's processes die with the cluster, the next start removes what the crash left, and a clean
+/// stop leaves nothing.
+fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime) {
     let mut up = Up::start(dir, &[]);
-    let pid = up.pid();
-    assert_eq!(up.interrupt(), Some(0));
-    eventually("the process to be gone", || {
-        (!Path::new(&format!("/proc/{pid}")).exists()).then_some(())
+    runtime.block_on(run_a_pod(&up));
+    assert_eq!(sleepers(), 1);
+    up.kill();
+    drop(up);
+    let mut up = Up::start(dir, &[]);
+    eventually("the pod to be started again, once", || {
+        (sleepers() == 1).then_some(())
     });
+    assert_eq!(up.interrupt(), Some(0));
+    eventually("the pod's process to end", || {
+        (sleepers() == 0).then_some(())
+    });
+    for controller in ["cpu", "memory", "cpuset", "unified", ""] {
+        let group = Path::new("/sys/fs/cgroup")
+            .join(controller)
+            .join("kubepods");
+        assert!(!group.exists(), "{} is left behind", group.display());
+    }
+}
+
+/// The odd number of seconds that makes the pod's process findable.
+const SECONDS: &str = "98761.5";
+
+async fn run_a_pod(up: &Up) {
+    let pods: Api<Pod> = Api::default_namespaced(up.client().await);
+    let pod = serde_json::from_value(serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "sleeper"},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "main", "image": "host", "command": ["/bin/sleep", SECONDS],
+        }]},
+    }))
+    .expect("a pod");
+    pods.create(&PostParams::default(), &pod)
+        .await
+        .expect("created");
+    let begun = std::time::Instant::now();
+    loop {
+        let pod = pods.get_status("sleeper").await.expect("the pod");
+        if pod.status.and_then(|status| status.phase).as_deref() == Some("Running") {
+            return;
+        }
+        assert!(
+            begun.elapsed() < crate::harness::PATIENCE,
+            "the pod does not come to run"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+/// How many processes of the pod there are.
+fn sleepers() -> usize {
+    let processes = std::fs::read_dir("/proc").expect("procfs").flatten();
+    processes
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .filter(|line| {
+            line.split(|byte| *byte == 0)
+                .any(|word| word == SECONDS.as_bytes())
+        })
+        .count()
 }

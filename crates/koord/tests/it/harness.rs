@@ -4,10 +4,17 @@ use koord_kube::Client;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long anything may take on a busy machine before the test calls it broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// All clusters of these tests share the machine's `kubepods`, so there is one at a time.
+pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A running `koord up`; killed with SIGKILL when dropped.
 pub(crate) struct Up {
@@ -42,10 +49,6 @@ impl Up {
         Self { child, kubeconfig }
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// SIGKILL, as a crash of the machine's out-of-memory killer would.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
@@ -62,7 +65,7 @@ impl Up {
     pub(crate) async fn client(&self) -> Client {
         koord::cluster::install_crypto_provider();
         let options = koord_kube::client::ClientOptions::default();
-        koord_kube::client::from_kubeconfig(Some(&self.kubeconfig), options)
+        koord_kube::client::from_kubeconfig(Some(&self.kubeconfig), &options)
             .await
             .expect("the written kubeconfig works")
     }

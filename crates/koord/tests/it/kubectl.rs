@@ -1,6 +1,6 @@
 //! kubectl with the written kubeconfig does what the README promises.
 
-use crate::harness::{Up, eventually, skip};
+use crate::harness::{Up, eventually, exclusive, skip};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
@@ -72,6 +72,7 @@ fn a_newcomers_session() {
         skip("kubectl is not on PATH");
         return;
     }
+    let _machine = exclusive();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut up = Up::start(dir.path(), &["--nodes", "2"]);
     let kubectl = Kubectl(&up);
