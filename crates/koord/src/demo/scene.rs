@@ -422,7 +422,11 @@ impl Scene {
                     file: format!("{}/{}", change.cgroup, change.file),
                     old: change.old.unwrap_or_default(),
                     new: change.new,
-                    reason: entry.message,
+                    // The record's first half repeats file and value.
+                    reason: entry
+                        .message
+                        .split_once(": ")
+                        .map_or_else(String::new, |(_, why)| why.to_owned()),
                 })
             })
             .collect()

@@ -73,9 +73,10 @@ async fn write_until_killed(
 ) -> Vec<(String, u64)> {
     let mut written = Vec::new();
     let limit = 3 + round * 7 % 40;
+    let defaults = PostParams::default();
     for number in 0.. {
         let map = config_map(&format!("load-{round}-{number}"));
-        let create = maps.create(&PostParams::default(), &map);
+        let create = maps.create(&defaults, &map);
         if number == limit {
             // The kill lands while this request is on its way: it may or may not be stored.
             let (_, ()) = tokio::join!(
