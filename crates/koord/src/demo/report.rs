@@ -98,14 +98,14 @@ font:16px/1.55 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
 main{max-width:960px;margin:0 auto;padding:40px 24px 64px}\
 h1{font-size:30px;line-height:1.25;margin:0 0 8px;letter-spacing:-.01em}\
 h2{font-size:20px;margin:40px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}\
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin:24px 0}\
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(270px,1fr));gap:14px;margin:24px 0}\
 .card,.panel{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px}\
 .card b{display:block;font-size:30px;letter-spacing:-.02em}.card span{color:var(--soft);font-size:14px}\
 .panel{overflow-x:auto}.panel svg{max-width:100%;height:auto;display:block}\
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:14px}\
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}\
-th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}td.l,th.l{text-align:left;white-space:normal}\
+th,td{padding:7px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
+th:first-child,td:first-child{text-align:left}td.l,th.l{text-align:left;white-space:normal;min-width:220px}\
 th{color:var(--soft);font-weight:600}tr:last-child td{border-bottom:0}\
 .dot{display:inline-block;width:10px;height:10px;border-radius:50%;margin-right:8px}\
 .key{display:flex;gap:18px;flex-wrap:wrap;font-size:14px;color:var(--soft);margin:6px 0 12px}\
@@ -126,7 +126,7 @@ pub fn html(report: &Report) -> Result<String> {
     ) {
         (Some(p99), Some(work)) => format!(
             "Batch fills the machine; the service's p99 is {p99:.2}× what it has alone. \
-             {work:.2}× the batch work of a fixed 65 % cap."
+             {work:.2}× the batch work of a fixed 65\u{a0}% cap."
         ),
         _ => "Latency-sensitive service and batch work on one machine".to_owned(),
     };
@@ -136,7 +136,7 @@ pub fn html(report: &Report) -> Result<String> {
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <title>koord: co-location on one machine</title><style>{STYLE}</style></head><body><main>\
          <h1>{}</h1><p class=\"soft\">{} CPUs, kernel {}, {}. {:.0} requests/s of {:.0} µs each, \
-         open loop; windows of {:.0} s, {} repeats, medians.{}</p>",
+         open loop; windows of {:.0} s, medians of {}.{}</p>",
         escape(&headline),
         setup.cpus,
         escape(&setup.kernel),
@@ -144,7 +144,11 @@ pub fn html(report: &Report) -> Result<String> {
         setup.rate,
         setup.service_us,
         setup.phase_seconds,
-        setup.repeat,
+        if setup.repeat == 1 {
+            "one repeat".to_owned()
+        } else {
+            format!("{} repeats", setup.repeat)
+        },
         if setup.enforced {
             ""
         } else {

@@ -44,8 +44,8 @@ impl Phase {
         match self {
             Phase::Alone => "the service has the machine for itself",
             Phase::Unmanaged => "batch as ordinary burstable pods, no QoS",
-            Phase::Suppressed => "batch as BE, upstream's fixed 65 % cap",
-            Phase::Managed => "batch as BE, koord's default: pressure-guided",
+            Phase::Suppressed => "batch as BE, upstream's fixed 65\u{a0}% cap",
+            Phase::Managed => "batch as BE, koord's default",
         }
     }
 }
