@@ -156,6 +156,7 @@ pub(crate) fn store_error(resource: &Resource, key: &Key, error: StoreError) -> 
         StoreError::Future { requested, current } => {
             ApiError::too_large_resource_version(requested, current)
         }
+        StoreError::TooLarge { limit, .. } => ApiError::too_large(limit),
         StoreError::Closed => {
             ApiError::new(503, "ServiceUnavailable", "the server is shutting down")
         }

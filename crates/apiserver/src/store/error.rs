@@ -52,6 +52,18 @@ pub enum StoreError {
         /// The key written to.
         key: Key,
     },
+    /// The object has more bytes than are stored.
+    #[error("{table} {key}: object of {size} bytes is too large, the limit is {limit}")]
+    TooLarge {
+        /// The table written to.
+        table: TableId,
+        /// The key written to.
+        key: Key,
+        /// Bytes of the object.
+        size: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
     /// Reading or writing a file failed. The write that reports it did not happen.
     #[error("{action} {path}: {source}")]
     Io {

@@ -55,6 +55,8 @@ use wal::Wal;
 const FIRST_REVISION: Revision = 1000;
 /// Writes that wait for the disk before further writers have to wait to queue up.
 const QUEUED_WRITES: usize = 8192;
+/// Bytes of one object: patches must not make one grow without end. As etcd in Kubernetes.
+const MAX_OBJECT_BYTES: usize = 1536 * 1024;
 /// Log bytes after which a snapshot replaces the log, unless the data is larger.
 const SNAPSHOT_AFTER_BYTES: u64 = 64 << 20;
 
@@ -298,7 +300,8 @@ impl Store {
     /// Adds an object. Stamps `metadata.resourceVersion`; resolves when the write is durable.
     ///
     /// # Errors
-    /// [`StoreError::Exists`], [`StoreError::NotAnObject`], or that it could not be made durable.
+    /// [`StoreError::Exists`], [`StoreError::NotAnObject`], [`StoreError::TooLarge`], or that it could
+    /// not be made durable.
     pub async fn create(
         &self,
         table: TableId,
@@ -319,8 +322,8 @@ impl Store {
     /// changes nothing and returns the current version, as in Kubernetes.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], [`StoreError::Conflict`], [`StoreError::NotAnObject`], or that it
-    /// could not be made durable.
+    /// [`StoreError::NotFound`], [`StoreError::Conflict`], [`StoreError::NotAnObject`],
+    /// [`StoreError::TooLarge`], or that it could not be made durable.
     pub async fn update(
         &self,
         table: TableId,
@@ -458,8 +461,17 @@ impl Store {
 }
 
 fn holed(table: &TableId, key: &Key, value: &Value) -> Result<Holed, StoreError> {
-    Holed::new(value).ok_or_else(|| StoreError::NotAnObject {
+    let object = Holed::new(value).ok_or_else(|| StoreError::NotAnObject {
         table: table.clone(),
         key: key.clone(),
-    })
+    })?;
+    if object.size() > MAX_OBJECT_BYTES {
+        return Err(StoreError::TooLarge {
+            table: table.clone(),
+            key: key.clone(),
+            size: object.size(),
+            limit: MAX_OBJECT_BYTES,
+        });
+    }
+    Ok(object)
 }

@@ -61,6 +61,11 @@ impl Holed {
         Some(Self { bytes, hole })
     }
 
+    /// Bytes of the object without the revision.
+    pub(super) fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Bytes before and after the hole.
     pub(super) fn halves(&self) -> (&[u8], &[u8]) {
         self.bytes.split_at(self.hole)

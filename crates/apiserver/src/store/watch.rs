@@ -13,6 +13,9 @@ use tokio::sync::Notify;
 
 /// Events an inbox holds before its watcher has to read on from the history.
 const INBOX_EVENTS: usize = 1024;
+/// Bytes of new versions an inbox holds before the same: a client that does not read must not keep
+/// in memory what the history has let go. Above the size of any one object.
+const INBOX_BYTES: usize = 8 << 20;
 /// Events taken from the history in one go, so that the table is not locked for long.
 const CATCH_UP_EVENTS: usize = 256;
 
@@ -64,6 +67,8 @@ struct Inbox {
 #[derive(Debug)]
 struct InboxState {
     queue: VecDeque<Event>,
+    /// Bytes of the new versions in the queue.
+    bytes: usize,
     /// Events after the queued ones must be read from the history; nothing is queued meanwhile.
     behind: bool,
 }
@@ -75,7 +80,9 @@ impl Inbox {
         }
         let mut state = self.state.lock();
         if !state.behind {
-            if state.queue.len() < INBOX_EVENTS {
+            let bytes = state.bytes + event.new.bytes.len();
+            if state.queue.len() < INBOX_EVENTS && bytes <= INBOX_BYTES {
+                state.bytes = bytes;
                 state.queue.push_back(event.clone());
             } else {
                 state.behind = true;
@@ -241,6 +248,7 @@ impl Watcher {
             // Starting from the past is the same as having fallen behind.
             state: Mutex::new(InboxState {
                 queue: VecDeque::new(),
+                bytes: 0,
                 behind: true,
             }),
             ready: Notify::new(),
@@ -294,6 +302,7 @@ impl Watcher {
             let mut inbox = self.inbox.state.lock();
             if !inbox.queue.is_empty() {
                 std::mem::swap(&mut inbox.queue, &mut self.local);
+                inbox.bytes = 0;
                 if let Some(last) = self.local.back() {
                     self.taken = self.taken.max(last.revision);
                 }

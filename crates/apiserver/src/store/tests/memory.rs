@@ -287,6 +287,48 @@ async fn a_slow_watcher_loses_nothing_while_the_history_lasts() {
 }
 
 #[tokio::test]
+async fn a_slow_watcher_of_large_objects_loses_nothing_either() {
+    let store = memory().await;
+    create(&store, "a", 0).await;
+    let mut watcher = store.watch(pods(), store.revision()).unwrap();
+    assert!(watcher.try_next().unwrap().is_none());
+    for _ in 0..2 {
+        let mut expected = Vec::new();
+        for number in 0..12 {
+            let data = format!("{number}{}", "x".repeat(1 << 20));
+            let written = store
+                .update(pods(), key("a"), None, object("a", data), index("a"))
+                .await
+                .unwrap();
+            expected.push(written.revision);
+        }
+        let mut seen = Vec::new();
+        while let Some(event) = watcher.try_next().unwrap() {
+            seen.push(event.revision);
+        }
+        assert_eq!(seen, expected);
+        assert_eq!(watcher.progress(), store.revision());
+    }
+}
+
+#[tokio::test]
+async fn no_object_is_larger_than_its_limit() {
+    let store = memory().await;
+    let large = object("a", "x".repeat(1600 << 10));
+    let refused = store
+        .create(pods(), key("a"), large.clone(), index("a"))
+        .await;
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("too large, the limit is 1572864"), "{text}");
+    create(&store, "a", 0).await;
+    let refused = store
+        .update(pods(), key("a"), None, large, index("a"))
+        .await;
+    assert!(matches!(refused, Err(StoreError::TooLarge { .. })));
+    assert_eq!(store.get(&pods(), &key("a")).unwrap().value()["data"], 0);
+}
+
+#[tokio::test]
 async fn a_watcher_behind_the_history_lags() {
     let mut options = StoreOptions::memory(Clock::system());
     options.history = HistoryLimits {
