@@ -14,6 +14,8 @@ use rustc_hash::FxHashMap;
 #[derive(Debug, Clone)]
 pub(super) struct Peer(pub(super) User);
 
+/// The group of everybody who has proven who he is.
+const AUTHENTICATED: &str = "system:authenticated";
 /// Expired tokens are looked for when this many are known, then at twice what is left.
 const SWEEP_AT: usize = 1024;
 
@@ -60,11 +62,8 @@ impl TokenStore {
 
 impl Tokens for TokenStore {
     fn issue(&self, namespace: &str, account: &str, _audiences: &[String], seconds: i64) -> String {
-        let groups = vec![
-            "system:serviceaccounts".to_owned(),
-            format!("system:serviceaccounts:{namespace}"),
-            "system:authenticated".to_owned(),
-        ];
+        let mut groups = account_groups(namespace);
+        groups.push(AUTHENTICATED.to_owned());
         let name = format!("system:serviceaccount:{namespace}:{account}");
         self.issue_for(
             User {
@@ -81,6 +80,55 @@ impl Tokens for TokenStore {
         let (user, until) = issued.by_token.get(token)?;
         (*until > self.clock.now()).then(|| user.clone())
     }
+}
+
+/// The groups of a service account of `namespace`.
+fn account_groups(namespace: &str) -> Vec<String> {
+    vec![
+        "system:serviceaccounts".to_owned(),
+        format!("system:serviceaccounts:{namespace}"),
+    ]
+}
+
+/// Whom the sender of a request wants to be taken for (`kubectl --as`), if anybody. Every user of
+/// this server is an administrator, so everybody may.
+///
+/// # Errors
+/// What is wrong with the headers that say so.
+pub(super) fn impersonated(headers: &HeaderMap) -> Result<Option<User>, String> {
+    let texts = |name: &str| {
+        let values = headers.get_all(name).iter();
+        let texts = values.map(|value| value.to_str().map(str::to_owned));
+        texts
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| format!("header {name}: not printable text"))
+    };
+    let name = texts("impersonate-user")?.into_iter().next();
+    let mut groups = texts("impersonate-group")?;
+    let uid = texts("impersonate-uid")?.into_iter().next();
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        let rest = headers
+            .keys()
+            .find(|name| name.as_str().starts_with("impersonate-"));
+        return match rest {
+            None => Ok(None),
+            Some(header) => Err(format!("header {header}: there is no Impersonate-User")),
+        };
+    };
+    let account = name.strip_prefix("system:serviceaccount:");
+    if groups.is_empty()
+        && let Some((namespace, _)) = account.and_then(|account| account.split_once(':'))
+    {
+        groups = account_groups(namespace);
+    }
+    if name != "system:anonymous" && !groups.iter().any(|group| group == AUTHENTICATED) {
+        groups.push(AUTHENTICATED.to_owned());
+    }
+    Ok(Some(User {
+        name,
+        uid: uid.unwrap_or_default(),
+        groups,
+    }))
 }
 
 /// 256 random bits as text. Empty, and so never valid, when the system has no randomness.

@@ -1,7 +1,7 @@
 //! What every request passes before it reaches the API: health, authentication, metrics; and what
 //! ends the streams of its answer when the server stops.
 
-use super::auth::{Peer, bearer};
+use super::auth::{Peer, bearer, impersonated};
 use super::health::{Health, with_type};
 use super::metrics::{HttpMetrics, InFlight};
 use crate::kinds::status::ApiError;
@@ -70,6 +70,13 @@ impl Front {
             };
             request.extensions_mut().insert(user);
         }
+        match impersonated(request.headers()) {
+            Ok(None) => {}
+            Ok(Some(user)) => {
+                request.extensions_mut().insert(user);
+            }
+            Err(why) => return refused(StatusCode::BAD_REQUEST, &ApiError::bad_request(why)),
+        }
         if request.uri().path() == "/metrics" && request.method() == Method::GET {
             return self.metrics.render();
         }
@@ -105,9 +112,12 @@ impl Front {
     }
 }
 
+fn refused(status: StatusCode, error: &ApiError) -> Response {
+    with_type(status, "application/json", error.to_value().to_string())
+}
+
 fn unauthorized() -> Response {
-    let body = ApiError::unauthorized().to_value().to_string();
-    let mut response = with_type(StatusCode::UNAUTHORIZED, "application/json", body);
+    let mut response = refused(StatusCode::UNAUTHORIZED, &ApiError::unauthorized());
     response
         .headers_mut()
         .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -165,20 +165,25 @@ impl HttpMetrics {
             (false, false) => "cluster",
         };
         // Made-up paths must not make up time series.
-        let known = !resource.is_empty() && self.kinds.find(group, version, resource).is_some();
+        let known = self.kinds.find(group, version, resource);
         let label = |text: &str| {
-            if known {
+            if known.is_some() {
                 text.to_owned()
             } else {
                 String::new()
             }
         };
+        let subresource = rest.get(2).copied().unwrap_or_default();
+        let subresource = known
+            .as_ref()
+            .and_then(|kind| kind.subresource(subresource))
+            .map(|known| known.name.to_string());
         Labels {
             verb,
             group: label(group),
             version: label(version),
             resource: label(resource),
-            subresource: label(rest.get(2).copied().unwrap_or_default()),
+            subresource: subresource.unwrap_or_default(),
             scope,
         }
     }

@@ -34,7 +34,15 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
             .open(&unfinished)?;
         file.write_all(contents)?;
         file.sync_all()?;
-        std::fs::rename(&unfinished, path)
+        std::fs::rename(&unfinished, path)?;
+        // So that the new name survives a power failure; where a directory cannot be synced, it may
+        // not, which is no reason to fail.
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let _ =
+            std::fs::File::open(parent.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
+        Ok::<(), std::io::Error>(())
     };
     write().map_err(|source| {
         let _ = std::fs::remove_file(&unfinished);

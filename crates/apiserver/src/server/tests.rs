@@ -1,6 +1,6 @@
 //! Tests of the parts of the server.
 
-use super::auth::{TokenStore, bearer};
+use super::auth::{TokenStore, bearer, impersonated};
 use super::health::Health;
 use super::pki::Authority;
 use super::{kubeconfig, secret_file, subject};
@@ -112,6 +112,44 @@ fn reads_bearer_tokens() {
         assert_eq!(read(none), None, "{none:?}");
     }
     assert_eq!(bearer(&HeaderMap::new()), None);
+}
+
+#[test]
+fn headers_say_whom_a_sender_wants_to_be_taken_for() {
+    let ask = |pairs: &[(&'static str, &'static str)]| {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        impersonated(&headers)
+    };
+    assert_eq!(ask(&[]), Ok(None));
+    let user = ask(&[
+        ("impersonate-user", "bob"),
+        ("impersonate-group", "a"),
+        ("impersonate-group", "b"),
+        ("impersonate-uid", "7"),
+    ]);
+    let user = user.unwrap().unwrap();
+    assert_eq!((user.name.as_str(), user.uid.as_str()), ("bob", "7"));
+    assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
+    let user = ask(&[("impersonate-user", "system:serviceaccount:apps:web")]);
+    assert!(
+        user.unwrap()
+            .unwrap()
+            .groups
+            .contains(&"system:serviceaccounts:apps".to_owned())
+    );
+    for header in ["impersonate-group", "impersonate-extra-scopes"] {
+        let why = ask(&[(header, "x")]).unwrap_err();
+        assert!(why.contains(header), "{why}");
+    }
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        "impersonate-user",
+        HeaderValue::from_bytes(&[0xe9]).unwrap(),
+    );
+    assert!(impersonated(&headers).is_err());
 }
 
 #[tokio::test(start_paused = true)]
