@@ -242,6 +242,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         let node = node.value();
         let (run, stay) = fits(&spec, &node);
         let here = by_node.remove(meta::name(&node)).unwrap_or_default();
+        let leaving = here.iter().any(|(_, p)| meta::deleting(p));
         let mut live: Vec<_> = here.into_iter().filter(|(_, p)| pods::active(p)).collect();
         if !stay || !run && live.is_empty() {
             counts.misscheduled += i64::from(!live.is_empty());
@@ -251,6 +252,10 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             continue;
         }
         counts.desired += i64::from(run);
+        if live.is_empty() && leaving {
+            // Two daemons of one kind on a node would fight; the end of the old one comes here again.
+            continue;
+        }
         if live.is_empty() {
             let mut pod = pods::from_template(&template, &resource, &set);
             pin(&mut pod, meta::name(&node), &version);

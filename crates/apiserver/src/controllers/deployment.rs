@@ -101,7 +101,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     let current = match current {
         Some(at) => {
             if versions[at].revision() < newest {
-                set_revision(api, &sets, &versions[at].entry.key, newest + 1).await?;
+                set_revision(
+                    api,
+                    &sets,
+                    &versions[at].entry.key,
+                    newest.saturating_add(1),
+                )
+                .await?;
             }
             Some(at)
         }
@@ -118,7 +124,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                     versions.iter().map(Version::wanted).sum(),
                 )
             };
-            let set = new_version(&resource, &deployment, &template, replicas, newest + 1);
+            let set = new_version(
+                &resource,
+                &deployment,
+                &template,
+                replicas,
+                newest.saturating_add(1),
+            );
             let value = pods::create(api, &sets, &key.namespace, set).await?;
             let set_key = Key::new(key.namespace.clone(), meta::name(&value));
             let Some(entry) = api.store().get(&sets.table, &set_key) else {

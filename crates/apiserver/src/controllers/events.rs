@@ -4,6 +4,7 @@ use crate::kinds::status::ApiError;
 use crate::rest::Api;
 use crate::store::{Entry, EventKind, Key, Revision, TableId};
 use jiff::{SignedDuration, Timestamp};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -13,23 +14,51 @@ const TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Longest pause between two looks at what is due.
 const TICK: Duration = Duration::from_secs(60);
 
-/// What expires when.
-type Due = BTreeMap<(Timestamp, Revision), Key>;
+/// What expires when. An event that is written often is in it once, not once per write.
+#[derive(Debug, Default)]
+struct Due {
+    order: BTreeMap<(Timestamp, Revision), Key>,
+    of: FxHashMap<Key, (Timestamp, Revision)>,
+}
+
+impl Due {
+    fn put(&mut self, key: Key, at: Timestamp, revision: Revision) {
+        self.remove(&key);
+        self.of.insert(key.clone(), (at, revision));
+        self.order.insert((at, revision), key);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(at) = self.of.remove(key) {
+            self.order.remove(&at);
+        }
+    }
+
+    fn next(&self) -> Option<Timestamp> {
+        self.order.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// The first one, if it is due.
+    fn pop(&mut self, now: Timestamp) -> Option<(Key, Revision)> {
+        let first = self.order.first_entry().filter(|e| e.key().0 <= now)?;
+        let ((_, revision), key) = first.remove_entry();
+        self.of.remove(&key);
+        Some((key, revision))
+    }
+}
 
 /// Deletes expired events until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let table = TableId::new("", "events");
     while !shutdown.is_cancelled() {
-        let mut due = Due::new();
+        let mut due = Due::default();
         let Ok(page) = api.store().list(&table, None, None, None, None, &|_| true) else {
             continue;
         };
         for entry in &page.items {
             // Written by an earlier process: its own times say when.
-            due.insert(
-                (last_seen(entry, api.clock().now()) + TTL, entry.revision),
-                entry.key.clone(),
-            );
+            let at = last_seen(entry, api.clock().now()) + TTL;
+            due.put(entry.key.clone(), at, entry.revision);
         }
         let Ok(mut watcher) = api.store().watch(table.clone(), page.revision) else {
             continue;
@@ -37,8 +66,8 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
         loop {
             let now = api.clock().now();
             let pause = due
-                .first_key_value()
-                .map_or(TICK, |((at, _), _)| {
+                .next()
+                .map_or(TICK, |at| {
                     at.duration_since(now).try_into().unwrap_or_default()
                 })
                 .clamp(Duration::from_millis(100), TICK);
@@ -52,9 +81,9 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
                 next = watcher.next() => match next {
                     Ok(event) if event.kind == EventKind::Put => {
                         let at = api.clock().now() + TTL;
-                        due.insert((at, event.revision), event.new.key.clone());
+                        due.put(event.new.key.clone(), at, event.revision);
                     }
-                    Ok(_) => {}
+                    Ok(event) => due.remove(&event.new.key),
                     Err(_) => break,
                 },
             }
@@ -86,15 +115,33 @@ fn last_seen(entry: &Entry, now: Timestamp) -> Timestamp {
 async fn expire(api: &Api, due: &mut Due) -> Result<(), ApiError> {
     let events = api.builtin("", "v1", "events")?;
     let now = api.clock().now();
-    while let Some(first) = due.first_entry() {
-        if first.key().0 > now {
-            return Ok(());
-        }
-        let ((_, revision), key) = first.remove_entry();
+    while let Some((key, revision)) = due.pop(now) {
         let current = api.store().get(&events.table, &key);
         if current.is_some_and(|e| e.revision == revision) {
             let _gone = api.remove(&events, &key, Some(revision)).await;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_due_once_after_its_last_write() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let (early, late) = (at("2026-01-01T01:00:00Z"), at("2026-01-01T02:00:00Z"));
+        let key = Key::new("default", "e");
+        let mut due = Due::default();
+        due.put(key.clone(), early, 5);
+        due.put(key.clone(), late, 6);
+        assert_eq!(due.next(), Some(late));
+        assert_eq!(due.pop(early), None);
+        assert_eq!(due.pop(late), Some((key.clone(), 6)));
+        assert_eq!(due.pop(late), None);
+        due.put(key.clone(), late, 7);
+        due.remove(&key);
+        assert_eq!(due.next(), None);
+    }
 }

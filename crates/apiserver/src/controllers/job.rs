@@ -19,6 +19,8 @@ const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const BACKOFF: i64 = 10;
 /// Longest pause, seconds.
 const MAX_BACKOFF: i64 = 600;
+/// Pods made in one go: a job that wants very many must not keep the others waiting.
+const BURST: usize = 500;
 
 /// Runs Jobs.
 pub(super) struct Jobs;
@@ -223,9 +225,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         if pause > 0 {
             again = Some(Duration::from_secs(pause.unsigned_abs()));
         } else {
-            failure = start(api, &jobs, &pods_resource, key, &job, &mut tally, target)
+            let first = target.min(tally.active + BURST);
+            failure = start(api, &jobs, &pods_resource, key, &job, &mut tally, first)
                 .await
                 .err();
+            if first < target {
+                again = Some(Duration::ZERO);
+            }
         }
     }
     if end.is_none()

@@ -67,6 +67,7 @@ impl Reconcile for PodGc {
                 .map(|p| p.items)
                 .unwrap_or_default();
             if orphans.is_empty() {
+                self.missing.lock().remove(key);
                 return Ok(None);
             }
             let now = api.clock().now();

@@ -8,6 +8,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause after failures.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Longest time a key can ask to be left alone: what objects say can be more than a clock can count.
+const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// A table to watch and which keys a change in it concerns.
 pub(super) struct Source {
@@ -78,7 +81,7 @@ impl Queue {
     fn add_after(&mut self, key: Key, delay: Duration) {
         self.serial += 1;
         self.later
-            .insert((Instant::now() + delay, self.serial), key);
+            .insert((Instant::now() + delay.min(MAX_AGAIN), self.serial), key);
     }
 
     /// Moves what is due into the queue; tells when the next one is.
@@ -152,8 +155,14 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
             };
             let done = tokio::select! {
                 () = shutdown.cancelled() => return,
-                done = controller.reconcile(&api, &key) => done,
+                done = AssertUnwindSafe(controller.reconcile(&api, &key)).catch_unwind() => done,
             };
+            // One object that a controller cannot bear must not take it away from all others.
+            let done = done.unwrap_or_else(|_| {
+                let (name, shown) = (controller.name(), key.to_string());
+                tracing::error!(controller = name, key = shown, "a controller panicked");
+                Err(ApiError::internal("the controller panicked"))
+            });
             match done {
                 Ok(again) => queue.succeeded(key, again),
                 Err(error) => {
@@ -241,8 +250,14 @@ mod tests {
         queue.succeeded(key.clone(), None);
         assert_eq!(queue.failed(key.clone()), FIRST_PAUSE);
         assert!(queue.due().is_some());
+        // More than the clock can count.
+        queue.add_after(Key::cluster("b"), Duration::MAX);
         tokio::time::advance(MAX_PAUSE * 2).await;
-        assert_eq!(queue.due(), None);
+        assert!(queue.due().is_some());
         assert_eq!(queue.pop(), Some(key));
+        assert_eq!(queue.pop(), None);
+        tokio::time::advance(MAX_AGAIN).await;
+        assert_eq!(queue.due(), None);
+        assert_eq!(queue.pop(), Some(Key::cluster("b")));
     }
 }

@@ -14,6 +14,9 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Pods made in one go: a set that wants very many must not keep the others waiting, or fill the
+/// memory with its plan.
+const BURST: usize = 500;
 /// Label with the version of the template.
 const HASH_LABEL: &str = "controller-revision-hash";
 
@@ -71,7 +74,8 @@ fn plan(replicas: i64, parallel: bool, rolling: bool, pods: &BTreeMap<i64, Pod>)
             Some(p) if p.ready && !p.deleting => continue,
             Some(_) => {}
         }
-        if !parallel {
+        // What is left of a full plan is for the next look, which the new pods cause.
+        if !parallel || steps.len() >= BURST {
             return finish(steps, replicas, rolling, pods);
         }
     }
@@ -287,6 +291,7 @@ mod tests {
             plan(2, true, true, &pods(&[])),
             [Step::Create(0), Step::Create(1)]
         );
+        assert_eq!(plan(i64::MAX, true, true, &pods(&[])).len(), BURST);
         let all = pods(&[(0, true, true), (1, true, true), (2, true, true)]);
         assert_eq!(plan(1, false, true, &all), [Step::Delete(2)]);
     }
