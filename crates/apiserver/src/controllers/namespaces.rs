@@ -37,7 +37,9 @@ impl Reconcile for Namespaces {
             let Some(entry) = api.store().get(&namespaces.table, key) else {
                 return Ok(None);
             };
-            if entry.index.field("status.phase") != Some("Terminating") {
+            let terminating = entry.index.field("status.phase") == Some("Terminating")
+                && meta::deleting(&entry.value());
+            if !terminating {
                 return Ok(None);
             }
             let left = empty(api, &key.name).await?;

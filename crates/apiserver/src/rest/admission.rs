@@ -2,7 +2,7 @@
 
 use super::{Api, meta};
 use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
+use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Key, TableId};
 use serde_json::{Value, json};
 
@@ -57,6 +57,7 @@ pub(super) fn on_create(
         ("", "namespaces") => new_namespace(object),
         ("", "services") => cluster_ip(api, object),
         ("apiextensions.k8s.io", "customresourcedefinitions") => {
+            replaces_builtin(api, resource, object)?;
             let mut finalizers = meta::finalizers(object);
             if !finalizers.iter().any(|f| f == CRD_FINALIZER) {
                 finalizers.push(CRD_FINALIZER.to_owned());
@@ -66,6 +67,27 @@ pub(super) fn on_create(
         _ => {}
     }
     Ok(())
+}
+
+/// A definition of a resource that is built in would share its objects, and delete them with it.
+fn replaces_builtin(api: &Api, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
+    let group = meta::text(definition, &["spec", "group"]);
+    let plural = meta::text(definition, &["spec", "names", "plural"]);
+    let taken = api
+        .registry()
+        .all()
+        .iter()
+        .any(|r| !r.is_custom() && &*r.group == group && &*r.plural == plural);
+    if !taken {
+        return Ok(());
+    }
+    let e = FieldError::invalid(
+        "spec.names.plural",
+        plural,
+        format!("is a built-in resource of group {group}"),
+    );
+    let name = meta::name(definition);
+    Err(super::check::invalid(resource, name, &[e]))
 }
 
 /// Keeps what a client may not take away from an object.
@@ -90,6 +112,13 @@ pub(super) fn on_update(
                 };
             }
             namespace_label(new);
+            // Only a deletion ends a namespace: its contents go by the phase.
+            let phase = if meta::deleting(new) {
+                "Terminating"
+            } else {
+                "Active"
+            };
+            meta::section(new, "status").insert("phase".to_owned(), phase.into());
         }
         ("", "services", None)
             if meta::text(new, &["spec", "clusterIP"]).is_empty()

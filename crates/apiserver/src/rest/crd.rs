@@ -2,8 +2,8 @@
 
 use super::{Api, meta};
 use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
-use crate::store::{Entry, StoreError};
+use crate::kinds::status::{ApiError, FieldError};
+use crate::store::{Entry, Key, StoreError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,8 +25,28 @@ impl Api {
 
     /// What follows from an object being gone.
     pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
-        if resource.is(CRDS.0, CRDS.1) {
-            self.registry().remove_crd(&entry.key.name);
+        if resource.is(CRDS.0, CRDS.1)
+            && let Err(errors) = self.serve_definition(resource, &entry.key)
+        {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                definition = %entry.key.name,
+                errors = errors.join("; "),
+                "a definition that was made anew is not served"
+            );
+        }
+    }
+
+    /// Serves a definition as the store has it now, or not any more. Under one lock: the effects of
+    /// two writes may arrive here in another order than the writes.
+    fn serve_definition(&self, resource: &Resource, key: &Key) -> Result<(), Vec<FieldError>> {
+        let _in_turn = self.inner.definitions.lock();
+        match self.store().get(&resource.table, key) {
+            Some(entry) => self.registry().install_crd(&entry.value()),
+            None => {
+                self.registry().remove_crd(&key.name);
+                Ok(())
+            }
         }
     }
 
@@ -37,7 +57,7 @@ impl Api {
         mut entry: Arc<Entry>,
     ) -> Result<(), ApiError> {
         let name = entry.key.name.clone();
-        if let Err(errors) = self.registry().install_crd(&entry.value()) {
+        if let Err(errors) = self.serve_definition(resource, &entry.key) {
             return Err(super::check::invalid(resource, &name, &errors));
         }
         loop {

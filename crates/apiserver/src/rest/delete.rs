@@ -125,6 +125,30 @@ impl DeleteOptions {
         })
     }
 
+    /// The preconditions, for an object with this uid and version.
+    ///
+    /// # Errors
+    /// 409 that names both values.
+    pub(super) fn check(
+        &self,
+        resource: &Resource,
+        name: &str,
+        uid: &str,
+        version: &str,
+    ) -> Result<(), ApiError> {
+        for (what, wanted, have) in [
+            ("UID", self.uid.as_deref(), uid),
+            ("ResourceVersion", self.resource_version.as_deref(), version),
+        ] {
+            if let Some(wanted) = wanted.filter(|w| *w != have) {
+                let (group, plural) = (&*resource.group, &*resource.plural);
+                let e = ApiError::precondition(group, plural, name, what, wanted, have);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
     /// Deletes now, without grace, only the object with this uid.
     pub(crate) fn now(uid: &str) -> Self {
         Self {
@@ -261,24 +285,8 @@ impl Api {
         let storage = self.storage_of(resource);
         loop {
             let entry = self.entry(resource, key)?;
-            if let Some(uid) = options.uid.as_deref().filter(|u| *u != &*entry.index.uid) {
-                let have = &*entry.index.uid;
-                return Err(ApiError::precondition(
-                    group, plural, &key.name, "UID", uid, have,
-                ));
-            }
-            let have = entry.revision.to_string();
-            if let Some(want) = options.resource_version.as_deref().filter(|v| *v != have) {
-                let e = ApiError::precondition(
-                    group,
-                    plural,
-                    &key.name,
-                    "ResourceVersion",
-                    want,
-                    &have,
-                );
-                return Err(e);
-            }
+            let version = entry.revision.to_string();
+            options.check(resource, &key.name, &entry.index.uid, &version)?;
             let object = entry.value();
             let plan = plan(resource, &object, options, self.clock().now());
             let result = match plan {

@@ -71,6 +71,12 @@ impl Call {
         negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
     }
 
+    /// Refuses, before anything is written, what could not be answered afterwards.
+    fn check_reply(&self) -> Result<(), ApiError> {
+        self.negotiate(Endpoint::One)?;
+        transform::include(&self.query).map(drop)
+    }
+
     /// How a reply without other representations is written.
     pub(super) fn style(&self) -> Style {
         let encoding =
@@ -109,7 +115,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         mut extensions,
         ..
     } = parts;
-    let query = Query::parse(uri.query().unwrap_or(""));
+    let query = Query::parse(uri.query().unwrap_or(""))?;
     let target = path::parse(uri.path())
         .ok_or_else(|| ApiError::bad_request(format!("invalid path {:?}", uri.path())))?;
     let path = match target {
@@ -174,6 +180,9 @@ impl Api {
                 &resource.plural,
                 verb,
             ));
+        }
+        if matches!(verb, "create" | "update" | "patch") {
+            call.check_reply()?;
         }
         let (namespace, name) = (call.namespace(), call.name());
         match verb {
@@ -338,6 +347,7 @@ impl Api {
                 )
             }
             (_, "PUT") => {
+                call.check_reply()?;
                 let options = call
                     .query
                     .write_options("UpdateOptions", call.user_agent())?;
@@ -349,6 +359,7 @@ impl Api {
                 self.reply(resource, call, &done)
             }
             (_, "PATCH") => {
+                call.check_reply()?;
                 let done = self.patch_object(resource, Some(sub), call).await?;
                 self.reply(resource, call, &done)
             }

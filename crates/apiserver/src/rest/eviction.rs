@@ -124,17 +124,26 @@ impl Api {
     ) -> Result<Deleted, ApiError> {
         let entry = self.entry(pods, key)?;
         let pod = entry.value();
-        let mut pinned = options.clone();
+        // Nothing may be taken from a budget for an eviction that will not happen.
+        options.check(
+            pods,
+            &key.name,
+            &entry.index.uid,
+            &entry.revision.to_string(),
+        )?;
+        // Another pod of the same name was not asked about.
+        let mut pinned = DeleteOptions {
+            uid: Some(entry.index.uid.to_string()),
+            ..options.clone()
+        };
         if !unprotected(&pod) {
             self.ask_budgets(&entry, &pod, options.dry_run).await?;
-            if pinned.uid.is_none() {
-                pinned.uid = Some(entry.index.uid.to_string());
-            }
         }
         if !options.dry_run && !meta::deleting(&pod) {
             let now = self.clock().now();
             let marked = self
                 .modify_raw(pods, key, false, |old| {
+                    pinned.check(pods, &key.name, meta::uid(old), meta::resource_version(old))?;
                     let mut new = old.clone();
                     let changed = meta::set_condition(
                         meta::section(&mut new, "status"),
@@ -147,11 +156,9 @@ impl Api {
                     Ok(changed.then_some(new))
                 })
                 .await;
-            if let Err(e) = marked
-                && e.code != 404
-            {
-                return Err(e);
-            }
+            marked?;
+            // The mark is a version of its own.
+            pinned.resource_version = None;
         }
         self.delete_object(pods, key, &pinned).await
     }

@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn resource_version_rules() {
-        let at = |q: &str| position(&Query::parse(q), 100);
+        let at = |q: &str| position(&Query::parse(q).unwrap(), 100);
         assert_eq!(at("").unwrap().at, None);
         assert_eq!(at("resourceVersion=0&limit=5").unwrap().at, None);
         assert_eq!(at("resourceVersion=50").unwrap().at, None);

@@ -113,6 +113,8 @@ struct Inner {
     tokens: Option<Arc<dyn Tokens>>,
     shutdown: CancellationToken,
     documents: nonresource::Documents,
+    /// Held while the registry is brought in line with a stored definition.
+    definitions: parking_lot::Mutex<()>,
 }
 
 impl std::fmt::Debug for Api {
@@ -142,6 +144,7 @@ impl Api {
             tokens,
             shutdown,
             documents,
+            definitions: parking_lot::Mutex::default(),
         };
         Self {
             inner: Arc::new(inner),

@@ -87,7 +87,10 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut i = 0;
     while i < bytes.len() {
         if bytes[i] == b'%' {
-            let hex = bytes.get(i + 1..i + 3)?;
+            let hex = bytes
+                .get(i + 1..i + 3)
+                // The number parser would take a sign, too.
+                .filter(|hex| hex.iter().all(u8::is_ascii_hexdigit))?;
             let hex = std::str::from_utf8(hex).ok()?;
             out.push(u8::from_str_radix(hex, 16).ok()?);
             i += 3;
@@ -149,5 +152,6 @@ mod tests {
         }
         assert_eq!(parse("/api/v1/%zz"), None);
         assert_eq!(parse("/%ff"), None);
+        assert_eq!(percent_decode("%+f"), None);
     }
 }

@@ -132,17 +132,19 @@ mod tests {
     #[test]
     fn bad_options_are_refused() {
         assert_eq!(
-            options(&Query::parse("tailLines=-1")).unwrap_err().code,
+            options(&Query::parse("tailLines=-1").unwrap())
+                .unwrap_err()
+                .code,
             422
         );
         assert_eq!(
-            options(&Query::parse("sinceTime=yesterday"))
+            options(&Query::parse("sinceTime=yesterday").unwrap())
                 .unwrap_err()
                 .code,
             400
         );
         assert_eq!(
-            options(&Query::parse("tailLines=5&follow=true"))
+            options(&Query::parse("tailLines=5&follow=true").unwrap())
                 .unwrap()
                 .tail_lines,
             Some(5)

@@ -9,19 +9,25 @@ use crate::kinds::status::{ApiError, FieldError};
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Decodes a query string. Pairs that cannot be decoded are dropped.
-    pub(super) fn parse(text: &str) -> Self {
-        let pairs = text
-            .split('&')
+    /// Decodes a query string.
+    ///
+    /// # Errors
+    /// 400 for a parameter that cannot be decoded: to drop a selector would widen the request, a
+    /// deletion for example, to everything.
+    pub(super) fn parse(text: &str) -> Result<Self, ApiError> {
+        let decode = |text: &str| percent_decode(&text.replace('+', " "));
+        text.split('&')
             .filter(|p| !p.is_empty())
-            .filter_map(|pair| {
+            .map(|pair| {
                 let (k, v) = pair.split_once('=').unwrap_or((pair, ""));
-                Some((
-                    percent_decode(&k.replace('+', " "))?,
-                    percent_decode(&v.replace('+', " "))?,
-                ))
-            });
-        Self(pairs.collect())
+                decode(k).zip(decode(v)).ok_or_else(|| {
+                    ApiError::bad_request(format!(
+                        "invalid query parameter {pair:?}: broken percent encoding"
+                    ))
+                })
+            })
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// First value of `name`; empty values count as absent.
@@ -128,23 +134,45 @@ pub(super) fn invalid_option(kind: &str, error: FieldError) -> ApiError {
 mod tests {
     use super::*;
 
+    fn query(text: &str) -> Query {
+        Query::parse(text).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_refused_not_dropped() {
+        for bad in [
+            "labelSelector=%zz",
+            "a=b&labelSelector=%2",
+            "%ff=x",
+            "x=%+f",
+        ] {
+            let e = Query::parse(bad).unwrap_err();
+            assert_eq!(e.code, 400, "{bad}");
+            assert!(
+                e.message.contains("invalid query parameter"),
+                "{}",
+                e.message
+            );
+        }
+    }
+
     #[test]
     fn parameters_are_form_decoded() {
-        let q = Query::parse("labelSelector=app%3Dweb%2Cx+in+%28a%29&limit=5&watch=1&empty=&&z");
+        let q = query("labelSelector=app%3Dweb%2Cx+in+%28a%29&limit=5&watch=1&empty=&&z");
         assert_eq!(q.get("labelSelector"), Some("app=web,x in (a)"));
         assert_eq!(q.number("limit").unwrap(), Some(5));
         assert_eq!(q.flag("watch"), Some(true));
         assert_eq!(q.get("empty"), None);
-        assert!(Query::parse("limit=x").number("limit").is_err());
+        assert!(query("limit=x").number("limit").is_err());
     }
 
     #[test]
     fn unknown_dry_run_and_validation_values_are_refused() {
-        let e = Query::parse("dryRun=Some")
+        let e = query("dryRun=Some")
             .write_options("CreateOptions", None)
             .unwrap_err();
         assert_eq!(e.code, 422);
-        let e = Query::parse("fieldValidation=Hard")
+        let e = query("fieldValidation=Hard")
             .write_options("CreateOptions", None)
             .unwrap_err();
         assert!(
@@ -152,7 +180,7 @@ mod tests {
             "{}",
             e.message
         );
-        let o = Query::parse("")
+        let o = query("")
             .write_options("CreateOptions", Some("kubectl/v1"))
             .unwrap();
         assert_eq!(o.field_manager, "kubectl");

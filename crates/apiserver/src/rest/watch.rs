@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn where_a_watch_starts() {
-        let start = |q: &str| options(&Query::parse(q), 100).map(|o| o.start);
+        let start = |q: &str| options(&Query::parse(q).unwrap(), 100).map(|o| o.start);
         assert_eq!(start("").unwrap(), Start::State);
         assert_eq!(start("resourceVersion=0").unwrap(), Start::State);
         assert_eq!(start("resourceVersion=7").unwrap(), Start::After(7));

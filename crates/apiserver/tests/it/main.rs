@@ -10,6 +10,7 @@ mod hostile;
 mod kubectl;
 mod lifecycle;
 mod objects;
+mod refusals;
 mod serving;
 mod store_crash;
 mod support;
