@@ -37,6 +37,12 @@ pub use path::CgroupPath;
 pub use reader::{Reader, Scratch};
 pub use root::{Controller, Dirs, Root, Version};
 
+/// Whether this process has root's effective user id.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Size in bytes of the file system that holds `path`.
 ///
 /// # Errors

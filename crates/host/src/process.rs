@@ -5,6 +5,7 @@ use crate::procfs::ProcessStat;
 use crate::root::Root;
 use crate::sched;
 use rustix::process::{PidfdFlags, Signal, pidfd_open};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -158,8 +159,9 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
     let (uid, gid) = (spawn.uid, spawn.gid);
     let parent = rustix::process::getpid();
     // SAFETY: the hook runs in the forked child before exec. It only makes system calls that are
-    // async-signal-safe (write, prctl, getppid, setgroups, setgid, setuid) on values that were
-    // prepared before the fork, and does not allocate: io::Error from a raw code is a plain number.
+    // async-signal-safe (write, prctl, getppid, geteuid, setgroups, setgid, setuid) on values that
+    // were prepared before the fork, and does not allocate: io::Error from a raw code is a plain
+    // number.
     unsafe {
         command.pre_exec(move || prepare_child(&mut entrances, parent, uid, gid));
     }
@@ -214,9 +216,17 @@ fn prepare_child(
         // "0" is the writing process itself.
         entrance.write_all(b"0")?;
     }
+    // Our own groups are no business of another user. Only root can drop them, and only root can
+    // become somebody else.
+    if (uid.is_some() || gid.is_some()) && rustix::process::geteuid().is_root() {
+        // SAFETY: no pointers are read with a count of 0.
+        if unsafe { libc::setgroups(0, std::ptr::null()) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+    }
     if let Some(gid) = gid {
-        // SAFETY: no pointers are read with a count of 0; gid is a plain number.
-        if unsafe { libc::setgroups(0, std::ptr::null()) == -1 || libc::setgid(gid) == -1 } {
+        // SAFETY: gid is a plain number.
+        if unsafe { libc::setgid(gid) } == -1 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -304,6 +314,65 @@ pub fn kill_if_same(root: &Root, pid: u32, start_ticks: u64) -> Result<bool> {
     }
 }
 
+/// SIGKILL to every process that was started with the variable `name` set to one of `values`, and
+/// to what such processes start meanwhile: a process inherits its environment, also when it leaves
+/// its process group and its parents are gone. Processes whose environment we may not read are
+/// left alone. Returns how many were signalled.
+///
+/// # Errors
+/// When `/proc` cannot be listed, or a process cannot be signalled; the others are all the same.
+pub fn kill_by_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Result<usize> {
+    let mut signalled = BTreeSet::new();
+    let mut failure = None;
+    if values.is_empty() {
+        return Ok(0);
+    }
+    for _ in 0..MAX_ROUNDS {
+        let mut found = with_environment(root, name, values)?;
+        found.retain(|process| !signalled.contains(process));
+        if found.is_empty() {
+            break;
+        }
+        for (pid, start_ticks) in found {
+            signalled.insert((pid, start_ticks));
+            if let Err(error) = kill_if_same(root, pid, start_ticks) {
+                failure = Some(error);
+            }
+        }
+    }
+    failure.map_or(Ok(signalled.len()), Err)
+}
+
+/// How often [`kill_by_environment`] looks for what was started meanwhile.
+const MAX_ROUNDS: usize = 100;
+
+/// Process ids and start times.
+fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Result<Vec<(u32, u64)>> {
+    let proc = root.proc("");
+    let entries = std::fs::read_dir(&proc).map_err(|error| HostError::io("list", &proc, error))?;
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
+            continue;
+        };
+        // The identity first: if the id is used again before the environment is read, the signal
+        // finds another start time.
+        let stat = ProcessStat::read(root, pid).ok().flatten();
+        let environment = root.read(&entry.path().join("environ")).ok().flatten();
+        let (Some(stat), Some(environment)) = (stat, environment) else {
+            continue;
+        };
+        let marked = environment
+            .split('\0')
+            .filter_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))
+            .any(|value| values.contains(value));
+        if marked {
+            found.push((pid, stat.start_ticks));
+        }
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -363,6 +432,36 @@ mod tests {
         assert!(kill_if_same(&root, spawned.pid, spawned.start_ticks).unwrap());
         assert_eq!(wait(&mut spawned), Exit::Signal(9));
         assert!(!kill_if_same(&root, spawned.pid, spawned.start_ticks).unwrap());
+    }
+
+    #[test]
+    fn marked_processes_are_found_wherever_they_went() {
+        use std::io::{BufRead, BufReader};
+        let root = Root::system().unwrap();
+        let spawner = Spawner::start(root.clone()).unwrap();
+        let mark = format!("process-test-{}", std::process::id());
+        let mut spawn = shell("setsid sleep 1000 & echo $!; exec sleep 1000");
+        spawn.env.push(("PATH".into(), "/usr/bin:/bin".into()));
+        spawn.env.push(("MARK".into(), mark.clone().into()));
+        let mut spawned = spawner.spawn(spawn).unwrap();
+        let mut line = String::new();
+        BufReader::new(File::from(spawned.stdout.take().unwrap()))
+            .read_line(&mut line)
+            .unwrap();
+        let stray = watch(line.trim().parse().unwrap()).unwrap().unwrap();
+        kill_group(spawned.pid).unwrap();
+        wait(&mut spawned);
+        let none = BTreeSet::from(["other".to_owned()]);
+        assert_eq!(kill_by_environment(&root, "MARK", &none).unwrap(), 0);
+        assert_eq!(
+            kill_by_environment(&root, "MARK", &BTreeSet::new()).unwrap(),
+            0
+        );
+        let marks = BTreeSet::from([mark]);
+        // It may still be on its way out of the process group when that is killed.
+        assert!(kill_by_environment(&root, "MARK", &marks).unwrap() <= 1);
+        poll(&mut [PollFd::new(&stray, PollFlags::IN)], None).unwrap();
+        assert_eq!(kill_by_environment(&root, "MARK", &marks).unwrap(), 0);
     }
 
     #[test]

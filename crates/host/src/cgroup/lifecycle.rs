@@ -111,6 +111,32 @@ impl Cgroup {
             .write(&dir.join("cgroup.subtree_control"), &value.join(" "))
     }
 
+    /// The child groups in the tree that carries `controller`. Empty when the group is gone.
+    ///
+    /// # Errors
+    /// When the directory exists but cannot be listed.
+    pub fn children_in(&self, controller: Controller) -> Result<Vec<crate::CgroupPath>> {
+        let Some(dir) = self.dir(controller) else {
+            return Ok(Vec::new());
+        };
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if is_gone(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(HostError::io("list", &dir, error)),
+        };
+        let mut children = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| HostError::io("list", &dir, error))?;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && let Ok(child) = self.path().join(&entry.file_name().to_string_lossy())
+            {
+                children.push(child);
+            }
+        }
+        children.sort_unstable();
+        Ok(children)
+    }
+
     /// Names of the child groups, from every tree, sorted.
     ///
     /// # Errors
