@@ -3,38 +3,37 @@
 //! [`Agent::tick`] does no network I/O and never waits; time and the cluster's view come in as
 //! values. The shell around it ([`crate::shell`]) brings both and carries evictions and reports out.
 
+mod decide;
+
 use crate::audit;
 use crate::collect::node::NodeCollector;
 use crate::collect::pod::{GroupCollector, TrackedPod};
 use crate::collect::pressure::Signal;
-use crate::executor::{ClaimError, Executor, Intent, Level, check_claims};
+use crate::executor::{ClaimError, Executor, check_claims};
 use crate::gates::Gate;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::predict::{self, Predictor};
 use crate::qos::STRATEGIES;
-use crate::qos::batch_resource::{self, Rule};
-use crate::qos::cpu_suppress::{Class, CpuSuppress, Input as SuppressInput};
+use crate::qos::batch_resource::Rule;
+use crate::qos::cpu_suppress::CpuSuppress;
 use crate::qos::memory_evict::{Eviction, Input as MemoryInput, MemoryEvict};
-use crate::states::slo::{Policy as SuppressPolicy, SuppressMode};
+use crate::states::slo::SuppressMode;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo, States};
 use crate::store::{Axis, PodAxes, Series};
 use jiff::Timestamp;
 use koord_api::PriorityClass;
-use koord_api::qos::{KubeQos, QosClass};
+use koord_api::qos::KubeQos;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, CpuSet, HostError, Reader, Resource, Root, Scratch};
 use koord_model::percentile;
-use koord_model::pressure::Sample;
-use koord_model::suppress::{Processor, Usage};
+use koord_model::suppress::Processor;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// How many 1 s samples the node's series keep: the longest window and a margin.
 const NODE_SAMPLES: usize = 1830;
-/// Between two looks at the class's CPU set.
-const CPUSET_EVERY: u64 = 5;
 
 /// The time of a tick.
 #[derive(Debug, Clone, Copy)]
@@ -114,6 +113,9 @@ pub struct Agent {
     next_id: u64,
     ticks: u64,
     psi: bool,
+    schedstat: bool,
+    blind: bool,
+    bad_mode: Option<String>,
     processors: Vec<Processor>,
     class: BatchClass,
     executor: Executor,
@@ -159,6 +161,7 @@ impl Agent {
             .collect();
         let axis = Axis::new(NODE_SAMPLES);
         let series = || Series::new(&axis);
+        let schedstat = root.proc("self/schedstat").exists();
         Ok(Self {
             series: NodeSeries {
                 node_cpu: series(),
@@ -191,6 +194,9 @@ impl Agent {
             next_id: 1,
             ticks: 0,
             psi: false,
+            schedstat,
+            blind: false,
+            bad_mode: None,
             processors,
             memory_total: 0.0,
             planned: None,
@@ -366,183 +372,6 @@ impl Agent {
         self.metrics.node_used(node_cpu, sample.memory);
     }
 
-    /// The class's quota now; `None` when there is no such group.
-    fn class_quota(&mut self) -> Option<i64> {
-        if self.class.quota.is_none() {
-            let group = self.root.cgroup(&self.class.group);
-            let path = group.file(Resource::CfsQuota).ok()?;
-            self.class.quota = Reader::open(path, first_number).ok()?;
-        }
-        match self.class.quota.as_ref()?.read(&mut self.scratch) {
-            Ok(Some(quota)) => Some(quota),
-            _ => {
-                self.class.quota = None;
-                None
-            }
-        }
-    }
-
-    fn mode(&self, slo: &Slo) -> SuppressMode {
-        let by_annotation = self.states.node.load();
-        let by_annotation = by_annotation
-            .as_ref()
-            .and_then(|node| node.suppress_mode.as_deref())
-            .and_then(|text| text.parse().ok());
-        by_annotation
-            .or(slo.extension.mode)
-            .unwrap_or(self.settings.suppress_mode)
-    }
-
-    fn decide(&mut self, now: Now, slo: &Slo) -> Vec<Intent> {
-        let mode = self.mode(slo);
-        if self.last_mode != Some(mode) {
-            tracing::info!(%mode, enabled = slo.enabled, "suppression mode");
-            self.last_mode = Some(mode);
-        }
-        let mut intents = Vec::new();
-        let pods = self.pods.clone();
-        let pods = pods.as_deref().map_or(&[][..], Vec::as_slice);
-        if self.settings.gates.is_on(Gate::BatchResource) {
-            let by_quota = slo.enabled
-                && (mode == SuppressMode::Upstream && slo.policy == SuppressPolicy::CfsQuota);
-            let idle = slo.enabled
-                && mode == SuppressMode::Pressure
-                && slo
-                    .extension
-                    .be_cpu_idle
-                    .unwrap_or(self.settings.be_cpu_idle);
-            let rule = Rule {
-                quotas: !by_quota,
-                idle: self.features_idle.then_some(idle),
-            };
-            let due = self.planned.is_none_or(|(at, planned)| {
-                planned != rule
-                    || now.ms().saturating_sub(at) >= self.settings.reconcile_interval_ms
-            });
-            if due {
-                self.planned = Some((now.ms(), rule));
-                intents.extend(batch_resource::plan(pods, rule));
-            }
-        }
-        if self.settings.gates.is_on(Gate::BECPUSuppress) {
-            intents.extend(self.suppress_batch(now, slo, mode, pods));
-        }
-        intents
-    }
-
-    fn suppress_batch(
-        &mut self,
-        now: Now,
-        slo: &Slo,
-        mode: SuppressMode,
-        pods: &[PodInfo],
-    ) -> Vec<Intent> {
-        let node = self.node_info();
-        let capacity = node
-            .as_ref()
-            .map(|node| node.capacity.cpu)
-            .filter(|cpu| *cpu > 0)
-            .unwrap_or(self.processors.len() as i64 * 1000);
-        let quota = self.class_quota();
-        if quota.is_some() && self.ticks % CPUSET_EVERY == 1 {
-            let group = self.root.cgroup(&self.class.group);
-            self.class.cpuset = group.cpuset().ok().flatten().filter(|set| !set.is_empty());
-        }
-        let usage = self.usage(now.ms(), pods);
-        let batch = self
-            .class
-            .usage
-            .cpu
-            .map_or(0, |cores| (cores * 1000.0) as i64);
-        let samples: Vec<Sample<u64>> = pods
-            .iter()
-            .filter(|pod| !pod.is_best_effort())
-            .filter_map(|pod| self.tracked.get(&pod.uid))
-            .filter_map(|pod| {
-                let used = (pod.group.cpu? * 1000.0) as i64;
-                Some(Sample {
-                    key: pod.id,
-                    pressure: pod.held_up?,
-                    used,
-                })
-            })
-            .collect();
-        let mut groups = Vec::new();
-        for pod in pods
-            .iter()
-            .filter(|pod| pod.kube_qos == KubeQos::BestEffort && pod.is_active())
-        {
-            groups.push((Level::Pod, pod.cgroup.clone()));
-            let containers = pod.containers.iter().filter_map(|c| c.cgroup.clone());
-            groups.extend(containers.map(|group| (Level::Container, group)));
-        }
-        let cpus_of = |qos: QosClass| -> BTreeSet<u32> {
-            pods.iter()
-                .filter(|pod| pod.qos == qos && pod.is_active())
-                .filter_map(|pod| pod.cpus.as_ref())
-                .flat_map(|cpus| cpus.iter())
-                .collect()
-        };
-        let outcome = self.suppress.plan(&SuppressInput {
-            now_ms: now.ms(),
-            node: node.as_ref().map_or("", |node| node.name.as_str()),
-            slo,
-            mode,
-            capacity,
-            reserved: node.as_ref().map_or(0, |node| node.reserved_cpu),
-            usage,
-            batch_active: batch.saturating_mul(100) > capacity,
-            samples: &samples,
-            class: quota.map(|quota| Class {
-                group: &self.class.group,
-                quota,
-                cpuset: self.class.cpuset.as_ref(),
-            }),
-            processors: &self.processors,
-            excluded: &cpus_of(QosClass::Lse),
-            lsr: &cpus_of(QosClass::Lsr),
-            groups: &groups,
-        });
-        if let Some(rise) = outcome.rise {
-            let service = pods
-                .iter()
-                .find(|pod| self.tracked.get(&pod.uid).is_some_and(|t| t.id == rise.key));
-            tracing::info!(
-                service = service.map_or("", |pod| pod.name.as_str()),
-                pressure = rise.pressure,
-                baseline = rise.baseline,
-                "pressure rose: batch work falls back to the configured threshold"
-            );
-        }
-        let services = usage.map_or(0, |usage| usage.pods_not_be);
-        self.metrics
-            .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
-        outcome.intents
-    }
-
-    /// The newest samples, when there is one of the node and the pods are known.
-    fn usage(&self, now_ms: u64, pods: &[PodInfo]) -> Option<Usage> {
-        self.pods.as_ref()?;
-        let axis = &self.series.axis;
-        let window = self.settings.interval_ms.saturating_mul(2);
-        let (node, _) = self.series.node_cpu.window(axis, now_ms, window).next()?;
-        let mut usage = Usage {
-            node: node as i64,
-            ..Usage::default()
-        };
-        for pod in pods {
-            let Some(tracked) = self.tracked.get(&pod.uid) else {
-                continue;
-            };
-            let used = tracked.group.cpu.map_or(0, |cores| (cores * 1000.0) as i64);
-            usage.pods += used;
-            if !pod.is_best_effort() {
-                usage.pods_not_be += used;
-            }
-        }
-        Some(usage)
-    }
-
     fn evictions(&mut self, now: Now, slo: &Slo) -> Vec<Eviction> {
         if !self.settings.gates.is_on(Gate::BEMemoryEvict) {
             return Vec::new();
@@ -683,17 +512,6 @@ impl Agent {
 fn classes() -> [PriorityClass; 5] {
     let [a, b, c, d] = PriorityClass::ALL;
     [a, b, c, d, PriorityClass::None]
-}
-
-/// The quota: the first number of the file, `max` being none.
-fn first_number(text: &str) -> Result<i64, koord_host::Malformed> {
-    match text.split_ascii_whitespace().next() {
-        Some("max") => Ok(-1),
-        Some(first) => first
-            .parse()
-            .map_err(|_| koord_host::Malformed::new("a quota in microseconds", text)),
-        None => Err(koord_host::Malformed::new("a quota in microseconds", text)),
-    }
 }
 
 #[cfg(test)]

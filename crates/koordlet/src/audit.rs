@@ -4,7 +4,7 @@
 //! per line), and served newest first at `/events`. Handles share one log, so that another part of
 //! the process can read what was written and when.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// A file is rotated when it reaches this size.
 const ROTATE_BYTES: u64 = 1 << 21;
+/// How long after a failure the file is tried again.
+const RETRY: SignedDuration = SignedDuration::from_secs(60);
 /// How many rotated files one second may produce.
 const MAX_PER_SECOND: u32 = 8;
 
@@ -128,6 +130,10 @@ struct Inner {
     ring: VecDeque<Entry>,
     next: u64,
     file: Option<Sink>,
+    /// When the file could not be written.
+    failed: Option<Timestamp>,
+    /// Whether the last flush failed.
+    stuck: bool,
 }
 
 #[derive(Debug)]
@@ -159,6 +165,8 @@ impl Log {
             ring,
             next: 1,
             file: None,
+            failed: None,
+            stuck: false,
         })))
     }
 
@@ -185,11 +193,13 @@ impl Log {
         entry.sequence = inner.next;
         entry.created_at = now;
         inner.next += 1;
+        inner.reopen(now);
         if let Some(sink) = &mut inner.file
             && let Err(error) = sink.append(&entry)
         {
             tracing::warn!(%error, "audit file cannot be written; records stay in memory only");
             inner.file = None;
+            inner.failed = Some(now);
         }
         if inner.ring.len() >= inner.config.capacity.max(1) {
             inner.ring.pop_front();
@@ -199,10 +209,19 @@ impl Log {
 
     /// Writes buffered records to the file.
     pub fn flush(&self) {
-        if let Some(sink) = &mut self.0.lock().file
-            && let Err(error) = sink.writer.flush()
-        {
-            tracing::warn!(%error, "audit file cannot be flushed");
+        let mut inner = self.0.lock();
+        let flushed = inner
+            .file
+            .as_mut()
+            .map_or(Ok(()), |sink| sink.writer.flush());
+        match flushed {
+            Ok(()) => inner.stuck = false,
+            // Kept and tried again; said once.
+            Err(error) => {
+                if !std::mem::replace(&mut inner.stuck, true) {
+                    tracing::warn!(%error, "audit file cannot be flushed");
+                }
+            }
         }
     }
 
@@ -258,6 +277,21 @@ impl Log {
             .map(|entry| entry.sequence)
             .filter(|last| *last > oldest);
         Ok((page, next))
+    }
+}
+
+impl Inner {
+    /// Tries again a while after a failure: a full disk may have room again.
+    fn reopen(&mut self, now: Timestamp) {
+        let due = self
+            .failed
+            .is_some_and(|failed| now.duration_since(failed) >= RETRY);
+        if let Some(dir) = self.config.dir.as_deref().filter(|_| due) {
+            match Sink::open(dir, self.config.max_disk_mib) {
+                Ok(sink) => (self.file, self.failed) = (Some(sink), None),
+                Err(_) => self.failed = Some(now),
+            }
+        }
     }
 }
 
@@ -377,6 +411,32 @@ mod tests {
             },
         );
         assert_eq!(log.entries().len(), 1);
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_file_for_a_while_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let log = Log::open(Config {
+            dir: Some(dir.path().to_owned()),
+            ..Config::default()
+        })
+        .unwrap();
+        let at = |second: i64| Timestamp::from_second(1_700_000_000 + second).unwrap();
+        let long = Entry {
+            message: "x".repeat(100_000),
+            ..entry("full")
+        };
+        log.record(at(0), long);
+        fs::remove_file(&path).unwrap();
+        log.record(at(30), entry("early"));
+        assert!(!path.exists());
+        log.record(at(61), entry("later"));
+        log.flush();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains("later") && !text.contains("early"), "{text}");
+        assert_eq!(log.entries().len(), 3, "nothing is missing in memory");
     }
 
     #[test]

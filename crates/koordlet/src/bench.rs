@@ -12,6 +12,7 @@ use crate::shell::start_loop;
 use crate::states::node::Amounts;
 use crate::states::pod::{Batch, ContainerInfo};
 use crate::states::{Driver, Layout, NodeInfo, Phase, PodInfo, Slo, States};
+use futures::future::BoxFuture;
 use koord_api::PriorityClass;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_app::Context;
@@ -230,7 +231,11 @@ impl Drop for Fixture {
 ///
 /// # Errors
 /// When the fixture cannot be made or the loop does not start.
-pub async fn run(config: &Config) -> Result<Cost, BenchError> {
+pub fn run(config: &Config) -> BoxFuture<'_, Result<Cost, BenchError>> {
+    Box::pin(measure(config))
+}
+
+async fn measure(config: &Config) -> Result<Cost, BenchError> {
     let fixture = Fixture::new(config)?;
     let states = Arc::new(States::default());
     states.pods.store(Some(Arc::new(fixture.pods.clone())));

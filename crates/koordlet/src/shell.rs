@@ -16,6 +16,7 @@ use koord_host::{HostError, Root, features, limits, sched};
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
 use koord_kube::{Change, Client, Informer, Scope, Store};
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,6 +39,9 @@ pub enum Error {
     /// The HTTP server.
     #[error(transparent)]
     Http(#[from] koord_app::admin::AdminError),
+    /// The loop ended by a panic, which is in the log.
+    #[error("the agent's loop has died")]
+    Died,
     /// A thread could not be started.
     #[error("agent thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -47,6 +51,8 @@ pub enum Error {
 enum Request {
     Report(Policy, oneshot::Sender<Option<NodeMetricStatus>>),
     Evicted(Eviction),
+    /// The API server did not evict the pod with this UID.
+    NotEvicted(String),
 }
 
 /// Runs the agent until `ctx.shutdown` is cancelled.
@@ -345,6 +351,8 @@ impl Loop {
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut flushed = origin;
+        // Asked for and not answered: asking every second would evict long after the need is over.
+        let mut under_way = FxHashSet::default();
         loop {
             tokio::select! {
                 biased;
@@ -356,7 +364,13 @@ impl Loop {
                             let status = self.agent.report(&policy, now.ms(), now.wall);
                             let _ = reply.send(status);
                         }
-                        Request::Evicted(eviction) => self.agent.evicted(&eviction, now),
+                        Request::Evicted(eviction) => {
+                            under_way.remove(&eviction.uid);
+                            self.agent.evicted(&eviction, now);
+                        }
+                        Request::NotEvicted(uid) => {
+                            under_way.remove(&uid);
+                        }
                     }
                 }
                 _ = timer.tick() => {
@@ -366,8 +380,12 @@ impl Loop {
                     self.metrics.ticked(began.elapsed().as_secs_f64());
                     self.ticks.fetch_add(1, Ordering::Relaxed);
                     for eviction in due {
-                        if evictions.try_send(eviction).is_err() {
-                            tracing::debug!("evictions are still under way");
+                        let uid = eviction.uid.clone();
+                        if under_way.contains(&uid) {
+                            continue;
+                        }
+                        if evictions.try_send(eviction).is_ok() {
+                            under_way.insert(uid);
                         }
                     }
                     if self.states.pods.load().is_some() {
@@ -414,9 +432,8 @@ async fn on_own_thread(
             let _ = done.send(());
         })
         .map_err(Error::Thread)?;
-    // An error here means that the thread is gone, which is just as finished.
-    let _ = finished.await;
-    Ok(())
+    // Nothing is sent when the thread panicked: the node would silently be without an agent.
+    finished.await.map_err(|_| Error::Died)
 }
 
 /// Publishes NodeMetric as often as the NodeMetric object says.
@@ -533,10 +550,12 @@ async fn evictor(
             Ok(EvictOutcome::Blocked { message, .. }) => {
                 tracing::info!(pod = eviction.name, message, "eviction is blocked for now");
                 recorder.event(about, Severity::Warning, "evictPodFail", message);
+                let _ = requests.send(Request::NotEvicted(eviction.uid)).await;
             }
             Err(error) => {
                 tracing::warn!(pod = eviction.name, %error, "eviction failed");
                 recorder.event(about, Severity::Warning, "evictPodFail", error.to_string());
+                let _ = requests.send(Request::NotEvicted(eviction.uid)).await;
             }
         }
     }

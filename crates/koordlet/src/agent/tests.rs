@@ -364,6 +364,73 @@ fn pressure_mode_lets_batch_work_run_until_a_service_suffers() {
 }
 
 #[test]
+fn the_cap_also_comes_down_on_pods_with_limits() {
+    let mut rig = Rig::new();
+    rig.suppress("pressure");
+    let batch = json!({
+        "requests": {"kubernetes.io/batch-cpu": "2000"},
+        "limits": {"kubernetes.io/batch-cpu": "3000"}});
+    let service = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
+    rig.pods(vec![pod("ls", "LS", service), pod("be", "BE", batch)]);
+    let limit = |rig: &Rig| {
+        let group = rig.tree.root().cgroup(&rig.batch);
+        group.cfs_quota().unwrap().unwrap()
+    };
+    for _ in 0..20 {
+        rig.step(BUSY);
+    }
+    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
+    rig.step(Second {
+        stalled: 0.35,
+        ..BUSY
+    });
+    assert_eq!((rig.quota(), limit(&rig)), (150_000, -1));
+    for _ in 0..60 {
+        rig.step(BUSY);
+    }
+    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
+    let refused = |write: &koord_host::fake::Attempt| write.refused.is_some();
+    assert!(!rig.tree.writes().iter().any(refused));
+}
+
+#[test]
+fn cpusets_shrink_with_groups_that_no_pod_list_names() {
+    let mut rig = Rig::new();
+    rig.tree.group("kubepods/besteffort/podbe/sandbox").unwrap();
+    rig.slo(json!({
+        "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": "cpuset"},
+        "extensions": {"cpuSuppress": {"mode": "upstream"}}}));
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    let cpus = |rig: &Rig, path: &str| {
+        let group = rig.tree.root().cgroup(&CgroupPath::new(path).unwrap());
+        group.cpuset().unwrap().unwrap().to_string()
+    };
+    for path in ["", "/podbe", "/podbe/c1", "/podbe/sandbox"] {
+        let path = format!("kubepods/besteffort{path}");
+        assert_eq!(cpus(&rig, &path), "0-1", "{path}");
+    }
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    assert_eq!(cpus(&rig, "kubepods/besteffort/podbe/sandbox"), "0-3");
+}
+
+#[test]
+fn without_any_signal_the_configured_policy_holds() {
+    let mut rig = Rig::new();
+    rig.agent.schedstat = false;
+    let slo = Slo::default();
+    assert_eq!(rig.agent.mode(&slo), SuppressMode::Upstream);
+    rig.agent.schedstat = true;
+    assert_eq!(rig.agent.mode(&slo), SuppressMode::Pressure);
+    rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "magic"}));
+    assert_eq!(rig.agent.mode(&slo), SuppressMode::Pressure);
+}
+
+#[test]
 fn idle_groups_are_an_option_and_leave_no_trace() {
     let mut rig = Rig::new();
     let slo = |idle: bool| {

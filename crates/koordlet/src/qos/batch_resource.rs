@@ -2,7 +2,8 @@
 //!
 //! * weight: `batch-cpu` request · 1024 / 1000, at least 2;
 //! * quota: `batch-cpu` limit · 100 µs per period, at least 1000, none without a limit; none at all
-//!   while CPU suppression limits batch work by quota (a quota within a quota only adds latency);
+//!   while CPU suppression limits batch work by quota (v1 refuses a class's quota below that of a
+//!   pod in it, and a quota within a quota only adds latency);
 //! * memory limit: `batch-memory` limit, none without.
 //!
 //! A pod gets the sums; one container without a limit makes the pod unlimited. Pods without any

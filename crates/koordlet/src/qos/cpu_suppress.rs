@@ -145,6 +145,19 @@ impl CpuSuppress {
         &self.guard
     }
 
+    /// Whether the BE class is limited by a quota now. Its pods must have none then: on v1 the
+    /// kernel refuses to lower a group's quota below that of a group in it.
+    #[must_use]
+    pub fn limits_by_quota(&self) -> bool {
+        self.quota == Use::Active
+    }
+
+    /// Whether the CPU sets of the BE class have been left to themselves.
+    #[must_use]
+    pub fn leaves_cpusets(&self) -> bool {
+        self.cpuset == Use::Recovered
+    }
+
     /// Decides.
     pub fn plan(&mut self, input: &Input<'_>) -> Outcome {
         let mut outcome = Outcome::default();
@@ -158,9 +171,17 @@ impl CpuSuppress {
             },
             input.samples,
         );
+        if !input.slo.enabled {
+            // Batch work runs free whatever the rule says.
+            self.guard.release();
+        }
         let Some(class) = input.class else {
             return outcome;
         };
+        if !input.slo.known && !input.slo.enabled {
+            // Nobody has said anything yet: what an earlier run left stays until then.
+            return outcome;
+        }
         if !input.slo.enabled {
             self.recover_quota(input, class, &mut outcome, "suppression is disabled");
             self.recover_cpuset(input, class, &mut outcome);
@@ -290,8 +311,9 @@ impl CpuSuppress {
         if self.quota == Use::Recovered {
             return;
         }
-        self.quota = Use::Recovered;
+        // Over when the kernel says so: a write may fail.
         if class.quota < 0 {
+            self.quota = Use::Recovered;
             return;
         }
         self.gate.wrote(input.now_ms);
@@ -336,17 +358,20 @@ impl CpuSuppress {
         if self.cpuset == Use::Recovered {
             return;
         }
-        let started = self.cpuset == Use::Unknown;
-        self.cpuset = Use::Recovered;
+        let Some(current) = class.cpuset else { return };
         let full: CpuSet = input
             .processors
             .iter()
             .map(|p| p.cpu)
             .filter(|cpu| !input.excluded.contains(cpu))
             .collect();
-        let Some(current) = class.cpuset else { return };
-        // At start only what is narrower than it should be is touched.
-        if full.is_empty() || (started && full.is_subset(current)) {
+        let over = match self.cpuset {
+            // At start only what is narrower than it should be is touched.
+            Use::Unknown => full.is_subset(current),
+            _ => full == *current,
+        };
+        if over || full.is_empty() {
+            self.cpuset = Use::Recovered;
             return;
         }
         self.push_cpuset(input, class, &full, "no limit by CPU set", RECOVER, outcome);

@@ -76,7 +76,9 @@ impl NodeInfo {
             capacity,
             allocatable,
             raw_allocatable,
-            reserved_cpu: (capacity.cpu - allocatable.cpu)
+            reserved_cpu: capacity
+                .cpu
+                .saturating_sub(allocatable.cpu)
                 .max(reserved_by_annotation(notes))
                 .max(0),
             suppress_mode: notes.get(SUPPRESS_MODE_ANNOTATION).cloned(),

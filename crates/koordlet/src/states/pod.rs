@@ -103,13 +103,19 @@ impl PodInfo {
         let meta = &pod.metadata;
         let uid = meta.uid.clone()?;
         let kube_qos = qos::kube_of_pod(pod);
-        // Static pods live under the hash the kubelet gave them.
-        let group_uid = meta
+        // The uid names files, too.
+        let cgroup = layout.pod(kube_qos, &uid).ok()?;
+        // Static pods live under the hash the kubelet gave them. Anybody can write the annotation,
+        // so what could be the uid of another pod is not believed.
+        let hash = meta
             .annotations
             .as_ref()
-            .and_then(|a| a.get("kubernetes.io/config.hash"))
-            .unwrap_or(&uid);
-        let cgroup = layout.pod(kube_qos, group_uid).ok()?;
+            .and_then(|notes| notes.get("kubernetes.io/config.hash"))
+            .filter(|hash| is_config_hash(hash));
+        let cgroup = match hash {
+            Some(hash) => layout.pod(kube_qos, hash).ok()?,
+            None => cgroup,
+        };
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let empty = BTreeMap::new();
@@ -198,6 +204,11 @@ impl PodInfo {
             .filter_map(|c| c.batch.and_then(|b| b.cpu_request));
         requests.filter(|milli| *milli > 0).sum()
     }
+}
+
+/// The kubelet's hash of a static pod: 32 hex digits. Uids from the API server have dashes.
+fn is_config_hash(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn batch_of(container: &Container, extended: Option<&ExtendedContainer>) -> Option<Batch> {
@@ -326,6 +337,22 @@ mod tests {
         assert_eq!((pod.cpu_request, pod.memory_request), (4100, 1 << 30));
         assert_eq!(pod.kube_qos, KubeQos::Burstable);
         assert_eq!(pod.qos_default, QosClass::Ls);
+    }
+
+    #[test]
+    fn only_a_hash_of_the_kubelet_moves_the_group() {
+        let group = |hash: &str| {
+            let pod = info(json!({
+                "metadata": {"uid": "u1", "annotations": {"kubernetes.io/config.hash": hash}},
+                "spec": {"containers": [{"name": "a"}]}
+            }));
+            pod.cgroup.as_str().to_owned()
+        };
+        let hash = "0123456789abcdef0123456789abcdef";
+        assert_eq!(group(hash), format!("kubepods/besteffort/pod{hash}"));
+        for foreign in ["6f1c2a5e-0d6b-4a51-9a55-0d3b8f0e7a11", "../x", ""] {
+            assert_eq!(group(foreign), "kubepods/besteffort/podu1");
+        }
     }
 
     #[test]

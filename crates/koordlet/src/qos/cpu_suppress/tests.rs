@@ -171,9 +171,49 @@ fn upstream_cpuset_and_change_of_policy() {
     let outcome = rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
     assert_eq!(outcome.intents[0].reason, RECOVER);
+    assert!(rig.step().intents.is_empty());
     // Once: from now on the files are somebody else's.
     rig.quota = 99_000;
     assert!(rig.step().intents.is_empty());
+}
+
+#[test]
+fn a_recovery_that_failed_is_tried_again() {
+    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    rig.step();
+    rig.slo.enabled = false;
+    rig.step();
+    assert_eq!(rig.quota, QUOTA_OFF);
+    // The kernel refused.
+    rig.quota = 120_000;
+    rig.step();
+    assert_eq!(rig.quota, QUOTA_OFF);
+}
+
+#[test]
+fn without_settings_an_earlier_limit_stays() {
+    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    rig.quota = 70_000;
+    rig.slo = Slo::default();
+    assert!(rig.step().intents.is_empty());
+}
+
+#[test]
+fn a_guard_without_suppression_has_no_cap() {
+    let mut rig = Rig::new(SuppressMode::Pressure, Policy::CfsQuota);
+    rig.pressure(0.01);
+    for _ in 0..20 {
+        rig.step();
+    }
+    rig.slo.enabled = false;
+    rig.pressure(0.4);
+    for _ in 0..20 {
+        rig.step();
+    }
+    assert_eq!(rig.strategy.guard().cap(), None);
+    rig.pressure(0.01);
+    rig.slo.enabled = true;
+    assert_eq!(rig.step().cap, None);
 }
 
 #[test]
