@@ -1,6 +1,7 @@
 //! The node itself: registers the machine, hands pods to their tasks, cleans up.
 
 use crate::command::HostFacts;
+use crate::container;
 use crate::groups::{GroupError, Groups};
 use crate::http;
 use crate::lifecycle::Backoff;
@@ -120,6 +121,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             } else {
                 path
             },
+            root: koord_host::is_root(),
         },
         table: Table::default(),
         backoff: Backoff {
@@ -208,6 +210,14 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
                 Err(error) => tracing::warn!(pod = %pod.name, %error, "process not killed"),
             }
         }
+    }
+    // Their children, which the death of the node did not reach.
+    let ids = left.pods.values().flat_map(|pod| pod.processes.keys());
+    let ids = ids.cloned().collect();
+    match koord_host::process::kill_by_environment(root, container::MARK, &ids) {
+        Ok(0) => {}
+        Ok(processes) => tracing::info!(processes, "killed strays of an earlier run"),
+        Err(error) => tracing::warn!(%error, "strays of an earlier run not killed"),
     }
     if !left.groups.is_empty() {
         tracing::info!(

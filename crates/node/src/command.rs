@@ -63,6 +63,8 @@ pub struct HostFacts {
     pub ip: String,
     /// Search path for programs.
     pub path: String,
+    /// Whether the node itself runs as root, and so what it starts.
+    pub root: bool,
 }
 
 /// Everything needed to start `container` of `pod`.
@@ -120,6 +122,16 @@ pub fn invocation(
         from(|c| c.run_as_group),
         pod_context.and_then(|c| c.run_as_group),
     )?;
+    let not_root = own
+        .and_then(|context| context.run_as_non_root)
+        .or(pod_context.and_then(|context| context.run_as_non_root));
+    if not_root == Some(true) && uid.map_or(host.root, |uid| uid == 0) {
+        return Err(Unstartable::Unsupported {
+            container: container.name.clone(),
+            field: "securityContext.runAsNonRoot".to_owned(),
+            reason: "the container would run as root; set runAsUser".to_owned(),
+        });
+    }
     let dir = container
         .working_dir
         .as_ref()
@@ -304,6 +316,7 @@ mod tests {
         let host = HostFacts {
             ip: "10.0.0.1".into(),
             path: "/bin".into(),
+            root: true,
         };
         invocation(&pod, &container, &host)
     }
@@ -355,6 +368,22 @@ mod tests {
         );
         assert_eq!((built.uid, built.gid), (Some(1000), None));
         assert_eq!(built.dir, Some("/tmp".into()));
+    }
+
+    #[test]
+    fn nothing_runs_as_root_that_must_not() {
+        let with = |context: Value| {
+            build(json!({"name": "c", "command": ["/bin/true"], "securityContext": context}))
+        };
+        let error = with(json!({"runAsNonRoot": true})).unwrap_err();
+        assert_eq!(error.reason(), "CreateContainerConfigError");
+        assert!(
+            error.to_string().contains("securityContext.runAsNonRoot"),
+            "{error}"
+        );
+        assert!(with(json!({"runAsNonRoot": true, "runAsUser": 0})).is_err());
+        assert!(with(json!({"runAsNonRoot": true, "runAsUser": 1000})).is_ok());
+        assert!(with(json!({"runAsNonRoot": false})).is_ok());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_host::CgroupPath;
 use koord_host::process::{Exit, Spawn, Spawned};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,10 @@ use tokio::task::JoinHandle;
 /// How long the output of an ended container may stay open, in the hands of a process that left
 /// the container's group.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+
+/// The variable that says which container a process belongs to. Without groups it is the only way
+/// to find a process that left the process group of its container.
+pub(crate) const MARK: &str = "KOORD_CONTAINER_ID";
 
 /// A container that runs.
 #[derive(Debug)]
@@ -75,7 +80,7 @@ impl Exited {
 }
 
 /// A new container id: 64 hex digits.
-fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     let mut id = String::with_capacity(64);
     for _ in 0..4 {
         id.push_str(&format!("{:016x}", fastrand::u64(..)));
@@ -132,6 +137,7 @@ pub(crate) async fn start(
             .env
             .iter()
             .map(|(name, value)| (name.into(), value.into()))
+            .chain([(MARK.into(), OsString::from(&id))])
             .collect(),
         dir: invocation.dir,
         cgroups: entrances,
@@ -205,8 +211,17 @@ async fn wait(
         if let Err(error) = groups.empty(group).await {
             tracing::warn!(group = %group, %error, "control group not emptied");
         }
-    } else if let Err(error) = koord_host::process::kill_group(pid) {
-        tracing::debug!(pid, %error, "process group not killed");
+    } else {
+        if let Err(error) = koord_host::process::kill_group(pid) {
+            tracing::debug!(pid, %error, "process group not killed");
+        }
+        let (root, ids) = (shared.root.clone(), BTreeSet::from([id.clone()]));
+        let kill = move || koord_host::process::kill_by_environment(&root, MARK, &ids);
+        match tokio::task::spawn_blocking(kill).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(pid, %error, "strays of a container not killed"),
+            Err(error) => tracing::warn!(pid, %error, "strays of a container not looked for"),
+        }
     }
     for mut pump in pumps {
         if tokio::time::timeout(OUTPUT_GRACE, &mut pump).await.is_err() {

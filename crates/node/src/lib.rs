@@ -20,6 +20,9 @@
 //! Without root, or where the cgroup tree cannot be written, it says so in the log and in an
 //! annotation of the Node, and runs pods unconfined.
 //!
+//! Every process finds the id of its container in `KOORD_CONTAINER_ID`: without groups that is how
+//! the node finds what a container started and left behind.
+//!
 //! Everything it makes is in `state.json` in its data directory before it exists, so the next start
 //! after a crash ends and removes exactly that, and nothing else.
 //!

@@ -197,7 +197,7 @@ pub fn cpu_request_of(pod: &Pod) -> i64 {
             .and_then(|amounts| amounts.cpu_request)
             .unwrap_or(0)
     };
-    let running: i64 = resident(pod).map(milli).sum();
+    let running = resident(pod).map(milli).fold(0, i64::saturating_add);
     let init = pod
         .spec
         .iter()
@@ -295,7 +295,7 @@ pub fn burstable_shares<'a>(pods: impl Iterator<Item = &'a Pod>) -> i64 {
     shares_of(
         pods.filter(|pod| qos_of(pod) == Qos::Burstable)
             .map(cpu_request_of)
-            .sum(),
+            .fold(0, i64::saturating_add),
     )
 }
 
@@ -444,6 +444,14 @@ mod tests {
         }}))
         .unwrap();
         assert_eq!(cpu_request_of(&pod), 3000);
+    }
+
+    #[test]
+    fn absurd_requests_do_not_wrap_around() {
+        let huge = json!({"requests": {"cpu": "9223372036854775807"}});
+        let pod = pod(json!([container("a", huge.clone()), container("b", huge)]));
+        assert_eq!(cpu_request_of(&pod), i64::MAX);
+        assert_eq!(burstable_shares([&pod, &pod].into_iter()), 262_144);
     }
 
     #[test]

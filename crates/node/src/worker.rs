@@ -2,9 +2,10 @@
 
 use crate::agent::Shared;
 use crate::command;
-use crate::container::{self, Exited, Running};
+use crate::container::{self, Exited, Running, StartFailure};
+use crate::groups::GroupError;
 use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
-use crate::pod::{self, is_sidecar, qos_of};
+use crate::pod::{self, GroupSettings, is_sidecar, qos_of};
 use crate::publish::{Desired, Publisher};
 use crate::status::{self, Facts};
 use futures::StreamExt;
@@ -33,6 +34,8 @@ pub(crate) enum Command {
 const STOP_GRACE: Duration = Duration::from_secs(3);
 /// Default of `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// Longest grace: more would not fit the clock.
+const MAX_GRACE: Duration = Duration::from_secs(366 * 24 * 3600);
 
 type Exits = FuturesUnordered<futures::future::BoxFuture<'static, Exited>>;
 
@@ -178,7 +181,7 @@ impl Worker {
                 .and_then(|spec| spec.termination_grace_period_seconds)
         });
         asked.map_or(DEFAULT_GRACE, |seconds| {
-            Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(MAX_GRACE)
         })
     }
 
@@ -256,8 +259,18 @@ impl Worker {
                 return;
             }
         };
-        if let Err(error) = self.ensure_group() {
-            self.hopeless(index, "CreateContainerConfigError", error);
+        let settings = match pod::pod_settings(&self.pod) {
+            Ok(settings) => settings,
+            Err(error) => {
+                self.hopeless(index, "CreateContainerConfigError", error.to_string());
+                return;
+            }
+        };
+        if let Err(error) = self.ensure_group(&settings) {
+            // A full disk or a tree that is gone may be mended: tried again, as any failed start.
+            let id = container::new_id();
+            let message = error.to_string();
+            self.start_failed(index, &container.name, StartFailure { id, message });
             return;
         }
         let attempt = self.records.get(index).map_or(0, |record| record.restarts);
@@ -289,22 +302,25 @@ impl Worker {
                 self.running.push(running);
                 self.exits.push(exit);
             }
-            Err(failure) => {
-                let message = format!("container {}: {}", container.name, failure.message);
-                self.event(Severity::Warning, "Failed", message);
-                if let Some(record) = self.records.get_mut(index) {
-                    record.failures = record.failures.saturating_add(1);
-                    record.state = State::Terminated(Ended {
-                        exit_code: 128,
-                        signal: None,
-                        reason: "StartError".into(),
-                        message: failure.message,
-                        started_at: now,
-                        finished_at: now,
-                        id: failure.id,
-                    });
-                }
-            }
+            Err(failure) => self.start_failed(index, &container.name, failure),
+        }
+    }
+
+    fn start_failed(&mut self, index: usize, container: &str, failure: StartFailure) {
+        let now = self.shared.clock.now();
+        let message = format!("container {container}: {}", failure.message);
+        self.event(Severity::Warning, "Failed", message);
+        if let Some(record) = self.records.get_mut(index) {
+            record.failures = record.failures.saturating_add(1);
+            record.state = State::Terminated(Ended {
+                exit_code: 128,
+                signal: None,
+                reason: "StartError".into(),
+                message: failure.message,
+                started_at: now,
+                finished_at: now,
+                id: failure.id,
+            });
         }
     }
 
@@ -320,17 +336,13 @@ impl Worker {
     }
 
     /// Makes the pod's group when it is needed for the first time.
-    fn ensure_group(&mut self) -> Result<(), String> {
+    fn ensure_group(&mut self, settings: &GroupSettings) -> Result<(), GroupError> {
         let Some(groups) = &self.shared.groups else {
             return Ok(());
         };
         if self.group.is_none() {
-            let settings = pod::pod_settings(&self.pod).map_err(|error| error.to_string())?;
             let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
-            let path = groups
-                .make_pod(qos_of(&self.pod), uid, &settings)
-                .map_err(|error| error.to_string())?;
-            self.group = Some(path);
+            self.group = Some(groups.make_pod(qos_of(&self.pod), uid, settings)?);
         }
         Ok(())
     }

@@ -110,7 +110,11 @@ impl Inner {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        fs::rename(&self.path, rotated(&self.path, self.rotations))?;
+        match fs::rename(&self.path, rotated(&self.path, self.rotations)) {
+            // Renamed before, when there was no room for the new file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
         self.file = File::create(&self.path)?;
         self.size = 0;
         self.rotations += 1;
