@@ -10,6 +10,7 @@ use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreO
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use koord_app::Clock;
@@ -134,7 +135,12 @@ impl ApiServer {
     ///
     /// # Errors
     /// When the data directory is in use, unreadable or corrupt, or metrics clash.
-    pub async fn open(config: Config) -> Result<Arc<Self>, Error> {
+    pub fn open(config: Config) -> BoxFuture<'static, Result<Arc<Self>, Error>> {
+        // Boxed here, as everything long below: otherwise each calling crate compiles it anew.
+        Box::pin(Self::open_unboxed(config))
+    }
+
+    async fn open_unboxed(config: Config) -> Result<Arc<Self>, Error> {
         let (backing, pki_dir) = match &config.storage {
             Storage::Memory => (Backing::Memory, None),
             Storage::Dir(dir) => (Backing::Dir(dir.join("store")), Some(dir.join("pki"))),
@@ -207,12 +213,12 @@ impl ApiServer {
     /// # Errors
     /// When the certificates cannot be made, or the listener is not on loopback and other machines
     /// are not allowed.
-    pub async fn serve(
+    pub fn serve(
         &self,
         listener: TcpListener,
         shutdown: CancellationToken,
-    ) -> Result<(), Error> {
-        Ok(Box::pin(self.server.serve(listener, shutdown)).await?)
+    ) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move { Ok(self.server.serve(listener, shutdown).await?) })
     }
 
     /// Writes a kubeconfig (mode 0600) with the rights of the administrator to `path`. It names
@@ -233,11 +239,13 @@ impl ApiServer {
     ///
     /// # Errors
     /// The first one that is refused, and why.
-    pub async fn install_crds(&self, definitions: Vec<Value>) -> Result<(), Error> {
-        for definition in definitions {
-            self.install_crd(definition).await?;
-        }
-        Ok(())
+    pub fn install_crds(&self, definitions: Vec<Value>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            for definition in definitions {
+                self.install_crd(definition).await?;
+            }
+            Ok(())
+        })
     }
 
     async fn install_crd(&self, mut definition: Value) -> Result<(), Error> {
@@ -306,11 +314,13 @@ impl ApiServer {
 
     /// Stops the controllers, ends all streams, closes the store in order. Without it nothing that
     /// was acknowledged is lost.
-    pub async fn close(&self) {
-        self.stop.cancel();
-        if let Some(controllers) = &self.controllers {
-            controllers.wait().await;
-        }
-        self.store().close().await;
+    pub fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.stop.cancel();
+            if let Some(controllers) = &self.controllers {
+                controllers.wait().await;
+            }
+            self.store().close().await;
+        })
     }
 }

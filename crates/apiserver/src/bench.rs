@@ -9,6 +9,7 @@ mod objects;
 
 use crate::kinds::status::ApiError;
 use crate::{ApiServer, Config, Error, Storage};
+use futures::future::BoxFuture;
 use koord_app::Clock;
 use load::{Rate, Target};
 use serde::Serialize;
@@ -182,7 +183,11 @@ impl From<ApiError> for BenchError {
 ///
 /// # Errors
 /// When a server cannot be started, or does not answer as it should.
-pub async fn run(options: &BenchOptions, clock: Clock) -> Result<BenchReport, BenchError> {
+pub fn run(options: &BenchOptions, clock: Clock) -> BoxFuture<'_, Result<BenchReport, BenchError>> {
+    Box::pin(measure(options, clock))
+}
+
+async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, BenchError> {
     let began = Instant::now();
     let server = ApiServer::open(quiet(Storage::Memory, &clock)).await?;
     let cold_start_ms = millis(began.elapsed());

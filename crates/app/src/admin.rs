@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures::future::BoxFuture;
 use prometheus::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -133,7 +134,16 @@ impl Admin {
     /// # Errors
     ///
     /// When the address is not allowed or not free.
-    pub async fn serve(
+    pub fn serve(
+        &self,
+        address: SocketAddr,
+        exposure: Exposure,
+        shutdown: CancellationToken,
+    ) -> BoxFuture<'_, Result<SocketAddr, AdminError>> {
+        Box::pin(self.serve_unboxed(address, exposure, shutdown))
+    }
+
+    async fn serve_unboxed(
         &self,
         address: SocketAddr,
         exposure: Exposure,

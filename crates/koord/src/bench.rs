@@ -96,7 +96,7 @@ pub fn main(command: Command) -> Result<()> {
             };
             let clock = koord_app::Clock::system();
             let measured = koord_apiserver::bench::run(&options, clock);
-            let report = cluster::runtime()?.block_on(Box::pin(measured))?;
+            let report = cluster::runtime()?.block_on(measured)?;
             publish(&report, args.json.as_deref())
         }
     }

@@ -1,6 +1,7 @@
 //! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -86,12 +87,15 @@ pub enum ClientError {
 /// # Errors
 ///
 /// When no configuration is found or the one found cannot be used; the text names file and field.
-pub async fn from_kubeconfig(
-    path: Option<&Path>,
-    options: &ClientOptions,
-) -> Result<kube::Client, ClientError> {
-    let config = load(path, options).await?;
-    build(config, options)
+pub fn from_kubeconfig<'a>(
+    path: Option<&'a Path>,
+    options: &'a ClientOptions,
+) -> BoxFuture<'a, Result<kube::Client, ClientError>> {
+    // Boxed here, so that callers in other crates do not compile the transport anew.
+    Box::pin(async move {
+        let config = load(path, options).await?;
+        build(config, options)
+    })
 }
 
 async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Config, ClientError> {
