@@ -324,7 +324,7 @@ impl LeaderElector {
                 .filter(|_| mine)
                 .or(Some(now.clone())),
             renew_time: Some(now),
-            lease_transitions: Some(transitions + i32::from(!mine && !first)),
+            lease_transitions: Some(transitions.saturating_add(i32::from(!mine && !first))),
             ..before.clone()
         }
     }

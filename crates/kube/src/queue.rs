@@ -9,6 +9,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+/// Longest delay: what settings say can be more than a clock can count.
+const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Back-off of keys that fail: exponential per key, and a token bucket over all keys.
 #[derive(Debug, Clone, Copy)]
 pub struct RateLimit {
@@ -111,7 +114,8 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         if delay.is_zero() {
             return self.add(key);
         }
-        self.shared.state.lock().delay(key, Instant::now() + delay);
+        let due = Instant::now() + delay.min(MAX_DELAY);
+        self.shared.state.lock().delay(key, due);
         self.shared.changed.notify_one();
     }
 
@@ -312,6 +316,7 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 1);
         assert_eq!(*queue.next().await.unwrap().key(), "late");
         assert_eq!(start.elapsed().as_secs(), 5);
+        queue.add_after("never", Duration::MAX);
         assert!(queue.next().now_or_never().is_none());
     }
 

@@ -14,6 +14,7 @@ use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, Informer, ObjectKey, Scope, Store, patch};
 use parking_lot::RwLock;
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -304,7 +305,16 @@ async fn work(
 ) {
     while let Some(work) = queue.next().await {
         let name = work.key().clone();
-        match reconcile(name.clone()).await {
+        // One node that a controller cannot bear must not take its workers away from all others.
+        let done = AssertUnwindSafe(reconcile(name.clone()))
+            .catch_unwind()
+            .await;
+        let Ok(done) = done else {
+            tracing::error!(controller, node = name, "reconcile panicked; it is retried");
+            queue.add_rate_limited(name);
+            continue;
+        };
+        match done {
             Ok(outcome) => {
                 queue.forget(&name);
                 if let Outcome::Again(delay) = outcome {

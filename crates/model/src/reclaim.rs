@@ -233,7 +233,8 @@ fn is_low(class: PriorityClass) -> bool {
 /// Whether a report of `updated` is too old at `now` (both in seconds), or was never made.
 #[must_use]
 pub fn is_stale(updated: Option<i64>, now: i64, degrade_time_minutes: i64) -> bool {
-    updated.is_none_or(|updated| now > updated.saturating_add(degrade_time_minutes * 60))
+    updated
+        .is_none_or(|updated| now > updated.saturating_add(degrade_time_minutes.saturating_mul(60)))
 }
 
 /// Whether an amount has changed by more than the part `threshold` of the old one. Appearing and

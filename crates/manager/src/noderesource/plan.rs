@@ -95,7 +95,10 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
         plan.in_sync = true;
     } else if status_patch(input.node, &wanted).is_some() {
         // A change too small to write now is written when the node is due.
-        let due = next_sync.unwrap_or_default() - input.now.as_second() + 1;
+        let due = next_sync
+            .unwrap_or_default()
+            .saturating_sub(input.now.as_second())
+            .saturating_add(1);
         plan.recheck = earliest(plan.recheck, u64::try_from(due).ok());
     }
     plan
@@ -139,7 +142,11 @@ fn calculate(
     {
         return take_away(Reset::Degraded("the report lacks the system usage"));
     }
-    let stale_in = updated.map(|updated| updated + strategy.degrade_minutes * 60 - now + 1);
+    let patience = strategy.degrade_minutes.saturating_mul(60);
+    let stale_in = updated.map(|updated| {
+        let last = updated.saturating_add(patience);
+        last.saturating_sub(now).saturating_add(1)
+    });
     plan.recheck = earliest(
         plan.recheck,
         stale_in.and_then(|secs| u64::try_from(secs).ok()),

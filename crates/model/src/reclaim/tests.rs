@@ -376,6 +376,7 @@ fn reports_go_stale() {
     assert!(is_stale(None, 0, 15));
     assert!(!is_stale(Some(100), 100 + 15 * 60, 15));
     assert!(is_stale(Some(100), 101 + 15 * 60, 15));
+    assert!(!is_stale(Some(100), 101, i64::MAX));
 }
 
 #[test]
