@@ -63,7 +63,10 @@ mod tests {
     use serde_json::json;
 
     fn extended(config: &Value, labels: &[(&str, &str)]) -> Option<Value> {
-        let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let labels = labels
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
         let mut extensions = Some(Map::from_iter([("other".to_owned(), json!(1))]));
         extend(&mut extensions, Some(&config.to_string()), &labels).ok()?;
         extensions?.remove(EXTENSION)
