@@ -178,8 +178,9 @@ async fn a_deleted_pod_gets_a_signal_and_its_grace() {
         .collect()
         .await;
     let text = String::from_utf8(text).unwrap();
+    // The shell may also say that its `sleep` got the signal.
     assert!(
-        text.starts_with("up\n") && text.ends_with("bye\n"),
+        text.starts_with("up\n") && text.lines().any(|line| line == "bye"),
         "{text}"
     );
     node.stop().await;
