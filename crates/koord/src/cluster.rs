@@ -182,7 +182,12 @@ impl Cluster {
             "node",
             running(koord_node::run(node, client.clone(), context.clone())),
         );
+        let mut settings = koordlet::Settings::default();
+        if !options.memory {
+            settings.predict.dir = Some(options.data_dir.join("koordlet"));
+        }
         let agent = koordlet::Options {
+            settings,
             node_name: self.node_name.clone(),
             audit: self.audit.clone(),
             report_interval: options.report_interval,

@@ -23,6 +23,7 @@ use koord_kube::{Change, Client, Informer, Scope};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -73,7 +74,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         None => Root::system()?,
     };
     let boot_id = procfs::boot_id(&root)?.unwrap_or_default();
-    let (state, left) = StateFile::open(&options.data_dir, &boot_id)?;
+    let (state, left) = open_state(&options.data_dir, &boot_id).await?;
     let state = Arc::new(state);
     let groups = Groups::new(root.clone(), &options.cgroup_parent, state.clone())?;
     clean_leftovers(&root, &groups, &state, &left).await;
@@ -197,6 +198,21 @@ async fn confine(
     };
     tracing::warn!(reason = %why, "containers run unconfined: no CPU or memory control, no QoS");
     (None, format!("unconfined: {why}"))
+}
+
+/// Opens the state of this node. A process that was forked by an earlier owner holds its lock until
+/// it executes its program, so a lock gets a moment to go away.
+async fn open_state(dir: &Path, boot_id: &str) -> Result<(StateFile, State), StateError> {
+    const TRIES: u32 = 20;
+    for _ in 1..TRIES {
+        match StateFile::open(dir, boot_id) {
+            Err(StateError::Locked { .. }) => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            settled => return settled,
+        }
+    }
+    StateFile::open(dir, boot_id)
 }
 
 /// Ends what an earlier run of this node left behind: its processes and its groups.

@@ -17,10 +17,10 @@ use result::{PHASES, Phase, PhaseResult, Ratios, Report, Run};
 use scene::Scene;
 use std::path::PathBuf;
 
-/// CPU work of one request, in microseconds.
+/// What one request costs the CPU, in microseconds.
 const SERVICE_US: f64 = 250.0;
 /// How often a window that noise spoilt is measured again.
-const RETRIES: usize = 4;
+const RETRIES: usize = 6;
 
 /// What to measure and where to put it.
 #[derive(Debug, Clone, clap::Args)]
