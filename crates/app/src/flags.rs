@@ -153,8 +153,15 @@ pub fn normalize(
             Some(Known::Own(arg)) => takes_no_value(arg),
             Some(Known::Log(_, boolean)) => *boolean,
         };
+        // A flag whose value is merely optional checks the value itself.
+        let is_switch = match &known {
+            Some(Known::Own(arg)) => {
+                matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
+            }
+            _ => is_boolean,
+        };
         let value = match value {
-            Some(value) if is_boolean => boolean(&value)
+            Some(value) if is_switch => boolean(&value)
                 .map_err(|error| FlagError::Value {
                     flag: flag.clone(),
                     value,
@@ -240,6 +247,8 @@ mod tests {
         interval: Duration,
         #[arg(long, default_value = "")]
         feature_gates: String,
+        #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+        ignored: Option<String>,
     }
 
     fn run(line: &str) -> Result<Parsed<Args>, FlagError> {
@@ -248,6 +257,13 @@ mod tests {
                 .chain(line.split_whitespace())
                 .map(OsString::from),
         )
+    }
+
+    #[test]
+    fn an_optional_value_may_be_any_text() {
+        let ignored = |line: &str| run(line).unwrap().args.ignored;
+        assert_eq!(ignored("-ignored=:9317").as_deref(), Some(":9317"));
+        assert_eq!(ignored("-ignored").as_deref(), Some("true"));
     }
 
     #[test]

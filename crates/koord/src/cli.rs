@@ -80,7 +80,7 @@ pub fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(code) => code,
         Err(error) => {
-            console::warn(format_args!("koord: {error:#}"));
+            console::warn(format_args!("koord: {}", console::chain(&error)));
             ExitCode::FAILURE
         }
     }

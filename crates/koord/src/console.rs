@@ -17,3 +17,31 @@ pub fn warn(line: impl std::fmt::Display) {
 pub fn interactive() -> bool {
     std::io::stderr().is_terminal()
 }
+
+/// An error with its causes, each said once: many an error already quotes its cause.
+#[must_use]
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_cause_is_not_repeated() {
+        let error = anyhow::anyhow!("port taken")
+            .context("listen: port taken")
+            .context("start");
+        assert_eq!(chain(&error), "start: listen: port taken");
+    }
+}

@@ -115,7 +115,7 @@ where
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            crate::console::warn(format_args!("{error:#}"));
+            crate::console::warn(crate::console::chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::cluster::{self, Cluster};
 use crate::console;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use std::path::PathBuf;
 
 /// How the cluster is started.
@@ -53,7 +53,7 @@ async fn run(args: Args) -> Result<()> {
     cluster.stop().await;
     match failure {
         None => Ok(()),
-        Some(error) => bail!("{error:#}"),
+        Some(error) => Err(error),
     }
 }
 

@@ -167,8 +167,6 @@ macro_rules! ignored {
 }
 
 ignored!(
-    logtostderr,
-    v,
     enable_pprof,
     pprof_addr,
     configmap_name,

@@ -72,6 +72,13 @@ impl Groups {
                 self.root.cgroup(&path).set_cpu_shares(2)?;
             }
         }
+        // A tree that another user made earlier looks complete; only making a group tells.
+        let probe = self.layout.kubepods.join("koord-probe")?;
+        self.make(&probe)?;
+        self.root.cgroup(&probe).remove()?;
+        self.state.note(|state| {
+            state.groups.remove(probe.as_str());
+        });
         Ok(())
     }
 

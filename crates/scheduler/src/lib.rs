@@ -7,7 +7,7 @@
 //! | [`engine`] | queue, equivalence classes, cycle, diagnosis: synchronous and without I/O |
 //! | [`config`] | `KubeSchedulerConfiguration` |
 //! | [`run`] | the daemon: informers in, bindings, conditions and events out |
-//! | [`bench`] | the engine fed directly, for benchmarks |
+//! | [`mod@bench`] | the engine fed directly, for benchmarks |
 //!
 //! Invariants: this crate names no plugin; one task owns the engine; every state is rebuilt from the
 //! API before the first decision; a node chosen from a shared evaluation passes the pod's own full

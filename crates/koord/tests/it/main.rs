@@ -1,5 +1,11 @@
 //! The `koord` command as its users meet it: processes, kubectl, kill -9.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
 mod crash;
 mod harness;
 mod kubectl;
