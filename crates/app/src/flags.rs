@@ -281,6 +281,7 @@ mod tests {
                 dry_run: true,
                 interval: Duration::from_secs(90),
                 feature_gates: "A=true,B=false".to_owned(),
+                ignored: None,
             }
         );
         assert!(!run("--dry-run=0").unwrap().args.dry_run);
