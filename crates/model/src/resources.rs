@@ -5,7 +5,7 @@
 
 use koord_api::quantity::Quantity;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// A resource name's number in one [`ResourceTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,9 +72,13 @@ pub fn canonical(name: &str) -> &str {
         .map_or(name, |(_, new)| new)
 }
 
-/// Resource names and their numbers. Numbers are never reused.
-#[derive(Debug, Clone)]
-pub struct ResourceTable {
+/// Resource names and their numbers. It only grows and numbers are never reused, which is why names
+/// can be added through a shared reference.
+#[derive(Debug)]
+pub struct ResourceTable(RwLock<Interned>);
+
+#[derive(Debug, Default)]
+struct Interned {
     names: Vec<Arc<str>>,
     ids: HashMap<Arc<str>, ResourceId>,
 }
@@ -89,10 +93,7 @@ impl ResourceTable {
     /// A table that knows the fixed resources.
     #[must_use]
     pub fn new() -> Self {
-        let mut table = Self {
-            names: Vec::new(),
-            ids: HashMap::new(),
-        };
+        let table = Self(RwLock::default());
         for name in FIXED {
             table.intern(name);
         }
@@ -102,43 +103,54 @@ impl ResourceTable {
     /// The number of `name` (deprecated names count as their successor), assigned on first sight.
     ///
     /// A table that is full (65,536 names) files every further name under the last number.
-    pub fn intern(&mut self, name: &str) -> ResourceId {
-        let name = canonical(name);
-        if let Some(id) = self.ids.get(name) {
+    pub fn intern(&self, name: &str) -> ResourceId {
+        if let Some(id) = self.get(name) {
+            return id;
+        }
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let name: Arc<str> = Arc::from(canonical(name));
+        if let Some(id) = table.ids.get(&name) {
             return *id;
         }
-        let Ok(number) = u16::try_from(self.names.len()) else {
+        let Ok(number) = u16::try_from(table.names.len()) else {
             return ResourceId(u16::MAX);
         };
         let id = ResourceId(number);
-        let name: Arc<str> = Arc::from(name);
-        self.names.push(name.clone());
-        self.ids.insert(name, id);
+        table.names.push(name.clone());
+        table.ids.insert(name, id);
         id
     }
 
     /// The number of `name`, if it was ever seen.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<ResourceId> {
-        self.ids.get(canonical(name)).copied()
+        self.read().ids.get(canonical(name)).copied()
     }
 
     /// The name behind `id`; empty for an id of another table.
     #[must_use]
-    pub fn name(&self, id: ResourceId) -> &str {
-        self.names.get(id.index()).map_or("", |name| name)
+    pub fn name(&self, id: ResourceId) -> Arc<str> {
+        self.read()
+            .names
+            .get(id.index())
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// How many names are known; every id is below this.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.names.len()
+        self.read().names.len()
     }
 
     /// Never true: the fixed resources are always there.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.len() == 0
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Interned> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -207,6 +219,19 @@ impl Amounts {
         self.0.iter().copied()
     }
 
+    /// Takes every amount of `other` away; results may be negative.
+    pub fn sub_all(&mut self, other: &Self) {
+        for (id, amount) in other.iter() {
+            self.add(id, amount.saturating_neg());
+        }
+    }
+
+    /// Whether every amount of `self` is at most that of `other`.
+    #[must_use]
+    pub fn fits_in(&self, other: &Self) -> bool {
+        self.iter().all(|(id, amount)| amount <= other.get(id))
+    }
+
     /// Whether nothing is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -238,15 +263,15 @@ mod tests {
         assert_eq!(table.get("cpu"), Some(CPU));
         assert_eq!(table.get("pods"), Some(PODS));
         assert_eq!(table.get("kubernetes.io/batch-cpu"), Some(BATCH_CPU));
-        assert_eq!(table.name(MID_MEMORY), "kubernetes.io/mid-memory");
+        assert_eq!(&*table.name(MID_MEMORY), "kubernetes.io/mid-memory");
     }
 
     #[test]
     fn deprecated_names_share_the_number_of_their_successor() {
-        let mut table = ResourceTable::new();
+        let table = ResourceTable::new();
         assert_eq!(table.intern("koordinator.sh/batch-cpu"), BATCH_CPU);
         let gpu = table.intern("kubernetes.io/gpu");
-        assert_eq!(table.name(gpu), "koordinator.sh/gpu");
+        assert_eq!(&*table.name(gpu), "koordinator.sh/gpu");
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Plugin for BalancedAllocation {
         for (id, adds) in scored {
             let total = nodes.allocatable(node, *id);
             if total > 0 && count < fractions.len() {
-                let used = nodes.requested(node, *id).saturating_add(*adds);
+                let used = cycle.requested(node, *id).saturating_add(*adds);
                 fractions[count] = (used as f64 / total as f64).min(1.0);
                 count += 1;
             }

@@ -3,7 +3,7 @@
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::Taint;
 use koord_scheduler::framework::{
-    Action, BindPlan, Cycle, Hint, Interest, Plugin, Points, PreFilter, Rejection, Signable,
+    Action, BindPlan, Cycle, Helps, Interest, Plugin, Points, PreFilter, Rejection, Signable,
     Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -65,10 +65,10 @@ impl Plugin for NodeName {
         pod: &PodInfo,
         event: &koord_scheduler::framework::ClusterEvent<'_>,
         _view: View<'_>,
-    ) -> Hint {
+    ) -> Helps {
         match (event.node, &pod.node) {
-            (Some(node), Some(wanted)) if node.name != *wanted => Hint::Skip,
-            _ => Hint::Queue,
+            (Some(node), Some(wanted)) if node.name != *wanted => Helps::Skip,
+            _ => Helps::Queue,
         }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
@@ -134,11 +134,11 @@ impl Plugin for NodeUnschedulable {
         _pod: &PodInfo,
         event: &koord_scheduler::framework::ClusterEvent<'_>,
         _view: View<'_>,
-    ) -> Hint {
+    ) -> Helps {
         if event.node.is_some_and(|node| node.unschedulable) {
-            Hint::Skip
+            Helps::Skip
         } else {
-            Hint::Queue
+            Helps::Queue
         }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {

@@ -5,7 +5,7 @@ mod args;
 use args::{Args, Strategy};
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Hint, Interest, Plugin, Points,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Interest, Plugin, Points,
     PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State, Subject, Verdict,
     View,
 };
@@ -44,7 +44,7 @@ impl Fit {
         let mut needs = Vec::new();
         for (id, amount) in pod.requests.iter() {
             let name = table.name(id);
-            if amount == 0 || id == PODS || self.args.ignores(name) {
+            if amount == 0 || id == PODS || self.args.ignores(&name) {
                 continue;
             }
             let reason = match id {
@@ -92,7 +92,7 @@ impl Plugin for Fit {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         let helps = match (event.node, event.pod) {
             // An empty node must be large enough, or nothing on it matters.
             (Some(node), _) => {
@@ -104,7 +104,7 @@ impl Plugin for Fit {
             }
             _ => true,
         };
-        if helps { Hint::Queue } else { Hint::Skip }
+        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
@@ -117,7 +117,7 @@ impl Plugin for Fit {
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let nodes = cycle.view.nodes;
-        let full = nodes.requested(node, PODS) >= nodes.allocatable(node, PODS);
+        let full = cycle.requested(node, PODS) >= nodes.allocatable(node, PODS);
         let needs = state
             .get::<Needs>()
             .map(|needs| needs.0.as_slice())
@@ -126,7 +126,7 @@ impl Plugin for Fit {
             *amount
                 > nodes
                     .allocatable(node, *id)
-                    .saturating_sub(nodes.requested(node, *id))
+                    .saturating_sub(cycle.requested(node, *id))
         };
         let mut lacking = needs.iter().filter(lacks).peekable();
         if !full && lacking.peek().is_none() {
@@ -172,7 +172,7 @@ impl Plugin for Fit {
         let Some(Scored(scored)) = state.get::<Scored>() else {
             return 0;
         };
-        let [cpu, memory] = nodes.requested_for_scoring(node);
+        let [cpu, memory] = cycle.requested_for_scoring(node);
         let strategy = &self.args.scoring_strategy;
         let (mut sum, mut weights) = (0_i64, 0_i64);
         for (id, weight, adds) in scored {
@@ -183,7 +183,7 @@ impl Plugin for Fit {
             let used = match *id {
                 CPU => cpu,
                 MEMORY => memory,
-                id => nodes.requested(node, id),
+                id => cycle.requested(node, id),
             };
             let score = strategy.score(used.saturating_add(*adds), total);
             // The ratio strategy leaves resources that score nothing out of the mean.

@@ -5,10 +5,25 @@
 mod args;
 mod balanced;
 mod basic;
+mod coscheduling;
+mod device_share;
+mod elastic_quota;
 mod fit;
+mod fit_plus;
+mod image_locality;
+mod inter_pod_affinity;
 mod load_aware;
 mod node_affinity;
+mod node_ports;
+mod numa;
+mod pre_bind;
+mod preemption;
+mod reservation;
+mod scarce;
+mod scheduling_hint;
 mod taints;
+mod topology_spread;
+mod volumes;
 
 use koord_scheduler::framework::{Factory, Plugin, Registry};
 use serde_json::json;

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{
     NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
 };
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Hint, Interest, Normalize, Plugin,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin,
     Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
@@ -172,10 +172,10 @@ impl Plugin for NodeAffinity {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         match event.node {
-            Some(node) if !Wanted::of(pod).matches(node) => Hint::Skip,
-            _ => Hint::Queue,
+            Some(node) if !Wanted::of(pod).matches(node) => Helps::Skip,
+            _ => Helps::Queue,
         }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
@@ -247,8 +247,8 @@ mod tests {
 
     fn node(labels: Value) -> NodeInfo {
         let node = serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}}));
-        let mut table = koord_model::resources::ResourceTable::new();
-        NodeInfo::new(std::sync::Arc::new(node.unwrap()), &mut table)
+        let table = koord_model::resources::ResourceTable::new();
+        NodeInfo::new(std::sync::Arc::new(node.unwrap()), &table)
             .unwrap()
             .0
     }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Hint, Interest, Normalize, Plugin, Points, PreScore, Rejection,
+    Action, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin, Points, PreScore, Rejection,
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -69,10 +69,10 @@ impl Plugin for TaintToleration {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         match event.node {
-            Some(node) if untolerated(of(pod), node.taints()).is_some() => Hint::Skip,
-            _ => Hint::Queue,
+            Some(node) if untolerated(of(pod), node.taints()).is_some() => Helps::Skip,
+            _ => Helps::Queue,
         }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {

@@ -208,13 +208,13 @@ fn describe_node(engine: &Engine, name: &str) -> Value {
         let (used, total) = (nodes.requested(index, id), nodes.allocatable(index, id));
         if used != 0 || total != 0 {
             let resource = engine.resources().name(id);
-            requested.insert(resource, used);
+            requested.insert(resource.clone(), used);
             allocatable.insert(resource, total);
         }
     }
     let remaining: BTreeMap<_, _> = allocatable
         .iter()
-        .map(|(name, total)| (*name, total - requested[name]))
+        .map(|(name, total)| (name.clone(), total - requested[name]))
         .collect();
     let mut pods: Vec<String> = nodes.pods(index).map(ToString::to_string).collect();
     pods.sort_unstable();

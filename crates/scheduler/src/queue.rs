@@ -295,6 +295,17 @@ impl Queue {
         Some(pod.clone())
     }
 
+    /// Takes a particular pod to try now, wherever it waits.
+    pub(crate) fn take(&mut self, uid: &str) -> Option<QueuedPod> {
+        if matches!(self.pods.get(uid)?.place, Place::InFlight) {
+            return None;
+        }
+        self.put(uid, Place::InFlight, "");
+        let pod = self.pods.get_mut(uid)?;
+        pod.attempts += 1;
+        Some(pod.clone())
+    }
+
     /// Takes a pod that was popped back.
     pub(crate) fn refuse(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
         let Some(pod) = self.pods.get_mut(uid) else {

@@ -97,6 +97,7 @@ fn place(engine: &mut Engine, pod: Arc<Pod>, seconds: i64) -> String {
         Output::Bind(bind) => bind.node.to_string(),
         Output::Failed(failure) => failure.message,
         Output::Problem(problem) => problem.message,
+        other => format!("{other:?}"),
     }
 }
 
@@ -245,9 +246,9 @@ fn placements_between_two_reports_count_by_their_estimate() {
 
 #[test]
 fn a_batch_pod_is_estimated_by_its_batch_resources() {
-    let mut table = ResourceTable::new();
+    let table = ResourceTable::new();
     let dims = Dims::of(&Args::default().complete());
-    let estimate = |table: &mut ResourceTable, priority: i32, resources: Value| {
+    let estimate = |table: &ResourceTable, priority: i32, resources: Value| {
         let change = json!({"spec": {"priority": priority,
             "containers": [{"name": "c", "resources": resources}]}});
         let info = PodInfo::new(pod("p", change), table).unwrap();
@@ -257,19 +258,19 @@ fn a_batch_pod_is_estimated_by_its_batch_resources() {
         "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "1000"
     }});
     assert_eq!(dims.names, ["cpu", "memory"]);
-    assert_eq!(estimate(&mut table, 5500, batch.clone()), [1700, 700]);
+    assert_eq!(estimate(&table, 5500, batch.clone()), [1700, 700]);
     assert_eq!(
-        estimate(&mut table, 9500, batch),
+        estimate(&table, 9500, batch),
         [250, 200 << 20],
         "not its kind: the default"
     );
     assert_eq!(
-        estimate(&mut table, 7500, json!({})),
+        estimate(&table, 7500, json!({})),
         [0, 0],
         "mid has no default"
     );
     let capped = json!({"requests": {"cpu": "4"}, "limits": {"cpu": "2"}});
-    assert_eq!(estimate(&mut table, 9500, capped)[0], 2000);
+    assert_eq!(estimate(&table, 9500, capped)[0], 2000);
 }
 
 #[test]

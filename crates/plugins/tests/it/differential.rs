@@ -177,6 +177,7 @@ fn drain(engine: &mut Engine, now: Timestamp, placed: &mut Vec<(Pod, String)>) -
                 }
                 Output::Failed(failure) => format!("{}: {}", failure.pod.name, failure.message),
                 Output::Problem(problem) => problem.message,
+                other => format!("{other:?}"),
             });
         }
     }

@@ -6,8 +6,12 @@
 
 use super::diagnosis::{RowVerdict, Tally};
 use super::tree::{Key, Tree};
-use crate::framework::{Cycle, Instance, Normalize, Plugin, Reason, Rejection, State};
-use crate::state::{NodeIndex, NodeStore};
+use crate::framework::{
+    Code, Cycle, Instance, Normalize, Overlay, Plugin, Reason, Reasons, Rejection, State,
+};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
+use koord_model::numa::NumaMask;
+use std::sync::Arc;
 
 /// What the plugins prepared for one pod.
 #[derive(Debug, Default)]
@@ -16,6 +20,9 @@ pub(crate) struct Prepared {
     pub(super) filters: Vec<(Instance, State)>,
     /// With weights, without the plugins that skip.
     pub(super) scores: Vec<(Instance, i64, State)>,
+    /// Positions in `filters` of the plugins that release pods, and of those that align.
+    pub(super) releasing: Vec<usize>,
+    pub(super) aligning: Vec<usize>,
     /// Sorted. Other nodes are refused by `only_by`.
     pub(super) only: Option<Vec<NodeIndex>>,
     pub(super) only_by: Vec<Instance>,
@@ -46,12 +53,90 @@ impl Scope<'_> {
             let by = self.prepared.only_by.first().copied().unwrap_or_default();
             return RowVerdict::Refused(by, Rejection::unresolvable(self.outside()));
         }
+        let removed = self.released(node);
+        self.chain(&self.imagine(&removed), node)
+    }
+
+    /// The pods on `node` whose place this pod may take.
+    fn released(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
+        let mut out = Vec::new();
+        for (plugin, state) in self.states(&self.prepared.releasing) {
+            self.plugins[plugin].release(&self.cycle, state, node, &mut out);
+        }
+        out
+    }
+
+    /// The released pod whose place this pod takes on `node`.
+    pub(super) fn nominate(&self, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        self.states(&self.prepared.releasing)
+            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&self.cycle, state, node))
+    }
+
+    fn imagine<'b>(&self, removed: &'b [Arc<PodInfo>]) -> Cycle<'b>
+    where
+        Self: 'b,
+    {
+        Cycle {
+            overlay: Overlay {
+                removed,
+                added: &[],
+            },
+            ..self.cycle
+        }
+    }
+
+    fn states<'b>(&'b self, at: &'b [usize]) -> impl Iterator<Item = (Instance, &'b State)> {
+        at.iter().filter_map(|at| {
+            let (plugin, state) = self.prepared.filters.get(*at)?;
+            Some((*plugin, state))
+        })
+    }
+
+    fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         for (plugin, state) in &self.prepared.filters {
-            if let Err(rejection) = self.plugins[*plugin].filter(&self.cycle, state, node) {
+            if let Err(rejection) = self.plugins[*plugin].filter(cycle, state, node) {
                 return RowVerdict::Refused(*plugin, rejection);
             }
         }
-        RowVerdict::Fits
+        self.align(cycle, node)
+    }
+
+    /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
+    fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
+        let asked = self
+            .states(&self.prepared.aligning)
+            .find_map(|(plugin, state)| {
+                let policy = self.plugins[plugin].numa_policy(cycle, state, node)?;
+                Some((plugin, policy))
+            });
+        let Some((owner, policy)) = asked else {
+            return RowVerdict::Fits(None);
+        };
+        let mut offers = Vec::new();
+        for (plugin, state) in self.states(&self.prepared.aligning) {
+            match self.plugins[plugin].numa_hints(cycle, state, node, &policy) {
+                Ok(offer) => offers.push(offer),
+                Err(rejection) => return RowVerdict::Refused(plugin, rejection),
+            }
+        }
+        let mask = match koord_model::numa::admit(&policy, &offers) {
+            Ok(mask) => mask,
+            Err(reasons) => {
+                let reasons: Box<[Reason]> = reasons.into_iter().map(Reason::from).collect();
+                let (code, reasons) = (Code::Unschedulable, Reasons::Many(reasons));
+                return RowVerdict::Refused(owner, Rejection { code, reasons });
+            }
+        };
+        let cycle = Cycle {
+            numa: Some(mask),
+            ..*cycle
+        };
+        for (plugin, state) in self.states(&self.prepared.aligning) {
+            if let Err(rejection) = self.plugins[plugin].numa_allocate(&cycle, state, node) {
+                return RowVerdict::Refused(plugin, rejection);
+            }
+        }
+        RowVerdict::Fits(Some(mask))
     }
 
     fn outside(&self) -> Reason {
@@ -170,6 +255,14 @@ impl Evaluation {
             .map(NodeIndex)
     }
 
+    /// The NUMA nodes agreed on for `node`.
+    pub(super) fn numa(&self, node: NodeIndex) -> Option<NumaMask> {
+        match self.verdicts.get(node.row()) {
+            Some(RowVerdict::Fits(numa)) => *numa,
+            _ => None,
+        }
+    }
+
     fn rebuild(&mut self, scope: &Scope<'_>) {
         let nodes = scope.nodes();
         let rows = nodes.rows();
@@ -207,7 +300,7 @@ impl Evaluation {
         match std::mem::take(&mut self.verdicts[row]) {
             RowVerdict::Absent => {}
             RowVerdict::Refused(plugin, rejection) => self.tally.remove(plugin, &rejection),
-            RowVerdict::Fits => {
+            RowVerdict::Fits(_) => {
                 for column in &mut self.columns {
                     column.at_max -= usize::from(column.raw[row] == column.max);
                 }
@@ -221,11 +314,16 @@ impl Evaluation {
         match &verdict {
             RowVerdict::Absent => {}
             RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
-            RowVerdict::Fits => {
+            RowVerdict::Fits(numa) => {
+                let removed = scope.released(node);
+                let cycle = Cycle {
+                    numa: *numa,
+                    ..scope.imagine(&removed)
+                };
                 for (column, (plugin, _, state)) in
                     self.columns.iter_mut().zip(&scope.prepared.scores)
                 {
-                    let raw = scope.plugins[*plugin].score(&scope.cycle, state, node);
+                    let raw = scope.plugins[*plugin].score(&cycle, state, node);
                     column.raw[row] = raw;
                     if raw > column.max {
                         column.max = raw;
@@ -263,7 +361,7 @@ impl Evaluation {
     /// Orders by total score, then by a number drawn from the seed and the row's version: ties are
     /// spread, and drawn again whenever a node changes, yet the same input gives the same order.
     fn key(&self, scope: &Scope<'_>, row: usize) -> Key {
-        if !matches!(self.verdicts[row], RowVerdict::Fits) {
+        if !matches!(self.verdicts[row], RowVerdict::Fits(_)) {
             return 0;
         }
         let total: i64 = self.columns.iter().map(|c| c.weight * c.normal(row)).sum();

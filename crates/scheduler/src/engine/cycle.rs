@@ -4,17 +4,28 @@ use super::class::{Evaluation, Prepared, Scope};
 use super::diagnosis::{Diagnosis, RowVerdict};
 use super::{BindRequest, Engine, Failure, Outcome, Output, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, PostFilter, PreFilter, PreScore,
-    Rejection, Signable, Signature, View,
+    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Points, PostFilter, PreFilter,
+    PreScore, Rejection, Signable, Signature,
 };
-use crate::queue::{PluginSet, Refusal};
+use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
+use koord_model::numa::NumaMask;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The longest a pod may wait for permission.
 const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
+
+/// Where a pod goes.
+#[derive(Debug, Clone)]
+pub(super) struct Choice {
+    pub(super) node: NodeIndex,
+    /// The NUMA nodes agreed on.
+    numa: Option<NumaMask>,
+    /// The pod whose place it takes.
+    nominated: Option<Arc<PodInfo>>,
+}
 
 /// How a cycle ended short of a placement.
 #[derive(Debug)]
@@ -28,7 +39,10 @@ impl Engine {
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
-            let queued = self.queue.pop(now)?;
+            let queued = match self.next_of_group(now) {
+                Some(queued) => queued,
+                None => self.queue.pop(now)?,
+            };
             let Some(profile) = self.profile_of(&queued.info) else {
                 self.queue.remove(&queued.info.uid);
                 continue;
@@ -87,7 +101,7 @@ impl Engine {
             return Err(Box::default());
         };
         match self.select(pod, profile, now, false) {
-            Ok(node) => Ok(self.nodes.name(node).clone()),
+            Ok(choice) => Ok(self.nodes.name(choice.node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
             Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
                 pre_filter_message: message,
@@ -108,8 +122,8 @@ impl Engine {
         profile: usize,
         now: Timestamp,
     ) -> Result<Arc<str>, Stop> {
-        let node = match self.select(pod, profile, now, self.caching) {
-            Ok(node) => node,
+        let choice = match self.select(pod, profile, now, self.caching) {
+            Ok(choice) => choice,
             Err(Stop::Refused(diagnosis)) => {
                 return Err(Stop::Refused(
                     self.post_filter(pod, profile, diagnosis, now),
@@ -117,9 +131,10 @@ impl Engine {
             }
             Err(failed) => return Err(failed),
         };
+        let node = choice.node;
         let name = self.nodes.name(node).clone();
         self.assume(pod, &name, now);
-        let reserved = self.reserve(pod, profile, node, now).and_then(|()| {
+        let reserved = self.reserve(pod, profile, &choice, now).and_then(|()| {
             let permit = self.permit(pod, profile, node, now)?;
             match permit {
                 Some(wait) => {
@@ -142,16 +157,12 @@ impl Engine {
         profile: usize,
         now: Timestamp,
         cached: bool,
-    ) -> Result<NodeIndex, Stop> {
+    ) -> Result<Choice, Stop> {
         if self.nodes.is_empty() {
             return Err(Stop::Refused(Box::default()));
         }
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
-        let cycle = Cycle { pod, view };
+        let view = view!(self, now);
+        let cycle = Cycle::new(pod, view);
         let prepared = self.prepare(&cycle, profile)?;
         let scope = Scope {
             cycle,
@@ -179,7 +190,8 @@ impl Engine {
             class.used = self.uses;
             // The chosen node passes the whole chain again, with this very pod's state.
             let best = class.best();
-            let confirmed = best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits));
+            let confirmed =
+                best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits(_)));
             if confirmed {
                 let answer = answer(class, &scope, &self.names);
                 self.evict_classes();
@@ -188,13 +200,9 @@ impl Engine {
             self.mismatches += 1;
             self.classes.clear();
         }
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
+        let view = view!(self, now);
         let scope = Scope {
-            cycle: Cycle { pod, view },
+            cycle: Cycle::new(pod, view),
             plugins: &self.plugins,
             prepared: &prepared,
             seed: self.options.seed,
@@ -230,6 +238,14 @@ impl Engine {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
+                let points = self.plugins[*instance].points();
+                let position = prepared.filters.len();
+                if points.has(Points::RELEASE) {
+                    prepared.releasing.push(position);
+                }
+                if points.has(Points::NUMA) {
+                    prepared.aligning.push(position);
+                }
                 prepared.filters.push((*instance, state));
             }
         }
@@ -293,23 +309,26 @@ impl Engine {
         now: Timestamp,
     ) -> Box<Diagnosis> {
         let mut messages = Vec::new();
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
+        let view = view!(self, now);
         for instance in &self.profiles[profile].post_filter {
-            let cycle = Cycle { pod, view };
+            let cycle = Cycle::new(pod, view);
             match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
                 PostFilter::Nominated(node) => {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
+                PostFilter::Preempt(_) => {}
                 PostFilter::Unhelpful(text) if text.is_empty() => {}
                 PostFilter::Unhelpful(text) => messages.push(text),
             }
         }
         diagnosis.post_filter_message = messages.join(", ");
+        let mut fx = Effects::default();
+        for instance in &self.profiles[profile].post_filter {
+            let cycle = Cycle::new(pod, view!(self, now));
+            self.plugins[*instance].after_post_filter(&cycle, &mut diagnosis, &mut fx);
+        }
+        self.apply(fx, now);
         diagnosis
     }
 
@@ -317,20 +336,27 @@ impl Engine {
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
-        node: NodeIndex,
+        choice: &Choice,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
+        let mut fx = Effects::default();
+        let mut refused = None;
         for instance in &self.profiles[profile].reserve {
-            if let Err(rejection) = self.plugins[*instance].reserve(&Cycle { pod, view }, node) {
-                return Err(self.stop_at("Reserve", *instance, &rejection));
+            let cycle = Cycle {
+                numa: choice.numa,
+                nominated: choice.nominated.as_ref(),
+                ..Cycle::new(pod, view!(self, now))
+            };
+            if let Err(rejection) = self.plugins[*instance].reserve(&cycle, choice.node, &mut fx) {
+                refused = Some((*instance, rejection));
+                break;
             }
         }
-        Ok(())
+        self.apply(fx, now);
+        match refused {
+            Some((instance, rejection)) => Err(self.stop_at("Reserve", instance, &rejection)),
+            None => Ok(()),
+        }
     }
 
     fn permit(
@@ -340,14 +366,12 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<Option<Waiting>, Stop> {
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
         let mut waiting: Option<Waiting> = None;
+        let mut fx = Effects::default();
+        let mut refused = None;
         for instance in &self.profiles[profile].permit {
-            match self.plugins[*instance].permit(&Cycle { pod, view }, node) {
+            let cycle = Cycle::new(pod, view!(self, now));
+            match self.plugins[*instance].permit(&cycle, node, &mut fx) {
                 Permit::Allow => {}
                 Permit::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest)
@@ -364,11 +388,17 @@ impl Engine {
                     entry.until = entry.until.min(until);
                 }
                 Permit::Reject(rejection) => {
-                    return Err(self.stop_at("Permit", *instance, &rejection));
+                    refused = Some((*instance, rejection));
+                    break;
                 }
             }
         }
-        Ok(waiting)
+        // The plugin may let the members of the pod's group go, this pod's permission included.
+        self.apply(fx, now);
+        match refused {
+            Some((instance, rejection)) => Err(self.stop_at("Permit", instance, &rejection)),
+            None => Ok(waiting),
+        }
     }
 
     /// Hands a booked pod to the binder.
@@ -379,12 +409,8 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
-        let cycle = Cycle { pod, view };
+        let view = view!(self, now);
+        let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
         for instance in &self.profiles[profile].pre_bind {
             if let Err(rejection) = self.plugins[*instance].pre_bind(&cycle, node, &mut patch) {
@@ -395,14 +421,15 @@ impl Engine {
         let plan = plans
             .map(|instance| self.plugins[*instance].bind(&cycle, node))
             .find(|plan| *plan != BindPlan::Skip);
-        if plan.is_none() {
+        let Some(plan) = plan else {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
-        }
+        };
         let node = self.nodes.name(node).clone();
         self.outbox.push(Output::Bind(BindRequest {
             pod: pod.clone(),
             node,
             patch,
+            plan,
             profile,
         }));
         Ok(())
@@ -460,15 +487,25 @@ impl Engine {
         error
     }
 
+    /// The next member of a group that is being placed, whatever the queue's order.
+    fn next_of_group(&mut self, now: Timestamp) -> Option<QueuedPod> {
+        let mut fx = Effects::default();
+        let mut next = None;
+        for plugin in &mut self.plugins {
+            next = plugin.next_pod(view!(self, now), &mut fx);
+            if next.is_some() {
+                break;
+            }
+        }
+        self.apply(fx, now);
+        self.queue.take(&next?)
+    }
+
     /// Lets plugins and permissions react to the passing of time.
     fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.tick(view, &mut fx);
         }
         self.apply(fx, now);
@@ -497,9 +534,13 @@ fn answer(
     evaluation: &Evaluation,
     scope: &Scope<'_>,
     names: &[&'static str],
-) -> Result<NodeIndex, Stop> {
+) -> Result<Choice, Stop> {
     if let Some(node) = evaluation.best() {
-        return Ok(node);
+        return Ok(Choice {
+            node,
+            numa: evaluation.numa(node),
+            nominated: scope.nominate(node),
+        });
     }
     if let Some((plugin, reason)) = evaluation.tally.error() {
         return Err(Stop::Failed(format!(

@@ -3,6 +3,7 @@
 use crate::framework::{Code, Instance, Reason, Rejection};
 use crate::queue::PluginSet;
 use crate::state::NodeIndex;
+use koord_model::numa::NumaMask;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -158,7 +159,8 @@ pub(crate) enum RowVerdict {
     /// Not a node.
     #[default]
     Absent,
-    Fits,
+    /// With the NUMA nodes agreed on, where alignment is asked for.
+    Fits(Option<NumaMask>),
     Refused(Instance, Rejection),
 }
 
@@ -167,7 +169,7 @@ pub(crate) fn feasible(verdicts: &[RowVerdict]) -> impl Iterator<Item = NodeInde
     verdicts
         .iter()
         .enumerate()
-        .filter(|(_, verdict)| matches!(verdict, RowVerdict::Fits))
+        .filter(|(_, verdict)| matches!(verdict, RowVerdict::Fits(_)))
         .filter_map(|(row, _)| u32::try_from(row).ok().map(NodeIndex))
 }
 

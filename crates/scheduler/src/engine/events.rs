@@ -1,7 +1,7 @@
 //! What the engine is told by informers and by the binder.
 
 use super::{BindError, Engine, Output, Record};
-use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject, View};
+use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
 use crate::state::{NodeInfo, PodInfo};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -10,13 +10,18 @@ use std::sync::Arc;
 impl Engine {
     /// A pod was created or changed.
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
-        let info = match PodInfo::new(pod.clone(), &mut self.resources) {
+        let info = match PodInfo::new(pod.clone(), &self.resources) {
             Ok(info) => Arc::new(info),
             Err(error) => {
                 self.pod_broken(&pod, &error.to_string(), now);
                 return;
             }
         };
+        self.info_applied(info, now);
+    }
+
+    /// A pod, or something that is scheduled like one, was created or changed.
+    pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         if info.terminal {
             self.pod_gone(&info.uid, now);
         } else if let Some(node) = info.node.clone() {
@@ -45,7 +50,7 @@ impl Engine {
         }));
     }
 
-    fn pod_gone(&mut self, uid: &str, now: Timestamp) {
+    pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
         self.waiting.remove(uid);
         if let Some(pod) = self.unbook(uid, now) {
@@ -77,11 +82,7 @@ impl Engine {
         self.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_updated(&old, &info, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -136,7 +137,7 @@ impl Engine {
             uid: meta.uid.clone().unwrap_or_default(),
             message,
         };
-        let (info, ignored) = match NodeInfo::new(node, &mut self.resources) {
+        let (info, ignored) = match NodeInfo::new(node, &self.resources) {
             Ok(parsed) => parsed,
             Err(error) => {
                 let message = format!("the node takes no pods: {error}");
@@ -162,11 +163,7 @@ impl Engine {
         let index = self.nodes.set_node(info.clone());
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -191,11 +188,7 @@ impl Engine {
         self.nodes.remove_node(name);
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -213,11 +206,7 @@ impl Engine {
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_object(change, view, &mut fx);
         }
         self.apply(fx, now);
@@ -241,14 +230,12 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.queue.remove(uid);
+                let mut fx = Effects::default();
                 for instance in profile.iter().flat_map(|at| &self.profiles[*at].post_bind) {
-                    let view = View {
-                        nodes: &self.nodes,
-                        resources: &self.resources,
-                        now,
-                    };
-                    self.plugins[*instance].post_bind(&pod, &node, view);
+                    let view = view!(self, now);
+                    self.plugins[*instance].post_bind(&pod, &node, view, &mut fx);
                 }
+                self.apply(fx, now);
             }
             Err(error) => {
                 // The informer may have shown the truth already: then nothing is only assumed.

@@ -5,6 +5,17 @@
 //! that are bound or assumed, the queue, and the plugins' own tables. A decision is booked at once
 //! (*assumed*); the binding goes through the API later and is confirmed by the informer or undone.
 
+/// The state as plugins read it, borrowing only the fields it needs.
+macro_rules! view {
+    ($engine:expr, $now:expr) => {
+        $crate::framework::View {
+            nodes: &$engine.nodes,
+            resources: &$engine.resources,
+            now: $now,
+        }
+    };
+}
+
 mod class;
 mod cycle;
 mod diagnosis;
@@ -16,8 +27,8 @@ pub use diagnosis::{Diagnosis, NodeRefusal};
 use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
-    Action, ClusterEvent, Effects, Instance, Interest, Plugin, PodPatch, Points, Problem, Profile,
-    Profiles, Reason, Signature, Subject, View,
+    Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, Plugin, PodPatch,
+    Points, Problem, Profile, Profiles, Reason, Signature, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -54,6 +65,8 @@ pub struct BindRequest {
     pub node: Arc<str>,
     /// What to add to it first.
     pub patch: PodPatch,
+    /// How.
+    pub plan: BindPlan,
     /// Its profile's position.
     pub profile: usize,
 }
@@ -82,6 +95,24 @@ pub enum Output {
     Failed(Failure),
     /// Report an object that could not be understood.
     Problem(Problem),
+    /// Write to another object.
+    Write(Write),
+    /// Evict the victims of a preemption: condition, deletion, event.
+    Evict {
+        /// The pod that room is made for.
+        preemptor: Arc<PodInfo>,
+        /// Where.
+        node: Arc<str>,
+        /// Who goes.
+        victims: Vec<Arc<PodInfo>>,
+    },
+    /// Write a condition on a pod that was not tried itself; no event.
+    Explain {
+        /// The pod.
+        pod: Arc<PodInfo>,
+        /// The condition's message.
+        message: String,
+    },
 }
 
 /// How one cycle ended.
@@ -302,7 +333,9 @@ impl Engine {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let waits = self.waiting.values().map(|waiting| waiting.until);
-        self.queue.next_deadline().into_iter().chain(waits).min()
+        let ticks = self.plugins.iter().filter_map(|plugin| plugin.next_tick());
+        let queue = self.queue.next_deadline().into_iter();
+        queue.chain(waits).chain(ticks).min()
     }
 
     fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
@@ -336,11 +369,7 @@ impl Engine {
         self.pods.insert(pod.uid.clone(), record);
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_assigned(&pod, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -352,27 +381,18 @@ impl Engine {
         if record.assumed
             && let Some(profile) = record.profile
         {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
+            let mut fx = Effects::default();
             for instance in self.profiles[profile].reserve.iter().rev() {
-                let cycle = crate::framework::Cycle {
-                    pod: &record.info,
-                    view,
-                };
-                self.plugins[*instance].unreserve(&cycle, record.node);
+                let cycle = Cycle::new(&record.info, view);
+                self.plugins[*instance].unreserve(&cycle, record.node, &mut fx);
             }
+            self.apply(fx, now);
         }
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
-            let view = View {
-                nodes: &self.nodes,
-                resources: &self.resources,
-                now,
-            };
+            let view = view!(self, now);
             plugin.on_unassigned(&record.info, record.node, view, &mut fx);
         }
         self.nodes.remove_pod(record.node, uid);
@@ -413,11 +433,7 @@ impl Engine {
                 interested |= 1 << instance;
             }
         }
-        let view = View {
-            nodes: &self.nodes,
-            resources: &self.resources,
-            now,
-        };
+        let view = view!(self, now);
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
             // Refused by nobody in particular (no nodes): anything may help.
@@ -437,7 +453,7 @@ impl Engine {
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
                             && self.plugins[instance].hint(&queued.info, event, view)
-                                == crate::framework::Hint::Queue
+                                == Helps::Queue
                     });
                 if helps {
                     wake.push(uid.clone());
@@ -462,14 +478,40 @@ impl Engine {
         for problem in fx.problems {
             self.outbox.push(Output::Problem(problem));
         }
+        for pod in fx.apply {
+            self.info_applied(pod, now);
+        }
+        for uid in fx.remove {
+            self.pod_gone(&uid, now);
+        }
+        for uid in fx.regate {
+            self.regate(&uid, now);
+        }
         for uid in fx.activate {
             self.queue.activate(&uid);
         }
+        for (uid, message) in fx.explain {
+            if let Some(pod) = self.queue.get(&uid).map(|queued| queued.info.clone()) {
+                self.outbox.push(Output::Explain { pod, message });
+            }
+        }
+        self.outbox.extend(fx.writes.into_iter().map(Output::Write));
         for (uid, plugin) in fx.allow {
             self.allow_waiting(&uid, plugin, now);
         }
         for (uid, plugin, reason) in fx.reject {
             self.reject_waiting(&uid, plugin, reason.as_str(), now);
+        }
+    }
+
+    /// Asks the pre-enqueue plugins about a queued pod again.
+    fn regate(&mut self, uid: &str, now: Timestamp) {
+        let Some(pod) = self.queue.get(uid).map(|queued| queued.info.clone()) else {
+            return;
+        };
+        if let Some(profile) = self.profile_of(&pod) {
+            let gates = self.gates_of(&pod, profile);
+            self.queue.gate(uid, gates, now);
         }
     }
 

@@ -54,19 +54,24 @@ impl Plugin for Knobs {
         }
         Ok(())
     }
-    fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex) -> Verdict {
+    fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Verdict {
         if cycle.pod.name.starts_with("unreservable") {
             return Err(Rejection::unschedulable("nothing left"));
         }
         Ok(())
     }
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex) -> Permit {
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
         match cycle.pod.name.starts_with("wait") {
             true => Permit::Wait(Duration::from_secs(30)),
             false => Permit::Allow,
         }
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
+    fn on_object(
+        &mut self,
+        change: &ObjectChange,
+        _view: crate::framework::View<'_>,
+        fx: &mut Effects,
+    ) {
         if let Some(uid) = change.new_as::<&'static str>() {
             fx.allow.push(((*uid).into(), "Knobs"));
         }
@@ -142,6 +147,7 @@ fn messages(engine: &mut Engine) -> Vec<String> {
         Output::Bind(bind) => format!("bind {} {}", bind.pod.name, bind.node),
         Output::Failed(failure) => format!("{}: {}", failure.reason, failure.message),
         Output::Problem(problem) => format!("problem {}: {}", problem.name, problem.message),
+        other => format!("{other:?}"),
     };
     engine.take_outputs().into_iter().map(text).collect()
 }

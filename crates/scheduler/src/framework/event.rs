@@ -102,7 +102,7 @@ pub struct Interest {
 
 /// A plugin's judgement of one event for one pod it refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hint {
+pub enum Helps {
     /// The pod may fit now.
     Queue,
     /// The event does not help this pod.

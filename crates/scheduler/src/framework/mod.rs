@@ -10,7 +10,7 @@ mod profile;
 mod registry;
 mod status;
 
-pub use event::{Action, ClusterEvent, Hint, Interest, ObjectChange, Subject};
+pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use registry::{Build, BuildContext, BuildError, Factory, Registry};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -19,7 +19,8 @@ use crate::Watch;
 use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
-use koord_model::resources::ResourceTable;
+use koord_model::numa::{NumaMask, NumaPolicy, Offers};
+use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +54,15 @@ impl Points {
     pub const BIND: Self = Self(1 << 10);
     /// Is told of a binding.
     pub const POST_BIND: Self = Self(1 << 11);
+    /// Lets pods take the place of others: [`Plugin::release`] and [`Plugin::nominate`]. Not a
+    /// point of configuration files: it is on wherever the plugin filters.
+    pub const RELEASE: Self = Self(1 << 12);
+    /// Takes part in NUMA alignment: [`Plugin::numa_policy`], [`Plugin::numa_hints`] and
+    /// [`Plugin::numa_allocate`]. On wherever the plugin filters.
+    pub const NUMA: Self = Self(1 << 13);
+    /// Its verdicts and scores move with every placement, for many nodes at a time:
+    /// [`Plugin::filter`] and [`Plugin::score`] are asked afresh for each pod, never remembered.
+    pub const VOLATILE: Self = Self(1 << 14);
 
     /// Both sets together.
     #[must_use]
@@ -78,6 +88,30 @@ pub struct View<'a> {
     pub now: Timestamp,
 }
 
+/// How the node that is judged differs from the books: pods to imagine away (victims of a
+/// preemption, reservations that the pod may use) and pods to imagine there (nominated ones).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Overlay<'a> {
+    /// Booked on the node, and to be treated as if they were not.
+    pub removed: &'a [Arc<PodInfo>],
+    /// Not on the node, and to be treated as if they were.
+    pub added: &'a [Arc<PodInfo>],
+}
+
+impl Overlay<'_> {
+    /// Whether the node is as the books say.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.added.is_empty()
+    }
+
+    /// Whether the pod with this uid is imagined away.
+    #[must_use]
+    pub fn removes(&self, uid: &str) -> bool {
+        self.removed.iter().any(|pod| *pod.uid == *uid)
+    }
+}
+
 /// One pod's scheduling cycle.
 #[derive(Debug, Clone, Copy)]
 pub struct Cycle<'a> {
@@ -85,6 +119,68 @@ pub struct Cycle<'a> {
     pub pod: &'a Arc<PodInfo>,
     /// The state it is placed into.
     pub view: View<'a>,
+    /// What to imagine of the node handed to the same call. Whoever reads what is booked on a node
+    /// reads it through the methods below, or honours this itself.
+    pub overlay: Overlay<'a>,
+    /// The NUMA nodes that were agreed on for the node handed to the same call, if any were.
+    pub numa: Option<NumaMask>,
+    /// At reserve and later: the pod whose place this one takes ([`Plugin::nominate`]).
+    pub nominated: Option<&'a Arc<PodInfo>>,
+}
+
+impl<'a> Cycle<'a> {
+    /// A cycle with nothing imagined.
+    #[must_use]
+    pub fn new(pod: &'a Arc<PodInfo>, view: View<'a>) -> Self {
+        Self {
+            pod,
+            view,
+            overlay: Overlay::default(),
+            numa: None,
+            nominated: None,
+        }
+    }
+
+    /// What the pods on `node` request of `resource`.
+    #[must_use]
+    pub fn requested(&self, node: NodeIndex, resource: ResourceId) -> i64 {
+        let booked = self.view.nodes.requested(node, resource);
+        if self.overlay.is_empty() {
+            return booked;
+        }
+        let sum = |pods: &[Arc<PodInfo>]| -> i64 {
+            if resource == PODS {
+                i64::try_from(pods.len()).unwrap_or(i64::MAX)
+            } else {
+                pods.iter().map(|pod| pod.requests.get(resource)).sum()
+            }
+        };
+        booked - sum(self.overlay.removed) + sum(self.overlay.added)
+    }
+
+    /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
+    #[must_use]
+    pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
+        let [mut cpu, mut memory] = self.view.nodes.requested_for_scoring(node);
+        for pod in self.overlay.removed {
+            cpu -= pod.scoring[0];
+            memory -= pod.scoring[1];
+        }
+        for pod in self.overlay.added {
+            cpu += pod.scoring[0];
+            memory += pod.scoring[1];
+        }
+        [cpu, memory]
+    }
+
+    /// The pods on `node`.
+    pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &'a Arc<PodInfo>> + use<'a> {
+        let Self { view, overlay, .. } = *self;
+        let booked = view.nodes.pods(node);
+        booked
+            .filter(move |pod| overlay.removed.is_empty() || !overlay.removes(&pod.uid))
+            .chain(overlay.added)
+    }
 }
 
 /// What a plugin prepared for this cycle; empty when it prepared nothing.
@@ -164,11 +260,40 @@ pub enum Normalize {
     Custom,
 }
 
+/// A question about a value, with the plugin's state at hand.
+pub type Judge<'a, T, A> = Box<dyn Fn(&T) -> A + 'a>;
+
+/// How to make room by evicting pods of lower priority; carried out by the engine.
+pub struct Preemption<'a> {
+    /// Opens the text for the pod's condition.
+    pub prefix: &'static str,
+    /// At least this share of the nodes, in percent, is tried.
+    pub min_candidate_percentage: i64,
+    /// At least this many nodes are tried.
+    pub min_candidate_absolute: i64,
+    /// Whether a pod may be a victim, beside having lower priority.
+    pub may_evict: Judge<'a, PodInfo, bool>,
+    /// Whether evicting `victims` (all on one node) would satisfy the plugin itself, e.g. a quota.
+    pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
+    /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
+    pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
+}
+
+impl std::fmt::Debug for Preemption<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Preemption")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Answer of [`Plugin::post_filter`].
 #[derive(Debug)]
-pub enum PostFilter {
+pub enum PostFilter<'a> {
     /// Room will be made on this node; the pod is nominated to it.
     Nominated(Arc<str>),
+    /// The engine is to look for victims under these rules.
+    Preempt(Preemption<'a>),
     /// No help, with the text for the pod's condition; may be empty.
     Unhelpful(String),
 }
@@ -185,12 +310,45 @@ pub enum Permit {
 }
 
 /// How a pod is bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum BindPlan {
     /// Not by this plugin.
     Skip,
     /// By a POST to the pod's binding subresource.
     Binding,
+    /// By writes to the object that the pod stands for, in order. Labels and annotations of the
+    /// [`PodPatch`] go to the object of the first write.
+    Writes(Vec<Write>),
+}
+
+/// A write to the API.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Write {
+    /// Group, empty for the core group.
+    pub group: &'static str,
+    /// Version.
+    pub version: &'static str,
+    /// Plural, lower case.
+    pub plural: &'static str,
+    /// Empty for cluster-scoped objects.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// What is written.
+    pub verb: Verb,
+}
+
+/// What a [`Write`] does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verb {
+    /// A JSON merge patch of the object.
+    Patch(serde_json::Value),
+    /// A JSON merge patch of its status subresource.
+    PatchStatus(serde_json::Value),
+    /// Creates the object; that it exists already is no failure.
+    Create(serde_json::Value),
+    /// Deletes the object; the uid, if not empty, must match.
+    Delete(String),
 }
 
 /// What the pre-bind plugins add to a pod; sent as one merge patch before the binding.
@@ -280,6 +438,18 @@ pub struct Effects {
     pub activate: Vec<Arc<str>>,
     /// Objects that could not be understood.
     pub problems: Vec<Problem>,
+    /// Queued pods (by uid) whose [`Plugin::pre_enqueue`] answer may have changed.
+    pub regate: Vec<Arc<str>>,
+    /// Pods that stand for other objects, to be treated as if the informer had delivered them: new
+    /// ones, or known ones that take more or less than before.
+    pub apply: Vec<Arc<PodInfo>>,
+    /// Such pods (by uid) that are gone.
+    pub remove: Vec<Arc<str>>,
+    /// Queued pods (by uid) that need no attempt of their own, and the text for their condition.
+    pub explain: Vec<(Arc<str>, String)>,
+    /// Writes to send. Failures are logged; a plugin that needs one to succeed compares what the
+    /// informer shows with what it wants and asks again.
+    pub writes: Vec<Write>,
 }
 
 /// A scheduling rule. One instance may serve several profiles.
@@ -297,8 +467,8 @@ pub trait Plugin: Send + Sync {
         Vec::new()
     }
     /// Whether `event` helps `pod`, which this plugin refused.
-    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Hint {
-        Hint::Queue
+    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        Helps::Queue
     }
     /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read.
     fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
@@ -360,8 +530,16 @@ pub trait Plugin: Send + Sync {
         Ok(())
     }
     /// No node fits: make room, or say why that is impossible.
-    fn post_filter(&mut self, _cycle: &Cycle<'_>, _diagnosis: &Diagnosis) -> PostFilter {
+    fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
+    }
+    /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.
+    fn after_post_filter(
+        &mut self,
+        _cycle: &Cycle<'_>,
+        _diagnosis: &mut Diagnosis,
+        _fx: &mut Effects,
+    ) {
     }
     /// Prepares scoring.
     fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
@@ -379,13 +557,13 @@ pub trait Plugin: Send + Sync {
     fn normalize(&self, _cycle: &Cycle<'_>, _scores: &mut [i64]) {}
 
     /// Books what the pod takes beyond plain resources. Undone by [`Plugin::unreserve`].
-    fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex) -> Verdict {
+    fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Verdict {
         Ok(())
     }
     /// Gives back what [`Plugin::reserve`] booked; must tolerate that it booked nothing.
-    fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex) {}
+    fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {}
     /// Whether the pod may bind now.
-    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex) -> Permit {
+    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
         Permit::Allow
     }
     /// Adds to the patch that precedes the binding.
@@ -397,5 +575,88 @@ pub trait Plugin: Send + Sync {
         BindPlan::Skip
     }
     /// The pod is bound.
-    fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>) {}
+    fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
+
+    /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
+    fn next_pod(&mut self, _view: View<'_>, _fx: &mut Effects) -> Option<Arc<str>> {
+        None
+    }
+    /// When [`Plugin::tick`] next has something to do by the passing of time alone.
+    fn next_tick(&self) -> Option<Timestamp> {
+        None
+    }
+
+    /// The pods on `node` whose place this pod may take: imagined away while the node is judged and
+    /// scored. For [`Points::RELEASE`]; `state` is the plugin's own of this cycle.
+    fn release(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+        _out: &mut Vec<Arc<PodInfo>>,
+    ) {
+    }
+    /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
+    fn nominate(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+    ) -> Option<Arc<PodInfo>> {
+        None
+    }
+
+    /// How strictly this pod must be aligned on `node`. For [`Points::NUMA`]; the first plugin with
+    /// an answer decides.
+    fn numa_policy(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+    ) -> Option<NumaPolicy> {
+        None
+    }
+    /// Per resource this plugin hands out: which sets of NUMA nodes can give it. No entry: it has
+    /// no say. An entry with no hints at all: nothing can.
+    fn numa_hints(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+        _policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection> {
+        Ok(Vec::new())
+    }
+    /// Whether this plugin can serve the pod from the NUMA nodes in `cycle.numa`; books nothing.
+    fn numa_allocate(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
+        Ok(())
+    }
+
+    /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
+    /// free 2.5`. `None`: the reasons of the refusal say it all.
+    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Option<Lack> {
+        None
+    }
+    /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
+    fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
+        None
+    }
+    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`; `None`: no such thing.
+    fn inspect(
+        &self,
+        _path: &[&str],
+        _query: &std::collections::BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Option<serde_json::Value> {
+        None
+    }
+}
+
+/// What a node lacks for a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lack {
+    /// For people, with units.
+    pub text: String,
+    /// How far away the node is: the missing part of what is needed, 0 to 1, summed over resources.
+    pub distance: f64,
 }

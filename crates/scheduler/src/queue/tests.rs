@@ -16,8 +16,8 @@ fn pod(name: &str, priority: i32) -> Arc<PodInfo> {
         "spec": {"priority": priority, "containers": []}
     }))
     .unwrap();
-    let mut table = koord_model::resources::ResourceTable::new();
-    Arc::new(PodInfo::new(Arc::new(pod), &mut table).unwrap())
+    let table = koord_model::resources::ResourceTable::new();
+    Arc::new(PodInfo::new(Arc::new(pod), &table).unwrap())
 }
 
 fn pop(queue: &mut Queue, seconds: i64) -> Option<String> {

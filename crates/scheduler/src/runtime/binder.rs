@@ -2,10 +2,12 @@
 
 use super::watch::Message;
 use crate::engine::{BindError, BindRequest, Failure};
-use crate::framework::Problem;
+use crate::framework::{BindPlan, PodPatch, Problem, Verb, Write};
 use crate::state::PodInfo;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_kube::api::{
+    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
+};
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::{Api, Client, patch};
 use rustc_hash::FxHashMap;
@@ -53,10 +55,10 @@ impl Writer {
         let (client, permits) = (self.client.clone(), self.permits.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
         tokio::spawn(async move {
-            let _permit = permits.acquire_owned().await;
             if let Some(before) = before {
                 let _ = before.await;
             }
+            let _permit = permits.acquire_owned().await;
             let started = tokio::time::Instant::now();
             let result = send_binding(client, &request).await;
             let pod = &request.pod;
@@ -98,17 +100,19 @@ impl Writer {
             "Scheduling",
             failure.message.clone(),
         );
+        self.write_condition(failure);
+    }
+
+    /// What stands for another object has no condition of its own: its plugin writes that object's.
+    fn write_condition(&mut self, failure: &Failure) {
+        let key = failure.pod.clone();
+        if key.stands_for.is_some() {
+            return;
+        }
         let Some(status) = status_patch(failure, self.clock.now()) else {
             return;
         };
-        let before = self.statuses.remove(&pod.uid);
-        let (client, permits) = (self.client.clone(), self.permits.clone());
-        let key = pod.clone();
-        let task = tokio::spawn(async move {
-            let _permit = permits.acquire_owned().await;
-            if let Some(before) = before {
-                let _ = before.await;
-            }
+        self.in_order(key.uid.clone(), move |client| async move {
             let api: Api<Pod> = Api::namespaced(client, &key.namespace);
             match patch::strategic_status(&api, &key.name, &status).await {
                 Ok(_) => {}
@@ -116,7 +120,94 @@ impl Writer {
                 Err(error) => tracing::warn!(pod = %key, %error, "pod condition not written"),
             }
         });
-        self.statuses.insert(pod.uid.clone(), task);
+    }
+
+    /// Sends a write that a plugin asked for. Writes to one object go in order.
+    pub(super) fn write(&mut self, write: Write) {
+        let key: Arc<str> = format!("{}/{}/{}", write.plural, write.namespace, write.name).into();
+        self.in_order(key, move |client| async move {
+            if let Err(error) = send_write(&client, &write, &PodPatch::default()).await {
+                let (plural, name) = (write.plural, &write.name);
+                tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
+            }
+        });
+    }
+
+    /// Makes the condition of a pod that was not tried itself say why it waits.
+    pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
+        let failure = Failure {
+            pod,
+            reason: "Unschedulable",
+            message,
+            nominated: None,
+            diagnosis: None,
+        };
+        self.write_condition(&failure);
+    }
+
+    /// Evicts the victims of a preemption: condition `DisruptionTarget`, deletion, event.
+    pub(super) fn evict(&mut self, preemptor: &PodInfo, node: &str, victims: Vec<Arc<PodInfo>>) {
+        let now = self.clock.now();
+        for victim in victims {
+            let message = format!("Preempted by pod {} on node {node}", preemptor.uid);
+            self.recorder.event_with_action(
+                reference(&victim),
+                Severity::Normal,
+                "Preempted",
+                "Preempting",
+                message,
+            );
+            let scheduler = preemptor.scheduler_name().to_owned();
+            let key = victim.uid.clone();
+            self.in_order(key, move |client| async move {
+                let api: Api<Pod> = Api::namespaced(client, &victim.namespace);
+                let status = json!({"metadata": {"uid": &*victim.uid}, "status": {"conditions": [{
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "PreemptionByScheduler",
+                    "message": format!("{scheduler}: preempting to accommodate a higher priority pod"),
+                    "lastProbeTime": null,
+                    "lastTransitionTime": seconds(now),
+                }]}});
+                let marked = patch::strategic_status(&api, &victim.name, &status).await;
+                let deleted = match marked {
+                    Ok(_) => {
+                        let params = DeleteParams {
+                            preconditions: Some(Preconditions {
+                                uid: Some(victim.uid.to_string()),
+                                resource_version: None,
+                            }),
+                            ..DeleteParams::default()
+                        };
+                        api.delete(&victim.name, &params).await.map(drop)
+                    }
+                    Err(error) => Err(error),
+                };
+                match deleted {
+                    Ok(()) => {}
+                    Err(error) if patch::is_not_found(&error) => {}
+                    Err(error) => tracing::warn!(pod = %victim, %error, "victim not evicted"),
+                }
+            });
+        }
+    }
+
+    /// Runs `send` after everything queued under `key` before it.
+    fn in_order<F>(&mut self, key: Arc<str>, send: impl FnOnce(Client) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let before = self.statuses.remove(&key);
+        let permits = self.permits.clone();
+        let sent = send(self.client.clone());
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let _permit = permits.acquire_owned().await;
+            sent.await;
+        });
+        self.statuses.insert(key, task);
         if self.statuses.len() > 4096 {
             self.statuses.retain(|_, task| !task.is_finished());
         }
@@ -146,16 +237,32 @@ impl Writer {
 }
 
 fn reference(pod: &PodInfo) -> ObjectReference {
-    koord_kube::events::reference(&*pod.object)
+    match &pod.stands_for {
+        Some(object) => (**object).clone(),
+        None => koord_kube::events::reference(&*pod.object),
+    }
 }
 
 async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindError> {
     let pod = &request.pod;
-    let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let failed = |error: koord_kube::Error| BindError {
         gone: patch::is_not_found(&error),
         message: error.to_string(),
     };
+    if let BindPlan::Writes(writes) = &request.plan {
+        let mut extra = &request.patch;
+        for write in writes {
+            send_write(&client, write, extra)
+                .await
+                .map_err(|error| BindError {
+                    gone: error.gone,
+                    message: error.to_string(),
+                })?;
+            extra = NOTHING;
+        }
+        return Ok(());
+    }
     if !request.patch.is_empty() {
         let body = json!({"metadata": {
             "uid": &*pod.uid,
@@ -184,6 +291,102 @@ async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindE
         .await
         .map(drop)
         .map_err(failed)
+}
+
+/// A write that was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct WriteError {
+    gone: bool,
+    message: String,
+}
+
+static NOTHING: &PodPatch = &PodPatch {
+    annotations: std::collections::BTreeMap::new(),
+    labels: std::collections::BTreeMap::new(),
+};
+
+/// Sends one write; labels and annotations of `extra` go along with a patch of the object.
+async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<(), WriteError> {
+    let resource = ApiResource {
+        group: write.group.to_owned(),
+        version: write.version.to_owned(),
+        api_version: if write.group.is_empty() {
+            write.version.to_owned()
+        } else {
+            format!("{}/{}", write.group, write.version)
+        },
+        kind: String::new(),
+        plural: write.plural.to_owned(),
+    };
+    let api: Api<DynamicObject> = if write.namespace.is_empty() {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), &write.namespace, &resource)
+    };
+    let params = PatchParams::default();
+    let failed = |error: koord_kube::Error| WriteError {
+        gone: patch::is_not_found(&error),
+        message: error.to_string(),
+    };
+    let merge = |body: &Value| {
+        let mut body = body.clone();
+        for (section, values) in [
+            ("annotations", &extra.annotations),
+            ("labels", &extra.labels),
+        ] {
+            for (key, value) in values {
+                body["metadata"][section][key] = json!(value);
+            }
+        }
+        body
+    };
+    match &write.verb {
+        Verb::Patch(body) => {
+            let body = merge(body);
+            api.patch(&write.name, &params, &Patch::Merge(&body))
+                .await
+                .map_err(failed)?;
+        }
+        Verb::PatchStatus(body) => {
+            if !extra.is_empty() {
+                let extra = merge(&json!({}));
+                api.patch(&write.name, &params, &Patch::Merge(&extra))
+                    .await
+                    .map_err(failed)?;
+            }
+            api.patch_status(&write.name, &params, &Patch::Merge(body))
+                .await
+                .map_err(failed)?;
+        }
+        Verb::Create(body) => {
+            let object: DynamicObject =
+                serde_json::from_value(merge(body)).map_err(|error| WriteError {
+                    gone: false,
+                    message: error.to_string(),
+                })?;
+            match api.create(&PostParams::default(), &object).await {
+                Ok(_) => {}
+                Err(error) if patch::is_conflict(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Verb::Delete(uid) => {
+            let params = DeleteParams {
+                preconditions: (!uid.is_empty()).then(|| Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match api.delete(&write.name, &params).await {
+                Ok(_) => {}
+                Err(error) if patch::is_not_found(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The patch that makes the pod's condition say `failure`; none when it says so already.
@@ -240,7 +443,7 @@ mod tests {
             "status": {"conditions": [condition]}
         }))
         .unwrap();
-        let pod = PodInfo::new(Arc::new(object), &mut ResourceTable::new()).unwrap();
+        let pod = PodInfo::new(Arc::new(object), &ResourceTable::new()).unwrap();
         Failure {
             pod: Arc::new(pod),
             reason: "Unschedulable",

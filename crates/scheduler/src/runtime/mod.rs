@@ -496,6 +496,13 @@ impl Owner {
                     self.writer.report(&failure);
                 }
                 Output::Problem(problem) => self.writer.problem(&problem),
+                Output::Write(write) => self.writer.write(write),
+                Output::Explain { pod, message } => self.writer.explain(pod, message),
+                Output::Evict {
+                    preemptor,
+                    node,
+                    victims,
+                } => self.writer.evict(&preemptor, &node, victims),
             }
         }
     }

@@ -41,7 +41,7 @@ impl NodeInfo {
     /// An allocatable amount is not a quantity.
     pub fn new(
         node: Arc<Node>,
-        table: &mut ResourceTable,
+        table: &ResourceTable,
     ) -> Result<(Self, Vec<NodeProblem>), NodeError> {
         let status = node.status.as_ref();
         let listed = status.and_then(|s| s.allocatable.as_ref());
@@ -128,7 +128,7 @@ struct Reserved {
 
 /// What the annotation takes from allocatable: nothing under policy `ReservedCPUsOnly`; reserved
 /// CPUs count as `cpu` in place of an amount.
-fn reserved(text: &str, table: &mut ResourceTable) -> Result<Amounts, String> {
+fn reserved(text: &str, table: &ResourceTable) -> Result<Amounts, String> {
     let parsed: Reserved = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut out = Amounts::new();
     if !matches!(parsed.apply_policy.as_str(), "" | "Default") {
@@ -177,7 +177,7 @@ mod tests {
             "status": {"allocatable": {"cpu": "8", "memory": "16Gi"}}
         }))
         .unwrap();
-        NodeInfo::new(Arc::new(node), &mut ResourceTable::new()).unwrap()
+        NodeInfo::new(Arc::new(node), &ResourceTable::new()).unwrap()
     }
 
     #[test]

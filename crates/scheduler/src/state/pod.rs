@@ -1,7 +1,7 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use koord_api::priority::PriorityClass;
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceTable};
@@ -70,6 +70,8 @@ pub struct PodInfo {
     pub deleting: bool,
     /// Whether it has finished: phase Succeeded or Failed.
     pub terminal: bool,
+    /// The object that is scheduled in the form of this pod; `None` for real pods.
+    pub stands_for: Option<Arc<ObjectReference>>,
 }
 
 impl PodInfo {
@@ -77,7 +79,7 @@ impl PodInfo {
     ///
     /// # Errors
     /// A required part is missing, or an amount is not a quantity.
-    pub fn new(pod: Arc<Pod>, table: &mut ResourceTable) -> Result<Self, PodError> {
+    pub fn new(pod: Arc<Pod>, table: &ResourceTable) -> Result<Self, PodError> {
         let meta = &pod.metadata;
         let uid: Arc<str> = meta
             .uid
@@ -138,6 +140,7 @@ impl PodInfo {
                 .any(|owner| owner.kind == "DaemonSet"),
             deleting: meta.deletion_timestamp.is_some(),
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            stands_for: None,
             object: pod,
         })
     }
@@ -201,7 +204,7 @@ enum Side {
 
 /// Sum of containers and sidecars, or the peak while init containers run, whichever is larger;
 /// pod-level amounts replace it; overhead comes on top.
-fn combined(spec: &PodSpec, table: &mut ResourceTable, side: Side) -> Result<Amounts, PodError> {
+fn combined(spec: &PodSpec, table: &ResourceTable, side: Side) -> Result<Amounts, PodError> {
     let mut total = Amounts::new();
     for (at, container) in spec.containers.iter().enumerate() {
         let field = || format!("spec.containers[{at}]");
@@ -241,7 +244,7 @@ fn combined(spec: &PodSpec, table: &mut ResourceTable, side: Side) -> Result<Amo
 
 fn container_amounts(
     container: &Container,
-    table: &mut ResourceTable,
+    table: &ResourceTable,
     side: Side,
     field: impl Fn() -> String,
 ) -> Result<Amounts, PodError> {
@@ -270,7 +273,7 @@ fn list(resources: &ResourceRequirements, side: Side) -> Option<&BTreeMap<String
 /// Parses a resource list.
 pub(super) fn amounts(
     list: Option<&BTreeMap<String, Quantity>>,
-    table: &mut ResourceTable,
+    table: &ResourceTable,
     field: impl Fn() -> String,
 ) -> Result<Amounts, PodError> {
     let mut out = Amounts::new();
@@ -296,8 +299,8 @@ mod tests {
             "metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec
         }))
         .unwrap();
-        let mut table = ResourceTable::new();
-        PodInfo::new(Arc::new(pod), &mut table).map(|info| (info, table))
+        let table = ResourceTable::new();
+        PodInfo::new(Arc::new(pod), &table).map(|info| (info, table))
     }
 
     fn requests(cpu: &str) -> serde_json::Value {

@@ -1,0 +1,1 @@
+//! CPU topology and the choice of CPUs for a pod.

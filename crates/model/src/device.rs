@@ -1,0 +1,1 @@
+//! Devices: what pods ask for and which devices they get.

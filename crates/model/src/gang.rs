@@ -1,0 +1,1 @@
+//! Gangs: members, groups and when they may bind.

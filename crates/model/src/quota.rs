@@ -1,0 +1,1 @@
+//! Elastic quotas: the tree, request and used propagation, runtime quota.

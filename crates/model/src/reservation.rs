@@ -1,0 +1,1 @@
+//! Reservations: owners, matching and what is left of them.

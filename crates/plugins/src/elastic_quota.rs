@@ -1,0 +1,1 @@
+//! ElasticQuota: hierarchical quotas.

@@ -1,0 +1,1 @@
+//! NodeResourcesFitPlus: one scoring strategy per resource.

@@ -1,0 +1,1 @@
+//! ImageLocality: nodes that have the images already.

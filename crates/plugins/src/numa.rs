@@ -1,0 +1,1 @@
+//! NodeNUMAResource: CPU sets and NUMA alignment.

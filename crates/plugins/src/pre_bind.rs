@@ -1,0 +1,1 @@
+//! DefaultPreBind: one patch before the binding.

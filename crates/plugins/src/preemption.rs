@@ -1,0 +1,1 @@
+//! DefaultPreemption: making room by evicting pods of lower priority.

@@ -1,0 +1,1 @@
+//! Reservation: room held for pods to come.

@@ -1,0 +1,1 @@
+//! ScarceResourceAvoidance: keeps pods off nodes whose scarce resources they do not need.

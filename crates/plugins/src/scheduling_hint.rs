@@ -1,0 +1,1 @@
+//! SchedulingHint: nodes named by an annotation.

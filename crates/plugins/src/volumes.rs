@@ -1,0 +1,1 @@
+//! VolumeBinding, VolumeZone, VolumeRestrictions and NodeVolumeLimits.
