@@ -11,21 +11,28 @@ use crate::framework::{
 };
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::NumaMask;
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
 /// What the plugins prepared for one pod.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
-    /// In order, without the plugins that skip.
+    /// In order, without the plugins that skip and without volatile ones.
     pub(super) filters: Vec<(Instance, State)>,
-    /// With weights, without the plugins that skip.
+    /// With weights, without the plugins that skip and without volatile ones.
     pub(super) scores: Vec<(Instance, i64, State)>,
+    /// The volatile plugins that do not skip.
+    pub(super) moving: Vec<(Instance, State)>,
+    /// The same for scores.
+    pub(super) moving_scores: Vec<(Instance, i64, State)>,
     /// Positions in `filters` of the plugins that release pods, and of those that align.
     pub(super) releasing: Vec<usize>,
     pub(super) aligning: Vec<usize>,
     /// Sorted. Other nodes are refused by `only_by`.
     pub(super) only: Option<Vec<NodeIndex>>,
     pub(super) only_by: Vec<Instance>,
+    /// The reason of that refusal.
+    pub(super) outside: Option<Reason>,
 }
 
 /// Everything an evaluation reads.
@@ -44,6 +51,18 @@ impl Scope<'_> {
 
     /// The full filter chain on one row.
     pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
+        let verdict = self.judge_stable(node);
+        if self.prepared.moving.is_empty() || !matches!(verdict, RowVerdict::Fits(_)) {
+            return verdict;
+        }
+        match self.judge_moving(node) {
+            Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
+            None => verdict,
+        }
+    }
+
+    /// The same without the volatile plugins: what pods of one shape share.
+    fn judge_stable(&self, node: NodeIndex) -> RowVerdict {
         if self.nodes().info(node).is_none() {
             return RowVerdict::Absent;
         }
@@ -51,10 +70,29 @@ impl Scope<'_> {
             && only.binary_search(&node).is_err()
         {
             let by = self.prepared.only_by.first().copied().unwrap_or_default();
-            return RowVerdict::Refused(by, Rejection::unresolvable(self.outside()));
+            let reason = self.prepared.outside.clone().unwrap_or("".into());
+            return RowVerdict::Refused(by, Rejection::unresolvable(reason));
         }
         let removed = self.released(node);
         self.chain(&self.imagine(&removed), node)
+    }
+
+    /// The volatile plugin that refuses a row, if any, and why.
+    pub(super) fn judge_moving(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
+        let removed = self.released(node);
+        self.moving(&self.imagine(&removed), node)
+    }
+
+    /// As [`Self::judge_moving`], with what `cycle` imagines of the row.
+    pub(super) fn moving(
+        &self,
+        cycle: &Cycle<'_>,
+        node: NodeIndex,
+    ) -> Option<(Instance, Rejection)> {
+        self.prepared.moving.iter().find_map(|(plugin, state)| {
+            let refused = self.plugins[*plugin].filter(cycle, state, node).err()?;
+            Some((*plugin, refused))
+        })
     }
 
     /// The pods on `node` whose place this pod may take.
@@ -92,6 +130,7 @@ impl Scope<'_> {
         })
     }
 
+    /// The filters of all but the volatile plugins.
     fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         for (plugin, state) in &self.prepared.filters {
             if let Err(rejection) = self.plugins[*plugin].filter(cycle, state, node) {
@@ -138,44 +177,45 @@ impl Scope<'_> {
         }
         RowVerdict::Fits(Some(mask))
     }
-
-    fn outside(&self) -> Reason {
-        let by = &self.prepared.only_by;
-        let names: Vec<&str> = by
-            .iter()
-            .map(|plugin| self.plugins[*plugin].name())
-            .collect();
-        format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" ")).into()
-    }
 }
 
 /// One score plugin's raw scores.
 #[derive(Debug)]
-struct Column {
-    plugin: Instance,
-    weight: i64,
-    kind: Normalize,
-    raw: Vec<i64>,
+pub(super) struct Column {
+    pub(super) plugin: Instance,
+    pub(super) weight: i64,
+    pub(super) kind: Normalize,
+    pub(super) raw: Vec<i64>,
     /// The largest raw score of a feasible row, at least 0, and how many rows have it.
-    max: i64,
+    pub(super) max: i64,
     at_max: usize,
-    /// Normalised by the plugin, for `Normalize::Custom` only.
-    custom: Vec<i64>,
 }
 
 impl Column {
-    fn normal(&self, row: usize) -> i64 {
-        let raw = self.raw[row];
-        let score = match self.kind {
-            Normalize::None => raw,
-            Normalize::Custom => self.custom[row],
-            Normalize::Max if self.max == 0 => raw,
-            Normalize::Max => raw * 100 / self.max,
-            Normalize::MaxReversed if self.max == 0 => 100,
-            Normalize::MaxReversed => 100 - raw * 100 / self.max,
-        };
-        score.clamp(0, 100)
+    /// Whether scores are divided by the largest one.
+    pub(super) fn is_relative(&self) -> bool {
+        matches!(self.kind, Normalize::Max | Normalize::MaxReversed)
     }
+
+    /// What a row contributes to its total; nothing yet for `Normalize::Custom`.
+    fn share(&self, row: usize) -> i64 {
+        match self.kind {
+            Normalize::Custom => 0,
+            kind => self.weight * normal(kind, self.raw[row], self.max),
+        }
+    }
+}
+
+/// A raw score brought to 0..=100 by a built-in rule.
+pub(super) fn normal(kind: Normalize, raw: i64, max: i64) -> i64 {
+    let score = match kind {
+        Normalize::None | Normalize::Custom => raw,
+        Normalize::Max if max == 0 => raw,
+        Normalize::Max => raw * 100 / max,
+        Normalize::MaxReversed if max == 0 => 100,
+        Normalize::MaxReversed => 100 - raw * 100 / max,
+    };
+    score.clamp(0, 100)
 }
 
 /// Verdicts and scores of all rows for one shape of pod.
@@ -184,9 +224,13 @@ pub(crate) struct Evaluation {
     position: u64,
     seen: Vec<u64>,
     verdicts: Vec<RowVerdict>,
+    /// The list of nodes that pods of this shape were restricted to, last time.
+    only: Option<Vec<NodeIndex>>,
+    /// Rows whose pods this shape may replace, when it may replace any.
+    pub(super) releasing: FxHashSet<NodeIndex>,
     pub(super) tally: Tally,
-    columns: Vec<Column>,
-    tree: Tree,
+    pub(super) columns: Vec<Column>,
+    pub(super) tree: Tree,
     /// When it was last used, for eviction.
     pub(super) used: u64,
 }
@@ -208,12 +252,18 @@ impl Evaluation {
                 .iter()
                 .zip(&scope.prepared.scores)
                 .all(|(c, s)| c.plugin == s.0);
+        let same = same_scores
+            && self.verdicts.len() == rows
+            && self.only.is_some() == scope.prepared.only.is_some();
         let changed = scope.nodes().changed_since(self.position);
-        let (Some(changed), true, true) = (changed, same_scores, self.verdicts.len() == rows)
-        else {
+        let (Some(changed), true) = (changed, same) else {
             return self.rebuild(scope);
         };
         let mut rows = Vec::new();
+        if self.only != scope.prepared.only {
+            let old = std::mem::replace(&mut self.only, scope.prepared.only.clone());
+            rows.extend(either(&old, &self.only));
+        }
         for node in changed {
             if self.seen[node.row()] != scope.nodes().version(node) {
                 self.seen[node.row()] = scope.nodes().version(node);
@@ -221,6 +271,11 @@ impl Evaluation {
             }
         }
         self.position = scope.nodes().position();
+        if self.only.is_some() {
+            rows.retain(|node| node.row() < self.verdicts.len());
+            rows.sort_unstable();
+            rows.dedup();
+        }
         if rows.is_empty() {
             return;
         }
@@ -231,12 +286,11 @@ impl Evaluation {
         }
         let mut all = false;
         for (column, before) in self.columns.iter_mut().zip(before) {
-            let relative = matches!(column.kind, Normalize::Max | Normalize::MaxReversed);
+            let relative = column.is_relative();
             if relative && column.at_max == 0 && column.max > 0 {
                 rescan(column, &self.verdicts);
             }
             all |= relative && column.max != before;
-            all |= column.kind == Normalize::Custom;
         }
         if all {
             self.rank(scope);
@@ -248,11 +302,17 @@ impl Evaluation {
     }
 
     /// The best node; none when no node fits.
-    pub(super) fn best(&self) -> Option<NodeIndex> {
-        self.tree
-            .best()
-            .and_then(|row| u32::try_from(row).ok())
-            .map(NodeIndex)
+    pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
+        let prepared = scope.prepared;
+        let custom = |column: &Column| column.kind == Normalize::Custom;
+        if !prepared.moving.is_empty()
+            || !prepared.moving_scores.is_empty()
+            || self.columns.iter().any(custom)
+        {
+            return self.best_staged(scope);
+        }
+        let row = self.tree.best()?;
+        u32::try_from(row).ok().map(NodeIndex)
     }
 
     /// The NUMA nodes agreed on for `node`.
@@ -267,6 +327,8 @@ impl Evaluation {
         let nodes = scope.nodes();
         let rows = nodes.rows();
         self.position = nodes.position();
+        self.only.clone_from(&scope.prepared.only);
+        self.releasing.clear();
         self.tally = Tally::default();
         self.verdicts.clear();
         self.verdicts.resize_with(rows, RowVerdict::default);
@@ -283,7 +345,6 @@ impl Evaluation {
                 raw: vec![0; rows],
                 max: 0,
                 at_max: 0,
-                custom: Vec::new(),
             })
             .collect();
         for row in 0..rows {
@@ -310,12 +371,18 @@ impl Evaluation {
 
     fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
         let row = node.row();
-        let verdict = scope.judge(node);
+        let verdict = scope.judge_stable(node);
+        if !scope.prepared.releasing.is_empty() {
+            self.releasing.remove(&node);
+        }
         match &verdict {
             RowVerdict::Absent => {}
             RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
             RowVerdict::Fits(numa) => {
                 let removed = scope.released(node);
+                if !removed.is_empty() {
+                    self.releasing.insert(node);
+                }
                 let cycle = Cycle {
                     numa: *numa,
                     ..scope.imagine(&removed)
@@ -338,20 +405,6 @@ impl Evaluation {
 
     /// Recomputes every total.
     fn rank(&mut self, scope: &Scope<'_>) {
-        for column in &mut self.columns {
-            if column.kind == Normalize::Custom {
-                let rows: Vec<usize> = super::diagnosis::feasible(&self.verdicts)
-                    .map(NodeIndex::row)
-                    .collect();
-                let mut scores: Vec<i64> = rows.iter().map(|row| column.raw[*row]).collect();
-                scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
-                column.custom.clear();
-                column.custom.resize(self.verdicts.len(), 0);
-                for (row, score) in rows.into_iter().zip(scores) {
-                    column.custom[row] = score;
-                }
-            }
-        }
         let keys: Vec<Key> = (0..self.verdicts.len())
             .map(|row| self.key(scope, row))
             .collect();
@@ -364,13 +417,29 @@ impl Evaluation {
         if !matches!(self.verdicts[row], RowVerdict::Fits(_)) {
             return 0;
         }
-        let total: i64 = self.columns.iter().map(|c| c.weight * c.normal(row)).sum();
-        let total = u64::try_from(total)
-            .unwrap_or(0)
-            .min(u64::from(u32::MAX) - 1);
+        let total: i64 = self.columns.iter().map(|column| column.share(row)).sum();
         let tie = mix(scope.seed ^ self.seen[row].rotate_left(24) ^ row as u64) >> 32;
-        ((total + 1) << 32) | tie
+        key(total, tie)
     }
+}
+
+/// A total score and a tie-breaking number below 2^32, as a key that is never zero.
+pub(super) fn key(total: i64, tie: u64) -> Key {
+    let total = u64::try_from(total)
+        .unwrap_or(0)
+        .min(u64::from(u32::MAX) - 1);
+    ((total + 1) << 32) | tie
+}
+
+/// The nodes that are in one of the sorted lists only.
+fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeIndex> {
+    let list = |list: &Option<Vec<NodeIndex>>| list.clone().unwrap_or_default();
+    let (a, b) = (list(a), list(b));
+    let missing = |from: &[NodeIndex], node: &NodeIndex| from.binary_search(node).is_err();
+    let left = a.iter().filter(|node| missing(&b, node));
+    left.chain(b.iter().filter(|node| missing(&a, node)))
+        .copied()
+        .collect()
 }
 
 fn rescan(column: &mut Column, verdicts: &[RowVerdict]) {

@@ -171,9 +171,7 @@ impl Engine {
             seed: self.options.seed,
         };
         let mut signature = Signature::default();
-        let shared = cached
-            && prepared.only.is_none()
-            && self.sign(pod, profile, &mut signature) == Signable::Yes;
+        let shared = cached && self.sign(pod, profile, &mut signature) == Signable::Yes;
         if shared {
             self.uses += 1;
             let key = (profile, signature);
@@ -189,11 +187,11 @@ impl Engine {
             };
             class.used = self.uses;
             // The chosen node passes the whole chain again, with this very pod's state.
-            let best = class.best();
+            let best = class.best(&scope);
             let confirmed =
                 best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits(_)));
             if confirmed {
-                let answer = answer(class, &scope, &self.names);
+                let answer = answer(class, best, &scope, &self.names);
                 self.evict_classes();
                 return answer;
             }
@@ -207,7 +205,8 @@ impl Engine {
             prepared: &prepared,
             seed: self.options.seed,
         };
-        answer(&Evaluation::fresh(&scope), &scope, &self.names)
+        let fresh = Evaluation::fresh(&scope);
+        answer(&fresh, fresh.best(&scope), &scope, &self.names)
     }
 
     fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
@@ -239,6 +238,10 @@ impl Engine {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
                 let points = self.plugins[*instance].points();
+                if points.has(Points::VOLATILE) {
+                    prepared.moving.push((*instance, state));
+                    continue;
+                }
                 let position = prepared.filters.len();
                 if points.has(Points::RELEASE) {
                     prepared.releasing.push(position);
@@ -251,16 +254,26 @@ impl Engine {
         }
         // A score plugin without a pre-score step of its own is asked without state.
         for (instance, weight) in &profile.score {
-            if profile.pre_score.contains(instance) {
-                match self.plugins[*instance].pre_score(cycle) {
-                    PreScore::Ready(state) => prepared.scores.push((*instance, *weight, state)),
-                    PreScore::Skip => {}
+            let plugin = &self.plugins[*instance];
+            let state = if profile.pre_score.contains(instance) {
+                match plugin.pre_score(cycle) {
+                    PreScore::Ready(state) => state,
+                    PreScore::Skip => continue,
                 }
             } else {
-                prepared
-                    .scores
-                    .push((*instance, *weight, crate::framework::State::default()));
-            }
+                crate::framework::State::default()
+            };
+            let scores = if plugin.points().has(Points::VOLATILE) {
+                &mut prepared.moving_scores
+            } else {
+                &mut prepared.scores
+            };
+            scores.push((*instance, *weight, state));
+        }
+        if prepared.only.is_some() {
+            let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
+            let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
+            prepared.outside = Some(text.into());
         }
         Ok(prepared)
     }
@@ -532,24 +545,24 @@ impl Engine {
 
 fn answer(
     evaluation: &Evaluation,
+    best: Option<NodeIndex>,
     scope: &Scope<'_>,
     names: &[&'static str],
 ) -> Result<Choice, Stop> {
-    if let Some(node) = evaluation.best() {
+    if let Some(node) = best {
         return Ok(Choice {
             node,
             numa: evaluation.numa(node),
             nominated: scope.nominate(node),
         });
     }
-    if let Some((plugin, reason)) = evaluation.tally.error() {
+    let tally = evaluation.refusals(scope);
+    if let Some((plugin, reason)) = tally.error() {
         return Err(Stop::Failed(format!(
             "running {:?} filter plugin: {reason}",
             names[plugin]
         )));
     }
     let total = scope.cycle.view.nodes.len();
-    Err(Stop::Refused(Box::new(
-        evaluation.tally.diagnosis(total, names),
-    )))
+    Err(Stop::Refused(Box::new(tally.diagnosis(total, names))))
 }

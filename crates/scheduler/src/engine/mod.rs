@@ -20,6 +20,7 @@ mod class;
 mod cycle;
 mod diagnosis;
 mod events;
+mod stage;
 mod tree;
 
 pub use diagnosis::{Diagnosis, NodeRefusal};
@@ -556,7 +557,7 @@ impl Engine {
     }
 }
 
-/// The plugins that look at a pod before it is placed, each once.
+/// The plugins whose answers pods share, each once.
 fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
     let scores = profile.score.iter().map(|(instance, _)| instance);
     let mut out: Vec<Instance> = profile
@@ -566,6 +567,8 @@ fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
         .chain(scores)
         .copied()
         .collect();
+    // What volatile plugins say is not shared.
+    out.retain(|at| !plugins[*at].points().has(Points::VOLATILE));
     out.sort_unstable();
     out.dedup();
     debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));

@@ -24,6 +24,11 @@ impl Tree {
         }
     }
 
+    /// All rows, and zeros after them.
+    pub(super) fn rows(&self) -> &[Key] {
+        self.keys.get(self.width..).unwrap_or_default()
+    }
+
     /// Changes one row.
     pub(super) fn set(&mut self, row: usize, key: Key) {
         let mut at = self.width + row;

@@ -61,7 +61,9 @@ impl Points {
     /// [`Plugin::numa_allocate`]. On wherever the plugin filters.
     pub const NUMA: Self = Self(1 << 13);
     /// Its verdicts and scores move with every placement, for many nodes at a time:
-    /// [`Plugin::filter`] and [`Plugin::score`] are asked afresh for each pod, never remembered.
+    /// [`Plugin::filter_rows`] and [`Plugin::score_rows`] are asked afresh for each pod, over the
+    /// nodes that all other plugins accept, and never remembered; what they read of the pod need
+    /// not be signed.
     pub const VOLATILE: Self = Self(1 << 14);
 
     /// Both sets together.
@@ -256,7 +258,7 @@ pub enum Normalize {
     Max,
     /// As `Max`, then subtracted from 100; all 100 when the largest is 0.
     MaxReversed,
-    /// By [`Plugin::normalize`], over all feasible nodes each time: costs O(nodes) per pod.
+    /// By [`Plugin::normalize`], over all feasible nodes for each pod.
     Custom,
 }
 
@@ -529,6 +531,13 @@ pub trait Plugin: Send + Sync {
     fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
         Ok(())
     }
+    /// [`Plugin::filter`] for many nodes at a time: clears the entries of `fits` whose node is
+    /// refused; entries that are clear already need no answer. For [`Points::VOLATILE`].
+    fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
+        for (node, fits) in rows.iter().zip(fits) {
+            *fits = *fits && self.filter(cycle, state, *node).is_ok();
+        }
+    }
     /// No node fits: make room, or say why that is impossible.
     fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
@@ -548,6 +557,13 @@ pub trait Plugin: Send + Sync {
     /// The raw score of `node`.
     fn score(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> i64 {
         0
+    }
+    /// [`Plugin::score`] of all nodes that fit, in order of index. For [`Points::VOLATILE`]: such a
+    /// plugin may weigh a node by what the others are.
+    fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]) {
+        for (node, score) in rows.iter().zip(scores) {
+            *score = self.score(cycle, state, *node);
+        }
     }
     /// How raw scores are brought to 0..=100.
     fn normalization(&self) -> Normalize {

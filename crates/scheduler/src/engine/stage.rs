@@ -1,0 +1,133 @@
+//! The second stage: what cannot be shared by pods of one shape, because it moves for many nodes
+//! with each placement, or because it is relative to all nodes that fit.
+//!
+//! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
+
+use super::class::{Column, Evaluation, Scope, key, normal};
+use super::diagnosis::Tally;
+use super::tree::Key;
+use crate::framework::Normalize;
+use crate::state::NodeIndex;
+
+impl Evaluation {
+    /// The best node for a pod that has volatile plugins or custom normalisation.
+    pub(super) fn best_staged(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
+        let mut rows = self.shared_fits();
+        self.drop_refused(scope, &mut rows);
+        if rows.is_empty() {
+            return None;
+        }
+        let mut keys = self.keys_among(&rows);
+        let mut scores = vec![0; rows.len()];
+        for column in &self.columns {
+            if column.kind == Normalize::Custom {
+                for (score, node) in scores.iter_mut().zip(&rows) {
+                    *score = column.raw[node.row()];
+                }
+                scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
+                add(&mut keys, &scores, column.weight);
+            }
+        }
+        for (plugin, weight, state) in &scope.prepared.moving_scores {
+            let plugin = &scope.plugins[*plugin];
+            plugin.score_rows(&scope.cycle, state, &rows, &mut scores);
+            match plugin.normalization() {
+                Normalize::Custom => plugin.normalize(&scope.cycle, &mut scores),
+                kind => {
+                    let max = scores.iter().copied().max().unwrap_or(0).max(0);
+                    for score in &mut scores {
+                        *score = normal(kind, *score, max);
+                    }
+                }
+            }
+            add(&mut keys, &scores, *weight);
+        }
+        let mut best = (0, NodeIndex(0));
+        for (key, node) in keys.into_iter().zip(rows) {
+            if key > best.0 {
+                best = (key, node);
+            }
+        }
+        Some(best.1)
+    }
+
+    /// Why nodes refuse the pod, those counted that only volatile plugins refuse.
+    pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
+        let mut tally = self.tally.clone();
+        if !scope.prepared.moving.is_empty() {
+            for node in self.shared_fits() {
+                if let Some((plugin, rejection)) = scope.judge_moving(node) {
+                    tally.add(plugin, &rejection);
+                }
+            }
+        }
+        tally
+    }
+
+    /// The rows that all other plugins accept, in order.
+    fn shared_fits(&self) -> Vec<NodeIndex> {
+        let keys = self.tree.rows();
+        let mut rows = Vec::with_capacity(keys.len());
+        for (row, key) in (0_u32..).zip(keys) {
+            if *key != 0 {
+                rows.push(NodeIndex(row));
+            }
+        }
+        rows
+    }
+
+    fn drop_refused(&self, scope: &Scope<'_>, rows: &mut Vec<NodeIndex>) {
+        if scope.prepared.moving.is_empty() {
+            return;
+        }
+        let mut fits = vec![true; rows.len()];
+        for (plugin, state) in &scope.prepared.moving {
+            scope.plugins[*plugin].filter_rows(&scope.cycle, state, rows, &mut fits);
+        }
+        // Where pods are imagined away, the row is not as the books say.
+        if !self.releasing.is_empty() {
+            for (fits, node) in fits.iter_mut().zip(&*rows) {
+                if self.releasing.contains(node) {
+                    *fits = scope.judge_moving(*node).is_none();
+                }
+            }
+        }
+        let mut fits = fits.into_iter();
+        rows.retain(|_| fits.next().unwrap_or(false));
+    }
+
+    /// The keys of `rows`, with relative scores taken among these rows alone.
+    fn keys_among(&self, rows: &[NodeIndex]) -> Vec<Key> {
+        let shared = self.tree.rows();
+        let mut keys: Vec<Key> = rows.iter().map(|node| shared[node.row()]).collect();
+        for column in self.columns.iter().filter(|column| column.is_relative()) {
+            let raws = rows.iter().map(|node| column.raw[node.row()]);
+            let max = raws.max().unwrap_or(0).max(0);
+            if max != column.max {
+                rescale(column, max, rows, &mut keys);
+            }
+        }
+        keys
+    }
+}
+
+/// Replaces what `column` contributes to the keys by what it does with another maximum.
+fn rescale(column: &Column, max: i64, rows: &[NodeIndex], keys: &mut [Key]) {
+    for (at, node) in keys.iter_mut().zip(rows) {
+        let raw = column.raw[node.row()];
+        let old = normal(column.kind, raw, column.max);
+        let new = normal(column.kind, raw, max);
+        *at = plus(*at, column.weight.saturating_mul(new - old));
+    }
+}
+
+fn add(keys: &mut [Key], scores: &[i64], weight: i64) {
+    for (key, score) in keys.iter_mut().zip(scores) {
+        *key = plus(*key, weight.saturating_mul((*score).clamp(0, 100)));
+    }
+}
+
+fn plus(at: Key, more: i64) -> Key {
+    let total = i64::try_from((at >> 32) - 1).unwrap_or(i64::MAX);
+    key(total.saturating_add(more), at & u64::from(u32::MAX))
+}
