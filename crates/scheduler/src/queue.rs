@@ -295,10 +295,13 @@ impl Queue {
         Some(pod.clone())
     }
 
-    /// Takes a particular pod to try now, wherever it waits.
-    pub(crate) fn take(&mut self, uid: &str) -> Option<QueuedPod> {
-        if matches!(self.pods.get(uid)?.place, Place::InFlight) {
-            return None;
+    /// Takes a particular pod to try now, wherever it waits, unless a plugin other than `asked`
+    /// keeps it out.
+    pub(crate) fn take(&mut self, uid: &str, asked: PluginSet) -> Option<QueuedPod> {
+        match self.pods.get(uid)?.place {
+            Place::InFlight => return None,
+            Place::Gated { by } if by & !asked != 0 => return None,
+            _ => {}
         }
         self.put(uid, Place::InFlight, "");
         let pod = self.pods.get_mut(uid)?;

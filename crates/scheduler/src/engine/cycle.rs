@@ -11,6 +11,7 @@ use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
 use koord_model::numa::NumaMask;
+use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -138,7 +139,7 @@ impl Engine {
             let permit = self.permit(pod, profile, node, now)?;
             match permit {
                 Some(wait) => {
-                    self.waiting.insert(pod.uid.clone(), wait);
+                    self.wait(wait);
                     Ok(())
                 }
                 None => self.send_to_bind(pod, profile, node, now),
@@ -502,16 +503,19 @@ impl Engine {
 
     /// The next member of a group that is being placed, whatever the queue's order.
     fn next_of_group(&mut self, now: Timestamp) -> Option<QueuedPod> {
-        let mut fx = Effects::default();
-        let mut next = None;
-        for plugin in &mut self.plugins {
-            next = plugin.next_pod(view!(self, now), &mut fx);
-            if next.is_some() {
-                break;
+        for instance in 0..self.plugins.len() {
+            loop {
+                let mut fx = Effects::default();
+                let next = self.plugins[instance].next_pod(view!(self, now), &mut fx);
+                self.apply(fx, now);
+                let Some(uid) = next else { break };
+                // A member that is not ours to place, or that others keep back, is passed over.
+                if let Some(queued) = self.queue.take(&uid, 1 << instance) {
+                    return Some(queued);
+                }
             }
         }
-        self.apply(fx, now);
-        self.queue.take(&next?)
+        None
     }
 
     /// Lets plugins and permissions react to the passing of time.
@@ -522,23 +526,32 @@ impl Engine {
             plugin.tick(view, &mut fx);
         }
         self.apply(fx, now);
-        if !self.waiting.is_empty() {
-            let late: Vec<Arc<str>> = self
-                .waiting
-                .iter()
-                .filter(|(_, waiting)| waiting.until <= now)
-                .map(|(uid, _)| uid.clone())
-                .collect();
-            for uid in late {
-                let names = self
-                    .waiting
-                    .get(&uid)
-                    .map(|w| w.on.clone())
-                    .unwrap_or_default();
-                let plugin = names.first().copied().unwrap_or_default();
-                let reason = format!("rejected due to timeout after waiting at plugin {plugin}");
-                self.reject_waiting(&uid, plugin, &reason, now);
+        while let Some(Reverse((until, _))) = self.deadlines.peek() {
+            if *until > now {
+                break;
             }
+            let Some(Reverse((until, uid))) = self.deadlines.pop() else {
+                break;
+            };
+            let waiting = self.waiting.get(&uid).filter(|w| w.until == until);
+            let Some(plugin) = waiting.map(|w| w.on.first().copied().unwrap_or_default()) else {
+                continue;
+            };
+            let reason = format!("rejected due to timeout after waiting at plugin {plugin}");
+            self.reject_waiting(&uid, plugin, &reason, now);
+        }
+    }
+
+    /// Keeps a booked pod until all plugins have permitted it or its time is over.
+    fn wait(&mut self, wait: Waiting) {
+        let uid = wait.pod.uid.clone();
+        self.deadlines.push(Reverse((wait.until, uid.clone())));
+        self.waiting.insert(uid, wait);
+        if self.deadlines.len() > 2 * self.waiting.len() + 64 {
+            let waiting = &self.waiting;
+            self.deadlines.retain(|Reverse((until, uid))| {
+                waiting.get(uid).is_some_and(|w| w.until == *until)
+            });
         }
     }
 }

@@ -22,6 +22,12 @@ impl Engine {
 
     /// A pod, or something that is scheduled like one, was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = view!(self, now);
+            plugin.on_pod(&info, view, &mut fx);
+        }
+        self.apply(fx, now);
         if info.terminal {
             self.pod_gone(&info.uid, now);
         } else if let Some(node) = info.node.clone() {
@@ -34,13 +40,24 @@ impl Engine {
     /// A pod was deleted.
     pub fn pod_deleted(&mut self, pod: &Pod, now: Timestamp) {
         if let Some(uid) = pod.metadata.uid.as_deref() {
-            self.pod_gone(uid, now);
+            self.info_removed(uid, now);
         }
+    }
+
+    /// A pod, or something that is scheduled like one, does not exist any more.
+    pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
+        let mut fx = Effects::default();
+        for plugin in &mut self.plugins {
+            let view = view!(self, now);
+            plugin.on_pod_gone(uid, view, &mut fx);
+        }
+        self.apply(fx, now);
+        self.pod_gone(uid, now);
     }
 
     fn pod_broken(&mut self, pod: &Pod, error: &str, now: Timestamp) {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        self.pod_gone(&text(&pod.metadata.uid), now);
+        self.info_removed(&text(&pod.metadata.uid), now);
         self.outbox.push(Output::Problem(Problem {
             kind: "Pod",
             namespace: text(&pod.metadata.namespace),

@@ -29,7 +29,7 @@ use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
     Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, Plugin, PodPatch,
-    Points, Problem, Profile, Profiles, Reason, Signature, Subject, Write,
+    Points, Problem, Profile, Profiles, Signature, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -37,6 +37,8 @@ use class::Evaluation;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 /// What the engine itself can be told.
@@ -177,6 +179,8 @@ pub struct Engine {
     uses: u64,
     mismatches: u64,
     waiting: FxHashMap<Arc<str>, Waiting>,
+    /// When waits end; entries of pods that wait no more are dropped when they come up.
+    deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
     outbox: Vec<Output>,
 }
 
@@ -223,6 +227,7 @@ impl Engine {
             uses: 0,
             mismatches: 0,
             waiting: FxHashMap::default(),
+            deadlines: BinaryHeap::new(),
             outbox: Vec::new(),
         }
     }
@@ -333,7 +338,7 @@ impl Engine {
     /// When time alone will make a pod ready or end a wait, as far as is known.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        let waits = self.waiting.values().map(|waiting| waiting.until);
+        let waits = self.deadlines.peek().map(|Reverse((until, _))| *until);
         let ticks = self.plugins.iter().filter_map(|plugin| plugin.next_tick());
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
@@ -483,7 +488,7 @@ impl Engine {
             self.info_applied(pod, now);
         }
         for uid in fx.remove {
-            self.pod_gone(&uid, now);
+            self.info_removed(&uid, now);
         }
         for uid in fx.regate {
             self.regate(&uid, now);
@@ -502,6 +507,12 @@ impl Engine {
         }
         for (uid, plugin, reason) in fx.reject {
             self.reject_waiting(&uid, plugin, reason.as_str(), now);
+        }
+        for (uid, plugin, reason) in fx.rollback {
+            if let Some(Waiting { pod, .. }) = self.waiting.remove(&uid) {
+                self.unbook(&uid, now);
+                self.refuse_waiting(&pod, plugin, reason.as_str(), now);
+            }
         }
     }
 
@@ -541,6 +552,16 @@ impl Engine {
             return;
         };
         self.forget(uid, now);
+        self.refuse_waiting(&pod, plugin, reason, now);
+    }
+
+    fn refuse_waiting(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        plugin: &'static str,
+        reason: &str,
+        now: Timestamp,
+    ) {
         let by = self
             .names
             .iter()
@@ -548,12 +569,12 @@ impl Engine {
             .map_or(0, |at| 1 << at);
         let diagnosis = Diagnosis {
             total_nodes: self.nodes.len(),
-            pre_filter_message: Reason::from(reason.to_owned()).to_string(),
+            pre_filter_message: reason.to_owned(),
             plugins: vec![plugin],
             by,
             ..Diagnosis::default()
         };
-        self.refuse(&pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
+        self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
     }
 }
 

@@ -436,6 +436,9 @@ pub struct Effects {
     pub allow: Vec<(Arc<str>, &'static str)>,
     /// Waiting pods that must give back what they hold, and why.
     pub reject: Vec<(Arc<str>, &'static str, Reason)>,
+    /// As `reject`, for pods of a group that went from booking to giving back with no decision in
+    /// between: nobody was refused because of them, so nobody is tried again because they go.
+    pub rollback: Vec<(Arc<str>, &'static str, Reason)>,
     /// Refused pods (by uid) to try again at once.
     pub activate: Vec<Arc<str>>,
     /// Objects that could not be understood.
@@ -483,6 +486,12 @@ pub trait Plugin: Send + Sync {
     }
     /// An object of a watched kind changed.
     fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
+    /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
+    /// before the engine acts on it, so that [`Plugin::pre_enqueue`] already knows.
+    fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
+    /// The pod with this uid does not exist any more, or cannot be read any more. Comes before the
+    /// engine forgets it.
+    fn on_pod_gone(&mut self, _uid: &str, _view: View<'_>, _fx: &mut Effects) {}
     /// A node appeared, changed or went. The engine has touched it already.
     fn on_node(&mut self, _node: NodeIndex, _view: View<'_>, _fx: &mut Effects) {}
     /// A pod was assumed on or found bound to a node. The engine has touched the node already.
