@@ -1,0 +1,100 @@
+//! Picking GPUs: as a partition, close together, or any.
+
+use super::allocate::{Grant, Pool, Refusal};
+use super::need::GpuNeed;
+use super::topology::Search;
+use super::units::{DeviceType, Units, bit};
+
+/// Takes `count` GPUs, or up to `most` where neither wiring nor place matters.
+pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Grant>, Refusal> {
+    let Some(need) = &pool.need.gpu else {
+        return Err(Refusal::passing("No GPU Requirements"));
+    };
+    // Devices that are not to choose from count as busy when somebody uses them.
+    let known = pool.total.set_of();
+    let elsewhere = pool.site.used.units[DeviceType::Gpu.index()].busy() & !known;
+    let taken = pool.free.iter().filter(|(minor, free)| {
+        let total = pool.total.get(*minor).unwrap_or(&Units::NONE);
+        !total.minus(free).is_zero()
+    });
+    let busy = taken.fold(elsewhere, |set, (minor, _)| set | bit(minor));
+
+    let (table, honor) = match &pool.site.inventory.partitions {
+        Some(table) => (Some(table), pool.site.inventory.honor_partitions),
+        None => (pool.site.model, pool.site.honor_model),
+    };
+    let serves = pool.free.iter().filter(|(minor, _)| pool.serves(*minor));
+    let fit = serves.fold(0, |set, (minor, _)| set | bit(minor));
+    if !need.shared {
+        let partition = match table {
+            None => Err(Refusal::lasting("node(s) missing GPU Partition Table")),
+            Some(table) if !table.covers(need.count) => Err(Refusal::lasting(
+                "node(s) Unsupported number of GPU requests",
+            )),
+            Some(table) => table
+                .choose(need, fit, busy, pool.rules.quirks)
+                .ok_or(Refusal::passing("Insufficient Partitioned GPU Devices")),
+        };
+        match partition {
+            Ok(partition) => return Ok(grants(&partition.minors, need)),
+            Err(refusal) if honor || need.partition => return Err(refusal),
+            Err(_) => {}
+        }
+    }
+    match close_together(pool, need, fit, busy) {
+        Ok(minors) => Ok(grants(&minors, need)),
+        Err(refusal) if need.scope.is_none() && !refusal.resolvable => {
+            pool.pick_any(count, most, &[])
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+fn close_together(
+    pool: &Pool<'_>,
+    need: &GpuNeed,
+    fit: u64,
+    busy: u64,
+) -> Result<Vec<u8>, Refusal> {
+    let Some(tree) = &pool.site.inventory.tree else {
+        let reason = "node(s) missing GPU Device Topology Tree";
+        return Err(Refusal::lasting(reason));
+    };
+    if need.shared && need.count > 1 {
+        return Err(Refusal::lasting("node(s) Unsupported Multi-Shared GPU"));
+    }
+    let score = |minor: u8| {
+        let total = pool.total.get(minor).unwrap_or(&Units::NONE);
+        let free = pool.free.get(minor).unwrap_or(&Units::NONE);
+        match pool.rules.scorer {
+            None => 0,
+            Some(scorer) if pool.rules.quirks.straight_shared_score => {
+                scorer.device(&need.each, total, free)
+            }
+            Some(scorer) => scorer.device(&need.each, free, total),
+        }
+    };
+    let search = Search {
+        need,
+        fit,
+        busy,
+        score: &score,
+    };
+    match tree.find(&search) {
+        Some(found) => Ok(found.minors),
+        None if need.scope.is_some() => {
+            let reason = "Insufficient Topology Scoped GPU Devices";
+            Err(Refusal::passing(reason))
+        }
+        None => Err(Refusal::passing("Insufficient GPU Devices")),
+    }
+}
+
+fn grants(minors: &[u8], need: &GpuNeed) -> Vec<Grant> {
+    let grant = |minor: &u8| Grant {
+        minor: *minor,
+        units: need.each,
+        functions: Vec::new(),
+    };
+    minors.iter().map(grant).collect()
+}

@@ -1,0 +1,80 @@
+//! Which NUMA nodes can serve a pod's devices.
+
+use super::allocate::{Allocation, Refusal, wanted};
+use super::inventory::Inventory;
+use super::need::Need;
+use super::units::DeviceType;
+use crate::numa::{Hint, NumaMask};
+
+/// Outweighs the preferences of CPU and memory.
+const SAME_DEVICES: i64 = 500;
+/// With more NUMA nodes than this, only single ones and all of them together are offered.
+const ALL_SETS: usize = 8;
+
+/// Per requested type, the sets of NUMA nodes that can serve the pod; `place` says what devices it
+/// would get from a set. Empty when no device has a known NUMA node.
+///
+/// # Errors
+/// Why not even all NUMA nodes together can serve it.
+pub fn numa_hints<E: From<Refusal>>(
+    need: &Need,
+    inventory: &Inventory,
+    place: impl Fn(NumaMask) -> Result<Allocation, E>,
+) -> Result<Vec<(DeviceType, Vec<Hint>)>, E> {
+    let nodes = inventory.numa_nodes();
+    let all: NumaMask = nodes.iter().copied().collect();
+    if nodes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted = wanted(need, inventory, false)?;
+    let enough = |mask: NumaMask| {
+        DeviceType::ALL.into_iter().all(|kind| {
+            let there = inventory.count_in(kind, mask);
+            wanted[kind.index()].is_none_or(|(count, _)| there == 0 || there >= count)
+        })
+    };
+    let place = |mask: NumaMask| {
+        if enough(mask) {
+            place(mask)
+        } else {
+            Err(Refusal::lasting("Insufficient NUMA Scoped Devices").into())
+        }
+    };
+    let best = place(all)?.set_of(DeviceType::Gpu);
+    let mut hints: Vec<Hint> = Vec::new();
+    for mask in sets(&nodes) {
+        if let Ok(got) = place(mask) {
+            let same = got.set_of(DeviceType::Gpu) == best;
+            hints.push(Hint {
+                mask: Some(mask),
+                preferred: false,
+                score: if same { SAME_DEVICES } else { 0 },
+            });
+        }
+    }
+    let size = |hint: &Hint| hint.mask.map_or(0, NumaMask::count);
+    let smallest = hints.iter().map(size).min().unwrap_or(0);
+    for hint in &mut hints {
+        hint.preferred = size(hint) == smallest;
+    }
+    let kinds = DeviceType::ALL.into_iter();
+    let kinds = kinds.filter(|kind| wanted[kind.index()].is_some());
+    Ok(kinds.map(|kind| (kind, hints.clone())).collect())
+}
+
+/// All non-empty sets of `nodes`, small ones first, in order of their ids.
+fn sets(nodes: &[u8]) -> Vec<NumaMask> {
+    let of = |chosen: u32| {
+        let picked = nodes.iter().enumerate();
+        let picked = picked.filter(|(at, _)| chosen & (1 << at) != 0);
+        picked.map(|(_, id)| *id).collect::<NumaMask>()
+    };
+    if nodes.len() > ALL_SETS {
+        let singles = nodes.iter().map(|id| NumaMask::from_iter([*id]));
+        let all = nodes.iter().copied().collect();
+        return singles.chain([all]).collect();
+    }
+    let mut sets: Vec<NumaMask> = (1_u32..1 << nodes.len()).map(of).collect();
+    sets.sort_by_key(|mask| (mask.count(), mask.ids().collect::<Vec<u8>>()));
+    sets
+}

@@ -1,0 +1,147 @@
+//! Which mixtures of device resources a pod may request, and what they come to.
+
+use super::units::{DeviceResource as R, Units};
+
+/// A request that no device can serve.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// More than one device, but not a whole number of devices.
+    #[error("invalid resource unit {resource}: {amount}")]
+    Unit {
+        /// The resource.
+        resource: &'static str,
+        /// What is asked for.
+        amount: String,
+    },
+    /// The resources do not go together, or their amounts do not.
+    #[error("invalid resource device requests: [{}]", .0.join(" "))]
+    Mixture(Vec<&'static str>),
+}
+
+#[derive(Clone, Copy)]
+enum Rule {
+    Any,
+    Percent,
+    Shared,
+    SharedNpu,
+}
+
+const MIXTURES: [(&[R], Rule); 17] = [
+    (&[R::NvidiaGpu], Rule::Any),
+    (&[R::AmdGpu], Rule::Any),
+    (&[R::Dcu], Rule::Any),
+    (&[R::Gpu], Rule::Any),
+    (&[R::GpuMemory], Rule::Percent),
+    (&[R::GpuMemoryRatio], Rule::Percent),
+    (&[R::GpuCore, R::GpuMemory], Rule::Percent),
+    (&[R::GpuCore, R::GpuMemoryRatio], Rule::Percent),
+    (&[R::NpuCore, R::GpuMemoryRatio], Rule::Percent),
+    (&[R::GpuShared, R::GpuMemory], Rule::Shared),
+    (&[R::GpuShared, R::GpuMemoryRatio], Rule::Shared),
+    (&[R::GpuShared, R::GpuCore, R::GpuMemory], Rule::Shared),
+    (&[R::GpuShared, R::GpuCore, R::GpuMemoryRatio], Rule::Shared),
+    (
+        &[R::GpuShared, R::NpuCore, R::NpuCpu, R::GpuMemory],
+        Rule::SharedNpu,
+    ),
+    (
+        &[
+            R::GpuShared,
+            R::NpuCore,
+            R::NpuCpu,
+            R::NpuDvpp,
+            R::GpuMemory,
+        ],
+        Rule::SharedNpu,
+    ),
+    (&[R::Fpga], Rule::Any),
+    (&[R::Rdma], Rule::Any),
+];
+
+/// Checks the requests for one type of device (zero amounts left out) and brings them to the units
+/// in which devices are booked: whole cards become percent of core and memory.
+///
+/// # Errors
+/// The mixture or an amount is not possible.
+pub fn convert(requests: &Units) -> Result<Units, RequestError> {
+    for resource in [R::Gpu, R::Fpga, R::Rdma] {
+        let amount = requests.get(resource);
+        if !whole_or_part(amount) {
+            return Err(RequestError::Unit {
+                resource: resource.name(),
+                amount: resource.quantity(amount).to_string(),
+            });
+        }
+    }
+    let mixture = MIXTURES.iter().find(|(resources, _)| {
+        let set: Units = resources.iter().map(|resource| (*resource, 1)).collect();
+        set.listed() == requests.listed()
+    });
+    let sound = requests.is_sane() && mixture.is_some_and(|(_, rule)| obeys(requests, *rule));
+    if !sound {
+        let mut names: Vec<&str> = requests
+            .iter()
+            .map(|(resource, _)| resource.name())
+            .collect();
+        names.sort_unstable();
+        return Err(RequestError::Mixture(names));
+    }
+    let share = |amount: i64| Units::from_iter([(R::GpuCore, amount), (R::GpuMemoryRatio, amount)]);
+    for cards in [R::NvidiaGpu, R::AmdGpu, R::Dcu] {
+        if requests.lists(cards) {
+            return Ok(share(requests.get(cards).saturating_mul(100)));
+        }
+    }
+    if requests.lists(R::Gpu) {
+        return Ok(share(requests.get(R::Gpu)));
+    }
+    Ok(*requests)
+}
+
+fn obeys(requests: &Units, rule: Rule) -> bool {
+    let shares = [R::GpuCore, R::GpuMemoryRatio].map(|resource| requests.get(resource));
+    let shared = requests.get(R::GpuShared);
+    match rule {
+        Rule::Any => true,
+        Rule::Percent => shares.into_iter().all(whole_or_part),
+        Rule::Shared => {
+            let part = |amount: i64| amount % shared == 0 && amount / shared <= 100;
+            shared > 0 && shares.into_iter().all(part)
+        }
+        Rule::SharedNpu => shared <= 1 && requests.get(R::NpuDvpp) <= 100,
+    }
+}
+
+/// A part of one device, or a number of whole ones.
+fn whole_or_part(amount: i64) -> bool {
+    amount <= 100 || amount % 100 == 0
+}
+
+/// How many GPUs a converted request is about, what it takes of each, and whether it shares them.
+#[must_use]
+pub(super) fn per_gpu(requests: &Units) -> (usize, Units, bool) {
+    let ratio = requests.get(R::GpuMemoryRatio);
+    let shared = requests.get(R::GpuShared);
+    let count = if shared > 0 {
+        shared
+    } else if ratio > 100 && ratio % 100 == 0 {
+        ratio / 100
+    } else {
+        1
+    };
+    let mut each = Units::NONE;
+    for resource in [R::GpuCore, R::NpuCore, R::NpuCpu, R::NpuDvpp] {
+        if requests.lists(resource) {
+            each.set(resource, requests.get(resource) / count);
+        }
+    }
+    let mut shares = false;
+    if requests.lists(R::GpuMemoryRatio) {
+        shares = ratio / count < 100;
+        each.set(R::GpuMemoryRatio, ratio / count);
+    } else if requests.lists(R::GpuMemory) {
+        shares = true;
+        each.set(R::GpuMemory, requests.get(R::GpuMemory) / count);
+    }
+    (usize::try_from(count).unwrap_or(usize::MAX), each, shares)
+}

@@ -1,0 +1,88 @@
+use super::*;
+
+fn gpu(minor: u8, share: i64) -> Value {
+    json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-core": share.to_string(),
+        "koordinator.sh/gpu-memory-ratio": share.to_string()}}]})
+}
+
+fn share(used: &Used, minor: u8) -> i64 {
+    let units = used.units[DeviceType::Gpu.index()].get(minor);
+    units.map_or(0, |units| units.get(DeviceResource::GpuCore))
+}
+
+#[test]
+fn a_reservation_holds_what_its_owners_did_not_take() {
+    let mut books = Books::default();
+    let reserved = Holding {
+        reserves: true,
+        ..holding(gpu(0, 100))
+    };
+    let owner = |share: i64| Holding {
+        from: Some("r".into()),
+        ..holding(gpu(0, share))
+    };
+    books.put("r".into(), reserved);
+    assert_eq!(share(books.used(), 0), 100);
+    books.put("a".into(), owner(40));
+    books.put("b".into(), owner(30));
+    assert_eq!(share(books.used(), 0), 100, "nothing is counted twice");
+    assert_eq!(
+        share(&books.without(|uid| uid == "r"), 0),
+        70,
+        "what the reservation's owners hold stays"
+    );
+    assert_eq!(
+        share(&books.without(|uid| uid == "a"), 0),
+        100,
+        "an owner gives back to the reservation"
+    );
+    let left = books.left_of("r", |_| false);
+    assert_eq!(
+        left.units(DeviceType::Gpu)
+            .get(0)
+            .map(|u| u.get(DeviceResource::GpuCore)),
+        Some(30)
+    );
+    books.remove("r");
+    assert_eq!(share(books.used(), 0), 70);
+    books.remove("a");
+    books.remove("b");
+    assert!(books.is_empty() && *books.used() == Used::default());
+}
+
+#[test]
+fn annotations_go_out_and_come_back() {
+    let on = usual().inventory();
+    let pod = need(
+        &[("nvidia", "1"), ("rdma", "1")],
+        json!({"rdma": {"vfSelector": {}}}),
+        json!({"deviceTypes": ["gpu", "rdma"]}),
+    );
+    let books = Books::default();
+    let site = Site {
+        inventory: &on,
+        used: books.used(),
+        model: None,
+        honor_model: false,
+    };
+    let got = allocate(&pod, &site, &Rules::default()).unwrap();
+    let said = got.to_annotation(Some(&on));
+    assert_eq!(
+        serde_json::to_string(&said).unwrap(),
+        concat!(
+            r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","#,
+            r#""koordinator.sh/gpu-memory":"83201216Ki","koordinator.sh/gpu-memory-ratio":"100"},"id":"GPU-0"}],"#,
+            r#""rdma":[{"minor":1,"resources":{"koordinator.sh/rdma":"1"},"id":"RDMA-1","#,
+            r#""extension":{"vfs":[{"minor":0,"busID":"1:00.2"}]}}]}"#
+        )
+    );
+    assert_eq!(Allocation::from_annotation(&said), Ok(got));
+    for bad in [
+        json!({"gpu": [{"minor": -1, "resources": {}}]}),
+        json!({"gpu": [{"minor": 64, "resources": {}}]}),
+        json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "-1"}}]}),
+    ] {
+        let said = serde_json::from_value(bad.clone()).unwrap();
+        assert!(Allocation::from_annotation(&said).is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,128 @@
+//! GPUs close to each other: within a PCIe root, a NUMA node, or the node.
+
+use super::inventory::Device;
+use super::need::GpuNeed;
+use super::units::{bit, minors};
+use std::collections::BTreeMap;
+
+/// GPUs that share something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Scope {
+    /// 1 the node, 2 a NUMA node, 3 a PCIe root.
+    level: u8,
+    set: u64,
+    within: Vec<Scope>,
+}
+
+/// GPUs of one scope that can serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) minors: Vec<u8>,
+    /// How many scopes around them are in use already.
+    used_scopes: u32,
+    depth: u32,
+    score: i64,
+}
+
+/// What the search looks at.
+pub(super) struct Search<'a> {
+    pub(super) need: &'a GpuNeed,
+    /// GPUs from which the request can be served.
+    pub(super) fit: u64,
+    /// GPUs that are in use.
+    pub(super) busy: u64,
+    /// The worth of a GPU for sharing.
+    pub(super) score: &'a dyn Fn(u8) -> i64,
+}
+
+impl Scope {
+    /// The scopes of the given GPUs; none when the place of one is unknown, or there is none.
+    pub(super) fn of(gpus: &[Device]) -> Option<Self> {
+        let mut sets: BTreeMap<_, BTreeMap<&str, u64>> = BTreeMap::new();
+        for gpu in gpus {
+            let place = gpu.place.as_ref()?;
+            let numa = sets.entry(place.numa).or_default();
+            *numa.entry(&place.pcie).or_default() |= bit(gpu.minor);
+        }
+        let union = |scopes: &[Self]| scopes.iter().fold(0, |set, scope| set | scope.set);
+        let numa = sets.values().map(|pcies| {
+            let pcies = pcies.values().map(|set| Self {
+                level: 3,
+                set: *set,
+                within: Vec::new(),
+            });
+            let within: Vec<Self> = pcies.collect();
+            Self {
+                level: 2,
+                set: union(&within),
+                within,
+            }
+        });
+        let within: Vec<Self> = numa.collect();
+        (!within.is_empty()).then(|| Self {
+            level: 1,
+            set: union(&within),
+            within,
+        })
+    }
+
+    /// The GPUs to take: from the smallest scope that has enough, of those from the one whose
+    /// surroundings are used most already, of those (for shared GPUs) the one of best score.
+    pub(super) fn find(&self, search: &Search<'_>) -> Option<Found> {
+        self.find_in(search, 0, 0)
+    }
+
+    fn find_in(&self, search: &Search<'_>, depth: u32, used_scopes: u32) -> Option<Found> {
+        let wanted = u32::try_from(search.need.count).unwrap_or(u32::MAX);
+        if self.set.count_ones() < wanted {
+            return None;
+        }
+        let depth = depth + 1;
+        let used_scopes = used_scopes + u32::from(self.set & search.busy != 0);
+        let mut best: Option<Found> = None;
+        for scope in &self.within {
+            let Some(found) = scope.find_in(search, depth, used_scopes) else {
+                continue;
+            };
+            let better = best.as_ref().is_none_or(|best| {
+                let (old, new) = (
+                    (best.depth, best.used_scopes),
+                    (found.depth, found.used_scopes),
+                );
+                new > old || (new == old && search.need.shared && found.score > best.score)
+            });
+            if better {
+                best = Some(found);
+            }
+        }
+        if best.is_some() {
+            return best;
+        }
+        if search.need.scope.is_some_and(|level| level > self.level) {
+            return None;
+        }
+        let fit = self.set & search.fit;
+        let (chosen, score) = if search.need.shared {
+            let mut best: Option<(i64, u8)> = None;
+            for minor in minors(fit) {
+                let score = (search.score)(minor);
+                if best.is_none_or(|(most, _)| score > most) {
+                    best = Some((score, minor));
+                }
+            }
+            let (score, minor) = best?;
+            (vec![minor], score)
+        } else {
+            if fit.count_ones() < wanted {
+                return None;
+            }
+            (minors(fit).take(search.need.count).collect(), -1)
+        };
+        Some(Found {
+            minors: chosen,
+            used_scopes,
+            depth,
+            score,
+        })
+    }
+}
