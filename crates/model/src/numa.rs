@@ -1,4 +1,12 @@
-//! NUMA alignment: masks, hints and their merge.
+//! NUMA alignment: masks, hints, their merge, and the split of amounts over NUMA nodes.
+
+mod merge;
+mod split;
+#[cfg(test)]
+mod tests;
+
+pub use merge::admit;
+pub use split::{Unit, Usage, amplify, least_allocated, most_allocated, split};
 
 /// A set of NUMA nodes, by id; ids of 64 and above are not representable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
@@ -17,9 +25,41 @@ impl NumaMask {
         id < 64 && self.0 & (1 << id) != 0
     }
 
+    /// Whether every NUMA node of the set is in `other`.
+    #[must_use]
+    pub fn within(self, other: Self) -> bool {
+        self.0 & !other.0 == 0
+    }
+
+    /// All non-empty subsets: small ones first, those of one size by their lowest ids.
+    #[must_use]
+    pub fn subsets(self) -> Vec<Self> {
+        let ids: Vec<u8> = self.ids().collect();
+        let mut out = Vec::new();
+        let mut ring = vec![(Self(0), 0)];
+        for _ in 0..ids.len() {
+            let grow = |(mask, next): (Self, usize)| {
+                let more = ids.iter().enumerate().skip(next);
+                more.map(move |(at, id)| (Self(mask.0 | 1 << id), at + 1))
+                    .collect::<Vec<_>>()
+            };
+            ring = ring.into_iter().flat_map(grow).collect();
+            out.extend(ring.iter().map(|(mask, _)| *mask));
+        }
+        out
+    }
+
     /// The ids in the set, ascending.
     pub fn ids(self) -> impl Iterator<Item = u8> {
         (0..64).filter(move |id| self.has(*id))
+    }
+}
+
+impl std::fmt::Display for NumaMask {
+    /// Binary, an even number of digits: `01`, `10`, `0100`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let digits = (64 - self.0.leading_zeros() as usize).max(1);
+        write!(f, "{:0width$b}", self.0, width = digits.next_multiple_of(2))
     }
 }
 
@@ -92,11 +132,3 @@ pub struct Hint {
 /// What each provider can do, in the order of the providers: resource name and its hints; no hints
 /// list: it does not care.
 pub type Offers = Vec<(std::sync::Arc<str>, Option<Vec<Hint>>)>;
-
-/// The NUMA nodes a pod is aligned to, or why it is not admitted.
-///
-/// # Errors
-/// The reasons for the node.
-pub fn admit(policy: &NumaPolicy, _offers: &[Offers]) -> Result<NumaMask, Vec<String>> {
-    Ok(policy.nodes)
-}

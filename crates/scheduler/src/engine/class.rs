@@ -167,7 +167,7 @@ impl Scope<'_> {
             }
         };
         let cycle = Cycle {
-            numa: Some(mask),
+            numa: mask,
             ..*cycle
         };
         for (plugin, state) in self.states(&self.prepared.aligning) {
@@ -175,7 +175,7 @@ impl Scope<'_> {
                 return RowVerdict::Refused(plugin, rejection);
             }
         }
-        RowVerdict::Fits(Some(mask))
+        RowVerdict::Fits(mask)
     }
 }
 

@@ -1,0 +1,420 @@
+//! Which CPUs a pod gets.
+//!
+//! The rules are Koordinator's: stay within one NUMA node, else within one socket; among those
+//! that have room, the fullest or the emptiest, as the strategy says. Exclusiveness is a wish:
+//! each step first tries to honour it, then goes without.
+
+use super::{Cpu, CpuSet, Topology};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How CPUs are picked from physical cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BindPolicy {
+    /// Whole cores.
+    FullPCpus,
+    /// One thread of each core.
+    SpreadByPCpus,
+}
+
+impl BindPolicy {
+    /// The name in annotations.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FullPCpus => "FullPCPUs",
+            Self::SpreadByPCpus => "SpreadByPCPUs",
+        }
+    }
+}
+
+/// How far away pods with the same wish are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ExclusivePolicy {
+    /// Not at all.
+    #[default]
+    None,
+    /// Not on the same physical core.
+    PCpuLevel,
+    /// Not on the same NUMA node.
+    NumaNodeLevel,
+}
+
+/// Which of the places that have room is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Strategy {
+    /// The one with the most room.
+    #[default]
+    LeastAllocated,
+    /// The one with the least room.
+    MostAllocated,
+}
+
+/// What others hold, as far as it matters for the choice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// Cores with CPUs of pods that want a core for themselves.
+    pub cores: BTreeSet<u64>,
+    /// NUMA nodes with CPUs of pods that want a NUMA node for themselves.
+    pub nodes: BTreeSet<u8>,
+    /// How many pods hold a CPU already; only for machines that share CPUs.
+    pub shares: BTreeMap<u32, u32>,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Want<'a> {
+    /// The machine.
+    pub topology: &'a Topology,
+    /// The CPUs to choose from.
+    pub available: &'a CpuSet,
+    /// Those to use first, as far as they are available.
+    pub preferred: &'a CpuSet,
+    /// What others hold.
+    pub owned: &'a Owned,
+    /// How many CPUs.
+    pub needed: usize,
+    /// From which cores.
+    pub bind: BindPolicy,
+    /// Away from whom.
+    pub exclusive: ExclusivePolicy,
+    /// From which place.
+    pub strategy: Strategy,
+}
+
+/// There are not enough CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not enough cpus available to satisfy request")]
+pub struct NotEnough;
+
+/// Chooses CPUs: preferred ones first, each part by the same rules.
+///
+/// # Errors
+/// Fewer CPUs are available than needed.
+pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
+    let first = want.available.and(want.preferred);
+    let mut taken = CpuSet::new();
+    if !first.is_empty() {
+        taken = Search::new(want, &first, want.needed.min(first.len())).run()?;
+    }
+    let missing = want.needed - taken.len();
+    if missing > 0 {
+        let rest = want.available.without(&first);
+        taken.add(&Search::new(want, &rest, missing).run()?);
+    }
+    Ok(taken)
+}
+
+/// The CPUs of `available` that can be part of a result that must obey `bind`: those of wholly
+/// available cores, or the first thread of each core.
+#[must_use]
+pub fn usable(topology: &Topology, available: &CpuSet, bind: BindPolicy) -> CpuSet {
+    let mut cores: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for cpu in topology.members(available) {
+        cores.entry(cpu.core).or_default().push(cpu.id);
+    }
+    let kept = cores.into_values().map(|cpus| match bind {
+        BindPolicy::FullPCpus if cpus.len() == topology.per_core() => cpus,
+        BindPolicy::FullPCpus => Vec::new(),
+        BindPolicy::SpreadByPCpus => cpus[..1].to_vec(),
+    });
+    kept.flatten().collect()
+}
+
+/// A part of the machine with what is free there, in the order in which it would be taken.
+struct Place {
+    cpus: Vec<u32>,
+    /// Room here and in the socket around it; the smaller id wins between equals.
+    rank: (usize, usize, i64),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Scope {
+    Node,
+    Socket,
+}
+
+struct Search<'a> {
+    want: &'a Want<'a>,
+    /// By number.
+    free: Vec<Cpu>,
+    missing: usize,
+    taken: CpuSet,
+    cores: BTreeSet<u64>,
+    nodes: BTreeSet<u8>,
+}
+
+impl<'a> Search<'a> {
+    fn new(want: &'a Want<'a>, from: &CpuSet, missing: usize) -> Self {
+        Self {
+            want,
+            free: want.topology.members(from).copied().collect(),
+            missing,
+            taken: CpuSet::new(),
+            cores: want.owned.cores.clone(),
+            nodes: want.owned.nodes.clone(),
+        }
+    }
+
+    fn run(mut self) -> Result<CpuSet, NotEnough> {
+        if self.missing > self.free.len() {
+            return Err(NotEnough);
+        }
+        let full = self.want.bind == BindPolicy::FullPCpus;
+        if full || self.want.topology.per_core() == 1 {
+            self.take_cores();
+        }
+        if !full {
+            self.take_spread();
+        }
+        for away in [true, false] {
+            if self.missing > 0 {
+                let order = self.spread(self.everything(away));
+                self.claim(&order[..order.len().min(self.missing)]);
+            }
+        }
+        if self.missing > 0 {
+            return Err(NotEnough);
+        }
+        Ok(self.taken)
+    }
+
+    /// Whole cores: from one NUMA node, else from one socket, else from whole sockets and then from
+    /// those with the fewest.
+    fn take_cores(&mut self) {
+        let topology = self.want.topology;
+        if self.missing <= topology.per_node() {
+            for away in [true, false] {
+                let places = self.full_cores(Scope::Node, away);
+                if self.claim_within(places, false) {
+                    return;
+                }
+            }
+        }
+        if self.missing <= topology.per_socket() {
+            let places = self.full_cores(Scope::Socket, false);
+            if self.claim_within(places, false) {
+                return;
+            }
+        }
+        let mut sockets = self.full_cores(Scope::Socket, false);
+        sockets.sort_by_key(|place| Reverse(place.cpus.len()));
+        let mut partial = Vec::new();
+        for socket in sockets {
+            if self.missing >= socket.cpus.len() {
+                self.claim(&socket.cpus);
+            } else {
+                partial.push(socket.cpus);
+            }
+        }
+        partial.sort_by_key(Vec::len);
+        let threads = topology.per_core().max(1);
+        for core in partial.iter().flat_map(|cpus| cpus.chunks_exact(threads)) {
+            if self.missing >= threads {
+                self.claim(core);
+            }
+        }
+    }
+
+    /// Single threads: from one NUMA node, else from one socket; first one thread of each core.
+    fn take_spread(&mut self) {
+        let topology = self.want.topology;
+        let limits = [
+            (Scope::Node, topology.per_node()),
+            (Scope::Socket, topology.per_socket()),
+        ];
+        for (scope, limit) in limits {
+            if self.missing > limit {
+                continue;
+            }
+            for away in [true, false] {
+                let places = self.threads(scope, away);
+                if self.claim_within(places, true) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes all that is missing from the first place that has it.
+    fn claim_within(&mut self, places: Vec<Place>, spread: bool) -> bool {
+        let fits = |place: &Place| place.cpus.len() >= self.missing;
+        let Some(place) = places.into_iter().find(fits) else {
+            return false;
+        };
+        let cpus = if spread {
+            self.spread(place.cpus)
+        } else {
+            place.cpus
+        };
+        self.claim(&cpus[..self.missing]);
+        true
+    }
+
+    fn claim(&mut self, cpus: &[u32]) {
+        let ids: CpuSet = cpus.iter().copied().collect();
+        for cpu in self.free.iter().filter(|cpu| ids.contains(cpu.id)) {
+            match self.want.exclusive {
+                ExclusivePolicy::None => {}
+                ExclusivePolicy::PCpuLevel => drop(self.cores.insert(cpu.core)),
+                ExclusivePolicy::NumaNodeLevel => drop(self.nodes.insert(cpu.node)),
+            }
+        }
+        self.free.retain(|cpu| !ids.contains(cpu.id));
+        self.taken.add(&ids);
+        self.missing -= ids.len().min(self.missing);
+    }
+
+    /// Whether `cpu` is where this pod does not want to be.
+    fn avoided(&self, cpu: &Cpu) -> bool {
+        self.shares_core(cpu) || self.shares_node(cpu)
+    }
+
+    fn shares_core(&self, cpu: &Cpu) -> bool {
+        self.want.exclusive == ExclusivePolicy::PCpuLevel && self.cores.contains(&cpu.core)
+    }
+
+    fn shares_node(&self, cpu: &Cpu) -> bool {
+        self.want.exclusive == ExclusivePolicy::NumaNodeLevel && self.nodes.contains(&cpu.node)
+    }
+
+    fn shares(&self, cpu: u32) -> u32 {
+        self.want.owned.shares.get(&cpu).copied().unwrap_or(0)
+    }
+
+    fn place_of(scope: Scope, cpu: &Cpu) -> i64 {
+        match scope {
+            Scope::Node => i64::from(cpu.node),
+            Scope::Socket => i64::from(cpu.socket),
+        }
+    }
+
+    /// Wholly free cores by place, places in the order of the strategy.
+    fn full_cores(&self, scope: Scope, away: bool) -> Vec<Place> {
+        let free = || self.free.iter().filter(|c| !(away && self.shares_node(c)));
+        let mut cores: BTreeMap<u64, Vec<&Cpu>> = BTreeMap::new();
+        for cpu in free() {
+            cores.entry(cpu.core).or_default().push(cpu);
+        }
+        cores.retain(|_, cpus| cpus.len() == self.want.topology.per_core());
+        let mut cores: Vec<Vec<&Cpu>> = cores.into_values().collect();
+        cores.sort_by_key(|cpus| cpus.iter().map(|cpu| self.shares(cpu.id)).sum::<u32>());
+        let mut places: BTreeMap<i64, Vec<&Cpu>> = BTreeMap::new();
+        for cpus in cores {
+            let place = places.entry(Self::place_of(scope, cpus[0])).or_default();
+            place.extend(cpus);
+        }
+        let around = |socket| free().filter(|cpu| cpu.socket == socket).count();
+        let places = places.into_iter().map(|(id, cpus)| Place {
+            rank: match scope {
+                Scope::Node => (cpus.len(), around(cpus[0].socket), id),
+                Scope::Socket => (cpus.len(), 0, id),
+            },
+            cpus: cpus.into_iter().map(|cpu| cpu.id).collect(),
+        });
+        self.ordered(places.collect())
+    }
+
+    /// Free threads by place, places in the order of the strategy. While others are avoided, one
+    /// thread of each core only.
+    fn threads(&self, scope: Scope, away: bool) -> Vec<Place> {
+        let skip = |cpu: &Cpu| match scope {
+            Scope::Node => self.avoided(cpu),
+            Scope::Socket => self.shares_core(cpu),
+        };
+        let free = || self.free.iter().filter(|cpu| !(away && skip(cpu)));
+        let mut places: BTreeMap<i64, Vec<&Cpu>> = BTreeMap::new();
+        for cpu in free() {
+            let place = places.entry(Self::place_of(scope, cpu)).or_default();
+            place.push(cpu);
+        }
+        let around = |socket| free().filter(|cpu| cpu.socket == socket).count();
+        let places = places.into_iter().map(|(id, mut cpus)| {
+            let room = (cpus.len(), around(cpus[0].socket));
+            cpus.sort_by_key(|cpu| self.shares(cpu.id));
+            if away {
+                let mut seen = BTreeSet::new();
+                cpus.retain(|cpu| seen.insert(cpu.core));
+            }
+            Place {
+                rank: match scope {
+                    Scope::Node => (room.0, room.1, id),
+                    Scope::Socket => (cpus.len(), 0, id),
+                },
+                cpus: cpus.into_iter().map(|cpu| cpu.id).collect(),
+            }
+        });
+        self.ordered(places.collect())
+    }
+
+    fn ordered(&self, mut places: Vec<Place>) -> Vec<Place> {
+        places.sort_by_key(|place| {
+            let (here, around, id) = place.rank;
+            (self.by_room(here), self.by_room(around), id)
+        });
+        places
+    }
+
+    /// Sorts the preferred amount of room first.
+    fn by_room(&self, room: usize) -> i64 {
+        let room = i64::try_from(room).unwrap_or(i64::MAX);
+        match self.want.strategy {
+            Strategy::MostAllocated => room,
+            Strategy::LeastAllocated => -room,
+        }
+    }
+
+    /// All free CPUs: near those taken already, then by the strategy, from broken cores first.
+    fn everything(&self, away: bool) -> Vec<u32> {
+        let free = || self.free.iter().filter(|cpu| !(away && self.avoided(cpu)));
+        let mut sockets: BTreeMap<i32, usize> = BTreeMap::new();
+        let mut nodes: BTreeMap<u8, usize> = BTreeMap::new();
+        let mut near: BTreeMap<i32, usize> = BTreeMap::new();
+        let mut cores: BTreeMap<u64, Vec<&Cpu>> = BTreeMap::new();
+        for cpu in free() {
+            *sockets.entry(cpu.socket).or_default() += 1;
+            *nodes.entry(cpu.node).or_default() += 1;
+            cores.entry(cpu.core).or_default().push(cpu);
+        }
+        for cpu in self.want.topology.members(&self.taken) {
+            *near.entry(cpu.socket).or_default() += 1;
+        }
+        let mut cores: Vec<Vec<&Cpu>> = cores.into_values().collect();
+        cores.sort_by_key(|cpus| {
+            let (socket, node) = (cpus[0].socket, cpus[0].node);
+            let count = |map: &BTreeMap<i32, usize>| map.get(&socket).copied().unwrap_or(0);
+            (
+                Reverse(count(&near)),
+                self.by_room(count(&sockets)),
+                self.by_room(nodes.get(&node).copied().unwrap_or(0)),
+                cpus.len(),
+                socket,
+                cpus.iter().map(|cpu| self.shares(cpu.id)).sum::<u32>(),
+                cpus[0].core,
+            )
+        });
+        for cpus in &mut cores {
+            cpus.sort_by_key(|cpu| (self.shares(cpu.id), cpu.id));
+        }
+        cores.into_iter().flatten().map(|cpu| cpu.id).collect()
+    }
+
+    /// The first thread of each core in the given order, then the second threads, and so on.
+    fn spread(&self, cpus: Vec<u32>) -> Vec<u32> {
+        if cpus.len() <= self.want.topology.per_core() {
+            return cpus;
+        }
+        let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut rounds: Vec<(usize, u32)> = cpus
+            .into_iter()
+            .map(|id| {
+                let core = self.want.topology.cpu(id).map_or(0, |cpu| cpu.core);
+                let round = seen.entry(core).or_default();
+                *round += 1;
+                (*round, id)
+            })
+            .collect();
+        rounds.sort_by_key(|(round, _)| *round);
+        rounds.into_iter().map(|(_, id)| id).collect()
+    }
+}
