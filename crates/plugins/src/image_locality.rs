@@ -1,1 +1,220 @@
-//! ImageLocality: nodes that have the images already.
+//! `ImageLocality`: prefers nodes that have the pod's images already.
+//!
+//! An image counts by its size and by the share of nodes that have it, so that one node with an
+//! image does not attract all pods. That share moves with every node, hence a volatile plugin; but
+//! an image that few nodes have cannot reach a point, and such pods cost nothing.
+
+use koord_scheduler::framework::{
+    BuildContext, BuildError, Cycle, Effects, Normalize, Plugin, Points, PreScore, State, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+
+const MIB: i64 = 1024 * 1024;
+/// Less than this is no advantage.
+const LEAST: i64 = 23 * MIB;
+/// As much as this per container is all the advantage there can be.
+const MOST: i64 = 1000 * MIB;
+
+#[derive(Debug, Default)]
+struct Image {
+    size: i64,
+    nodes: usize,
+    /// By row, 64 to a word.
+    on: Vec<u64>,
+}
+
+impl Image {
+    fn set(&mut self, row: usize, present: bool) {
+        let (word, bit) = (row / 64, 1 << (row % 64));
+        if self.on.len() <= word {
+            self.on.resize(word + 1, 0);
+        }
+        let had = self.on[word] & bit != 0;
+        if present && !had {
+            self.on[word] |= bit;
+            self.nodes += 1;
+        } else if !present && had {
+            self.on[word] &= !bit;
+            self.nodes -= 1;
+        }
+    }
+
+    fn is_on(&self, row: usize) -> bool {
+        self.on
+            .get(row / 64)
+            .is_some_and(|word| word & (1 << (row % 64)) != 0)
+    }
+
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "the published formula, in floating point"
+    )]
+    fn worth(&self, total: usize) -> i64 {
+        let share = self.nodes as f64 / total.max(1) as f64;
+        (self.size as f64 * share) as i64
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct ImageLocality {
+    images: FxHashMap<String, Image>,
+    /// The names of the images on each row.
+    rows: Vec<Vec<String>>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    _value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    Ok(Box::<ImageLocality>::default())
+}
+
+/// Images of the pod, defaulted to `:latest`, and how many containers there are.
+fn wanted(pod: &PodInfo) -> (Vec<String>, i64) {
+    let spec = pod.spec();
+    let init = spec.and_then(|spec| spec.init_containers.as_ref());
+    let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+    let mut names = Vec::new();
+    for container in init.into_iter().flatten().chain(containers) {
+        names.push(full_name(container.image.as_deref().unwrap_or_default()));
+    }
+    let count = i64::try_from(names.len()).unwrap_or(i64::MAX);
+    (names, count)
+}
+
+fn full_name(name: &str) -> String {
+    let tagged = name.rfind(':') > name.rfind('/') && name.contains(':');
+    if tagged {
+        name.to_owned()
+    } else {
+        format!("{name}:latest")
+    }
+}
+
+fn points(sum: i64, containers: i64) -> i64 {
+    let most = MOST.saturating_mul(containers.max(1));
+    100 * (sum.clamp(LEAST, most) - LEAST) / (most - LEAST)
+}
+
+impl ImageLocality {
+    /// Images of the pod that some node has, with what they are worth, and the containers.
+    fn known(&self, cycle: &Cycle<'_>) -> (Vec<(&Image, i64)>, i64) {
+        let (names, containers) = wanted(cycle.pod);
+        let total = cycle.view.nodes.len();
+        let images = names.iter().filter_map(|name| self.images.get(name));
+        let known = images.map(|image| (image, image.worth(total))).collect();
+        (known, containers)
+    }
+}
+
+impl Plugin for ImageLocality {
+    fn name(&self) -> &'static str {
+        "ImageLocality"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_SCORE.or(Points::SCORE).or(Points::VOLATILE)
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let row = node.row();
+        if self.rows.len() <= row {
+            self.rows.resize_with(row + 1, Vec::new);
+        }
+        let listed = view
+            .nodes
+            .info(node)
+            .and_then(|info| info.object.status.as_ref())
+            .and_then(|status| status.images.as_deref())
+            .unwrap_or_default();
+        let mut now = Vec::new();
+        for image in listed {
+            for name in image.names.iter().flatten() {
+                let known = self.images.entry(name.clone()).or_default();
+                if known.nodes == 0 {
+                    known.size = image.size_bytes.unwrap_or(0);
+                }
+                known.set(row, true);
+                now.push(name.clone());
+            }
+        }
+        now.sort_unstable();
+        for name in std::mem::replace(&mut self.rows[row], now.clone()) {
+            if now.binary_search(&name).is_err()
+                && let Some(image) = self.images.get_mut(&name)
+            {
+                image.set(row, false);
+                if image.nodes == 0 {
+                    self.images.remove(&name);
+                }
+            }
+        }
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        if self.images.is_empty() {
+            return PreScore::Skip;
+        }
+        let (known, containers) = self.known(cycle);
+        let most = known.iter().map(|(_, worth)| worth).sum();
+        if points(most, containers) == 0 {
+            return PreScore::Skip;
+        }
+        PreScore::Ready(State::default())
+    }
+    fn score_rows(
+        &self,
+        cycle: &Cycle<'_>,
+        _state: &State,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let (known, containers) = self.known(cycle);
+        for (node, score) in rows.iter().zip(scores) {
+            let here = known.iter().filter(|(image, _)| image.is_on(node.row()));
+            *score = points(here.map(|(_, worth)| worth).sum(), containers);
+        }
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_without_a_tag_mean_latest() {
+        for (name, expected) in [
+            ("nginx", "nginx:latest"),
+            ("nginx:1", "nginx:1"),
+            ("registry:5000/nginx", "registry:5000/nginx:latest"),
+            ("registry:5000/nginx:1", "registry:5000/nginx:1"),
+        ] {
+            assert_eq!(full_name(name), expected);
+        }
+    }
+
+    #[test]
+    fn images_count_by_size_and_by_the_share_of_nodes_that_have_them() {
+        for (name, size, nodes, total, containers, expected) in [
+            ("small ones do not count", 20 * MIB, 3, 3, 1, 0),
+            ("rare ones neither", 250 * MIB, 1, 100, 1, 0),
+            ("half the nodes have it", 250 * MIB, 1, 2, 1, 10),
+            ("as large as it gets", 4000 * MIB, 2, 2, 1, 100),
+            ("more containers, a higher top", 1000 * MIB, 1, 1, 2, 49),
+        ] {
+            let mut image = Image {
+                size,
+                ..Image::default()
+            };
+            for row in 0..nodes {
+                image.set(row, true);
+            }
+            assert_eq!(points(image.worth(total), containers), expected, "{name}");
+        }
+    }
+}

@@ -1,1 +1,584 @@
-//! InterPodAffinity.
+//! `InterPodAffinity`: pods that want to be near some pods, and away from others.
+//!
+//! Three censuses are kept. `wanted` counts the pods that match terms of pods that were placed.
+//! `kept_away` and `drawn` count, per term of the pods that are there, its owners: a pod that
+//! matches such a term is kept away from, or drawn to, the domains of the owners.
+
+mod terms;
+#[cfg(test)]
+mod tests;
+
+use crate::topology::{Census, CounterId, Labels, NONE};
+use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Normalize,
+    ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State, Subject,
+    Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const NAME: &str = "InterPodAffinity";
+const NAMESPACES: &str = "namespaces.v1.";
+const NO_AFFINITY: &str = "node(s) didn't match pod affinity rules";
+const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
+const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    hard_pod_affinity_weight: i32,
+    ignore_preferred_terms_of_existing_pods: bool,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            hard_pod_affinity_weight: 1,
+            ignore_preferred_terms_of_existing_pods: false,
+        }
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct InterPodAffinity {
+    args: Args,
+    namespaces: FxHashMap<String, Labels>,
+    wanted: RwLock<Census>,
+    kept_away: Census,
+    drawn: Census,
+}
+
+/// What the pod that is placed asks for, and what is asked of it.
+#[derive(Debug, Default)]
+struct Asked {
+    /// One counter per topology key; pods count that match all terms.
+    affinity: Vec<CounterId>,
+    /// Whether the pod matches its own terms of affinity.
+    matches_itself: bool,
+    anti_affinity: Vec<CounterId>,
+    /// Counters of `kept_away`.
+    existing: Vec<CounterId>,
+}
+
+/// Counters with the weight of what they count.
+#[derive(Debug, Default)]
+struct Preferred {
+    wanted: Vec<(CounterId, i64)>,
+    drawn: Vec<CounterId>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    let weight = args.hard_pod_affinity_weight;
+    if !(0..=100).contains(&weight) {
+        let message = format!("hardPodAffinityWeight: {weight} is not within 0 and 100");
+        return Err(crate::args::invalid(NAME, message));
+    }
+    Ok(Box::new(InterPodAffinity {
+        args,
+        namespaces: FxHashMap::default(),
+        wanted: RwLock::default(),
+        kept_away: Census::default(),
+        drawn: Census::default(),
+    }))
+}
+
+impl InterPodAffinity {
+    fn read(&self) -> RwLockReadGuard<'_, Census> {
+        self.wanted.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Census> {
+        self.wanted.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The counter of the pods that match all of `all`, terms of the cycle's pod, by the domains of
+    /// the first one.
+    fn counter(
+        &self,
+        census: &mut Census,
+        all: &[&PodAffinityTerm],
+        cycle: &Cycle<'_>,
+    ) -> Option<CounterId> {
+        let first = all.first()?;
+        let mut key = Signature::default();
+        key.text(&first.topology_key);
+        for term in all {
+            terms::sign(term, cycle.pod, &mut key);
+        }
+        if let Some(known) = census.find(&key) {
+            return Some(known);
+        }
+        let parsed = all
+            .iter()
+            .map(|term| terms::parse(term, cycle.pod))
+            .collect();
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let (frame, nodes) = (terms::frame(first), cycle.view.nodes);
+        Some(census.count(key, parsed, false, frame, nodes, &labels_of))
+    }
+
+    /// Counts, or no longer counts, a pod at a node: as one that others want, and as the owner of
+    /// terms.
+    fn book(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, sign: i32) {
+        let namespaces = &self.namespaces;
+        let labels_of = |name: &str| namespaces.get(name).cloned();
+        let wanted = self
+            .wanted
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        wanted.add_pod(pod, node, sign, &labels_of);
+        if !terms::has_any(pod) {
+            return;
+        }
+        for term in terms::required(pod, true) {
+            tally(&mut self.kept_away, term, pod, node, view, sign);
+        }
+        let hard = self.args.hard_pod_affinity_weight;
+        if hard > 0 {
+            for term in terms::required(pod, false) {
+                tally(&mut self.drawn, term, pod, node, view, sign * hard);
+            }
+        }
+        for (anti, direction) in [(false, 1), (true, -1)] {
+            for term in terms::preferred(pod, anti) {
+                let amount = sign * direction * term.weight;
+                if amount != 0 {
+                    let term = &term.pod_affinity_term;
+                    tally(&mut self.drawn, term, pod, node, view, amount);
+                }
+            }
+        }
+    }
+
+    /// What is imagined of `node`, as additions to a counter of `wanted`.
+    fn imagined(&self, counter: &crate::topology::Counter, cycle: &Cycle<'_>) -> i32 {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let matching = |pods: &[Arc<PodInfo>]| {
+            let matching = pods.iter().filter(|pod| counter.matches(pod, &labels_of));
+            i32::try_from(matching.count()).unwrap_or(i32::MAX)
+        };
+        matching(cycle.overlay.added) - matching(cycle.overlay.removed)
+    }
+
+    /// How many terms of anti-affinity of `pods` the cycle's pod matches, by topology key.
+    fn kept_away_by<'a>(
+        &self,
+        pods: &'a [Arc<PodInfo>],
+        cycle: &Cycle<'_>,
+    ) -> FxHashMap<&'a str, i32> {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let mut out = FxHashMap::default();
+        for owner in pods {
+            for term in terms::required(owner, true) {
+                if terms::parse(term, owner).matches(cycle.pod, &labels_of) {
+                    *out.entry(term.topology_key.as_str()).or_default() += 1;
+                }
+            }
+        }
+        out
+    }
+
+    fn existing_refuse(&self, asked: &Asked, cycle: &Cycle<'_>, node: NodeIndex) -> bool {
+        let mut by_key: FxHashMap<&str, i32> = FxHashMap::default();
+        for id in &asked.existing {
+            if let Some(counter) = self.kept_away.get(*id) {
+                let domain = self.kept_away.counted_in(counter, node);
+                *by_key.entry(self.kept_away.label_of(counter)).or_default() += counter.at(domain);
+            }
+        }
+        if !cycle.overlay.is_empty() {
+            let has = |key: &str| {
+                let info = cycle.view.nodes.info(node);
+                info.is_some_and(|info| info.label(key).is_some())
+            };
+            for (key, owners) in self.kept_away_by(cycle.overlay.removed, cycle) {
+                if has(key) {
+                    *by_key.entry(key).or_default() -= owners;
+                }
+            }
+            for (key, owners) in self.kept_away_by(cycle.overlay.added, cycle) {
+                if has(key) {
+                    *by_key.entry(key).or_default() += owners;
+                }
+            }
+        }
+        by_key.values().any(|owners| *owners > 0)
+    }
+
+    /// Whether nothing, anywhere, matches the pod's affinity but the pod itself does.
+    fn is_first(asked: &Asked, census: &Census) -> bool {
+        asked.matches_itself
+            && asked
+                .affinity
+                .iter()
+                .filter_map(|id| census.get(*id))
+                .all(crate::topology::Counter::is_zero)
+    }
+}
+
+/// Adds to the counter of the owners of `term`.
+fn tally(
+    census: &mut Census,
+    term: &PodAffinityTerm,
+    owner: &PodInfo,
+    node: NodeIndex,
+    view: View<'_>,
+    amount: i32,
+) {
+    let mut key = Signature::default();
+    key.text(&term.topology_key);
+    terms::sign(term, owner, &mut key);
+    let id = match census.find(&key) {
+        Some(known) => known,
+        None => {
+            let parsed = vec![terms::parse(term, owner)];
+            census.insert(key, parsed, false, terms::frame(term), view.nodes)
+        }
+    };
+    census.add(id, node, amount);
+    census.drop_if_unused(id);
+}
+
+impl Plugin for InterPodAffinity {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::VOLATILE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let interest = |subject, actions| Interest { subject, actions };
+        vec![
+            interest(
+                Subject::AssignedPod,
+                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
+            ),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(
+                Subject::UnscheduledPod,
+                Action::POD_SPEC.or(Action::POD_LABEL),
+            ),
+            interest(Subject::Object(NAMESPACES), Action::ADD.or(Action::UPDATE)),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
+            terms::required(owner, anti)
+                .iter()
+                .any(|term| terms::parse(term, owner).matches(other, &labels_of))
+        };
+        let helps = match (event.subject, event.pod, event.node) {
+            (Subject::AssignedPod, Some(other), _) => {
+                let relabelled = event.action.meets(Action::POD_LABEL);
+                let came = event.action.meets(Action::ADD);
+                let went = event.action.meets(Action::DELETE);
+                relabelled
+                    || came && meets(pod, other, false)
+                    || went && (meets(pod, other, true) || meets(other, pod, true))
+            }
+            (Subject::Node, _, Some(node)) => {
+                // Anti-affinity is satisfied by a node without the label.
+                let mut affinity = terms::required(pod, false).iter();
+                affinity.all(|term| node.label(&term.topology_key).is_some())
+            }
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of::<Namespace>(NAMESPACES)]
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        let Some(namespace) = change.new_as::<Namespace>() else {
+            return;
+        };
+        let name = namespace.metadata.name.clone().unwrap_or_default();
+        let labels = namespace.metadata.labels.clone().unwrap_or_default();
+        let old = if change.action == Action::DELETE {
+            self.namespaces.remove(&name)
+        } else {
+            self.namespaces.insert(name, Arc::new(labels.clone()))
+        };
+        if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
+            // Counted again when asked for.
+            self.write().drop_by_namespace_labels();
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node).map(|info| &**info);
+        self.write().node_changed(node, info);
+        self.kept_away.node_changed(node, info);
+        self.drawn.node_changed(node, info);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, view, 1);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let (a, b) = (&old.object, &new.object);
+        let affinity = |pod: &PodInfo| pod.spec().and_then(|spec| spec.affinity.clone());
+        if a.metadata.labels != b.metadata.labels
+            || (terms::has_any(old) || terms::has_any(new)) && affinity(old) != affinity(new)
+        {
+            self.book(old, node, view, -1);
+            self.book(new, node, view, 1);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, view, -1);
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        #[cfg(test)]
+        {
+            let nodes = cycle.view.nodes;
+            assert!(self.read().balances(nodes, true, &labels_of));
+            assert!(self.kept_away.balances(nodes, false, &labels_of));
+            assert!(self.drawn.balances(nodes, false, &labels_of));
+        }
+        let mut asked = Asked {
+            existing: self.kept_away.matching(cycle.pod, &labels_of),
+            ..Asked::default()
+        };
+        if terms::has_any(cycle.pod) {
+            let mut census = self.write();
+            let affinity = terms::required(cycle.pod, false);
+            for (at, term) in affinity.iter().enumerate() {
+                // The same pods for each of the keys; they match all terms.
+                if affinity[..at]
+                    .iter()
+                    .any(|t| t.topology_key == term.topology_key)
+                {
+                    continue;
+                }
+                let mut all = vec![term];
+                all.extend(
+                    affinity
+                        .iter()
+                        .enumerate()
+                        .filter(|(i, _)| *i != at)
+                        .map(|(_, t)| t),
+                );
+                asked
+                    .affinity
+                    .extend(self.counter(&mut census, &all, cycle));
+            }
+            asked.matches_itself = !affinity.is_empty()
+                && affinity
+                    .iter()
+                    .all(|term| terms::parse(term, cycle.pod).matches(cycle.pod, &labels_of));
+            for term in terms::required(cycle.pod, true) {
+                asked
+                    .anti_affinity
+                    .extend(self.counter(&mut census, &[term], cycle));
+            }
+        }
+        if asked.existing.is_empty() && asked.affinity.is_empty() && asked.anti_affinity.is_empty()
+        {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(asked)
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(asked) = state.get::<Asked>() else {
+            return Ok(());
+        };
+        let census = self.read();
+        let counters =
+            |ids: &[CounterId]| -> Vec<_> { ids.iter().filter_map(|id| census.get(*id)).collect() };
+        let near = counters(&asked.affinity);
+        let here = |counter: &crate::topology::Counter| {
+            let domain = census.counted_in(counter, node);
+            (domain != NONE).then(|| counter.at(domain) + self.imagined(counter, cycle))
+        };
+        if !near.is_empty() {
+            let counts: Vec<_> = near.iter().map(|counter| here(counter)).collect();
+            let labelled = counts.iter().all(Option::is_some);
+            let all = counts.iter().flatten().all(|count| *count > 0);
+            // Imagining may leave no match anywhere, or make one.
+            let imagined = near
+                .first()
+                .map_or(0, |counter| self.imagined(counter, cycle));
+            let is_first = if imagined == 0 {
+                Self::is_first(asked, &census)
+            } else {
+                asked.matches_itself
+                    && near
+                        .iter()
+                        .zip(&counts)
+                        .all(|(counter, here)| counter.total() + here.map_or(0, |_| imagined) == 0)
+            };
+            if !labelled || !(all || is_first) {
+                return Err(Rejection::unresolvable(NO_AFFINITY));
+            }
+        }
+        let away = counters(&asked.anti_affinity);
+        if away.iter().any(|counter| here(counter).unwrap_or(0) > 0) {
+            return Err(Rejection::unschedulable(ANTI_AFFINITY));
+        }
+        if self.existing_refuse(asked, cycle, node) {
+            return Err(Rejection::unschedulable(EXISTING));
+        }
+        Ok(())
+    }
+    fn filter_rows(
+        &self,
+        _cycle: &Cycle<'_>,
+        state: &State,
+        rows: &[NodeIndex],
+        fits: &mut [bool],
+    ) {
+        let Some(asked) = state.get::<Asked>() else {
+            return;
+        };
+        let census = self.read();
+        let is_first = Self::is_first(asked, &census);
+        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
+            each(&census, counter, rows, fits, |labelled, count| {
+                labelled && (count > 0 || is_first)
+            });
+        }
+        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
+            each(&census, counter, rows, fits, |_, count| count <= 0);
+        }
+        for counter in asked
+            .existing
+            .iter()
+            .filter_map(|id| self.kept_away.get(*id))
+        {
+            each(&self.kept_away, counter, rows, fits, |_, count| count <= 0);
+        }
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let own = [(false, 1), (true, -1)];
+        let constrained = own
+            .iter()
+            .any(|(anti, _)| !terms::preferred(cycle.pod, *anti).is_empty());
+        if self.args.ignore_preferred_terms_of_existing_pods && !constrained {
+            return PreScore::Skip;
+        }
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let mut preferred = Preferred {
+            drawn: self.drawn.matching(cycle.pod, &labels_of),
+            ..Preferred::default()
+        };
+        if constrained {
+            let mut census = self.write();
+            for (anti, direction) in own {
+                for term in terms::preferred(cycle.pod, anti) {
+                    let weight = direction * i64::from(term.weight);
+                    let counter = self.counter(&mut census, &[&term.pod_affinity_term], cycle);
+                    preferred
+                        .wanted
+                        .extend(counter.map(|counter| (counter, weight)));
+                }
+            }
+        }
+        if preferred.drawn.is_empty() && preferred.wanted.is_empty() {
+            return PreScore::Skip;
+        }
+        PreScore::Ready(State::of(preferred))
+    }
+    fn score_rows(
+        &self,
+        _cycle: &Cycle<'_>,
+        state: &State,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        scores.fill(0);
+        let Some(preferred) = state.get::<Preferred>() else {
+            return;
+        };
+        let census = self.read();
+        let mut add = |census: &Census, id: CounterId, weight: i64| {
+            let Some(counter) = census.get(id).filter(|counter| !counter.is_zero()) else {
+                return;
+            };
+            let domains = census.domains_of(counter);
+            for (node, score) in rows.iter().zip(&mut *scores) {
+                let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+                *score += weight * i64::from(counter.at(domain));
+            }
+        };
+        for (id, weight) in &preferred.wanted {
+            add(&census, *id, *weight);
+        }
+        for id in &preferred.drawn {
+            add(&self.drawn, *id, 1);
+        }
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Custom
+    }
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "the published formula, in floating point"
+    )]
+    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
+        let min = scores.iter().copied().min().unwrap_or(0);
+        let max = scores.iter().copied().max().unwrap_or(0);
+        let span = max.saturating_sub(min);
+        for score in scores {
+            *score = if span == 0 {
+                0
+            } else {
+                (100.0 * ((*score - min) as f64 / span as f64)) as i64
+            };
+        }
+    }
+}
+
+/// Keeps the rows on which the count of their domain passes `keep`.
+fn each(
+    census: &Census,
+    counter: &crate::topology::Counter,
+    rows: &[NodeIndex],
+    fits: &mut [bool],
+    keep: impl Fn(bool, i32) -> bool,
+) {
+    let (domains, counts) = (census.domains_of(counter), counter.counts());
+    for (node, fits) in rows.iter().zip(fits) {
+        let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+        let count = counts.get(domain as usize).copied().unwrap_or(0);
+        *fits &= keep(domain != NONE, count);
+    }
+}

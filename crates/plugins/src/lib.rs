@@ -22,6 +22,7 @@ mod reservation;
 mod scarce;
 mod scheduling_hint;
 mod taints;
+mod topology;
 mod topology_spread;
 mod volumes;
 
@@ -29,17 +30,13 @@ use koord_scheduler::framework::{Factory, Plugin, Registry};
 use serde_json::json;
 
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
-const ACCEPTED: [&str; 20] = [
-    "NodePorts",
+const ACCEPTED: [&str; 16] = [
     "VolumeRestrictions",
     "NodeVolumeLimits",
     "VolumeBinding",
     "VolumeZone",
-    "PodTopologySpread",
-    "InterPodAffinity",
     "DynamicResources",
     "DefaultPreemption",
-    "ImageLocality",
     "GangScheduling",
     "Coscheduling",
     "ElasticQuota",
@@ -75,8 +72,12 @@ pub fn registry() -> Registry {
             Ok(Box::new(taints::TaintToleration))
         }),
         both("NodeAffinity", 2, node_affinity::build),
+        both("NodePorts", 1, node_ports::build),
         both("NodeResourcesFit", 1, fit::build),
+        both("PodTopologySpread", 2, topology_spread::build),
+        both("InterPodAffinity", 2, inter_pod_affinity::build),
         both("NodeResourcesBalancedAllocation", 1, balanced::build),
+        both("ImageLocality", 1, image_locality::build),
         Factory {
             name: "LoadAwareScheduling",
             default_weight: None,

@@ -31,14 +31,14 @@ pub(crate) struct NodeAffinity {
 }
 
 /// The pod's side, taken once per cycle.
-#[derive(Debug, Default)]
-struct Wanted {
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Wanted {
     selector: BTreeMap<String, String>,
     required: Option<Vec<NodeSelectorTerm>>,
 }
 
 impl Wanted {
-    fn of(pod: &PodInfo) -> Self {
+    pub(crate) fn of(pod: &PodInfo) -> Self {
         let Some(spec) = pod.spec() else {
             return Self::default();
         };
@@ -55,11 +55,11 @@ impl Wanted {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.selector.is_empty() && self.required.is_none()
     }
 
-    fn matches(&self, node: &NodeInfo) -> bool {
+    pub(crate) fn matches(&self, node: &NodeInfo) -> bool {
         self.selector
             .iter()
             .all(|(key, value)| node.label(key) == Some(value))

@@ -1,1 +1,202 @@
-//! NodePorts.
+//! `NodePorts`: no two pods share a port of their host.
+
+use k8s_openapi::api::core::v1::ContainerPort;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Plugin,
+    Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::Value;
+use std::sync::Arc;
+
+const TAKEN: &str = "node(s) didn't have free ports for the requested pod ports";
+const ANY_ADDRESS: &str = "0.0.0.0";
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct NodePorts {
+    /// By row: how many pods with host ports are there.
+    users: Vec<u32>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    _value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    Ok(Box::<NodePorts>::default())
+}
+
+/// A port of the host, with the pod's own words defaulted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HostPort {
+    address: String,
+    protocol: String,
+    port: i32,
+}
+
+impl HostPort {
+    fn of(port: &ContainerPort) -> Option<Self> {
+        let number = port.host_port.filter(|number| *number > 0)?;
+        let or = |text: &Option<String>, fallback: &str| match text.as_deref() {
+            None | Some("") => fallback.to_owned(),
+            Some(text) => text.to_owned(),
+        };
+        Some(Self {
+            address: or(&port.host_ip, ANY_ADDRESS),
+            protocol: or(&port.protocol, "TCP"),
+            port: number,
+        })
+    }
+
+    fn collides(&self, other: &Self) -> bool {
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (self.address == other.address
+                || self.address == ANY_ADDRESS
+                || other.address == ANY_ADDRESS)
+    }
+}
+
+/// The ports that containers, and init containers that keep running, take of the host.
+fn ports(pod: &PodInfo) -> impl Iterator<Item = HostPort> {
+    let spec = pod.spec();
+    let sidecars = spec
+        .and_then(|spec| spec.init_containers.as_ref())
+        .into_iter()
+        .flatten()
+        .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+    containers
+        .chain(sidecars)
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(HostPort::of)
+}
+
+fn collide(wanted: &[HostPort], pod: &PodInfo) -> bool {
+    ports(pod).any(|port| wanted.iter().any(|wanted| wanted.collides(&port)))
+}
+
+impl NodePorts {
+    fn book(&mut self, pod: &PodInfo, node: NodeIndex, come: bool) {
+        if ports(pod).next().is_none() {
+            return;
+        }
+        if self.users.len() <= node.row() {
+            self.users.resize(node.row() + 1, 0);
+        }
+        let users = &mut self.users[node.row()];
+        *users = if come {
+            users.saturating_add(1)
+        } else {
+            users.saturating_sub(1)
+        };
+    }
+}
+
+impl Plugin for NodePorts {
+    fn name(&self) -> &'static str {
+        "NodePorts"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let wanted: Vec<HostPort> = ports(pod).collect();
+        match event.pod {
+            Some(other) if !collide(&wanted, other) => Helps::Skip,
+            _ => Helps::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        for port in ports(pod) {
+            signature.number(port.port.into());
+            signature.text(&port.protocol);
+            signature.text(&port.address);
+        }
+        Signable::Yes
+    }
+
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, true);
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, false);
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let wanted: Vec<HostPort> = ports(cycle.pod).collect();
+        if wanted.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(wanted)
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(wanted) = state.get::<Vec<HostPort>>() else {
+            return Ok(());
+        };
+        let users = self.users.get(node.row()).copied().unwrap_or(0);
+        if users == 0 && cycle.overlay.added.is_empty() {
+            return Ok(());
+        }
+        if cycle.pods(node).any(|pod| collide(wanted, pod)) {
+            return Err(Rejection::unschedulable(TAKEN));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_collide_by_number_protocol_and_address() {
+        let port = |address: &str, protocol: &str, number| {
+            let port = ContainerPort {
+                host_ip: Some(address.to_owned()),
+                protocol: Some(protocol.to_owned()),
+                host_port: Some(number),
+                ..ContainerPort::default()
+            };
+            HostPort::of(&port).unwrap()
+        };
+        let web = port("", "", 80);
+        for (name, other, expected) in [
+            ("the same", port("0.0.0.0", "TCP", 80), true),
+            ("one address of all", port("10.0.0.1", "TCP", 80), true),
+            ("another protocol", port("", "UDP", 80), false),
+            ("another number", port("", "TCP", 81), false),
+        ] {
+            assert_eq!(web.collides(&other), expected, "{name}");
+            assert_eq!(other.collides(&web), expected, "{name}, the other way");
+        }
+        let (a, b) = (port("10.0.0.1", "TCP", 80), port("10.0.0.2", "TCP", 80));
+        assert!(!a.collides(&b), "two addresses");
+        assert!(HostPort::of(&ContainerPort::default()).is_none());
+    }
+}

@@ -43,7 +43,10 @@ fn of(pod: &PodInfo) -> &[Toleration] {
 }
 
 /// The first taint that keeps the pod off the node.
-fn untolerated<'a>(tolerations: &[Toleration], taints: &'a [Taint]) -> Option<&'a Taint> {
+pub(crate) fn untolerated<'a>(
+    tolerations: &[Toleration],
+    taints: &'a [Taint],
+) -> Option<&'a Taint> {
     taints
         .iter()
         .filter(|taint| taint.effect == NO_SCHEDULE || taint.effect == NO_EXECUTE)

@@ -1,1 +1,542 @@
-//! PodTopologySpread.
+//! `PodTopologySpread`: pods that belong together are spread over zones, hosts and the like.
+
+mod args;
+mod owners;
+#[cfg(test)]
+mod tests;
+
+use crate::node_affinity::Wanted;
+use crate::topology::{Census, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector};
+use args::Args;
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Normalize,
+    ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State, Subject,
+    Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use owners::Owners;
+use serde_json::Value;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const NAME: &str = "PodTopologySpread";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+const DO_NOT_SCHEDULE: &str = "DoNotSchedule";
+const SCHEDULE_ANYWAY: &str = "ScheduleAnyway";
+const NO_MATCH: &str = "node(s) didn't match pod topology spread constraints";
+const NO_LABEL: &str =
+    "node(s) didn't match pod topology spread constraints (missing required label)";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct TopologySpread {
+    defaults: Vec<TopologySpreadConstraint>,
+    /// Whether the defaults are the built-in ones: they let nodes without a zone take part.
+    system: bool,
+    owners: Owners,
+    census: RwLock<Census>,
+}
+
+/// One constraint of the pod that is placed.
+#[derive(Debug, Clone, Copy)]
+struct Constraint {
+    counter: CounterId,
+    max_skew: i32,
+    min_domains: usize,
+    /// 1 if the pod itself counts.
+    own: i32,
+    per_host: bool,
+}
+
+/// The pod's hard constraints.
+#[derive(Debug)]
+struct Hard(Vec<Constraint>);
+
+/// The pod's soft constraints.
+#[derive(Debug)]
+struct Soft {
+    constraints: Vec<Constraint>,
+    /// Whether nodes that lack one of the labels get no score.
+    all_labels: bool,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args = Args::decode(value)?;
+    Ok(Box::new(TopologySpread {
+        defaults: args.constraints(),
+        system: args.is_system(),
+        owners: Owners::default(),
+        census: RwLock::default(),
+    }))
+}
+
+fn listed(pod: &PodInfo) -> &[TopologySpreadConstraint] {
+    pod.spec()
+        .and_then(|spec| spec.topology_spread_constraints.as_deref())
+        .unwrap_or_default()
+}
+
+/// The pods that count for `constraint` of `pod`.
+fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
+    let mut selector = Selector::of(constraint.label_selector.as_ref());
+    let labels = pod.object.metadata.labels.as_ref();
+    for key in constraint.match_label_keys.iter().flatten() {
+        if let Some(value) = labels.and_then(|labels| labels.get(key)) {
+            selector.and(key, value, true);
+        }
+    }
+    selector
+}
+
+fn no_labels(_: &str) -> Option<crate::topology::Labels> {
+    None
+}
+
+impl TopologySpread {
+    fn read(&self) -> RwLockReadGuard<'_, Census> {
+        self.census.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Census> {
+        self.census.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn census(&mut self) -> &mut Census {
+        self.census
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The constraints of `pod` with this action, its own or else the default ones.
+    fn constraints(&self, cycle: &Cycle<'_>, action: &str) -> Vec<Constraint> {
+        let pod = cycle.pod;
+        let own = listed(pod);
+        let (all, belongs) = if own.is_empty() {
+            if self.defaults.iter().all(|c| c.when_unsatisfiable != action) {
+                return Vec::new();
+            }
+            let belongs = self.owners.selector(pod);
+            if belongs.is_empty() {
+                return Vec::new();
+            }
+            (&self.defaults[..], Some(belongs))
+        } else {
+            (own, None)
+        };
+        let chosen: Vec<&TopologySpreadConstraint> = all
+            .iter()
+            .filter(|constraint| constraint.when_unsatisfiable == action)
+            .collect();
+        let all_labels = !own.is_empty() || !self.system;
+        let needs: Vec<String> = if all_labels {
+            chosen.iter().map(|c| c.topology_key.clone()).collect()
+        } else {
+            Vec::new()
+        };
+        let mut census = self.write();
+        chosen
+            .iter()
+            .map(|constraint| {
+                let counter = counter(&mut census, constraint, belongs.as_ref(), &needs, cycle);
+                let counts = |counter: &crate::topology::Counter| {
+                    // The pod counts by its labels, whatever else is said of it.
+                    counter.selects(pod)
+                };
+                Constraint {
+                    counter,
+                    max_skew: constraint.max_skew,
+                    min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
+                    own: i32::from(census.get(counter).is_some_and(counts)),
+                    per_host: constraint.topology_key == HOSTNAME,
+                }
+            })
+            .collect()
+    }
+}
+
+fn counter(
+    census: &mut Census,
+    constraint: &TopologySpreadConstraint,
+    belongs: Option<&Selector>,
+    needs: &[String],
+    cycle: &Cycle<'_>,
+) -> CounterId {
+    let pod = cycle.pod;
+    let honors = |policy: &Option<String>, default: bool| {
+        policy
+            .as_deref()
+            .map_or(default, |policy| policy == "Honor")
+    };
+    let by_affinity = honors(&constraint.node_affinity_policy, true);
+    let by_taints = honors(&constraint.node_taints_policy, false);
+    let spec = pod.spec();
+    let node_selector = spec.and_then(|spec| spec.node_selector.as_ref());
+    let affinity = spec
+        .and_then(|spec| spec.affinity.as_ref())
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|affinity| {
+            affinity
+                .required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    let mut key = Signature::default();
+    key.text(&pod.namespace);
+    key.text(&constraint.topology_key);
+    match belongs {
+        Some(selector) => selector.sign(&mut key),
+        None => sign_selector(constraint.label_selector.as_ref(), &mut key),
+    }
+    let labels = pod.object.metadata.labels.as_ref();
+    for name in constraint.match_label_keys.iter().flatten() {
+        if let Some(value) = labels.and_then(|labels| labels.get(name)) {
+            key.text(name);
+            key.text(value);
+        }
+    }
+    key.number(-1);
+    for need in needs {
+        key.text(need);
+    }
+    key.number(-1);
+    if by_affinity && (node_selector.is_some() || affinity.is_some()) {
+        key.debug(&(node_selector, affinity));
+    }
+    key.number(-1);
+    if by_taints {
+        key.debug(&spec.and_then(|spec| spec.tolerations.as_ref()));
+    }
+    if let Some(known) = census.find(&key) {
+        return known;
+    }
+    let wanted = Wanted::of(pod);
+    let frame = Frame {
+        key: constraint.topology_key.clone(),
+        needs: needs
+            .iter()
+            .filter(|need| **need != constraint.topology_key)
+            .cloned()
+            .collect(),
+        affinity: (by_affinity && !wanted.is_empty()).then_some(wanted),
+        tolerations: by_taints.then(|| {
+            spec.and_then(|spec| spec.tolerations.clone())
+                .unwrap_or_default()
+        }),
+    };
+    let term = Term {
+        namespaces: Namespaces {
+            named: vec![pod.namespace.to_string()],
+            selected: None,
+        },
+        selector: match belongs {
+            Some(selector) => selector.clone(),
+            None => selector(constraint, pod),
+        },
+    };
+    census.count(key, vec![term], true, frame, cycle.view.nodes, &no_labels)
+}
+
+impl Plugin for TopologySpread {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::VOLATILE)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let interest = |subject, actions| Interest { subject, actions };
+        vec![
+            interest(
+                Subject::AssignedPod,
+                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
+            ),
+            interest(
+                Subject::Node,
+                Action::ADD
+                    .or(Action::DELETE)
+                    .or(Action::NODE_LABEL)
+                    .or(Action::NODE_TAINT),
+            ),
+            interest(
+                Subject::UnscheduledPod,
+                Action::POD_SPEC.or(Action::POD_LABEL),
+            ),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let own = listed(pod);
+        if own.is_empty() {
+            return Helps::Queue;
+        }
+        let mut hard = own
+            .iter()
+            .filter(|constraint| constraint.when_unsatisfiable == DO_NOT_SCHEDULE);
+        let helps = match (event.subject, event.pod, event.node) {
+            // A changed label may have made the pod one that counts, or no longer one.
+            (Subject::AssignedPod, Some(other), _) => {
+                other.namespace == pod.namespace
+                    && (event.action.meets(Action::POD_LABEL)
+                        || hard.any(|constraint| {
+                            let labels = other.object.metadata.labels.as_ref();
+                            selector(constraint, pod).matches(labels)
+                        }))
+            }
+            (Subject::Node, _, Some(node)) => {
+                event.action.meets(Action::NODE_LABEL)
+                    || hard.all(|constraint| node.label(&constraint.topology_key).is_some())
+            }
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        if self.defaults.is_empty() {
+            return Vec::new();
+        }
+        Owners::watches()
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        self.owners.changed(change);
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node).map(|info| &**info);
+        self.census().node_changed(node, info);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.census().add_pod(pod, node, 1, &no_labels);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let (a, b) = (&old.object.metadata, &new.object.metadata);
+        if a.labels != b.labels || old.deleting != new.deleting {
+            self.census().add_pod(old, node, -1, &no_labels);
+            self.census().add_pod(new, node, 1, &no_labels);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.census().add_pod(pod, node, -1, &no_labels);
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        #[cfg(test)]
+        assert!(self.read().balances(cycle.view.nodes, true, &no_labels));
+        let hard = self.constraints(cycle, DO_NOT_SCHEDULE);
+        if hard.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(Hard(hard))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let census = self.read();
+        for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
+            let Some(counter) = census.get(constraint.counter) else {
+                continue;
+            };
+            let domains = census.domains_of(counter);
+            let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+            if domain == NONE {
+                return Err(Rejection::unresolvable(NO_LABEL));
+            }
+            // What is imagined of the node counts if pods on the node do.
+            let imagined = if census.counted_in(counter, node) == NONE {
+                0
+            } else {
+                let matching = |pods: &[Arc<PodInfo>]| {
+                    let matching = pods.iter().filter(|pod| counter.matches(pod, &no_labels));
+                    i32::try_from(matching.count()).unwrap_or(i32::MAX)
+                };
+                matching(cycle.overlay.added) - matching(cycle.overlay.removed)
+            };
+            let count = counter.at(domain) + imagined;
+            let mut min = census.min_but(counter, domain).unwrap_or(i32::MAX);
+            if census.is_counted(counter, domain) {
+                min = min.min(count);
+            }
+            if census.domain_count(counter) < constraint.min_domains {
+                min = 0;
+            }
+            let skew = i64::from(count) + i64::from(constraint.own) - i64::from(min);
+            if skew > i64::from(constraint.max_skew) {
+                return Err(Rejection::unschedulable(NO_MATCH));
+            }
+        }
+        Ok(())
+    }
+    fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
+        debug_assert!(cycle.overlay.is_empty());
+        let census = self.read();
+        for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
+            let Some(counter) = census.get(constraint.counter) else {
+                continue;
+            };
+            let min = if census.domain_count(counter) < constraint.min_domains {
+                0
+            } else {
+                census.min_but(counter, NONE).unwrap_or(i32::MAX)
+            };
+            // The largest count that a domain may have for the pod to go there.
+            let room = constraint.max_skew.saturating_add(min) - constraint.own;
+            let (domains, counts) = (census.domains_of(counter), counter.counts());
+            for (node, fits) in rows.iter().zip(&mut *fits) {
+                let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+                let count = counts.get(domain as usize).copied().unwrap_or(0);
+                *fits &= domain != NONE && count <= room;
+            }
+        }
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let constraints = self.constraints(cycle, SCHEDULE_ANYWAY);
+        if constraints.is_empty() {
+            return PreScore::Skip;
+        }
+        let all_labels = !self.system || !listed(cycle.pod).is_empty();
+        PreScore::Ready(State::of(Soft {
+            constraints,
+            all_labels,
+        }))
+    }
+    /// More matching pods, more points: reversed when normalised. Nodes that are left out get -1.
+    fn score_rows(
+        &self,
+        _cycle: &Cycle<'_>,
+        state: &State,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let census = self.read();
+        let Some(soft) = state.get::<Soft>() else {
+            return scores.fill(0);
+        };
+        let mut sums = vec![0.0_f64; rows.len()];
+        let counters: Vec<_> = soft
+            .constraints
+            .iter()
+            .filter_map(|constraint| Some((constraint, census.get(constraint.counter)?)))
+            .collect();
+        let at =
+            |domains: &[u32], node: &NodeIndex| domains.get(node.row()).copied().unwrap_or(NONE);
+        if soft.all_labels {
+            for (_, counter) in &counters {
+                let domains = census.domains_of(counter);
+                for (node, sum) in rows.iter().zip(&mut sums) {
+                    if at(domains, node) == NONE {
+                        *sum = -1.0;
+                    }
+                }
+            }
+        }
+        let left_out = sums.iter().filter(|sum| **sum < 0.0).count();
+        for (constraint, counter) in counters {
+            let domains = census.domains_of(counter);
+            let size = if constraint.per_host {
+                rows.len() - left_out
+            } else {
+                distinct(
+                    rows.iter()
+                        .zip(&sums)
+                        .filter(|(_, sum)| **sum >= 0.0)
+                        .map(|(node, _)| at(domains, node)),
+                )
+            };
+            let weight = weight(size);
+            let base = f64::from(constraint.max_skew.saturating_sub(1));
+            // Hosts are counted one by one even where several share a name, or do not count.
+            let exactly = constraint.per_host && !census.is_plain(counter);
+            for (node, sum) in rows.iter().zip(&mut sums) {
+                let domain = at(domains, node);
+                if *sum < 0.0 || domain == NONE {
+                    continue;
+                }
+                let count = if exactly {
+                    counter.on(*node)
+                } else {
+                    counter.at(domain)
+                };
+                *sum += f64::from(count) * weight + base;
+            }
+        }
+        for (score, sum) in scores.iter_mut().zip(sums) {
+            *score = rounded(sum);
+        }
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Custom
+    }
+    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
+        let taking_part = || scores.iter().copied().filter(|score| *score >= 0);
+        let (min, max) = (
+            taking_part().min().unwrap_or(0),
+            taking_part().max().unwrap_or(0),
+        );
+        let mut last = (i64::MIN, 0);
+        for score in scores {
+            if last.0 != *score {
+                let normal = match *score {
+                    left_out if left_out < 0 => 0,
+                    _ if max == 0 => 100,
+                    score => 100 * (max + min - score) / max,
+                };
+                last = (*score, normal);
+            }
+            *score = last.1;
+        }
+    }
+}
+
+/// How many different domains there are, no domain being one.
+fn distinct(domains: impl Iterator<Item = u32>) -> usize {
+    let mut seen: Vec<u64> = Vec::new();
+    let (mut found, mut none) = (0, 0);
+    for domain in domains {
+        if domain == NONE {
+            none = 1;
+            continue;
+        }
+        let (word, bit) = (domain as usize / 64, 1_u64 << (domain % 64));
+        if seen.len() <= word {
+            seen.resize(word + 1, 0);
+        }
+        found += usize::from(seen[word] & bit == 0);
+        seen[word] |= bit;
+    }
+    found + none
+}
+
+/// The more domains, the more a pod in one of them matters.
+#[allow(clippy::cast_precision_loss, reason = "numbers of domains are small")]
+fn weight(domains: usize) -> f64 {
+    ((domains + 2) as f64).ln()
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "saturates, as is wanted")]
+fn rounded(sum: f64) -> i64 {
+    sum.round() as i64
+}

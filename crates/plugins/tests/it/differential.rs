@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..9_u8).prop_map(Step::NodeGone),
         3 => (0..9_u8, 0..40_u8, 0..120_u8)
             .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
-        12 => (0..10_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
+        16 => (0..20_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
         2 => any::<u8>().prop_map(Step::PodGone),
         1 => any::<u8>().prop_map(Step::BindFails),
         2 => any::<u8>().prop_map(Step::Confirm),
@@ -100,10 +100,12 @@ fn node(name: u8, cpu: u8, zone: u8, taint: u8, cordoned: bool) -> Arc<Node> {
     };
     let name = format!("n{name}");
     let value = json!({
-        "metadata": {"name": name, "uid": name, "labels": {"zone": format!("z{zone}")}},
+        "metadata": {"name": name, "uid": name, "labels": {
+            "zone": format!("z{zone}"), "kubernetes.io/hostname": name}},
         "spec": {"taints": taints, "unschedulable": cordoned},
         "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "12",
-            "kubernetes.io/batch-cpu": "3000", "kubernetes.io/batch-memory": "4Gi"}}
+            "kubernetes.io/batch-cpu": "3000", "kubernetes.io/batch-memory": "4Gi"},
+            "images": [{"names": [format!("big:{}", cpu % 2)], "sizeBytes": 900_000_000}]}
     });
     Arc::new(serde_json::from_value(value).unwrap())
 }
@@ -135,6 +137,12 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
         "priority": priority,
         "containers": [{"name": "c", "resources": {"requests": {"cpu": "300m", "memory": "256Mi"}}}]
     });
+    let term = |key: &str, app: &str| json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}});
+    let spread = |key: &str, when: &str| {
+        json!([{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when,
+            "labelSelector": {"matchExpressions": [
+                {"key": "app", "operator": "In", "values": ["12", "13", "14"]}]}}])
+    };
     let preferred = |weight: u8, zone: &str| {
         json!({"weight": weight, "preference": {"matchExpressions": [
             {"key": "zone", "operator": "In", "values": [zone]}]}})
@@ -155,10 +163,43 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
                 json!({"kubernetes.io/batch-cpu": "700", "kubernetes.io/batch-memory": "512Mi"});
         }
         6 => spec["containers"][0]["resources"] = Value::Null,
+        10 => spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80}]),
+        11 => spec["containers"][0]["image"] = json!("big:1"),
+        12 => spec["topologySpreadConstraints"] = spread("zone", "DoNotSchedule"),
+        13 => spec["topologySpreadConstraints"] = spread("kubernetes.io/hostname", "DoNotSchedule"),
+        14 => {
+            spec["topologySpreadConstraints"] = spread("zone", "ScheduleAnyway");
+            spec["nodeSelector"] = json!({"zone": "z2"});
+        }
+        15 => {
+            let terms = [preferred(10, "z0"), preferred(3, "z2")];
+            spec["affinity"] = json!({
+                "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms},
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                    [term("kubernetes.io/hostname", "15")]}
+            });
+        }
+        16 => {
+            spec["affinity"] = json!({"podAffinity":
+                {"requiredDuringSchedulingIgnoredDuringExecution": [term("zone", "12")]}});
+        }
+        17 => {
+            let weighted = |weight: u8, app: &str| json!({"weight": weight, "podAffinityTerm": term("zone", app)});
+            spec["affinity"] = json!({
+                "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
+                    [weighted(10, "17"), weighted(3, "12")]},
+                "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
+                    [weighted(30, "13")]}
+            });
+        }
         _ => {}
     }
     let name = format!("p{number}");
-    let value = json!({"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": spec});
+    let value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name,
+            "labels": {"app": format!("{shape}")}},
+        "spec": spec
+    });
     serde_json::from_value(value).unwrap()
 }
 

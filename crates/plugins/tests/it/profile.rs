@@ -26,7 +26,10 @@ fn an_empty_configuration_is_kube_schedulers() {
         ("TaintToleration", 3),
         ("NodeAffinity", 2),
         ("NodeResourcesFit", 1),
+        ("PodTopologySpread", 2),
+        ("InterPodAffinity", 2),
         ("NodeResourcesBalancedAllocation", 1),
+        ("ImageLocality", 1),
     ];
     assert_eq!(named, expected);
 }

@@ -170,7 +170,11 @@ impl Engine {
         let action = old
             .as_ref()
             .map_or(Action::ADD, |old| difference(old, &info));
-        if action.0 == 0 {
+        let images = |node: &NodeInfo| {
+            let status = node.object.status.as_ref();
+            status.and_then(|status| status.images.clone())
+        };
+        if action.0 == 0 && old.as_ref().map(|old| images(old)) == Some(images(&info)) {
             return;
         }
         for NodeProblem(message) in ignored {
@@ -184,6 +188,9 @@ impl Engine {
             plugin.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
+        if action.0 == 0 {
+            return;
+        }
         let event = ClusterEvent {
             subject: Subject::Node,
             action,

@@ -1,0 +1,194 @@
+use crate::topology::tests::Cluster;
+use k8s_openapi::api::core::v1::Namespace;
+use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+const HOST: &str = "kubernetes.io/hostname";
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+fn cluster(args: Value) -> Cluster {
+    let mut cluster = Cluster::new(super::NAME, args);
+    cluster.node("n1", "x", &json!({}));
+    cluster.node("n2", "x", &json!({}));
+    cluster.node("n3", "y", &json!({}));
+    cluster
+}
+
+fn term(key: &str, app: &str) -> Value {
+    json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}})
+}
+
+fn pod(app: &str, kind: &str, when: &str, term: &Value) -> Value {
+    let term = if when == PREFERRED {
+        json!({"weight": 10, "podAffinityTerm": term})
+    } else {
+        term.clone()
+    };
+    json!({
+        "metadata": {"labels": {"app": app}},
+        "spec": {"affinity": {kind: {when: [term]}}}
+    })
+}
+
+fn plain(app: &str) -> Value {
+    json!({"metadata": {"labels": {"app": app}}})
+}
+
+fn refused(reason: &str) -> String {
+    format!("0/3 nodes are available: 3 node(s) {reason}.")
+}
+
+#[test]
+fn required_affinity_follows_the_pods_it_names() {
+    let near = pod("b", "podAffinity", REQUIRED, &term(ZONE, "a"));
+    let mut empty = cluster(json!({}));
+    assert_eq!(
+        empty.place("p", &near),
+        refused("didn't match pod affinity rules")
+    );
+    let mut cluster = cluster(json!({}));
+    cluster.bound("a", "n3", &plain("a"));
+    assert_eq!(cluster.place("p", &near), "n3");
+    // All terms must be met by one and the same pod.
+    let mut both = near.clone();
+    both["spec"]["affinity"]["podAffinity"][REQUIRED] = json!([term(ZONE, "a"), term(HOST, "b")]);
+    assert_eq!(
+        cluster.place("q", &both),
+        refused("didn't match pod affinity rules")
+    );
+}
+
+#[test]
+fn the_first_of_a_group_may_go_anywhere_with_the_label() {
+    let mut cluster = cluster(json!({}));
+    let own = pod("a", "podAffinity", REQUIRED, &term(ZONE, "a"));
+    let first = cluster.place("p0", &own);
+    let second = cluster.place("p1", &own);
+    let zone = |node: &str| if node == "n3" { "y" } else { "x" };
+    assert_eq!(zone(&first), zone(&second));
+    let missing = pod("c", "podAffinity", REQUIRED, &term("rack", "c"));
+    assert_eq!(
+        cluster.place("p2", &missing),
+        refused("didn't match pod affinity rules")
+    );
+}
+
+#[test]
+fn anti_affinity_works_both_ways() {
+    let away = pod("a", "podAntiAffinity", REQUIRED, &term(HOST, "a"));
+    let mut cluster = cluster(json!({}));
+    let mut nodes: Vec<String> = (0..3)
+        .map(|number| cluster.place(&format!("p{number}"), &away))
+        .collect();
+    nodes.sort();
+    assert_eq!(nodes, ["n1", "n2", "n3"]);
+    assert_eq!(
+        cluster.place("p3", &away),
+        refused("didn't match pod anti-affinity rules")
+    );
+    assert_eq!(
+        cluster.place("p4", &plain("a")),
+        refused("didn't satisfy existing pods anti-affinity rules")
+    );
+    assert!(cluster.place("p5", &plain("b")).starts_with('n'));
+}
+
+#[test]
+fn a_pod_that_goes_makes_room_at_once() {
+    let mut cluster = cluster(json!({}));
+    let away = pod("a", "podAntiAffinity", REQUIRED, &term(ZONE, "a"));
+    cluster.bound("x", "n1", &away);
+    cluster.bound("y", "n3", &away);
+    assert!(cluster.place("p0", &plain("a")).starts_with('0'));
+    let gone = serde_json::from_value(json!({"metadata": {"name": "x", "uid": "x"}})).unwrap();
+    let now = cluster.now;
+    cluster.engine.pod_deleted(&gone, now);
+    let node = cluster.place("p1", &plain("a"));
+    assert!(node == "n1" || node == "n2", "{node}");
+}
+
+#[test]
+fn preferences_attract_and_repel() {
+    let near = pod("b", "podAffinity", PREFERRED, &term(ZONE, "a"));
+    let far = pod("b", "podAntiAffinity", PREFERRED, &term(ZONE, "a"));
+    let same_zone = |node: &str| node == "n1" || node == "n2";
+    let with = |args: Value, old: &Value, new: &Value| {
+        let mut cluster = cluster(args);
+        cluster.bound("old", "n1", old);
+        cluster.place("new", new)
+    };
+    assert!(same_zone(&with(json!({}), &plain("a"), &near)), "drawn");
+    assert_eq!(with(json!({}), &plain("a"), &far), "n3", "repelled");
+    // What pods that are there want of new ones counts too.
+    let wants_b = pod("a", "podAffinity", PREFERRED, &term(ZONE, "b"));
+    let shuns_b = pod("a", "podAntiAffinity", PREFERRED, &term(ZONE, "b"));
+    assert!(same_zone(&with(json!({}), &wants_b, &plain("b"))));
+    assert_eq!(with(json!({}), &shuns_b, &plain("b")), "n3");
+    let needs_b = pod("a", "podAffinity", REQUIRED, &term(ZONE, "b"));
+    let strong = json!({"hardPodAffinityWeight": 100});
+    assert!(same_zone(&with(strong, &needs_b, &plain("b"))));
+}
+
+#[test]
+fn namespaces_are_chosen_by_name_or_by_label() {
+    let mut cluster = cluster(json!({}));
+    let namespace: Namespace = serde_json::from_value(json!({
+        "metadata": {"name": "other", "labels": {"team": "t"}}
+    }))
+    .unwrap();
+    let change = ObjectChange {
+        kind: super::NAMESPACES,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(namespace),
+    };
+    let now = cluster.now;
+    cluster.engine.object_changed(&change, now);
+    cluster.bound(
+        "a",
+        "n3",
+        &json!({"metadata": {"namespace": "other", "labels": {"app": "a"}}}),
+    );
+    let with = |field: &str, value: Value| {
+        let mut term = term(ZONE, "a");
+        term[field] = value;
+        pod("b", "podAffinity", REQUIRED, &term)
+    };
+    let no = refused("didn't match pod affinity rules");
+    let by_labels = |team: &str| with("namespaceSelector", json!({"matchLabels": {"team": team}}));
+    for (name, pod, expected) in [
+        ("its own only", with("namespaces", json!([])), no.as_str()),
+        ("by name", with("namespaces", json!(["other"])), "n3"),
+        ("all", with("namespaceSelector", json!({})), "n3"),
+        ("by label", by_labels("t"), "n3"),
+        ("by another label", by_labels("u"), no.as_str()),
+    ] {
+        assert_eq!(cluster.place(name, &pod), expected, "{name}");
+    }
+}
+
+#[test]
+fn mismatched_keys_keep_other_revisions_away() {
+    let mut cluster = cluster(json!({}));
+    let revision = |number: &str| json!({"app": "a", "rev": number});
+    cluster.bound("x", "n1", &json!({"metadata": {"labels": revision("1")}}));
+    cluster.bound("y", "n3", &json!({"metadata": {"labels": revision("2")}}));
+    let mut away = term(ZONE, "a");
+    away["mismatchLabelKeys"] = json!(["rev"]);
+    let mut new = pod("a", "podAntiAffinity", REQUIRED, &away);
+    new["metadata"]["labels"] = revision("2");
+    assert_eq!(cluster.place("new", &new), "n3");
+}
+
+#[test]
+fn the_weight_has_a_range() {
+    let args = json!({"hardPodAffinityWeight": 101});
+    let error = super::build(Some(&args), &BuildContext::default())
+        .err()
+        .map(|error| error.to_string())
+        .unwrap_or_default();
+    assert!(error.contains("hardPodAffinityWeight: 101"), "{error}");
+}

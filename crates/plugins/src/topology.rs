@@ -1,0 +1,401 @@
+//! Pods counted by the domains of a node label, kept up to date pod by pod.
+//!
+//! What spread and affinity rules ask is always the same: how many pods that match some terms are
+//! in the domain of this node. A [`Census`] holds one counter per question that was asked, so that
+//! a placement costs one addition per counter that the pod matches, and a question costs nothing.
+
+mod domains;
+mod selector;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use domains::{Domains, Frame, NONE};
+pub(crate) use selector::{Labels, Namespaces, Selector, Term, sign_selector};
+
+use domains::FrameId;
+use koord_scheduler::framework::Signature;
+use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// Names a counter. A counter that was dropped is not found any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CounterId {
+    slot: usize,
+    birth: u64,
+}
+
+/// Pods, or their weights, by domain.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    key: Signature,
+    /// All of them must match.
+    terms: Vec<Term>,
+    /// Whether pods that are being deleted do not count.
+    live_only: bool,
+    frame: FrameId,
+    by_row: FxHashMap<u32, i32>,
+    counts: Vec<i32>,
+    /// How many domains have each count other than 0.
+    levels: BTreeMap<i32, usize>,
+    birth: u64,
+    used: u64,
+}
+
+/// Counters over one set of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Census {
+    domains: Domains,
+    counters: Vec<Option<Counter>>,
+    by_key: FxHashMap<Signature, usize>,
+    /// Counters by a label that a pod must have to match, and those that need none.
+    by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
+    broad: Vec<usize>,
+    clock: u64,
+}
+
+/// Counters that nothing has asked for lately are dropped beyond this many.
+const KEPT: usize = 1024;
+
+impl Census {
+    /// The counter named `key`, if it exists.
+    pub(crate) fn find(&mut self, key: &Signature) -> Option<CounterId> {
+        let slot = *self.by_key.get(key)?;
+        self.clock += 1;
+        let counter = self.counters.get_mut(slot)?.as_mut()?;
+        counter.used = self.clock;
+        let birth = counter.birth;
+        Some(CounterId { slot, birth })
+    }
+
+    /// Makes a counter with nothing in it.
+    pub(crate) fn insert(
+        &mut self,
+        key: Signature,
+        terms: Vec<Term>,
+        live_only: bool,
+        frame: Frame,
+        nodes: &NodeStore,
+    ) -> CounterId {
+        self.clock += 1;
+        let (frame, birth) = (self.domains.frame(frame, nodes), self.clock);
+        let slot = match self.counters.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                self.counters.push(None);
+                self.counters.len() - 1
+            }
+        };
+        match terms.iter().find_map(|term| term.selector.pick()) {
+            Some((label, values)) => {
+                let by_value = self.by_label.entry(label.to_owned()).or_default();
+                for value in values {
+                    by_value.entry(value.clone()).or_default().push(slot);
+                }
+            }
+            None => self.broad.push(slot),
+        }
+        self.by_key.insert(key.clone(), slot);
+        self.counters[slot] = Some(Counter {
+            key,
+            terms,
+            live_only,
+            frame,
+            by_row: FxHashMap::default(),
+            counts: Vec::new(),
+            levels: BTreeMap::new(),
+            birth,
+            used: birth,
+        });
+        CounterId { slot, birth }
+    }
+
+    /// As [`Self::insert`], with all booked pods that match counted. Drops a counter that was not
+    /// asked for in a long time when there are many.
+    pub(crate) fn count(
+        &mut self,
+        key: Signature,
+        terms: Vec<Term>,
+        live_only: bool,
+        frame: Frame,
+        nodes: &NodeStore,
+        labels_of: &dyn Fn(&str) -> Option<Labels>,
+    ) -> CounterId {
+        if self.by_key.len() >= KEPT {
+            let used = |counter: &Option<Counter>| counter.as_ref().map_or(u64::MAX, |c| c.used);
+            let oldest = (0..self.counters.len()).min_by_key(|slot| used(&self.counters[*slot]));
+            if let Some(slot) = oldest {
+                self.drop_slot(slot);
+            }
+        }
+        let id = self.insert(key, terms, live_only, frame, nodes);
+        let Some(counter) = &self.counters[id.slot] else {
+            return id;
+        };
+        let mut found: Vec<(u32, i32)> = Vec::new();
+        for row in 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX) {
+            let pods = nodes.pods(NodeIndex(row));
+            let matching = pods.filter(|pod| counter.matches(pod, labels_of)).count();
+            if matching > 0 {
+                found.push((row, i32::try_from(matching).unwrap_or(i32::MAX)));
+            }
+        }
+        for (row, matching) in found {
+            self.add(id, NodeIndex(row), matching);
+        }
+        id
+    }
+
+    /// The counters whose terms `pod` matches.
+    pub(crate) fn matching(
+        &self,
+        pod: &PodInfo,
+        labels_of: &dyn Fn(&str) -> Option<Labels>,
+    ) -> Vec<CounterId> {
+        let mut out = Vec::new();
+        let mut check = |slots: &[usize]| {
+            for slot in slots {
+                if let Some(Some(counter)) = self.counters.get(*slot)
+                    && counter.matches(pod, labels_of)
+                {
+                    let (slot, birth) = (*slot, counter.birth);
+                    out.push(CounterId { slot, birth });
+                }
+            }
+        };
+        check(&self.broad);
+        if !self.by_label.is_empty() {
+            for (label, value) in pod.object.metadata.labels.iter().flatten() {
+                if let Some(slots) = self.by_label.get(label).and_then(|by| by.get(value)) {
+                    check(slots);
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether there is no counter.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// Adds to a counter at a row.
+    pub(crate) fn add(&mut self, id: CounterId, node: NodeIndex, amount: i32) {
+        let Some(Some(counter)) = self.counters.get_mut(id.slot) else {
+            return;
+        };
+        if counter.birth != id.birth {
+            return;
+        }
+        let at_row = counter.by_row.entry(node.0).or_default();
+        *at_row = at_row.saturating_add(amount);
+        if *at_row == 0 {
+            counter.by_row.remove(&node.0);
+        }
+        let domain = self.domains.domain(counter.frame, node);
+        counter.shift(domain, amount);
+    }
+
+    /// Adds to all counters whose terms `pod` matches.
+    pub(crate) fn add_pod(
+        &mut self,
+        pod: &PodInfo,
+        node: NodeIndex,
+        amount: i32,
+        labels_of: &dyn Fn(&str) -> Option<Labels>,
+    ) {
+        if self.is_empty() {
+            return;
+        }
+        for id in self.matching(pod, labels_of) {
+            self.add(id, node, amount);
+        }
+    }
+
+    /// Drops a counter that counts nothing.
+    pub(crate) fn drop_if_unused(&mut self, id: CounterId) {
+        if self
+            .get(id)
+            .is_some_and(|counter| counter.by_row.is_empty())
+        {
+            self.drop_slot(id.slot);
+        }
+    }
+
+    /// Drops the counters that depend on the labels of namespaces.
+    pub(crate) fn drop_by_namespace_labels(&mut self) {
+        let reads = |counter: &Counter| counter.terms.iter().any(|term| term.namespaces.is_open());
+        for slot in 0..self.counters.len() {
+            if self.counters[slot].as_ref().is_some_and(reads) {
+                self.drop_slot(slot);
+            }
+        }
+    }
+
+    fn drop_slot(&mut self, slot: usize) {
+        let Some(counter) = self.counters[slot].take() else {
+            return;
+        };
+        self.by_key.remove(&counter.key);
+        self.domains.release(counter.frame);
+        match counter.terms.iter().find_map(|term| term.selector.pick()) {
+            Some((label, values)) => {
+                if let Some(by_value) = self.by_label.get_mut(label) {
+                    for value in values {
+                        if let Some(slots) = by_value.get_mut(value) {
+                            slots.retain(|other| *other != slot);
+                            if slots.is_empty() {
+                                by_value.remove(value);
+                            }
+                        }
+                    }
+                    if by_value.is_empty() {
+                        self.by_label.remove(label);
+                    }
+                }
+            }
+            None => self.broad.retain(|other| *other != slot),
+        }
+    }
+
+    /// A node appeared, changed or went: what is on it may be in another domain now.
+    pub(crate) fn node_changed(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
+        let before: Vec<u32> = self.domains.everywhere(node);
+        self.domains.set_node(node, info);
+        for counter in self.counters.iter_mut().flatten() {
+            let Some(amount) = counter.by_row.get(&node.0).copied() else {
+                continue;
+            };
+            let old = before.get(counter.frame.0).copied().unwrap_or(NONE);
+            let new = self.domains.domain(counter.frame, node);
+            if old != new {
+                counter.shift(old, -amount);
+                counter.shift(new, amount);
+            }
+        }
+    }
+
+    /// A counter.
+    pub(crate) fn get(&self, id: CounterId) -> Option<&Counter> {
+        let counter = self.counters.get(id.slot)?.as_ref()?;
+        (counter.birth == id.birth).then_some(counter)
+    }
+
+    /// By row: the domain of `counter`'s label, [`NONE`] without that label, whether or not the
+    /// node is one of those that count.
+    pub(crate) fn domains_of(&self, counter: &Counter) -> &[u32] {
+        self.domains.column(counter.frame)
+    }
+
+    /// The domain in which pods on `node` count for `counter`; [`NONE`] when they do not.
+    pub(crate) fn counted_in(&self, counter: &Counter, node: NodeIndex) -> u32 {
+        self.domains.domain(counter.frame, node)
+    }
+
+    /// The label that makes `counter`'s domains.
+    pub(crate) fn label_of(&self, counter: &Counter) -> &str {
+        self.domains.label(counter.frame)
+    }
+
+    /// How many domains have a node that counts.
+    pub(crate) fn domain_count(&self, counter: &Counter) -> usize {
+        self.domains.present(counter.frame)
+    }
+
+    /// Whether pods on a node that counts are in `domain`.
+    pub(crate) fn is_counted(&self, counter: &Counter, domain: u32) -> bool {
+        self.domains.is_present(counter.frame, domain)
+    }
+
+    /// Whether each domain is one node, and every node with the label counts.
+    pub(crate) fn is_plain(&self, counter: &Counter) -> bool {
+        self.domains.is_plain(counter.frame)
+    }
+
+    /// The smallest count of a domain other than `but`, if there is any such domain.
+    pub(crate) fn min_but(&self, counter: &Counter, but: u32) -> Option<i32> {
+        let mut domains = self.domains.present(counter.frame);
+        let own = counter.at(but);
+        let counts = but != NONE && self.domains.is_present(counter.frame, but);
+        domains -= usize::from(counts);
+        if domains == 0 {
+            return None;
+        }
+        let positive: usize = counter.levels.values().sum();
+        let positive = positive - usize::from(counts && own != 0);
+        if positive < domains {
+            return Some(0);
+        }
+        let mut levels = counter.levels.iter();
+        levels
+            .find(|(level, domains)| !(counts && **level == own && **domains == 1))
+            .map(|(level, _)| *level)
+    }
+}
+
+impl Counter {
+    /// The count of a domain.
+    pub(crate) fn at(&self, domain: u32) -> i32 {
+        self.counts.get(domain as usize).copied().unwrap_or(0)
+    }
+
+    /// The counts by domain; those beyond the end are 0.
+    pub(crate) fn counts(&self) -> &[i32] {
+        &self.counts
+    }
+
+    /// The count on one row, whether or not its node counts for domains.
+    pub(crate) fn on(&self, node: NodeIndex) -> i32 {
+        self.by_row.get(&node.0).copied().unwrap_or(0)
+    }
+
+    /// Whether no domain counts anything.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.levels.is_empty()
+    }
+
+    /// Whether `pod` is one that is counted.
+    pub(crate) fn matches(
+        &self,
+        pod: &PodInfo,
+        labels_of: &dyn Fn(&str) -> Option<Labels>,
+    ) -> bool {
+        !(self.live_only && pod.deleting)
+            && self.terms.iter().all(|term| term.matches(pod, labels_of))
+    }
+
+    /// The sum over all domains.
+    pub(crate) fn total(&self) -> i32 {
+        self.counts.iter().sum()
+    }
+
+    /// Whether `pod`'s labels are those of pods that are counted.
+    pub(crate) fn selects(&self, pod: &PodInfo) -> bool {
+        let labels = pod.object.metadata.labels.as_ref();
+        self.terms.iter().all(|term| term.selector.matches(labels))
+    }
+
+    fn shift(&mut self, domain: u32, amount: i32) {
+        if domain == NONE || amount == 0 {
+            return;
+        }
+        let at = domain as usize;
+        if self.counts.len() <= at {
+            self.counts.resize(at + 1, 0);
+        }
+        let old = self.counts[at];
+        let new = old.saturating_add(amount);
+        self.counts[at] = new;
+        if old != 0
+            && let Some(domains) = self.levels.get_mut(&old)
+        {
+            *domains -= 1;
+            if *domains == 0 {
+                self.levels.remove(&old);
+            }
+        }
+        if new != 0 {
+            *self.levels.entry(new).or_default() += 1;
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Which node is in which domain, and which nodes count.
+
+use crate::node_affinity::Wanted;
+use crate::taints::untolerated;
+use k8s_openapi::api::core::v1::Toleration;
+use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
+use rustc_hash::FxHashMap;
+
+/// No domain.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The label that makes domains, and which nodes count.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Frame {
+    /// The label.
+    pub(crate) key: String,
+    /// Labels that a node must have to count, beside `key`.
+    pub(crate) needs: Vec<String>,
+    /// What a node must match to count.
+    pub(crate) affinity: Option<Wanted>,
+    /// A node counts if its taints are tolerated by these.
+    pub(crate) tolerations: Option<Vec<Toleration>>,
+}
+
+impl Frame {
+    fn admits(&self, node: &NodeInfo) -> bool {
+        self.needs.iter().all(|key| node.label(key).is_some())
+            && self
+                .affinity
+                .as_ref()
+                .is_none_or(|wanted| wanted.matches(node))
+            && self
+                .tolerations
+                .as_ref()
+                .is_none_or(|all| untolerated(all, node.taints()).is_none())
+    }
+
+    fn is_open(&self) -> bool {
+        self.needs.is_empty() && self.affinity.is_none() && self.tolerations.is_none()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FrameId(pub(super) usize);
+
+/// One label: its values, numbered, and each row's value.
+#[derive(Debug, Default)]
+struct Column {
+    key: String,
+    numbers: FxHashMap<String, u32>,
+    /// How many rows have each value.
+    rows_with: Vec<u32>,
+    /// Values that several rows have.
+    shared: usize,
+    free: Vec<u32>,
+    rows: Vec<u32>,
+}
+
+impl Column {
+    fn set(&mut self, row: usize, value: Option<&str>) {
+        if self.rows.len() <= row {
+            self.rows.resize(row + 1, NONE);
+        }
+        let old = self.rows[row];
+        if let Some(value) = value
+            && self.numbers.get(value) == Some(&old)
+        {
+            return;
+        }
+        if old != NONE {
+            let rows = &mut self.rows_with[old as usize];
+            *rows -= 1;
+            self.shared -= usize::from(*rows == 1);
+            if *rows == 0 {
+                self.numbers.retain(|_, number| *number != old);
+                self.free.push(old);
+            }
+        }
+        self.rows[row] = value.map_or(NONE, |value| self.number(value));
+        if let Some(rows) = self.rows_with.get_mut(self.rows[row] as usize) {
+            *rows += 1;
+            self.shared += usize::from(*rows == 2);
+        }
+    }
+
+    fn number(&mut self, value: &str) -> u32 {
+        if let Some(number) = self.numbers.get(value) {
+            return *number;
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.rows_with.push(0);
+            u32::try_from(self.rows_with.len() - 1).unwrap_or(NONE)
+        });
+        self.numbers.insert(value.to_owned(), number);
+        number
+    }
+
+    fn at(&self, row: usize) -> u32 {
+        self.rows.get(row).copied().unwrap_or(NONE)
+    }
+}
+
+#[derive(Debug)]
+struct Framed {
+    frame: Frame,
+    column: usize,
+    /// Whether each row counts; not kept where all rows with the label do.
+    admitted: Option<Vec<bool>>,
+    /// How many rows that count each domain has.
+    nodes: Vec<u32>,
+    present: usize,
+    users: usize,
+}
+
+impl Framed {
+    fn counts(&self, row: usize) -> bool {
+        self.admitted
+            .as_ref()
+            .is_none_or(|rows| rows.get(row).copied().unwrap_or(false))
+    }
+
+    fn enter(&mut self, domain: u32) {
+        if domain == NONE {
+            return;
+        }
+        let at = domain as usize;
+        if self.nodes.len() <= at {
+            self.nodes.resize(at + 1, 0);
+        }
+        self.nodes[at] += 1;
+        self.present += usize::from(self.nodes[at] == 1);
+    }
+
+    fn leave(&mut self, domain: u32) {
+        if domain == NONE {
+            return;
+        }
+        let nodes = &mut self.nodes[domain as usize];
+        *nodes -= 1;
+        self.present -= usize::from(*nodes == 0);
+    }
+}
+
+/// The labels that anybody asked about, and the frames over them.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    columns: Vec<Column>,
+    frames: Vec<Option<Framed>>,
+}
+
+impl Domains {
+    /// A frame, shared by all that are equal; to be given back with [`Self::release`].
+    pub(super) fn frame(&mut self, frame: Frame, nodes: &NodeStore) -> FrameId {
+        let equal = |known: &Option<Framed>| known.as_ref().is_some_and(|k| k.frame == frame);
+        if let Some(at) = self.frames.iter().position(equal) {
+            if let Some(known) = &mut self.frames[at] {
+                known.users += 1;
+            }
+            return FrameId(at);
+        }
+        let column = self.column_of(&frame.key, nodes);
+        let mut framed = Framed {
+            admitted: (!frame.is_open()).then(Vec::new),
+            frame,
+            column,
+            nodes: Vec::new(),
+            present: 0,
+            users: 1,
+        };
+        for row in 0..nodes.rows() {
+            let index = NodeIndex(u32::try_from(row).unwrap_or(u32::MAX));
+            let admits = nodes.info(index).is_some_and(|n| framed.frame.admits(n));
+            if let Some(admitted) = &mut framed.admitted {
+                admitted.push(admits);
+            }
+            if admits {
+                framed.enter(self.columns[column].at(row));
+            }
+        }
+        let slot = self.frames.iter().position(Option::is_none);
+        let slot = slot.unwrap_or_else(|| {
+            self.frames.push(None);
+            self.frames.len() - 1
+        });
+        self.frames[slot] = Some(framed);
+        FrameId(slot)
+    }
+
+    pub(super) fn release(&mut self, id: FrameId) {
+        if let Some(framed) = &mut self.frames[id.0] {
+            framed.users -= 1;
+            if framed.users == 0 {
+                self.frames[id.0] = None;
+            }
+        }
+    }
+
+    fn column_of(&mut self, key: &str, nodes: &NodeStore) -> usize {
+        if let Some(at) = self.columns.iter().position(|column| column.key == key) {
+            return at;
+        }
+        let mut column = Column {
+            key: key.to_owned(),
+            ..Column::default()
+        };
+        for row in 0..nodes.rows() {
+            let index = NodeIndex(u32::try_from(row).unwrap_or(u32::MAX));
+            column.set(row, nodes.info(index).and_then(|node| node.label(key)));
+        }
+        self.columns.push(column);
+        self.columns.len() - 1
+    }
+
+    /// Reads a node anew.
+    pub(super) fn set_node(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
+        let row = node.row();
+        for framed in self.frames.iter_mut().flatten() {
+            if framed.counts(row) {
+                framed.leave(self.columns[framed.column].at(row));
+            }
+        }
+        for column in &mut self.columns {
+            let value = info.and_then(|info| info.label(&column.key));
+            column.set(row, value);
+        }
+        for framed in self.frames.iter_mut().flatten() {
+            let admits = info.is_some_and(|info| framed.frame.admits(info));
+            if let Some(admitted) = &mut framed.admitted {
+                if admitted.len() <= row {
+                    admitted.resize(row + 1, false);
+                }
+                admitted[row] = admits;
+            }
+            if admits {
+                framed.enter(self.columns[framed.column].at(row));
+            }
+        }
+    }
+
+    /// The domain in which pods on `node` count, by frame.
+    pub(super) fn everywhere(&self, node: NodeIndex) -> Vec<u32> {
+        (0..self.frames.len())
+            .map(|at| self.domain(FrameId(at), node))
+            .collect()
+    }
+
+    pub(super) fn domain(&self, id: FrameId, node: NodeIndex) -> u32 {
+        match &self.frames[id.0] {
+            Some(framed) if framed.counts(node.row()) => self.columns[framed.column].at(node.row()),
+            _ => NONE,
+        }
+    }
+
+    pub(super) fn column(&self, id: FrameId) -> &[u32] {
+        let framed = self.frames[id.0].as_ref();
+        framed.map_or(&[], |framed| &self.columns[framed.column].rows)
+    }
+
+    pub(super) fn label(&self, id: FrameId) -> &str {
+        let framed = self.frames[id.0].as_ref();
+        framed.map_or("", |framed| &framed.frame.key)
+    }
+
+    pub(super) fn present(&self, id: FrameId) -> usize {
+        self.frames[id.0].as_ref().map_or(0, |f| f.present)
+    }
+
+    pub(super) fn is_present(&self, id: FrameId, domain: u32) -> bool {
+        let framed = self.frames[id.0].as_ref();
+        framed.is_some_and(|f| f.nodes.get(domain as usize).is_some_and(|n| *n > 0))
+    }
+
+    pub(super) fn is_plain(&self, id: FrameId) -> bool {
+        let framed = self.frames[id.0].as_ref();
+        framed.is_some_and(|f| f.admitted.is_none() && self.columns[f.column].shared == 0)
+    }
+}

@@ -1,0 +1,194 @@
+//! Label selectors and terms over pods, parsed once.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_scheduler::framework::Signature;
+use koord_scheduler::state::PodInfo;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Labels of a namespace.
+pub(crate) type Labels = Arc<BTreeMap<String, String>>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rule {
+    In(Vec<String>),
+    NotIn(Vec<String>),
+    Exists,
+    Absent,
+    /// An operator that does not exist.
+    Never,
+}
+
+/// A label selector.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Selector {
+    rules: Vec<(String, Rule)>,
+    nothing: bool,
+}
+
+impl Selector {
+    /// No selector selects nothing; an empty one, everything.
+    pub(crate) fn of(selector: Option<&LabelSelector>) -> Self {
+        let Some(selector) = selector else {
+            return Self {
+                rules: Vec::new(),
+                nothing: true,
+            };
+        };
+        let mut out = Self::equal_to(selector.match_labels.iter().flatten());
+        for expression in selector.match_expressions.iter().flatten() {
+            let mut values = expression.values.clone().unwrap_or_default();
+            values.sort_unstable();
+            values.dedup();
+            let rule = match expression.operator.as_str() {
+                "In" => Rule::In(values),
+                "NotIn" => Rule::NotIn(values),
+                "Exists" => Rule::Exists,
+                "DoesNotExist" => Rule::Absent,
+                _ => Rule::Never,
+            };
+            out.rules.push((expression.key.clone(), rule));
+        }
+        out
+    }
+
+    /// The labels as given.
+    pub(crate) fn equal_to<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
+        let rule = |(key, value): (&String, &String)| (key.clone(), Rule::In(vec![value.clone()]));
+        Self {
+            rules: labels.map(rule).collect(),
+            nothing: false,
+        }
+    }
+
+    /// Adds `key = value`, or `key != value`.
+    pub(crate) fn and(&mut self, key: &str, value: &str, equal: bool) {
+        let values = vec![value.to_owned()];
+        let rule = if equal {
+            Rule::In(values)
+        } else {
+            Rule::NotIn(values)
+        };
+        self.rules.push((key.to_owned(), rule));
+    }
+
+    /// Adds all of `other`'s rules.
+    pub(crate) fn and_all(&mut self, other: Self) {
+        self.rules.extend(other.rules);
+        self.nothing |= other.nothing;
+    }
+
+    /// Whether there is no rule at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rules.is_empty() && !self.nothing
+    }
+
+    /// Writes the selector.
+    pub(crate) fn sign(&self, signature: &mut Signature) {
+        signature.number(i64::from(self.nothing));
+        for (key, rule) in &self.rules {
+            signature.text(key);
+            let (code, values) = match rule {
+                Rule::In(values) => (0, values.as_slice()),
+                Rule::NotIn(values) => (1, values.as_slice()),
+                Rule::Exists => (2, &[][..]),
+                Rule::Absent => (3, &[][..]),
+                Rule::Never => (4, &[][..]),
+            };
+            signature.number(code);
+            for value in values {
+                signature.text(value);
+            }
+            signature.number(-1);
+        }
+        signature.number(-2);
+    }
+
+    /// Whether `labels` are selected.
+    pub(crate) fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+        !self.nothing
+            && self.rules.iter().all(|(key, rule)| {
+                let value = labels.and_then(|labels| labels.get(key));
+                match (rule, value) {
+                    (Rule::In(values), Some(value)) => values.contains(value),
+                    (Rule::NotIn(values), Some(value)) => !values.contains(value),
+                    (Rule::Exists, value) => value.is_some(),
+                    (Rule::Absent | Rule::NotIn(_), None) => true,
+                    (Rule::In(_) | Rule::Never, _) | (Rule::Absent, Some(_)) => false,
+                }
+            })
+    }
+
+    /// A label and values of which one must be present.
+    pub(super) fn pick(&self) -> Option<(&str, &[String])> {
+        self.rules.iter().find_map(|(key, rule)| match rule {
+            Rule::In(values) => Some((key.as_str(), values.as_slice())),
+            _ => None,
+        })
+    }
+}
+
+/// Writes a selector as the API has it.
+pub(crate) fn sign_selector(selector: Option<&LabelSelector>, signature: &mut Signature) {
+    let Some(selector) = selector else {
+        return signature.number(-1);
+    };
+    for (key, value) in selector.match_labels.iter().flatten() {
+        signature.text(key);
+        signature.text(value);
+    }
+    signature.number(-2);
+    for expression in selector.match_expressions.iter().flatten() {
+        signature.text(&expression.key);
+        signature.text(&expression.operator);
+        for value in expression.values.iter().flatten() {
+            signature.text(value);
+        }
+        signature.number(-3);
+    }
+    signature.number(-4);
+}
+
+/// Namespaces, by name or by their labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Namespaces {
+    /// By name.
+    pub(crate) named: Vec<String>,
+    /// By labels.
+    pub(crate) selected: Option<Selector>,
+}
+
+impl Namespaces {
+    /// Whether labels of namespaces matter.
+    pub(super) fn is_open(&self) -> bool {
+        self.selected.as_ref().is_some_and(|s| !s.is_empty())
+    }
+
+    fn has(&self, name: &str, labels_of: &dyn Fn(&str) -> Option<Labels>) -> bool {
+        self.named.iter().any(|named| named == name)
+            || self.selected.as_ref().is_some_and(|selector| {
+                selector.is_empty() || selector.matches(labels_of(name).as_deref())
+            })
+    }
+}
+
+/// Some pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Term {
+    /// Of these namespaces.
+    pub(crate) namespaces: Namespaces,
+    /// With these labels.
+    pub(crate) selector: Selector,
+}
+
+impl Term {
+    /// Whether `pod` is one of them. `labels_of` knows the labels of namespaces.
+    pub(crate) fn matches(
+        &self,
+        pod: &PodInfo,
+        labels_of: &dyn Fn(&str) -> Option<Labels>,
+    ) -> bool {
+        self.selector.matches(pod.object.metadata.labels.as_ref())
+            && self.namespaces.has(&pod.namespace, labels_of)
+    }
+}
