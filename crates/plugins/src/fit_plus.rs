@@ -1,1 +1,133 @@
-//! NodeResourcesFitPlus: one scoring strategy per resource.
+//! `NodeResourcesFitPlus`: spread or pack, chosen per resource.
+
+use crate::args::{decode, invalid};
+use koord_model::resources::{CPU, MEMORY, PODS, ResourceId};
+use koord_scheduler::framework::{
+    BuildContext, BuildError, Cycle, Plugin, Points, PreScore, Signable, Signature, State,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const NAME: &str = "NodeResourcesFitPlus";
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    resources: BTreeMap<String, Preference>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Preference {
+    #[serde(rename = "type")]
+    kind: Kind,
+    #[serde(default)]
+    weight: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Kind {
+    LeastAllocated,
+    MostAllocated,
+    /// A kind that this plugin gives no points for.
+    RequestedToCapacityRatio,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct FitPlus {
+    args: Args,
+}
+
+/// What is scored: resource, how, and what the pod adds.
+#[derive(Debug)]
+struct Scored(Vec<(ResourceId, Preference, i64)>);
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = decode(NAME, value)?;
+    for (name, preference) in &args.resources {
+        if preference.weight < 0 {
+            let message = format!(
+                "args.resources[{name}].weight: {} is below 0",
+                preference.weight
+            );
+            return Err(invalid(NAME, message));
+        }
+        if preference.kind == Kind::RequestedToCapacityRatio {
+            tracing::warn!(
+                resource = name,
+                "{NAME}: type RequestedToCapacityRatio gives no points"
+            );
+        }
+    }
+    Ok(Box::new(FitPlus { args }))
+}
+
+/// The share of `total` that is free, or taken, in percent.
+fn points(kind: Kind, used: i64, total: i64) -> i64 {
+    let share = |part: i64| {
+        let percent = i128::from(part) * 100 / i128::from(total);
+        i64::try_from(percent).unwrap_or(0)
+    };
+    match kind {
+        _ if total <= 0 => 0,
+        Kind::LeastAllocated if used > total => 0,
+        Kind::LeastAllocated => share(total - used),
+        Kind::MostAllocated => share(used.min(total)),
+        Kind::RequestedToCapacityRatio => 0,
+    }
+}
+
+impl Plugin for FitPlus {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        signature.number(pod.scoring[0]);
+        signature.number(pod.scoring[1]);
+        Signable::Yes
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let pod = cycle.pod;
+        let scored = self.args.resources.iter().filter_map(|(name, preference)| {
+            let id = cycle.view.resources.get(name)?;
+            let adds = match id {
+                CPU => pod.scoring[0],
+                MEMORY => pod.scoring[1],
+                _ => pod.requests.get(id),
+            };
+            let asked = pod.requests.get(id) > 0 && id != PODS;
+            asked.then_some((id, *preference, adds))
+        });
+        PreScore::Ready(State::of(Scored(scored.collect())))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let Some(Scored(scored)) = state.get::<Scored>() else {
+            return 0;
+        };
+        let [cpu, memory] = cycle.requested_for_scoring(node);
+        let (mut sum, mut weights) = (0_i64, 0_i64);
+        for (id, preference, adds) in scored {
+            let used = match *id {
+                CPU => cpu,
+                MEMORY => memory,
+                id => cycle.requested(node, id),
+            };
+            let total = cycle.view.nodes.allocatable(node, *id);
+            let score = points(preference.kind, used.saturating_add(*adds), total);
+            sum = sum.saturating_add(score.saturating_mul(preference.weight));
+            weights = weights.saturating_add(preference.weight);
+        }
+        if weights == 0 { 100 } else { sum / weights }
+    }
+}

@@ -26,11 +26,12 @@ mod topology;
 mod topology_spread;
 mod volumes;
 
-use koord_scheduler::framework::{Factory, Plugin, Registry};
+use koord_scheduler::framework::{Factory, Order, Plugin, Registry};
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
-const ACCEPTED: [&str; 16] = [
+const ACCEPTED: &[&str] = &[
     "VolumeRestrictions",
     "NodeVolumeLimits",
     "VolumeBinding",
@@ -43,10 +44,6 @@ const ACCEPTED: [&str; 16] = [
     "Reservation",
     "NodeNUMAResource",
     "DeviceShare",
-    "DefaultPreBind",
-    "NodeResourcesFitPlus",
-    "ScarceResourceAvoidance",
-    "SchedulingHint",
 ];
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
@@ -57,6 +54,20 @@ pub fn registry() -> Registry {
         name,
         default_weight: Some(weight),
         koord_weight: Some(weight),
+        build,
+    };
+    // On only in the profile that is used without a configuration file.
+    let koord = |name, build| Factory {
+        name,
+        default_weight: None,
+        koord_weight: Some(1),
+        build,
+    };
+    // On only where a configuration says so.
+    let named = |name, build| Factory {
+        name,
+        default_weight: None,
+        koord_weight: None,
         build,
     };
     let factories = vec![
@@ -78,12 +89,18 @@ pub fn registry() -> Registry {
         both("InterPodAffinity", 2, inter_pod_affinity::build),
         both("NodeResourcesBalancedAllocation", 1, balanced::build),
         both("ImageLocality", 1, image_locality::build),
+        koord("SchedulingHint", scheduling_hint::build),
         Factory {
             name: "LoadAwareScheduling",
             default_weight: None,
             koord_weight: Some(1),
             build: load_aware::build,
         },
+        named("NodeResourcesFitPlus", fit_plus::build),
+        named("ScarceResourceAvoidance", scarce::build),
+        koord(pre_bind::NAME, |_, _| {
+            Ok(Box::new(pre_bind::DefaultPreBind))
+        }),
         both("DefaultBinder", 1, |_, _| {
             Ok(Box::new(basic::DefaultBinder))
         }),
@@ -113,6 +130,89 @@ pub fn registry() -> Registry {
     Registry {
         factories,
         accepted: ACCEPTED.to_vec(),
+        before_binding: vec![pre_bind::NAME],
+        koord_order: koord_order(),
         koord_args: koord_args.into(),
     }
+}
+
+/// Where Koordinator's plugins run without a configuration file, and in which order: as in the
+/// configuration that upstream installs.
+fn koord_order() -> BTreeMap<&'static str, Order> {
+    let after = |plugins: &[&'static str]| Order {
+        plugins: plugins.to_vec(),
+        alone: false,
+    };
+    let alone = |plugins: &[&'static str]| Order {
+        plugins: plugins.to_vec(),
+        alone: true,
+    };
+    [
+        ("preEnqueue", after(&["Coscheduling"])),
+        (
+            "preFilter",
+            after(&[
+                "SchedulingHint",
+                "Reservation",
+                "NodeNUMAResource",
+                "DeviceShare",
+                "Coscheduling",
+                "ElasticQuota",
+            ]),
+        ),
+        (
+            "filter",
+            after(&[
+                "LoadAwareScheduling",
+                "NodeNUMAResource",
+                "DeviceShare",
+                "Reservation",
+            ]),
+        ),
+        (
+            "postFilter",
+            alone(&[
+                "Reservation",
+                "Coscheduling",
+                "ElasticQuota",
+                "DefaultPreemption",
+            ]),
+        ),
+        ("preScore", after(&["Reservation", "Coscheduling"])),
+        (
+            "score",
+            after(&[
+                "LoadAwareScheduling",
+                "NodeNUMAResource",
+                "DeviceShare",
+                "Reservation",
+                "Coscheduling",
+            ]),
+        ),
+        (
+            "reserve",
+            after(&[
+                "LoadAwareScheduling",
+                "NodeNUMAResource",
+                "DeviceShare",
+                "Reservation",
+                "Coscheduling",
+                "ElasticQuota",
+            ]),
+        ),
+        ("permit", after(&["Coscheduling"])),
+        (
+            "preBind",
+            after(&[
+                "NodeNUMAResource",
+                "DeviceShare",
+                "Reservation",
+                "Coscheduling",
+                "DefaultPreBind",
+            ]),
+        ),
+        ("bind", alone(&["Reservation", "DefaultBinder"])),
+        ("postBind", after(&["Coscheduling"])),
+    ]
+    .into()
 }

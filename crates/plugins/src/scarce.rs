@@ -1,1 +1,80 @@
-//! ScarceResourceAvoidance: keeps pods off nodes whose scarce resources they do not need.
+//! `ScarceResourceAvoidance`: keeps pods off nodes whose scarce resources they do not ask for.
+
+use crate::args::decode;
+use koord_model::resources::{PODS, ResourceId};
+use koord_scheduler::framework::{
+    BuildContext, BuildError, Cycle, Plugin, Points, PreScore, Signable, Signature, State,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde::Deserialize;
+use serde_json::Value;
+
+const NAME: &str = "ScarceResourceAvoidance";
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    resources: Vec<String>,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Scarce {
+    args: Args,
+}
+
+/// The scarce resources that the pod does not ask for.
+#[derive(Debug)]
+struct Unwanted(Vec<ResourceId>);
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    Ok(Box::new(Scarce {
+        args: decode(NAME, value)?,
+    }))
+}
+
+impl Plugin for Scarce {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        for (id, amount) in pod.requests.iter() {
+            if amount > 0 {
+                signature.number(i64::from(id.0));
+            }
+        }
+        signature.number(-1);
+        Signable::Yes
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let known = self.args.resources.iter();
+        let known = known.filter_map(|name| cycle.view.resources.get(name));
+        let unwanted = known.filter(|id| cycle.pod.requests.get(*id) == 0);
+        PreScore::Ready(State::of(Unwanted(unwanted.collect())))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(Unwanted(unwanted)), Some(info)) =
+            (state.get::<Unwanted>(), cycle.view.nodes.info(node))
+        else {
+            return 0;
+        };
+        let (mut offered, mut scarce) = (0_i64, 0_i64);
+        for (id, amount) in info.allocatable.iter() {
+            if amount > 0 && id != PODS && cycle.pod.requests.get(id) == 0 {
+                offered += 1;
+                scarce += i64::from(unwanted.contains(&id));
+            }
+        }
+        if scarce == 0 {
+            return 100;
+        }
+        (offered - scarce) * 100 / offered
+    }
+}

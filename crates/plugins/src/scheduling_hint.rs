@@ -1,1 +1,120 @@
-//! SchedulingHint: nodes named by an annotation.
+//! `SchedulingHint`: another component's advice on where a pod goes, in an annotation.
+
+use crate::args::{decode, invalid};
+use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
+use koord_api::extension::SchedulingHint as Hint;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Plugin, Points,
+    PreFilter, Rejection, Signable, Signature, State, Subject, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde::Deserialize;
+use serde_json::Value;
+
+const NAME: &str = "SchedulingHint";
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    max_hint_nodes: i32,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            max_hint_nodes: 100,
+        }
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct SchedulingHint {
+    /// Later entries of `preferredNodeNames` are not looked at.
+    most: usize,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = decode(NAME, value)?;
+    match usize::try_from(args.max_hint_nodes) {
+        Ok(most) if most > 0 => Ok(Box::new(SchedulingHint { most })),
+        _ => {
+            let message = format!("args.maxHintNodes: {} must be above 0", args.max_hint_nodes);
+            Err(invalid(NAME, message))
+        }
+    }
+}
+
+/// The annotation's key and text.
+fn text(pod: &PodInfo) -> Option<(&'static str, &str)> {
+    [SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED]
+        .into_iter()
+        .find_map(|key| Some((key, pod.annotation(key)?)))
+}
+
+fn hint(pod: &PodInfo) -> Result<Option<Hint>, String> {
+    let Some((key, text)) = text(pod) else {
+        return Ok(None);
+    };
+    serde_json::from_str(text)
+        .map(Some)
+        .map_err(|error| format!("annotation {key}: {error}: {text:?}"))
+}
+
+impl Plugin for SchedulingHint {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::Node,
+            actions: Action::ADD,
+        }]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        match (event.node, hint(pod)) {
+            (Some(node), Ok(Some(hint)))
+                if hint.node_names.iter().all(|name| **name != *node.name) =>
+            {
+                Helps::Skip
+            }
+            (_, Err(_)) => Helps::Skip,
+            _ => Helps::Queue,
+        }
+    }
+    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        // Restricted pods are never shared, and preferred nodes are tried before anything shared.
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match hint(cycle.pod) {
+            Ok(Some(hint)) if !hint.node_names.is_empty() => {
+                let names = hint.node_names.iter();
+                let nodes = names.filter_map(|name| cycle.view.nodes.find(name));
+                PreFilter::Ready {
+                    state: State::default(),
+                    nodes: Some(nodes.collect()),
+                }
+            }
+            Ok(_) => PreFilter::Skip,
+            Err(message) => PreFilter::Reject(Rejection::unresolvable(message)),
+        }
+    }
+    fn prefer(&self, cycle: &Cycle<'_>) -> Vec<NodeIndex> {
+        let Ok(Some(hint)) = hint(cycle.pod) else {
+            return Vec::new();
+        };
+        hint.preferred_node_names
+            .iter()
+            .take(self.most)
+            .filter_map(|name| cycle.view.nodes.find(name))
+            .collect()
+    }
+}

@@ -1,9 +1,20 @@
 //! The command line, with upstream's flag names and defaults.
 
+mod accepted;
+mod gates;
+#[cfg(test)]
+mod tests;
+
+pub use accepted::Accepted;
+pub use gates::{GATES, WITHOUT_EFFECT};
+
 use crate::config::Configuration;
 use crate::framework::Registry;
-use crate::runtime::Options;
+use crate::runtime::{ElectionFlags, Options};
 use clap::{ArgAction, Parser};
+use koord_api::duration::GoDuration;
+use koord_app::features::{GateError, Gates};
+use koord_app::flags::{self, Selection};
 use std::path::PathBuf;
 
 /// Flags of koord-scheduler. Those that are accepted without effect say so.
@@ -28,12 +39,22 @@ pub struct Args {
     /// Its port; 0 turns it off.
     #[arg(long, default_value_t = 10251)]
     pub port: u16,
-    /// Accepted for compatibility: there is no second, secure server yet.
-    #[arg(long, default_value_t = 10259)]
-    pub secure_port: u16,
     /// Whether replicas elect one that works. Overrides the file when given.
-    #[arg(long, action = ArgAction::Set)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          action = ArgAction::Set, value_parser = flags::boolean)]
     pub leader_elect: Option<bool>,
+    /// How long the lease is valid without renewal. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_lease_duration: Option<GoDuration>,
+    /// After how long without renewal the leader gives up. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_renew_deadline: Option<GoDuration>,
+    /// How often to try to get the lease. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_retry_period: Option<GoDuration>,
+    /// What is locked; only leases are supported. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_resource_lock: Option<String>,
     /// Name of the lease. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_resource_name: Option<String>,
@@ -49,42 +70,12 @@ pub struct Args {
     /// Requests at once to the API server. Deprecated: use the configuration file.
     #[arg(long)]
     pub kube_api_burst: Option<u32>,
-    /// Accepted for compatibility: JSON is spoken.
-    #[arg(long)]
-    pub kube_api_content_type: Option<String>,
-    /// Accepted for compatibility: the HTTP server needs no authentication of its own.
-    #[arg(long)]
-    pub authentication_kubeconfig: Option<String>,
-    /// Accepted for compatibility.
-    #[arg(long)]
-    pub authorization_kubeconfig: Option<String>,
-    /// Accepted for compatibility: see --address.
-    #[arg(long)]
-    pub bind_address: Option<String>,
-    /// Accepted for compatibility.
-    #[arg(long)]
-    pub show_hidden_metrics_for_version: Option<String>,
-    /// Which controllers of plugins run; accepted, no plugin has one yet.
-    #[arg(long, default_value = "*")]
-    pub controller_plugins: String,
-    /// Accepted for compatibility.
-    #[arg(long, action = ArgAction::Set, default_value_t = true)]
-    pub profiling: bool,
-    /// Accepted for compatibility.
-    #[arg(long, action = ArgAction::Set, default_value_t = false)]
-    pub contention_profiling: bool,
-    /// Accepted for compatibility: decisions take micro- to milliseconds here.
-    #[arg(long, default_value = "10s")]
-    pub scheduler_monitor_period: String,
-    /// Accepted for compatibility.
-    #[arg(long, default_value = "30s")]
-    pub scheduling_timeout: String,
-    /// Accepted for compatibility: refusals are always kept, see /debug/scheduler/pending.
-    #[arg(long, action = ArgAction::Set, default_value_t = false)]
-    pub debug_filters: bool,
-    /// Accepted for compatibility.
-    #[arg(long, default_value_t = 0)]
-    pub debug_scores: i32,
+    /// Which controllers of plugins run: *, Name or -Name, comma-separated.
+    #[arg(long, default_value = "*", value_parser = flags::selection)]
+    pub controller_plugins: Selection,
+    /// The rest of upstream's flags.
+    #[command(flatten)]
+    pub accepted: Accepted,
 }
 
 /// A command line that cannot be used.
@@ -106,9 +97,17 @@ pub enum ArgsError {
         /// Why.
         source: crate::config::ConfigError,
     },
-    /// A feature gate is not `Name=true` or `Name=false`.
-    #[error("--feature-gates: {0:?} is not Name=true or Name=false")]
-    Gate(String),
+    /// A feature gate that does not exist or has no such value.
+    #[error("--feature-gates: {0}")]
+    Gate(#[from] GateError),
+    /// A flag's value and what is wrong with it.
+    #[error("--{flag}: {problem}")]
+    Value {
+        /// Without dashes.
+        flag: &'static str,
+        /// Names the value.
+        problem: String,
+    },
 }
 
 impl Args {
@@ -133,29 +132,41 @@ impl Args {
         if let Some(elect) = self.leader_elect {
             options.leader_elect = elect;
         }
-        if let Some(config) = &mut options.config {
-            let section = &mut config.leader_election;
-            if let Some(name) = &self.leader_elect_resource_name {
-                section.resource_name.clone_from(name);
-            }
-            if let Some(namespace) = &self.leader_elect_resource_namespace {
-                section.resource_namespace.clone_from(namespace);
-            }
+        options.election = self.election()?;
+        let gates = Gates::parse(GATES, &self.feature_gates)?;
+        let named = gates.iter();
+        options.build.gates = named.map(|(gate, on)| (gate.name.to_owned(), on)).collect();
+        options.notes = self.accepted.notes().collect();
+        if self.controller_plugins != Selection::all() {
+            let note = "--controller-plugins has no effect: every plugin's controller runs";
+            options.notes.push(note.to_owned());
         }
-        for gate in self
-            .feature_gates
-            .split(',')
-            .filter(|gate| !gate.is_empty())
-        {
-            let parsed = gate.split_once('=').and_then(|(name, on)| {
-                on.parse::<bool>()
-                    .ok()
-                    .map(|on| (name.trim().to_owned(), on))
-            });
-            let (name, on) = parsed.ok_or_else(|| ArgsError::Gate(gate.to_owned()))?;
-            options.build.gates.insert(name, on);
+        for (gate, on) in gates.iter().filter(|(gate, on)| *on != gate.default) {
+            let reason = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate.name);
+            if let Some((name, reason)) = reason {
+                let note = format!("--feature-gates {name}={on} has no effect: {reason}");
+                options.notes.push(note);
+            }
         }
         Ok(options)
+    }
+
+    fn election(&self) -> Result<ElectionFlags, ArgsError> {
+        let flag = "leader-elect-resource-lock";
+        match self.leader_elect_resource_lock.as_deref() {
+            None | Some("leases") => {}
+            Some(other) => {
+                let problem = format!("{other:?} is not \"leases\"");
+                return Err(ArgsError::Value { flag, problem });
+            }
+        }
+        Ok(ElectionFlags {
+            resource_name: self.leader_elect_resource_name.clone(),
+            resource_namespace: self.leader_elect_resource_namespace.clone(),
+            lease_duration: self.leader_elect_lease_duration,
+            renew_deadline: self.leader_elect_renew_deadline,
+            retry_period: self.leader_elect_retry_period,
+        })
     }
 
     /// Requests per second and at once, from the flags, else the file, else upstream's defaults.

@@ -27,4 +27,4 @@ pub mod state;
 
 pub use args::Args;
 pub use debug::{DebugHandle, Explanation};
-pub use runtime::{Error, Options, Watch, run};
+pub use runtime::{ElectionFlags, Error, Options, Watch, run};

@@ -134,6 +134,20 @@ impl Args {
                 &aggregated.usage_thresholds,
                 0,
             )?;
+            for (field, duration) in [
+                (
+                    "usageAggregatedDuration",
+                    aggregated.usage_aggregated_duration,
+                ),
+                (
+                    "scoreAggregatedDuration",
+                    aggregated.score_aggregated_duration,
+                ),
+            ] {
+                if duration < GoDuration::from_secs(0) {
+                    return refuse(format!("aggregated.{field}: {duration} is below 0"));
+                }
+            }
             aggregation(
                 "aggregated.usageAggregationType",
                 &aggregated.usage_aggregation_type,

@@ -7,5 +7,7 @@
 )]
 
 mod api;
+mod config;
 mod differential;
 mod profile;
+mod small;

@@ -72,58 +72,6 @@ fn mistakes_in_profiles_are_named() {
 }
 
 #[test]
-fn upstreams_sample_profile_is_accepted_and_says_what_is_missing() {
-    let profiles = build(
-        r"
-leaderElection: {leaderElect: true, resourceLock: leases, resourceName: koord-scheduler, resourceNamespace: koordinator-system}
-profiles:
-  - schedulerName: koord-scheduler
-    pluginConfig:
-      - name: NodeResourcesFit
-        args:
-          apiVersion: kubescheduler.config.k8s.io/v1
-          kind: NodeResourcesFitArgs
-          scoringStrategy:
-            type: LeastAllocated
-            resources: [{name: cpu, weight: 1}, {name: memory, weight: 1}, {name: kubernetes.io/batch-cpu, weight: 1}, {name: kubernetes.io/batch-memory, weight: 1}]
-      - name: LoadAwareScheduling
-        args:
-          apiVersion: kubescheduler.config.k8s.io/v1
-          kind: LoadAwareSchedulingArgs
-          filterExpiredNodeMetrics: false
-          nodeMetricExpirationSeconds: 300
-          resourceWeights: {cpu: 1, memory: 1}
-          usageThresholds: {cpu: 0, memory: 0}
-          estimatedScalingFactors: {cpu: 85, memory: 70}
-      - name: ElasticQuota
-        args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: ElasticQuotaArgs, quotaGroupNamespace: koordinator-system}
-    plugins:
-      queueSort: {disabled: [{name: '*'}], enabled: [{name: PrioritySort}]}
-      preFilter: {enabled: [{name: Reservation}, {name: NodeNUMAResource}, {name: DeviceShare}, {name: Coscheduling}, {name: ElasticQuota}]}
-      filter: {enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}, {name: Reservation}]}
-      postFilter: {disabled: [{name: '*'}], enabled: [{name: Reservation}, {name: Coscheduling}, {name: ElasticQuota}, {name: DefaultPreemption}]}
-      score: {enabled: [{name: LoadAwareScheduling, weight: 1}, {name: Reservation, weight: 5000}]}
-      reserve: {enabled: [{name: LoadAwareScheduling}]}
-      bind: {disabled: [{name: '*'}], enabled: [{name: Reservation}, {name: DefaultBinder}]}
-",
-    )
-    .unwrap();
-    let profile = &profiles.profiles[0];
-    let filters: Vec<_> = profile
-        .filter
-        .iter()
-        .map(|at| profiles.instances[*at].name())
-        .collect();
-    assert_eq!(filters.last(), Some(&"LoadAwareScheduling"));
-    assert!(
-        profiles
-            .warnings
-            .iter()
-            .any(|warning| warning.contains("Reservation"))
-    );
-}
-
-#[test]
 fn the_engine_bench_places_every_pod_and_both_paths_agree() {
     let registry = koord_plugins::registry();
     let run = |cached| bench::engine(&registry, 50, 400, Scenario::Mixed, true, cached).unwrap();

@@ -171,6 +171,9 @@ impl Engine {
             prepared: &prepared,
             seed: self.options.seed,
         };
+        if let Some(choice) = self.preferred(&scope, profile) {
+            return Ok(choice);
+        }
         let mut signature = Signature::default();
         let shared = cached && self.sign(pod, profile, &mut signature) == Signable::Yes;
         if shared {
@@ -277,6 +280,22 @@ impl Engine {
             prepared.outside = Some(text.into());
         }
         Ok(prepared)
+    }
+
+    /// The first of the nodes that a plugin prefers that fits.
+    fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
+        let plugins = self.profiles[profile].pre_filter.iter();
+        let nodes = plugins
+            .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
+            .find(|nodes| !nodes.is_empty())?;
+        nodes.into_iter().find_map(|node| match scope.judge(node) {
+            RowVerdict::Fits(numa) => Some(Choice {
+                node,
+                numa,
+                nominated: scope.nominate(node),
+            }),
+            _ => None,
+        })
     }
 
     fn pre_filter_stop(&self, instance: Instance, rejection: &Rejection) -> Stop {
@@ -415,6 +434,42 @@ impl Engine {
         }
     }
 
+    /// Asks the pre-bind plugins whether the binding may start; the pod waits until they say so.
+    fn ready_to_bind(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        now: Timestamp,
+    ) -> Result<bool, Stop> {
+        let mut fx = Effects::default();
+        let mut answer = Ok(true);
+        for instance in &self.profiles[profile].pre_bind {
+            let cycle = Cycle::new(pod, view!(self, now));
+            match self.plugins[*instance].ready_to_bind(&cycle, node, &mut fx) {
+                Permit::Allow => {}
+                Permit::Wait(longest) => {
+                    let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
+                    let waiting = Waiting {
+                        pod: pod.clone(),
+                        profile,
+                        on: vec![self.names[*instance]],
+                        until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
+                    };
+                    self.waiting.insert(pod.uid.clone(), waiting);
+                    answer = Ok(false);
+                    break;
+                }
+                Permit::Reject(rejection) => {
+                    answer = Err(self.stop_at("PreBind", *instance, &rejection));
+                    break;
+                }
+            }
+        }
+        self.apply(fx, now);
+        answer
+    }
+
     /// Hands a booked pod to the binder.
     pub(super) fn send_to_bind(
         &mut self,
@@ -423,6 +478,9 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<(), Stop> {
+        if !self.ready_to_bind(pod, profile, node, now)? {
+            return Ok(());
+        }
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();

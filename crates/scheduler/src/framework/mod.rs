@@ -12,7 +12,7 @@ mod status;
 
 pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
-pub use registry::{Build, BuildContext, BuildError, Factory, Registry};
+pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
 use crate::Watch;
@@ -536,6 +536,11 @@ pub trait Plugin: Send + Sync {
             nodes: None,
         }
     }
+    /// Nodes to try before all others, in this order: the first that passes the filters is taken,
+    /// without scoring. Of several plugins with an answer, the first counts.
+    fn prefer(&self, _cycle: &Cycle<'_>) -> Vec<NodeIndex> {
+        Vec::new()
+    }
     /// Whether the pod may run on `node`.
     fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
         Ok(())
@@ -589,6 +594,11 @@ pub trait Plugin: Send + Sync {
     fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {}
     /// Whether the pod may bind now.
     fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
+        Permit::Allow
+    }
+    /// Whether what must precede the binding has happened: asked once the pod has every permission,
+    /// and again when this plugin allows a pod that it made wait.
+    fn ready_to_bind(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
         Permit::Allow
     }
     /// Adds to the patch that precedes the binding.

@@ -1,6 +1,6 @@
 //! From configuration to the resolved list of plugins per extension point.
 
-use super::{BuildContext, BuildError, Factory, Plugin, Points, Registry};
+use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry};
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
 use serde_json::Value;
 
@@ -180,22 +180,11 @@ impl Builder<'_> {
             ..Profile::default()
         };
         for (point, label, set) in points(&config.plugins) {
-            let mut on = Vec::new();
-            // Specific configuration comes first and wins over multiPoint.
-            let specific: Vec<On<'_>> = set.enabled.iter().map(on_from).collect();
-            let off = |plugin: &str| {
-                set.disabled
-                    .iter()
-                    .any(|d| d.name == "*" || d.name == plugin)
-                    || specific.iter().any(|(name, _)| *name == plugin)
+            let order = self.registry.koord_order.get(label).filter(|_| koord);
+            let on = match order {
+                Some(order) => self.built_in(order, &everywhere),
+                None => at_point(set, &everywhere),
             };
-            on.extend(
-                everywhere
-                    .iter()
-                    .filter(|(plugin, _)| !off(plugin))
-                    .map(|on| (*on, false)),
-            );
-            on.extend(specific.iter().map(|on| (*on, true)));
             for ((plugin, weight), explicit) in on {
                 let Some(instance) = self.instance(&name, plugin, &args, koord)? else {
                     continue;
@@ -234,8 +223,52 @@ impl Builder<'_> {
         if profile.bind.is_empty() {
             return Err(ProfileError::NoBind { profile: name });
         }
+        for plugin in &self.registry.before_binding {
+            let off = |d: &crate::config::PluginRef| d.name == "*" || d.name == *plugin;
+            if config.plugins.pre_bind.disabled.iter().any(off) {
+                continue;
+            }
+            if let Some(instance) = self.instance(&name, plugin, &args, koord)?
+                && !profile.pre_bind.contains(&instance)
+            {
+                profile.pre_bind.push(instance);
+            }
+        }
+        self.prepare(&mut profile);
         self.out.profiles.push(profile);
         Ok(())
+    }
+
+    /// What runs at a point of the profile that is used without a configuration file.
+    fn built_in<'a>(&self, order: &Order, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
+        let by_default = |plugin: &str| {
+            let factory = self.registry.find(plugin);
+            factory.is_some_and(|factory| factory.default_weight.is_some())
+        };
+        let others = everywhere.iter().filter(|(plugin, _)| {
+            !order.alone && by_default(plugin) && !order.plugins.contains(plugin)
+        });
+        let listed = order
+            .plugins
+            .iter()
+            .filter_map(|plugin| everywhere.iter().find(|(name, _)| name == plugin));
+        others.chain(listed).map(|on| (*on, false)).collect()
+    }
+
+    /// A plugin prepares its filters at pre-filter and its scores at pre-score, also where a
+    /// configuration names it at the later point only: upstream's plugins may need no preparation
+    /// where ours do.
+    fn prepare(&self, profile: &mut Profile) {
+        let missing = |of: &mut dyn Iterator<Item = Instance>, have: &[Instance], point| {
+            of.filter(|at| !have.contains(at) && self.out.instances[*at].points().has(point))
+                .collect::<Vec<_>>()
+        };
+        let filters = &mut profile.filter.iter().copied();
+        let more = missing(filters, &profile.pre_filter, Points::PRE_FILTER);
+        profile.pre_filter.extend(more);
+        let scores = &mut profile.score.iter().map(|(at, _)| *at);
+        let more = missing(scores, &profile.pre_score, Points::PRE_SCORE);
+        profile.pre_score.extend(more);
     }
 
     /// The instance of `plugin` with this profile's arguments; none when it is only accepted.
@@ -315,6 +348,27 @@ fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
             None => on.push(plugin),
         }
     }
+    on
+}
+
+/// What runs at one point, and whether the point itself names it. In order: plugins of `everywhere`
+/// that the point configures anew, the others of `everywhere`, then those that only the point names.
+fn at_point<'a>(set: &'a PluginSetConfig, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
+    let off = |plugin: &str| {
+        let mut disabled = set.disabled.iter();
+        disabled.any(|d| d.name == "*" || d.name == plugin)
+    };
+    let named: Vec<On<'_>> = set.enabled.iter().map(on_from).collect();
+    let among = |plugin: &str, list: &[On<'_>]| list.iter().any(|(name, _)| *name == plugin);
+    let (anew, only): (Vec<On<'_>>, Vec<On<'_>>) = named
+        .iter()
+        .partition(|(plugin, _)| !off(plugin) && among(plugin, everywhere));
+    let rest = everywhere
+        .iter()
+        .filter(|(plugin, _)| !off(plugin) && !among(plugin, &named));
+    let mut on: Vec<(On<'_>, bool)> = anew.into_iter().map(|on| (on, true)).collect();
+    on.extend(rest.map(|on| (*on, false)));
+    on.extend(only.into_iter().map(|on| (on, true)));
     on
 }
 

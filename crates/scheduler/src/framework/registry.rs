@@ -45,6 +45,15 @@ impl std::fmt::Debug for Factory {
     }
 }
 
+/// Plugins of one extension point, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Order {
+    /// By name; those that do not exist are passed over.
+    pub plugins: Vec<&'static str>,
+    /// Whether no others run there; else they come after the others.
+    pub alone: bool,
+}
+
 /// All plugins that profiles may name, in the order in which they run by default.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
@@ -53,6 +62,12 @@ pub struct Registry {
     /// Names that configurations for upstream may mention and that do nothing here yet. A profile
     /// that enables one is accepted, and says so at start.
     pub accepted: Vec<&'static str>,
+    /// Plugins that run before the binding in every profile that does not disable them there.
+    pub before_binding: Vec<&'static str>,
+    /// The order of plugins in the profile that is used without a configuration file, by extension
+    /// point. A plugin that is on in that profile only runs where it is listed; a point that is not
+    /// listed runs all that extend it.
+    pub koord_order: BTreeMap<&'static str, Order>,
     /// Args for the profile that is used without a configuration file, by plugin name.
     pub koord_args: BTreeMap<&'static str, Value>,
 }

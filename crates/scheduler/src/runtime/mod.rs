@@ -46,6 +46,10 @@ pub struct Options {
     pub profile_names: Vec<String>,
     /// Whether to wait for leadership.
     pub leader_elect: bool,
+    /// What overrides the configuration's `leaderElection`.
+    pub election: ElectionFlags,
+    /// What was asked for and is not done: said at start.
+    pub notes: Vec<String>,
     /// Who contends for leadership; made unique when empty.
     pub identity: String,
     /// Bindings and status writes under way at a time.
@@ -58,6 +62,33 @@ pub struct Options {
     pub debug: DebugHandle,
 }
 
+/// What flags say about the election; each overrides the configuration.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs, reason = "the configuration's fields by their names")]
+pub struct ElectionFlags {
+    pub resource_name: Option<String>,
+    pub resource_namespace: Option<String>,
+    pub lease_duration: Option<koord_api::GoDuration>,
+    pub renew_deadline: Option<koord_api::GoDuration>,
+    pub retry_period: Option<koord_api::GoDuration>,
+}
+
+impl ElectionFlags {
+    fn apply(&self, section: &mut crate::config::LeaderElection) {
+        fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
+            if let Some(value) = flag {
+                field.clone_from(value);
+            }
+        }
+        set(&mut section.resource_name, self.resource_name.as_ref());
+        let namespace = self.resource_namespace.as_ref();
+        set(&mut section.resource_namespace, namespace);
+        set(&mut section.lease_duration, self.lease_duration.as_ref());
+        set(&mut section.renew_deadline, self.renew_deadline.as_ref());
+        set(&mut section.retry_period, self.retry_period.as_ref());
+    }
+}
+
 impl Options {
     /// Upstream's defaults, with the plugins of `registry` under the name `koord-scheduler`.
     #[must_use]
@@ -67,6 +98,8 @@ impl Options {
             config: None,
             profile_names: vec!["koord-scheduler".to_owned()],
             leader_elect: true,
+            election: ElectionFlags::default(),
+            notes: Vec::new(),
             identity: String::new(),
             write_concurrency: 64,
             engine: EngineOptions::default(),
@@ -78,10 +111,11 @@ impl Options {
     /// The configuration that applies: the file's, or the built-in one.
     fn resolve(&self) -> Result<(Configuration, Profiles), Error> {
         let koord = self.config.is_none();
-        let config = self
+        let mut config = self
             .config
             .clone()
             .unwrap_or_else(|| Configuration::koord(&self.profile_names));
+        self.election.apply(&mut config.leader_election);
         config.validate()?;
         let profiles = Profiles::build(&config, &self.registry, &self.build, koord)?;
         Ok((config, profiles))
@@ -125,7 +159,7 @@ pub fn run(
     async move {
         let (config, profiles) = options.resolve()?;
         let metrics = Metrics::register(&ctx.metrics)?;
-        for warning in &profiles.warnings {
+        for warning in options.notes.iter().chain(&profiles.warnings) {
             tracing::warn!("{warning}");
         }
         let described = describe(&profiles);

@@ -1,0 +1,694 @@
+//! Configurations that upstream ships, as facts: they load, and mean what they mean upstream.
+
+use koord_scheduler::config::Configuration;
+use koord_scheduler::framework::{BuildContext, Profile, Profiles};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const GROUP: &str = "kubescheduler.config.k8s.io/v1";
+
+fn args(plugin: &str, fields: Value) -> Value {
+    let mut args = json!({"apiVersion": GROUP, "kind": format!("{plugin}Args")});
+    for (key, value) in fields.as_object().into_iter().flatten() {
+        args[key] = value.clone();
+    }
+    json!({"name": plugin, "args": args})
+}
+
+/// Plugins of a point: `Name` or `Name=weight`; a leading `*` switches the defaults off.
+fn plugins(points: &[(&str, &str)]) -> Value {
+    let mut out = json!({});
+    for (point, list) in points {
+        let enabled: Vec<Value> = list
+            .split_whitespace()
+            .filter(|word| *word != "*")
+            .map(|word| match word.split_once('=') {
+                Some((name, weight)) => {
+                    json!({"name": name, "weight": weight.parse::<i64>().unwrap()})
+                }
+                None => json!({"name": word}),
+            })
+            .collect();
+        out[point] = json!({"enabled": enabled});
+        if list.starts_with('*') {
+            out[point]["disabled"] = json!([{"name": "*"}]);
+        }
+    }
+    out
+}
+
+fn file(namespace: &str, plugins: Value, args: Vec<Value>) -> Value {
+    json!({
+        "apiVersion": GROUP,
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": true, "resourceLock": "leases",
+            "resourceName": "koord-scheduler", "resourceNamespace": namespace},
+        "profiles": [{"schedulerName": "koord-scheduler", "plugins": plugins, "pluginConfig": args}],
+    })
+}
+
+fn fit() -> Value {
+    let resources = [
+        "cpu",
+        "memory",
+        "kubernetes.io/batch-cpu",
+        "kubernetes.io/batch-memory",
+    ];
+    let resources = resources.map(|name| json!({"name": name, "weight": 1}));
+    args(
+        "NodeResourcesFit",
+        json!({"scoringStrategy": {"type": "LeastAllocated", "resources": resources}}),
+    )
+}
+
+fn load_aware(cpu: i64, memory: i64) -> Value {
+    args(
+        "LoadAwareScheduling",
+        json!({
+            "filterExpiredNodeMetrics": false, "nodeMetricExpirationSeconds": 300,
+            "resourceWeights": {"cpu": 1, "memory": 1},
+            "usageThresholds": {"cpu": cpu, "memory": memory},
+            "estimatedScalingFactors": {"cpu": 85, "memory": 70},
+        }),
+    )
+}
+
+fn quota() -> Value {
+    args(
+        "ElasticQuota",
+        json!({"quotaGroupNamespace": "koordinator-system"}),
+    )
+}
+
+/// Per point, what `config/manager/scheduler-config.yaml` enables.
+const SAMPLE: [(&str, &str); 12] = [
+    ("preEnqueue", "Coscheduling"),
+    ("queueSort", "* PrioritySort"),
+    (
+        "preFilter",
+        "SchedulingHint Reservation NodeNUMAResource DeviceShare Coscheduling ElasticQuota",
+    ),
+    (
+        "filter",
+        "LoadAwareScheduling NodeNUMAResource DeviceShare Reservation",
+    ),
+    (
+        "postFilter",
+        "* Reservation Coscheduling ElasticQuota DefaultPreemption",
+    ),
+    ("preScore", "Reservation Coscheduling"),
+    (
+        "score",
+        "LoadAwareScheduling=1 NodeNUMAResource=1 DeviceShare=1 Reservation=5000 Coscheduling=1",
+    ),
+    (
+        "reserve",
+        "LoadAwareScheduling NodeNUMAResource DeviceShare Reservation Coscheduling ElasticQuota",
+    ),
+    ("permit", "Coscheduling"),
+    (
+        "preBind",
+        "NodeNUMAResource DeviceShare Reservation Coscheduling DefaultPreBind",
+    ),
+    ("bind", "* Reservation DefaultBinder"),
+    ("postBind", "Coscheduling"),
+];
+
+fn sample() -> Value {
+    let args = vec![fit(), load_aware(0, 0), quota()];
+    file("koordinator-system", plugins(&SAMPLE), args)
+}
+
+/// The configuration of the 1.8.0 Helm chart; `preemption` is its value `enableJobPreemption`.
+fn chart(preemption: bool) -> Value {
+    let mut points = BTreeMap::from(SAMPLE);
+    points.insert(
+        "preFilter",
+        "SchedulingHint Coscheduling Reservation NodeNUMAResource DeviceShare ElasticQuota",
+    );
+    points.insert(
+        "filter",
+        "Reservation LoadAwareScheduling NodeNUMAResource DeviceShare",
+    );
+    points.insert(
+        "reserve",
+        "Reservation LoadAwareScheduling NodeNUMAResource DeviceShare Coscheduling ElasticQuota",
+    );
+    let mut gang = json!({"awareNetworkTopology": true});
+    if preemption {
+        points.insert("postFilter", "* Reservation Coscheduling ElasticQuota");
+        gang["enablePreemption"] = json!(true);
+    }
+    let points: Vec<_> = points.into_iter().collect();
+    let args = vec![
+        fit(),
+        load_aware(65, 95),
+        quota(),
+        args("Coscheduling", gang),
+    ];
+    file("koordinator-system", plugins(&points), args)
+}
+
+fn build(config: &Value, koord: bool) -> Result<Profiles, String> {
+    let config = Configuration::parse(&config.to_string()).map_err(|e| e.to_string())?;
+    let context = BuildContext::default();
+    Profiles::build(&config, &koord_plugins::registry(), &context, koord).map_err(|e| e.to_string())
+}
+
+/// Names per point; with weights at `score`.
+fn resolved(profiles: &Profiles) -> BTreeMap<&'static str, Vec<String>> {
+    let name = |at: &usize| profiles.instances[*at].name().to_owned();
+    let list = |of: &[usize]| of.iter().map(name).collect::<Vec<_>>();
+    let profile: &Profile = &profiles.profiles[0];
+    let score = profile.score.iter();
+    [
+        ("preEnqueue", list(&profile.pre_enqueue)),
+        ("preFilter", list(&profile.pre_filter)),
+        ("filter", list(&profile.filter)),
+        ("postFilter", list(&profile.post_filter)),
+        ("preScore", list(&profile.pre_score)),
+        (
+            "score",
+            score
+                .map(|(at, weight)| format!("{}={weight}", name(at)))
+                .collect(),
+        ),
+        ("reserve", list(&profile.reserve)),
+        ("permit", list(&profile.permit)),
+        ("preBind", list(&profile.pre_bind)),
+        ("bind", list(&profile.bind)),
+        ("postBind", list(&profile.post_bind)),
+    ]
+    .into()
+}
+
+/// Whether the words of `listed` that are in `all` stand there in the same order.
+fn in_order(listed: &str, all: &[String]) -> bool {
+    let at: Vec<usize> = listed
+        .split_whitespace()
+        .filter_map(|word| all.iter().position(|name| name == word))
+        .collect();
+    at.is_sorted()
+}
+
+#[test]
+fn the_profile_without_a_file_is_the_one_upstream_installs() {
+    let installed = resolved(&build(&sample(), false).unwrap());
+    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    let registry = koord_plugins::registry();
+    let built_in = Profiles::build(&config, &registry, &BuildContext::default(), true).unwrap();
+    assert_eq!(resolved(&built_in), installed);
+    for (point, listed) in SAMPLE {
+        let Some(all) = installed.get(point) else {
+            continue;
+        };
+        assert!(in_order(listed, all), "{point}: {all:?}");
+        if listed.starts_with('*') {
+            let foreign = all
+                .iter()
+                .find(|name| !listed.contains(&name.split('=').next().unwrap().to_owned()));
+            assert_eq!(foreign, None, "{point}");
+        }
+    }
+    let filters = &installed["filter"];
+    assert_eq!(filters.first().unwrap(), "NodeUnschedulable");
+    assert!(installed["preBind"].contains(&"DefaultPreBind".to_owned()));
+}
+
+#[test]
+fn upstreams_charts_load() {
+    for (name, config) in [
+        ("sample", sample()),
+        ("chart", chart(false)),
+        ("chart, job preemption", chart(true)),
+    ] {
+        let profiles = build(&config, false).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(profiles.profiles[0].name, "koord-scheduler", "{name}");
+    }
+    // A plugin that filters and scores is prepared for both, named there or not.
+    let profiles = build(&chart(false), false).unwrap();
+    let points = resolved(&profiles);
+    for point in ["preFilter", "preScore"] {
+        assert!(points[point].contains(&"LoadAwareScheduling".to_owned()));
+    }
+}
+
+#[test]
+fn old_versions_are_refused_by_name() {
+    for version in ["v1beta2", "v1beta3", "v2"] {
+        let mut config = sample();
+        config["apiVersion"] = json!(format!("kubescheduler.config.k8s.io/{version}"));
+        let error = build(&config, false).err().unwrap_or_default();
+        assert!(error.contains(version), "{error}");
+    }
+}
+
+#[test]
+fn default_pre_bind_runs_unless_it_is_switched_off() {
+    for (pre_bind, expected) in [
+        (json!({}), true),
+        (json!({"enabled": [{"name": "DefaultPreBind"}]}), true),
+        (json!({"disabled": [{"name": "DefaultPreBind"}]}), false),
+        (json!({"disabled": [{"name": "*"}]}), false),
+        (json!({"disabled": [{"name": "VolumeBinding"}]}), true),
+    ] {
+        let plugins = json!({"preBind": pre_bind});
+        let profiles = build(&file("x", plugins, Vec::new()), false).unwrap();
+        let on = &resolved(&profiles)["preBind"];
+        let times = on.iter().filter(|name| *name == "DefaultPreBind").count();
+        assert_eq!(times, usize::from(expected), "{pre_bind}");
+    }
+}
+
+#[test]
+fn a_point_that_names_a_default_puts_it_first_and_others_last() {
+    let plugins = json!({
+        "multiPoint": {"enabled": [{"name": "NodeResourcesFitPlus", "weight": 3}]},
+        "score": {"enabled": [
+            {"name": "LoadAwareScheduling", "weight": 2},
+            {"name": "NodeAffinity", "weight": 7}
+        ], "disabled": [{"name": "NodeResourcesFit"}]},
+    });
+    let profiles = build(&file("x", plugins, Vec::new()), false).unwrap();
+    let points = resolved(&profiles);
+    let score = &points["score"];
+    assert_eq!(score.first().unwrap(), "NodeAffinity=7");
+    assert_eq!(score.last().unwrap(), "LoadAwareScheduling=2");
+    assert!(score.contains(&"NodeResourcesFitPlus=3".to_owned()));
+    let named = |prefix: &str| score.iter().any(|name| name.starts_with(prefix));
+    assert!(!named("NodeResourcesFit="), "{score:?}");
+}
+
+/// One row per case of upstream's validation tables: plugin, args, and what an error must name.
+const VALID: &str = "";
+
+fn check(rows: &[(&str, &str, Value, &str)]) {
+    let registry = koord_plugins::registry();
+    for (plugin, case, fields, names) in rows {
+        // Args of plugins that are not here yet are nobody's to check.
+        let Some(factory) = registry.find(plugin) else {
+            continue;
+        };
+        let built = (factory.build)(Some(fields), &BuildContext::default());
+        match built {
+            Ok(_) => assert_eq!(*names, VALID, "{plugin}: {case}"),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    *names != VALID && text.contains(names),
+                    "{plugin}: {case}: {text}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn load_aware_args() {
+    let name = "LoadAwareScheduling";
+    check(&[
+        (name, "empty", json!({}), VALID),
+        (
+            name,
+            "expiration",
+            json!({"nodeMetricExpirationSeconds": 180}),
+            VALID,
+        ),
+        (
+            name,
+            "expiration 0",
+            json!({"nodeMetricExpirationSeconds": 0}),
+            "nodeMetricExpirationSeconds",
+        ),
+        (
+            name,
+            "expiration below 0",
+            json!({"nodeMetricExpirationSeconds": -1}),
+            "-1",
+        ),
+        (
+            name,
+            "weights",
+            json!({"resourceWeights": {"cpu": 1, "memory": 100}}),
+            VALID,
+        ),
+        (
+            name,
+            "weight 0",
+            json!({"resourceWeights": {"cpu": 0}}),
+            "resourceWeights[cpu]",
+        ),
+        (
+            name,
+            "weight 101",
+            json!({"resourceWeights": {"cpu": 101}}),
+            "101",
+        ),
+        (
+            name,
+            "dominant below 0",
+            json!({"dominantResourceWeight": -1}),
+            "dominantResourceWeight",
+        ),
+        (
+            name,
+            "dominant 101",
+            json!({"dominantResourceWeight": 101}),
+            "dominantResourceWeight",
+        ),
+        (
+            name,
+            "dominant 100",
+            json!({"dominantResourceWeight": 100}),
+            VALID,
+        ),
+        (
+            name,
+            "threshold below 0",
+            json!({"usageThresholds": {"cpu": -1}}),
+            "usageThresholds[cpu]",
+        ),
+        (
+            name,
+            "threshold 101",
+            json!({"usageThresholds": {"cpu": 101}}),
+            "usageThresholds[cpu]",
+        ),
+        (
+            name,
+            "factor 0",
+            json!({"estimatedScalingFactors": {"cpu": 0}}),
+            "estimatedScalingFactors[cpu]",
+        ),
+        (
+            name,
+            "factor 101",
+            json!({"estimatedScalingFactors": {"cpu": 101}}),
+            "estimatedScalingFactors[cpu]",
+        ),
+        (
+            name,
+            "weight without factor",
+            json!({"resourceWeights": {"nvidia.com/gpu": 1}}),
+            "estimatedScalingFactors[nvidia.com/gpu]",
+        ),
+        (
+            name,
+            "aggregated",
+            json!({"aggregated": {"usageAggregationType": "p95", "scoreAggregationType": "avg",
+                "usageAggregatedDuration": "5m"}}),
+            VALID,
+        ),
+        (
+            name,
+            "aggregation type",
+            json!({"aggregated": {"usageAggregationType": "p42"}}),
+            "p42",
+        ),
+        (
+            name,
+            "aggregated duration below 0",
+            json!({"aggregated": {"usageAggregatedDuration": "-1s"}}),
+            "usageAggregatedDuration",
+        ),
+    ]);
+}
+
+#[test]
+fn quota_args() {
+    let name = "ElasticQuota";
+    check(&[
+        (name, "empty", json!({}), VALID),
+        (
+            name,
+            "default max",
+            json!({"defaultQuotaGroupMax": {"cpu": "1", "memory": "1Gi"}}),
+            VALID,
+        ),
+        (
+            name,
+            "default max below 0",
+            json!({"defaultQuotaGroupMax": {"cpu": "-1"}}),
+            "defaultQuotaGroupMax",
+        ),
+        (
+            name,
+            "system max below 0",
+            json!({"systemQuotaGroupMax": {"cpu": "-1"}}),
+            "systemQuotaGroupMax",
+        ),
+        (
+            name,
+            "delay below 0",
+            json!({"delayEvictTime": "-1s"}),
+            "delayEvictTime",
+        ),
+        (
+            name,
+            "interval below 0",
+            json!({"revokePodInterval": "-1s"}),
+            "revokePodInterval",
+        ),
+        (
+            name,
+            "durations",
+            json!({"delayEvictTime": "2m", "revokePodInterval": "1s"}),
+            VALID,
+        ),
+    ]);
+}
+
+#[test]
+fn gang_args() {
+    let name = "Coscheduling";
+    check(&[
+        (
+            name,
+            "valid",
+            json!({"defaultTimeout": "600s", "controllerWorkers": 1}),
+            VALID,
+        ),
+        (
+            name,
+            "timeout below 0",
+            json!({"defaultTimeout": "-1s"}),
+            "defaultTimeout",
+        ),
+        (
+            name,
+            "workers 0",
+            json!({"controllerWorkers": 0}),
+            "controllerWorkers",
+        ),
+        (
+            name,
+            "workers below 0",
+            json!({"controllerWorkers": -1}),
+            "controllerWorkers",
+        ),
+    ]);
+}
+
+fn scoring(weight: i64) -> Value {
+    json!({"type": "LeastAllocated", "resources": [{"name": "cpu", "weight": weight}]})
+}
+
+#[test]
+fn device_args() {
+    let name = "DeviceShare";
+    check(&[
+        (name, "no strategy", json!({}), VALID),
+        (
+            name,
+            "strategy",
+            json!({"scoringStrategy": scoring(1)}),
+            VALID,
+        ),
+        (
+            name,
+            "weight 0",
+            json!({"scoringStrategy": scoring(0)}),
+            "weight",
+        ),
+        (
+            name,
+            "weight 101",
+            json!({"scoringStrategy": scoring(101)}),
+            "101",
+        ),
+    ]);
+}
+
+#[test]
+fn numa_args() {
+    let name = "NodeNUMAResource";
+    check(&[
+        (
+            name,
+            "no policy",
+            json!({"defaultCPUBindPolicy": ""}),
+            VALID,
+        ),
+        (
+            name,
+            "full",
+            json!({"defaultCPUBindPolicy": "FullPCPUs"}),
+            VALID,
+        ),
+        (
+            name,
+            "spread",
+            json!({"defaultCPUBindPolicy": "SpreadByPCPUs"}),
+            VALID,
+        ),
+        (
+            name,
+            "unknown policy",
+            json!({"defaultCPUBindPolicy": "Nope"}),
+            "Nope",
+        ),
+        // Left out, the strategies are defaulted before they are checked.
+        (name, "no strategies", json!({}), VALID),
+        (
+            name,
+            "weight 0",
+            json!({"scoringStrategy": scoring(0)}),
+            "weight",
+        ),
+        (
+            name,
+            "NUMA weight 101",
+            json!({"numaScoringStrategy": scoring(101)}),
+            "101",
+        ),
+    ]);
+}
+
+#[test]
+fn reservation_args() {
+    let name = "Reservation";
+    let mut rows = vec![
+        (
+            name,
+            "defaults",
+            json!({"minCandidateNodesPercentage": 10, "minCandidateNodesAbsolute": 100,
+                "gcDurationSeconds": 86400, "gcIntervalSeconds": 60, "resyncIntervalSeconds": 60}),
+            VALID,
+        ),
+        (
+            name,
+            "zeros",
+            json!({"minCandidateNodesPercentage": 0, "minCandidateNodesAbsolute": 0,
+                "gcDurationSeconds": 0, "gcIntervalSeconds": 0, "resyncIntervalSeconds": 0}),
+            VALID,
+        ),
+        (
+            name,
+            "percentage below 0",
+            json!({"minCandidateNodesPercentage": -1}),
+            "minCandidateNodesPercentage",
+        ),
+        (
+            name,
+            "percentage 101",
+            json!({"minCandidateNodesPercentage": 101}),
+            "101",
+        ),
+        (
+            name,
+            "absolute below 0",
+            json!({"minCandidateNodesAbsolute": -1}),
+            "minCandidateNodesAbsolute",
+        ),
+        (
+            name,
+            "gc duration below 0",
+            json!({"gcDurationSeconds": -1}),
+            "gcDurationSeconds",
+        ),
+        (
+            name,
+            "gc interval below 0",
+            json!({"gcIntervalSeconds": -1}),
+            "gcIntervalSeconds",
+        ),
+        (
+            name,
+            "resync below 0",
+            json!({"resyncIntervalSeconds": -1}),
+            "resyncIntervalSeconds",
+        ),
+        (
+            name,
+            "groups",
+            json!({"ignoredResources": ["example.com/gpu"], "ignoredResourceGroups": ["example.com"]}),
+            VALID,
+        ),
+        (
+            name,
+            "group with slash",
+            json!({"ignoredResourceGroups": ["example.com/x"]}),
+            "ignoredResourceGroups",
+        ),
+        (
+            name,
+            "group that is no domain",
+            json!({"ignoredResourceGroups": ["_bad_"]}),
+            "ignoredResourceGroups",
+        ),
+        (
+            name,
+            "empty lists",
+            json!({"ignoredResources": [], "ignoredResourceGroups": []}),
+            VALID,
+        ),
+        (
+            name,
+            "group kubernetes.io",
+            json!({"ignoredResourceGroups": ["kubernetes.io"]}),
+            "kubernetes.io",
+        ),
+    ];
+    for native in [
+        "cpu",
+        "memory",
+        "pods",
+        "ephemeral-storage",
+        "hugepages-2Mi",
+        "kubernetes.io/batch-cpu",
+        "example.com/-bad",
+    ] {
+        let fields = json!({"ignoredResources": [native]});
+        rows.push((name, native, fields, "ignoredResources"));
+    }
+    check(&rows);
+}
+
+#[test]
+fn hint_and_small_plugin_args() {
+    let hint = "SchedulingHint";
+    check(&[
+        (hint, "valid", json!({"maxHintNodes": 100}), VALID),
+        (hint, "one", json!({"maxHintNodes": 1}), VALID),
+        (hint, "zero", json!({"maxHintNodes": 0}), "maxHintNodes"),
+        (hint, "below 0", json!({"maxHintNodes": -1}), "-1"),
+        (
+            "NodeResourcesFitPlus",
+            "valid",
+            json!({"resources": {"cpu": {"type": "MostAllocated", "weight": 2}}}),
+            VALID,
+        ),
+        (
+            "NodeResourcesFitPlus",
+            "unknown type",
+            json!({"resources": {"cpu": {"type": "Most", "weight": 2}}}),
+            "Most",
+        ),
+        (
+            "ScarceResourceAvoidance",
+            "unknown field",
+            json!({"resource": ["nvidia.com/gpu"]}),
+            "resource",
+        ),
+    ]);
+}

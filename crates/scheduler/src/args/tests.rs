@@ -1,0 +1,110 @@
+use super::*;
+use std::ffi::OsString;
+
+fn parse(line: &str) -> Result<Options, String> {
+    let argv = std::iter::once("koord-scheduler").chain(line.split_whitespace());
+    let parsed = flags::parse::<Args>(argv.map(OsString::from)).map_err(|e| e.to_string())?;
+    let options = parsed.args.options(Registry::default());
+    options.map_err(|error| error.to_string())
+}
+
+#[test]
+fn upstreams_manifests_are_accepted() {
+    // The Helm chart's line, and the one of config/manager.
+    for line in [
+        "--port=10251 --authentication-skip-lookup=true --v=4 --feature-gates= \
+         --enable-network-topology-manager=false",
+        "--port=10251 --authentication-skip-lookup=true --v=4 \
+         -feature-gates=CompatibleCSIStorageCapacity=false -s 0 -f=false -d=false \
+         --leader-elect --scheduling-timeout=30s --vmodule=x=4 --secure-port 10259",
+    ] {
+        let options = parse(line).unwrap();
+        assert_eq!(options.notes, [""; 0], "{line}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_says_so() {
+    for (line, expected) in [
+        (
+            "--enable-network-topology-manager=true",
+            "--enable-network-topology-manager=true",
+        ),
+        ("-s=3", "--debug-scores=3"),
+        ("-f", "--debug-filters=true"),
+        ("--debug-diagnosis", "--debug-diagnosis=true"),
+        ("--secure-port=443", "--secure-port=443"),
+        (
+            "--enable-workload-auditor",
+            "--enable-workload-auditor=true",
+        ),
+        ("--sync-hard-timeout=2m", "--sync-hard-timeout=2m"),
+        ("--profiling=false", "--profiling=false"),
+        ("--feature-gates=ResizePod=true", "ResizePod=true"),
+        ("--controller-plugins=-Reservation", "--controller-plugins"),
+    ] {
+        let notes = parse(line).unwrap().notes;
+        assert!(
+            notes.len() == 1 && notes[0].contains(expected),
+            "{line}: {notes:?}"
+        );
+    }
+}
+
+#[test]
+fn gates_are_all_known_and_set() {
+    let options = parse("--feature-gates=MultiQuotaTree=true,SchedulerQueueingHints=true").unwrap();
+    let gate = |name: &str| options.build.gates.get(name).copied();
+    assert_eq!(gate("MultiQuotaTree"), Some(true));
+    assert_eq!(gate("DynamicSchedulerCheck"), Some(true));
+    assert_eq!(gate("GangPendingPodsConditionPatch"), Some(true));
+    assert_eq!(gate("ResizePod"), Some(false));
+    assert!(options.notes.is_empty(), "{:?}", options.notes);
+    for gate in GATES {
+        let line = format!("--feature-gates={}=true", gate.name);
+        assert!(parse(&line).is_ok(), "{line}");
+        let same = GATES.iter().filter(|other| other.name == gate.name);
+        assert_eq!(same.count(), 1, "{}", gate.name);
+    }
+    for (name, _) in WITHOUT_EFFECT {
+        assert!(GATES.iter().any(|gate| gate.name == *name), "{name}");
+    }
+}
+
+#[test]
+fn mistakes_name_the_flag() {
+    for (line, names) in [
+        ("--feature-gates=NoSuchGate=true", "NoSuchGate"),
+        ("--feature-gates=ResizePod=perhaps", "perhaps"),
+        (
+            "--feature-gates=CSIStorageCapacity=false",
+            "CSIStorageCapacity",
+        ),
+        ("--leader-elect-resource-lock=endpoints", "endpoints"),
+        ("--leader-elect-lease-duration=soon", "soon"),
+        ("--scheduling-timeout=long", "long"),
+        ("--debug-diagnosis-queue-size=many", "many"),
+        ("--async-log=perhaps", "perhaps"),
+        ("--no-such-flag", "no-such-flag"),
+    ] {
+        let error = parse(line).err().unwrap_or_default();
+        assert!(error.contains(names), "{line}: {error}");
+    }
+}
+
+#[test]
+fn flags_override_the_election_with_and_without_a_file() {
+    let options = parse(
+        "--leader-elect=false --leader-elect-resource-name=mine \
+         --leader-elect-resource-namespace=ns --leader-elect-lease-duration=30s",
+    )
+    .unwrap();
+    assert!(!options.leader_elect);
+    assert_eq!(options.election.resource_name.as_deref(), Some("mine"));
+    assert_eq!(options.election.resource_namespace.as_deref(), Some("ns"));
+    assert_eq!(
+        options.election.lease_duration,
+        Some(GoDuration::from_secs(30))
+    );
+    assert!(parse("--leader-elect").unwrap().leader_elect);
+}
