@@ -5,6 +5,7 @@
 mod args;
 mod balanced;
 mod basic;
+mod budgets;
 mod coscheduling;
 mod device_share;
 mod elastic_quota;
@@ -37,7 +38,6 @@ const ACCEPTED: &[&str] = &[
     "VolumeBinding",
     "VolumeZone",
     "DynamicResources",
-    "DefaultPreemption",
     "GangScheduling",
     "Coscheduling",
     "ElasticQuota",
@@ -101,6 +101,8 @@ pub fn registry() -> Registry {
         koord(pre_bind::NAME, |_, _| {
             Ok(Box::new(pre_bind::DefaultPreBind))
         }),
+        // The last that looks for room: the others know better whom to ask.
+        both("DefaultPreemption", 1, preemption::build),
         both("DefaultBinder", 1, |_, _| {
             Ok(Box::new(basic::DefaultBinder))
         }),

@@ -22,6 +22,8 @@ pub(crate) struct Metrics {
     extension_point: HistogramVec,
     events: HistogramVec,
     mismatches: IntCounter,
+    preemptions: IntCounter,
+    victims: Histogram,
 }
 
 impl Metrics {
@@ -109,12 +111,21 @@ impl Metrics {
                 ),
                 &["event"],
             )?,
+            preemptions: IntCounter::new(
+                "scheduler_preemption_attempts_total",
+                "Attempts to make room by evicting pods.",
+            )?,
+            victims: Histogram::with_opts(histogram(
+                "scheduler_preemption_victims",
+                "Pods evicted by one preemption.",
+                exponential(1.0, 2.0, 7)?,
+            ))?,
             mismatches: IntCounter::new(
                 "koord_scheduler_class_mismatches_total",
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 12] = [
+        let all: [Box<dyn prometheus::core::Collector>; 14] = [
             Box::new(metrics.attempts.clone()),
             Box::new(metrics.attempt_seconds.clone()),
             Box::new(metrics.algorithm_seconds.clone()),
@@ -127,6 +138,8 @@ impl Metrics {
             Box::new(metrics.extension_point.clone()),
             Box::new(metrics.events.clone()),
             Box::new(metrics.mismatches.clone()),
+            Box::new(metrics.preemptions.clone()),
+            Box::new(metrics.victims.clone()),
         ];
         for collector in all {
             match registry.register(collector) {
@@ -170,6 +183,12 @@ impl Metrics {
             .observe(seconds);
     }
 
+    /// Room is made for a pod by evicting so many.
+    pub(crate) fn preempted(&self, victims: usize) {
+        #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
+        self.victims.observe(victims as f64);
+    }
+
     /// An event was digested.
     pub(crate) fn event(&self, event: &str, seconds: f64) {
         self.events.with_label_values(&[event]).observe(seconds);
@@ -209,6 +228,9 @@ impl Metrics {
                 .with_label_values(&[plugin, profile])
                 .set(n as f64);
         }
+        let seen = self.preemptions.get();
+        self.preemptions
+            .inc_by(engine.preemptions().0.saturating_sub(seen));
         let seen = self.mismatches.get();
         self.mismatches
             .inc_by(engine.mismatches().saturating_sub(seen));

@@ -5,6 +5,7 @@
 //! which is what makes the cached answer comparable with the exhaustive one.
 
 use super::diagnosis::{RowVerdict, Tally};
+use super::nominator::{Nominator, ahead_of};
 use super::tree::{Key, Tree};
 use crate::framework::{
     Code, Cycle, Instance, Normalize, Overlay, Plugin, Reason, Reasons, Rejection, State,
@@ -41,6 +42,7 @@ pub(crate) struct Scope<'a> {
     pub(super) cycle: Cycle<'a>,
     pub(super) plugins: &'a [Box<dyn Plugin>],
     pub(super) prepared: &'a Prepared,
+    pub(super) nominator: &'a Nominator,
     pub(super) seed: u64,
 }
 
@@ -51,18 +53,25 @@ impl Scope<'_> {
 
     /// The full filter chain on one row.
     pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
-        let verdict = self.judge_stable(node);
+        self.judge_without(node, &[])
+    }
+
+    /// The same, as if `victims` were gone from the node. Where pods of the same or a higher
+    /// priority are nominated to it, the pod must fit both beside them and without them: some
+    /// rules, like affinity to pods, pass only because of them.
+    pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
+        let verdict = self.judge_stable(node, victims);
         if self.prepared.moving.is_empty() || !matches!(verdict, RowVerdict::Fits(_)) {
             return verdict;
         }
-        match self.judge_moving(node) {
+        match self.judge_moving(node, victims) {
             Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
             None => verdict,
         }
     }
 
     /// The same without the volatile plugins: what pods of one shape share.
-    fn judge_stable(&self, node: NodeIndex) -> RowVerdict {
+    fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         if self.nodes().info(node).is_none() {
             return RowVerdict::Absent;
         }
@@ -73,14 +82,38 @@ impl Scope<'_> {
             let reason = self.prepared.outside.clone().unwrap_or("".into());
             return RowVerdict::Refused(by, Rejection::unresolvable(reason));
         }
-        let removed = self.released(node);
-        self.chain(&self.imagine(&removed), node)
+        let (removed, added) = self.imagined(node, victims);
+        if !added.is_empty() {
+            let verdict = self.chain(&self.imagine(&removed, &added), node);
+            if !matches!(verdict, RowVerdict::Fits(_)) {
+                return verdict;
+            }
+        }
+        self.chain(&self.imagine(&removed, &[]), node)
+    }
+
+    /// The pods to imagine away from `node`, and those to imagine there first.
+    fn imagined(
+        &self,
+        node: NodeIndex,
+        victims: &[Arc<PodInfo>],
+    ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+        let mut removed = self.released(node);
+        removed.extend_from_slice(victims);
+        let added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
+        (removed, added)
     }
 
     /// The volatile plugin that refuses a row, if any, and why.
-    pub(super) fn judge_moving(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
-        let removed = self.released(node);
-        self.moving(&self.imagine(&removed), node)
+    pub(super) fn judge_moving(
+        &self,
+        node: NodeIndex,
+        victims: &[Arc<PodInfo>],
+    ) -> Option<(Instance, Rejection)> {
+        let (removed, added) = self.imagined(node, victims);
+        let beside = || self.moving(&self.imagine(&removed, &added), node);
+        let refused = if added.is_empty() { None } else { beside() };
+        refused.or_else(|| self.moving(&self.imagine(&removed, &[]), node))
     }
 
     /// As [`Self::judge_moving`], with what `cycle` imagines of the row.
@@ -104,21 +137,24 @@ impl Scope<'_> {
         out
     }
 
+    /// The nodes that pods are nominated to.
+    pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
+        let names = self.nominator.nodes();
+        names.filter_map(|name| self.nodes().find(name)).collect()
+    }
+
     /// The released pod whose place this pod takes on `node`.
     pub(super) fn nominate(&self, node: NodeIndex) -> Option<Arc<PodInfo>> {
         self.states(&self.prepared.releasing)
             .find_map(|(plugin, state)| self.plugins[plugin].nominate(&self.cycle, state, node))
     }
 
-    fn imagine<'b>(&self, removed: &'b [Arc<PodInfo>]) -> Cycle<'b>
+    fn imagine<'b>(&self, removed: &'b [Arc<PodInfo>], added: &'b [Arc<PodInfo>]) -> Cycle<'b>
     where
         Self: 'b,
     {
         Cycle {
-            overlay: Overlay {
-                removed,
-                added: &[],
-            },
+            overlay: Overlay { removed, added },
             ..self.cycle
         }
     }
@@ -315,6 +351,27 @@ impl Evaluation {
         u32::try_from(row).ok().map(NodeIndex)
     }
 
+    /// What was said of `node`.
+    pub(super) fn verdict(&self, node: NodeIndex) -> Option<&RowVerdict> {
+        self.verdicts.get(node.row())
+    }
+
+    /// The nodes that evicting pods might free.
+    pub(super) fn helpable(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
+        let mut nodes = super::diagnosis::helpable(&self.verdicts);
+        let stable = nodes.len();
+        nodes.extend(
+            self.refused_moving(scope)
+                .filter_map(|(node, _, rejection)| {
+                    (rejection.code == Code::Unschedulable).then_some(node)
+                }),
+        );
+        if nodes.len() > stable {
+            nodes.sort_unstable();
+        }
+        nodes
+    }
+
     /// The NUMA nodes agreed on for `node`.
     pub(super) fn numa(&self, node: NodeIndex) -> Option<NumaMask> {
         match self.verdicts.get(node.row()) {
@@ -371,7 +428,7 @@ impl Evaluation {
 
     fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
         let row = node.row();
-        let verdict = scope.judge_stable(node);
+        let verdict = scope.judge_stable(node, &[]);
         if !scope.prepared.releasing.is_empty() {
             self.releasing.remove(&node);
         }
@@ -385,7 +442,7 @@ impl Evaluation {
                 }
                 let cycle = Cycle {
                     numa: *numa,
-                    ..scope.imagine(&removed)
+                    ..scope.imagine(&removed, &[])
                 };
                 for (column, (plugin, _, state)) in
                     self.columns.iter_mut().zip(&scope.prepared.scores)
@@ -454,7 +511,7 @@ fn rescan(column: &mut Column, verdicts: &[RowVerdict]) {
 }
 
 /// A well-mixed function of `x` (the finaliser of SplitMix64).
-fn mix(x: u64) -> u64 {
+pub(super) fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -2,6 +2,7 @@
 
 use super::class::{Evaluation, Prepared, Scope};
 use super::diagnosis::{Diagnosis, RowVerdict};
+use super::preempt::Attempt;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Waiting};
 use crate::framework::{
     BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Points, PostFilter, PreFilter,
@@ -134,6 +135,7 @@ impl Engine {
         };
         let node = choice.node;
         let name = self.nodes.name(node).clone();
+        self.denominate(&pod.uid);
         self.assume(pod, &name, now);
         let reserved = self.reserve(pod, profile, &choice, now).and_then(|()| {
             let permit = self.permit(pod, profile, node, now)?;
@@ -165,18 +167,40 @@ impl Engine {
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let prepared = self.prepare(&cycle, profile)?;
+        // Worth the list only if there is somebody to evict.
+        let victims = !self.profiles[profile].post_filter.is_empty()
+            && self
+                .lowest_priority()
+                .is_some_and(|lowest| lowest < pod.priority);
         let scope = Scope {
             cycle,
             plugins: &self.plugins,
             prepared: &prepared,
+            nominator: &self.nominator,
             seed: self.options.seed,
         };
+        // Room was made there: if it is enough now, nothing else is looked at.
+        let own = self.nominator.node_of(&pod.uid);
+        let own = own.and_then(|name| self.nodes.find(name));
+        let own = own.map(|node| (node, scope.judge(node)));
+        if let Some((node, RowVerdict::Fits(numa))) = own {
+            return Ok(Choice {
+                node,
+                numa,
+                nominated: scope.nominate(node),
+            });
+        }
         if let Some(choice) = self.preferred(&scope, profile) {
             return Ok(choice);
         }
         let mut signature = Signature::default();
         let shared = cached && self.sign(pod, profile, &mut signature) == Signable::Yes;
         if shared {
+            if !self.nominator.is_empty() {
+                // Whom the pod must leave room for depends on its priority.
+                signature.number(i64::MIN);
+                signature.number(i64::from(pod.priority));
+            }
             self.uses += 1;
             let key = (profile, signature);
             let class = match self.classes.entry(key) {
@@ -194,26 +218,51 @@ impl Engine {
             let best = class.best(&scope);
             let confirmed =
                 best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits(_)));
-            if confirmed {
-                let answer = answer(class, best, &scope, &self.names);
+            // The class leaves room for the pod itself where it is nominated: only a node that is
+            // refused either way can stay in the comparison.
+            let unlike = own
+                .as_ref()
+                .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
+            if confirmed && !unlike {
+                let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
                 self.evict_classes();
                 return answer;
             }
-            self.mismatches += 1;
-            self.classes.clear();
+            if !confirmed {
+                self.mismatches += 1;
+                self.classes.clear();
+            }
         }
         let view = view!(self, now);
         let scope = Scope {
             cycle: Cycle::new(pod, view),
             plugins: &self.plugins,
             prepared: &prepared,
+            nominator: &self.nominator,
             seed: self.options.seed,
         };
         let fresh = Evaluation::fresh(&scope);
-        answer(&fresh, fresh.best(&scope), &scope, &self.names)
+        answer(
+            &fresh,
+            fresh.best(&scope),
+            &scope,
+            &self.names,
+            None,
+            victims,
+        )
     }
 
     fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
+        self.prepare_despite(cycle, profile, None)
+    }
+
+    /// The same; that plugin `tolerated` refuses the pod before any node is no obstacle.
+    pub(super) fn prepare_despite(
+        &self,
+        cycle: &Cycle<'_>,
+        profile: usize,
+        tolerated: Option<Instance>,
+    ) -> Result<Prepared, Stop> {
         let profile = &self.profiles[profile];
         let mut prepared = Prepared::default();
         let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
@@ -232,8 +281,16 @@ impl Engine {
                     states.push((*instance, state));
                 }
                 PreFilter::Skip => skipped |= 1 << instance,
+                PreFilter::Reject(_) if tolerated == Some(*instance) => skipped |= 1 << instance,
                 PreFilter::Reject(rejection) => {
-                    return Err(self.pre_filter_stop(*instance, &rejection));
+                    let mut stop = self.pre_filter_stop(*instance, &rejection);
+                    if let Stop::Refused(diagnosis) = &mut stop {
+                        diagnosis.pre_filter_by = Some(*instance);
+                        if rejection.code == Code::Unschedulable {
+                            diagnosis.helpable = self.nodes.len();
+                        }
+                    }
+                    return Err(stop);
                 }
             }
         }
@@ -342,18 +399,46 @@ impl Engine {
         now: Timestamp,
     ) -> Box<Diagnosis> {
         let mut messages = Vec::new();
+        let mut room = None;
         let view = view!(self, now);
         for instance in &self.profiles[profile].post_filter {
             let cycle = Cycle::new(pod, view);
-            match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
+            let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
                 PostFilter::Nominated(node) => {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
-                PostFilter::Preempt(_) => {}
-                PostFilter::Unhelpful(text) if text.is_empty() => {}
-                PostFilter::Unhelpful(text) => messages.push(text),
+                PostFilter::Preempt(rules) => {
+                    self.preemptions += 1;
+                    match self.find_victims(pod, profile, *instance, &rules, &diagnosis, now) {
+                        Attempt::Room(plan) => {
+                            room = Some((*instance, plan));
+                            break;
+                        }
+                        Attempt::Hopeless(text) => {
+                            diagnosis.nominated = Some(String::new());
+                            text
+                        }
+                        Attempt::Ineligible(text) => text,
+                    }
+                }
+                PostFilter::Unhelpful(text) => text,
+            };
+            if !text.is_empty() {
+                messages.push(text);
             }
+        }
+        if let Some((instance, plan)) = room {
+            let node = self.make_room(pod, self.names[instance], plan, now);
+            diagnosis.nominated = Some(node.to_string());
+        }
+        // Who found room has nothing to complain about.
+        if diagnosis
+            .nominated
+            .as_ref()
+            .is_some_and(|node| !node.is_empty())
+        {
+            messages.clear();
         }
         diagnosis.post_filter_message = messages.join(", ");
         let mut fx = Effects::default();
@@ -530,6 +615,12 @@ impl Engine {
 
     /// Puts a pod back and reports why. Returns whether it was an error.
     pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
+        match &stop {
+            Stop::Refused(diagnosis) => {
+                self.settle_nomination(pod, diagnosis.nominated.as_deref());
+            }
+            Stop::Failed(_) => self.settle_nomination(pod, None),
+        }
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
@@ -614,11 +705,15 @@ impl Engine {
     }
 }
 
+/// What `evaluation` says of the pod in `scope`. `own` is what was said of the node it is nominated
+/// to, where the evaluation, being shared, does not know of the nomination.
 fn answer(
     evaluation: &Evaluation,
     best: Option<NodeIndex>,
     scope: &Scope<'_>,
     names: &[&'static str],
+    own: Option<&(NodeIndex, RowVerdict)>,
+    victims: bool,
 ) -> Result<Choice, Stop> {
     if let Some(node) = best {
         return Ok(Choice {
@@ -627,7 +722,13 @@ fn answer(
             nominated: scope.nominate(node),
         });
     }
-    let tally = evaluation.refusals(scope);
+    let mut tally = evaluation.refusals(scope);
+    if let Some((node, RowVerdict::Refused(plugin, rejection))) = own
+        && let Some(RowVerdict::Refused(shared_plugin, shared)) = evaluation.verdict(*node)
+    {
+        tally.remove(*shared_plugin, shared);
+        tally.add(*plugin, rejection);
+    }
     if let Some((plugin, reason)) = tally.error() {
         return Err(Stop::Failed(format!(
             "running {:?} filter plugin: {reason}",
@@ -635,5 +736,17 @@ fn answer(
         )));
     }
     let total = scope.cycle.view.nodes.len();
-    Err(Stop::Refused(Box::new(tally.diagnosis(total, names))))
+    let mut diagnosis = tally.diagnosis(total, names);
+    if victims && diagnosis.helpable > 0 {
+        diagnosis.candidates = evaluation.helpable(scope);
+        if let Some((node, RowVerdict::Refused(_, rejection))) = own {
+            let helps = rejection.code == Code::Unschedulable;
+            match (diagnosis.candidates.binary_search(node), helps) {
+                (Err(at), true) => diagnosis.candidates.insert(at, *node),
+                (Ok(at), false) => drop(diagnosis.candidates.remove(at)),
+                _ => {}
+            }
+        }
+    }
+    Err(Stop::Refused(Box::new(diagnosis)))
 }

@@ -34,7 +34,8 @@ pub struct Diagnosis {
     pub refusals: Vec<NodeRefusal>,
     /// What the attempt to make room said.
     pub post_filter_message: String,
-    /// The node on which room is being made.
+    /// The node on which room is being made; empty when that of before is given up.
+    #[serde(skip_serializing_if = "nowhere")]
     pub nominated: Option<String>,
     /// The plugins that refused.
     pub plugins: Vec<&'static str>,
@@ -44,6 +45,19 @@ pub struct Diagnosis {
     /// Whether a plugin merely waits for something outside.
     #[serde(skip)]
     pub(crate) pending: bool,
+    /// The plugin that refused the pod before any node was looked at.
+    #[serde(skip)]
+    pub(crate) pre_filter_by: Option<Instance>,
+    /// How many nodes evicting pods might free.
+    #[serde(skip)]
+    pub(crate) helpable: usize,
+    /// Which these are; listed only when there is somebody to evict.
+    #[serde(skip)]
+    pub(crate) candidates: Vec<NodeIndex>,
+}
+
+fn nowhere(node: &Option<String>) -> bool {
+    node.as_deref().unwrap_or_default().is_empty()
 }
 
 impl Diagnosis {
@@ -117,6 +131,7 @@ impl Tally {
     pub(super) fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
         let mut out = Diagnosis {
             total_nodes,
+            helpable: self.helpable,
             ..Diagnosis::default()
         };
         for ((plugin, code, reason), nodes) in &self.counts {
@@ -162,6 +177,15 @@ pub(crate) enum RowVerdict {
     /// With the NUMA nodes agreed on, where alignment is asked for.
     Fits(Option<NumaMask>),
     Refused(Instance, Rejection),
+}
+
+/// The nodes among `verdicts` that evicting pods might free, in order.
+pub(crate) fn helpable(verdicts: &[RowVerdict]) -> Vec<NodeIndex> {
+    let might = |verdict: &RowVerdict| matches!(verdict, RowVerdict::Refused(_, rejection) if rejection.code == Code::Unschedulable);
+    let rows = verdicts.iter().enumerate();
+    rows.filter(|(_, verdict)| might(verdict))
+        .filter_map(|(row, _)| u32::try_from(row).ok().map(NodeIndex))
+        .collect()
 }
 
 /// The nodes among `verdicts` that fit, in order.

@@ -70,6 +70,7 @@ impl Engine {
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
         self.waiting.remove(uid);
+        self.denominate(uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
         }
@@ -78,6 +79,7 @@ impl Engine {
     fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
         self.queue.remove(&info.uid);
         self.waiting.remove(&info.uid);
+        self.denominate(&info.uid);
         let Some(record) = self.pods.get_mut(&info.uid) else {
             self.book(info.clone(), node, false, now);
             return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
@@ -96,6 +98,10 @@ impl Engine {
         let was_assumed = std::mem::replace(&mut record.assumed, false);
         let old = std::mem::replace(&mut record.info, info.clone());
         let index = record.node;
+        if old.priority != info.priority {
+            self.count_priority(&old, false);
+            self.count_priority(&info, true);
+        }
         self.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
@@ -132,7 +138,9 @@ impl Engine {
             return;
         };
         let gates = self.gates_of(&info, profile);
-        let Some(old) = self.queue.get(&info.uid).map(|queued| queued.info.clone()) else {
+        let old = self.queue.get(&info.uid).map(|queued| queued.info.clone());
+        self.nomination_seen(old.as_deref(), &info);
+        let Some(old) = old else {
             return self.queue.add(info, gates, now);
         };
         let uid = info.uid.clone();

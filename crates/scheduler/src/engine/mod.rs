@@ -20,6 +20,8 @@ mod class;
 mod cycle;
 mod diagnosis;
 mod events;
+mod nominator;
+mod preempt;
 mod stage;
 mod tree;
 
@@ -36,8 +38,10 @@ use crate::state::{NodeIndex, NodeStore, PodInfo};
 use class::Evaluation;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
+use nominator::Nominator;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
@@ -83,7 +87,7 @@ pub struct Failure {
     pub reason: &'static str,
     /// The condition's and the event's message.
     pub message: String,
-    /// `status.nominatedNodeName` to set.
+    /// `status.nominatedNodeName` to set; empty to clear it.
     pub nominated: Option<String>,
     /// Counts per plugin and reason.
     pub diagnosis: Option<Arc<Diagnosis>>,
@@ -181,6 +185,14 @@ pub struct Engine {
     waiting: FxHashMap<Arc<str>, Waiting>,
     /// When waits end; entries of pods that wait no more are dropped when they come up.
     deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
+    nominator: Nominator,
+    /// Booked pods by priority.
+    priorities: BTreeMap<i32, usize>,
+    /// Victims whose eviction was asked for, and for whom.
+    evicting: FxHashMap<Arc<str>, Arc<str>>,
+    /// How often room was looked for, and how many had to go for it.
+    preemptions: u64,
+    victims_total: usize,
     outbox: Vec<Output>,
 }
 
@@ -228,6 +240,11 @@ impl Engine {
             mismatches: 0,
             waiting: FxHashMap::default(),
             deadlines: BinaryHeap::new(),
+            nominator: Nominator::default(),
+            priorities: BTreeMap::new(),
+            evicting: FxHashMap::default(),
+            preemptions: 0,
+            victims_total: 0,
             outbox: Vec::new(),
         }
     }
@@ -373,6 +390,7 @@ impl Engine {
             assumed,
         };
         self.pods.insert(pod.uid.clone(), record);
+        self.count_priority(&pod, true);
         let mut fx = Effects::default();
         for plugin in &mut self.plugins {
             let view = view!(self, now);
@@ -384,6 +402,8 @@ impl Engine {
     /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
         let record = self.pods.remove(uid)?;
+        self.count_priority(&record.info, false);
+        self.evicting.remove(uid);
         if record.assumed
             && let Some(profile) = record.profile
         {

@@ -6,7 +6,7 @@
 use super::class::{Column, Evaluation, Scope, key, normal};
 use super::diagnosis::Tally;
 use super::tree::Key;
-use crate::framework::Normalize;
+use crate::framework::{Instance, Normalize, Rejection};
 use crate::state::NodeIndex;
 
 impl Evaluation {
@@ -54,14 +54,26 @@ impl Evaluation {
     /// Why nodes refuse the pod, those counted that only volatile plugins refuse.
     pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
         let mut tally = self.tally.clone();
-        if !scope.prepared.moving.is_empty() {
-            for node in self.shared_fits() {
-                if let Some((plugin, rejection)) = scope.judge_moving(node) {
-                    tally.add(plugin, &rejection);
-                }
-            }
+        for (_, plugin, rejection) in self.refused_moving(scope) {
+            tally.add(plugin, &rejection);
         }
         tally
+    }
+
+    /// The nodes that only volatile plugins refuse.
+    pub(super) fn refused_moving<'a>(
+        &self,
+        scope: &'a Scope<'_>,
+    ) -> impl Iterator<Item = (NodeIndex, Instance, Rejection)> + use<'a> {
+        let rows = if scope.prepared.moving.is_empty() {
+            Vec::new()
+        } else {
+            self.shared_fits()
+        };
+        rows.into_iter().filter_map(|node| {
+            let (plugin, rejection) = scope.judge_moving(node, &[])?;
+            Some((node, plugin, rejection))
+        })
     }
 
     /// The rows that all other plugins accept, in order.
@@ -84,11 +96,12 @@ impl Evaluation {
         for (plugin, state) in &scope.prepared.moving {
             scope.plugins[*plugin].filter_rows(&scope.cycle, state, rows, &mut fits);
         }
-        // Where pods are imagined away, the row is not as the books say.
-        if !self.releasing.is_empty() {
+        // Where pods are imagined away or to come, the row is not as the books say.
+        let promised = scope.promised();
+        if !self.releasing.is_empty() || !promised.is_empty() {
             for (fits, node) in fits.iter_mut().zip(&*rows) {
-                if self.releasing.contains(node) {
-                    *fits = scope.judge_moving(*node).is_none();
+                if self.releasing.contains(node) || promised.contains(node) {
+                    *fits = scope.judge_moving(*node, &[]).is_none();
                 }
             }
         }

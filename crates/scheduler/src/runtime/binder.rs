@@ -159,6 +159,7 @@ impl Writer {
             );
             let scheduler = preemptor.scheduler_name().to_owned();
             let key = victim.uid.clone();
+            let sender = self.sender.clone();
             self.in_order(key, move |client| async move {
                 let api: Api<Pod> = Api::namespaced(client, &victim.namespace);
                 let status = json!({"metadata": {"uid": &*victim.uid}, "status": {"conditions": [{
@@ -186,7 +187,10 @@ impl Writer {
                 match deleted {
                     Ok(()) => {}
                     Err(error) if patch::is_not_found(&error) => {}
-                    Err(error) => tracing::warn!(pod = %victim, %error, "victim not evicted"),
+                    Err(error) => {
+                        tracing::warn!(pod = %victim, %error, "victim not evicted");
+                        let _ = sender.send(Message::NotEvicted(victim.uid.clone())).await;
+                    }
                 }
             });
         }
@@ -404,7 +408,8 @@ fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
             && condition.message.as_deref() == Some(&failure.message)
     });
     let nominated = failure.nominated.as_deref();
-    let same_node = nominated.is_none() || nominated == failure.pod.nominated.as_deref();
+    let known = failure.pod.nominated.as_deref();
+    let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
     if same && same_node {
         return None;
     }
@@ -421,7 +426,10 @@ fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
         "lastTransitionTime": seconds(since),
     }]});
     if let Some(node) = nominated {
-        status["nominatedNodeName"] = json!(node);
+        status["nominatedNodeName"] = match node {
+            "" => Value::Null,
+            node => json!(node),
+        };
     }
     Some(json!({"metadata": {"uid": &*failure.pod.uid}, "status": status}))
 }

@@ -474,6 +474,10 @@ impl Owner {
                 self.engine.object_changed(&change, now);
                 change.kind
             }
+            Message::NotEvicted(uid) => {
+                self.engine.eviction_failed(&uid);
+                "NotEvicted"
+            }
             Message::Bound {
                 uid,
                 result,
@@ -536,7 +540,10 @@ impl Owner {
                     preemptor,
                     node,
                     victims,
-                } => self.writer.evict(&preemptor, &node, victims),
+                } => {
+                    self.metrics.preempted(victims.len());
+                    self.writer.evict(&preemptor, &node, victims);
+                }
             }
         }
     }

@@ -17,6 +17,8 @@ pub(crate) enum Message {
     Pod(Change<Pod>),
     Node(Change<Node>),
     Object(ObjectChange),
+    /// A victim of a preemption, by uid, could not be evicted.
+    NotEvicted(Arc<str>),
     /// A binding was tried.
     Bound {
         uid: Arc<str>,

@@ -1,0 +1,136 @@
+//! Which pods wait for room on which node: what `status.nominatedNodeName` and our own preemptions
+//! say. Pods of the same or a lower priority must leave that room alone.
+
+use super::Engine;
+use crate::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// See the module documentation. Nodes are known by name: a nomination may precede its node.
+#[derive(Debug, Default)]
+pub(super) struct Nominator {
+    on: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
+    of: FxHashMap<Arc<str>, Arc<str>>,
+}
+
+impl Nominator {
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
+    /// The node that the pod with this uid is nominated to.
+    pub(super) fn node_of(&self, uid: &str) -> Option<&Arc<str>> {
+        self.of.get(uid)
+    }
+
+    /// The pods nominated to `node`, in order of uid.
+    pub(super) fn on(&self, node: &str) -> &[Arc<PodInfo>] {
+        self.on.get(node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The nodes with nominated pods.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.on.keys()
+    }
+
+    fn insert(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
+        self.of.insert(pod.uid.clone(), node.clone());
+        let pods = self.on.entry(node.clone()).or_default();
+        let at = pods.partition_point(|other| other.uid < pod.uid);
+        pods.insert(at, pod.clone());
+    }
+
+    fn remove(&mut self, uid: &str) -> Option<Arc<str>> {
+        let node = self.of.remove(uid)?;
+        if let Some(pods) = self.on.get_mut(&node) {
+            pods.retain(|pod| *pod.uid != *uid);
+            if pods.is_empty() {
+                self.on.remove(&node);
+            }
+        }
+        Some(node)
+    }
+}
+
+impl Engine {
+    /// The node that the pod with this uid is nominated to.
+    #[must_use]
+    pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
+        self.nominator.node_of(uid)
+    }
+
+    /// Sets aside room for `pod` on `node`, in place of where it was nominated before.
+    pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
+        self.denominate(&pod.uid);
+        self.nominator.insert(pod, node);
+        self.touch_named(node);
+    }
+
+    /// Withdraws a nomination.
+    pub(super) fn denominate(&mut self, uid: &str) {
+        if self.nominator.is_empty() {
+            return;
+        }
+        if let Some(node) = self.nominator.remove(uid) {
+            self.touch_named(&node);
+        }
+    }
+
+    /// A waiting pod appeared or changed. Its status counts where it says something new: what was
+    /// decided here may not have reached the API yet.
+    pub(super) fn nomination_seen(&mut self, old: Option<&PodInfo>, new: &Arc<PodInfo>) {
+        let before = old.and_then(|old| old.nominated.as_ref());
+        if before == new.nominated.as_ref() && old.is_some() {
+            if let Some(node) = self.nominator.node_of(&new.uid).cloned() {
+                self.nominate(new, &node);
+            }
+            return;
+        }
+        match &new.nominated {
+            Some(node) => self.nominate(new, node),
+            None => self.denominate(&new.uid),
+        }
+    }
+
+    /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing
+    /// when it keeps the one it has, and empty when it has none any more.
+    pub(super) fn settle_nomination(&mut self, pod: &Arc<PodInfo>, said: Option<&str>) {
+        let known = self.nominated_node(&pod.uid);
+        match said {
+            Some("") => self.denominate(&pod.uid),
+            Some(node) if known.is_some_and(|known| **known == *node) => {}
+            Some(node) => self.nominate(pod, &Arc::from(node)),
+            // Booking it withdrew the nomination, and was undone.
+            None if known.is_none() => {
+                if let Some(node) = &pod.nominated {
+                    self.nominate(pod, node);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn touch_named(&mut self, node: &str) {
+        if let Some(index) = self.nodes.find(node) {
+            self.nodes.touch(index);
+        }
+    }
+}
+
+/// The pods nominated to `node` that `pod` must leave room for.
+pub(super) fn ahead_of(
+    nominator: &Nominator,
+    nodes: &crate::state::NodeStore,
+    pod: &PodInfo,
+    node: NodeIndex,
+) -> Vec<Arc<PodInfo>> {
+    if nominator.is_empty() {
+        return Vec::new();
+    }
+    nominator
+        .on(nodes.name(node))
+        .iter()
+        .filter(|other| other.priority >= pod.priority && other.uid != pod.uid)
+        .cloned()
+        .collect()
+}
