@@ -202,7 +202,8 @@ async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
     assert_eq!(
         message,
         "0/3 nodes are available: 1 Insufficient kubernetes.io/batch-cpu, \
-         2 node(s) had untolerated taint {dedicated: db}."
+         2 node(s) had untolerated taint {dedicated: db}. preemption: 0/3 nodes are available: \
+         3 Preemption is not helpful for scheduling."
     );
     assert_eq!(cluster.event("FailedScheduling", "be").await, message);
     let explained = scheduler.debug.explain("default", "be").unwrap();
@@ -228,7 +229,11 @@ async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
     cluster.pod("b", json!({"cpu": "1"})).await;
     let second = cluster.schedule(|_| {});
     let (_, message) = cluster.refused("b", |_| true).await;
-    assert_eq!(message, "0/1 nodes are available: 1 Insufficient cpu.");
+    assert_eq!(
+        message,
+        "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: \
+         1 No preemption victims found for incoming pod."
+    );
     // The first pod goes: the second one's turn.
     let gone = DeleteParams {
         grace_period_seconds: Some(0),

@@ -43,6 +43,9 @@ pub(crate) struct Scope<'a> {
     pub(super) plugins: &'a [Box<dyn Plugin>],
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,
+    /// Whether the answer is for all pods of this shape and priority: then room is left for this
+    /// pod too where it is nominated.
+    pub(super) shared: bool,
     pub(super) seed: u64,
 }
 
@@ -100,7 +103,10 @@ impl Scope<'_> {
     ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
         let mut removed = self.released(node);
         removed.extend_from_slice(victims);
-        let added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
+        let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
+        if !self.shared {
+            added.retain(|other| other.uid != self.cycle.pod.uid);
+        }
         (removed, added)
     }
 

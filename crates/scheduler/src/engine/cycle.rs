@@ -177,6 +177,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            shared: false,
             seed: self.options.seed,
         };
         // Room was made there: if it is enough now, nothing else is looked at.
@@ -201,6 +202,11 @@ impl Engine {
                 signature.number(i64::MIN);
                 signature.number(i64::from(pod.priority));
             }
+            let exact = scope;
+            let scope = Scope {
+                shared: true,
+                ..exact
+            };
             self.uses += 1;
             let key = (profile, signature);
             let class = match self.classes.entry(key) {
@@ -217,7 +223,7 @@ impl Engine {
             // The chosen node passes the whole chain again, with this very pod's state.
             let best = class.best(&scope);
             let confirmed =
-                best.is_none_or(|node| matches!(scope.judge(node), RowVerdict::Fits(_)));
+                best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
             // The class leaves room for the pod itself where it is nominated: only a node that is
             // refused either way can stay in the comparison.
             let unlike = own
@@ -239,6 +245,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            shared: false,
             seed: self.options.seed,
         };
         let fresh = Evaluation::fresh(&scope);

@@ -117,7 +117,7 @@ impl Engine {
     }
 }
 
-/// The pods nominated to `node` that `pod` must leave room for.
+/// The pods nominated to `node` that pods of the priority of `pod` must leave room for.
 pub(super) fn ahead_of(
     nominator: &Nominator,
     nodes: &crate::state::NodeStore,
@@ -130,7 +130,7 @@ pub(super) fn ahead_of(
     nominator
         .on(nodes.name(node))
         .iter()
-        .filter(|other| other.priority >= pod.priority && other.uid != pod.uid)
+        .filter(|other| other.priority >= pod.priority)
         .cloned()
         .collect()
 }

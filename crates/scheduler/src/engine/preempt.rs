@@ -83,6 +83,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            shared: false,
             seed: self.options.seed,
         };
         if let Some(node) = self.nominated_node(&pod.uid)
