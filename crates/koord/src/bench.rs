@@ -3,6 +3,7 @@
 use crate::{cluster, console};
 use anyhow::{Context, Result};
 use serde::Serialize;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,6 +34,25 @@ pub struct KoordletArgs {
     /// Write the figures to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+impl KoordletArgs {
+    /// The command line that parses to the same.
+    fn to_arguments(&self) -> Vec<OsString> {
+        let mut out: Vec<OsString> = [
+            ("--pods", u64::from(self.pods)),
+            ("--containers", u64::from(self.containers)),
+            ("--seconds", self.seconds),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.into(), value.to_string().into()])
+        .collect();
+        out.extend(self.fake.then(|| "--fake".into()));
+        if let Some(path) = &self.json {
+            out.extend(["--json".into(), path.clone().into_os_string()]);
+        }
+        out
+    }
 }
 
 /// The size of `koord bench apiserver`.
@@ -69,20 +89,21 @@ pub fn main(command: Command) -> Result<()> {
     cluster::init_logging("warn");
     cluster::install_crypto_provider();
     match command {
-        Command::Koordlet(args) => {
-            let config = koordlet::bench::Config {
-                pods: args.pods,
-                containers: args.containers,
-                seconds: args.seconds,
-                fake: args.fake,
-            };
-            // As the daemon: the loop has a thread of its own, the rest needs no second one.
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            let cost = runtime.block_on(koordlet::bench::run(&config))?;
-            publish(&cost, args.json.as_deref())
-        }
+        Command::Koordlet(args) => match daemon_binary() {
+            Some(binary) => {
+                let status = std::process::Command::new(&binary)
+                    .arg(BENCH)
+                    .args(args.to_arguments())
+                    .status()
+                    .with_context(|| format!("cannot start {}", binary.display()))?;
+                anyhow::ensure!(status.success(), "{} {BENCH}: {status}", binary.display());
+                Ok(())
+            }
+            None => {
+                console::warn("there is no koordlet beside this program; measuring inside it");
+                koordlet(&args)
+            }
+        },
         Command::Apiserver(args) => {
             let directory = tempfile::tempdir().context("temporary directory")?;
             let options = koord_apiserver::bench::BenchOptions {
@@ -100,6 +121,35 @@ pub fn main(command: Command) -> Result<()> {
             publish(&report, args.json.as_deref())
         }
     }
+}
+
+/// Argument that makes the `koordlet` program measure itself.
+pub(crate) const BENCH: &str = "bench";
+
+/// The `koordlet` program that was built along with this one: its memory is what a node pays, not
+/// that of the program that holds every component.
+fn daemon_binary() -> Option<PathBuf> {
+    let binary = std::env::current_exe().ok()?.with_file_name("koordlet");
+    binary.is_file().then_some(binary)
+}
+
+/// Measures the agent in this process.
+///
+/// # Errors
+/// When the fixture cannot be made or the file cannot be written.
+pub(crate) fn koordlet(args: &KoordletArgs) -> Result<()> {
+    let config = koordlet::bench::Config {
+        pods: args.pods,
+        containers: args.containers,
+        seconds: args.seconds,
+        fake: args.fake,
+    };
+    // As the daemon: the loop has a thread of its own, the rest needs no second one.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let cost = runtime.block_on(koordlet::bench::run(&config))?;
+    publish(&cost, args.json.as_deref())
 }
 
 fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {

@@ -18,6 +18,7 @@ mod metrics;
 mod nodemetric;
 mod noderesource;
 mod nodeslo;
+mod object;
 mod suppress;
 mod world;
 

@@ -1,23 +1,14 @@
 //! Keeps one NodeMetric per node, whose spec says how koordlet measures.
 
 use crate::config::Config;
+use crate::object::{self, Action};
 use crate::world::{Outcome, World};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeMetric, NodeMetricSpec};
-use koord_kube::{ObjectKey, api, patch};
-use serde_json::json;
+use koord_kube::ObjectKey;
 
 /// The name of the controller.
 pub(crate) const NAME: &str = "nodemetric";
-
-/// What to do about one node's object.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Action<S> {
-    Nothing,
-    Create(S),
-    Update(S),
-    Delete,
-}
 
 /// Decides about the NodeMetric of a node.
 pub(crate) fn plan(
@@ -60,39 +51,12 @@ pub(crate) async fn reconcile(world: &World, name: &str) -> Result<Outcome, crat
         .metrics
         .nodemetric_spec_parse
         .count(true, "getNodeMetricSpec");
-    let result = apply(world, name, existing.as_deref(), action).await;
+    let objects = koord_kube::Api::all(world.client.clone());
+    let old = existing.as_ref().map(|existing| &existing.spec);
+    let result = object::apply(&objects, name, old, action, NodeMetric::new).await;
     world
         .metrics
         .nodemetric_reconcile
         .count(result.is_ok(), "reconcileNodeMetric");
     result.map(|()| Outcome::Done)
-}
-
-async fn apply(
-    world: &World,
-    name: &str,
-    existing: Option<&NodeMetric>,
-    action: Action<NodeMetricSpec>,
-) -> Result<(), crate::Error> {
-    let objects: koord_kube::Api<NodeMetric> = koord_kube::Api::all(world.client.clone());
-    match action {
-        Action::Nothing => {}
-        Action::Create(spec) => {
-            let object = NodeMetric::new(name, spec);
-            let created = objects.create(&api::PostParams::default(), &object).await;
-            crate::world::unless_conflict(created)?;
-        }
-        Action::Update(spec) => {
-            let old = existing
-                .map(|existing| existing.spec.clone())
-                .unwrap_or_default();
-            if let Some(change) = patch::diff(&old, &spec)? {
-                patch::merge(&objects, name, &json!({ "spec": change })).await?;
-            }
-        }
-        Action::Delete => {
-            crate::world::unless_gone(objects.delete(name, &Default::default()).await)?;
-        }
-    }
-    Ok(())
 }

@@ -1,14 +1,13 @@
 //! Keeps one NodeSLO per node: the QoS settings that apply to it.
 
 use crate::config::Config;
-use crate::nodemetric::Action;
+use crate::object::{self, Action};
 use crate::suppress;
 use crate::world::{Outcome, World};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
 use koord_kube::events::Severity;
-use koord_kube::{ObjectKey, api, events, patch};
-use serde_json::json;
+use koord_kube::{ObjectKey, events};
 
 /// The name of the controller.
 pub(crate) const NAME: &str = "nodeslo";
@@ -64,40 +63,12 @@ pub(crate) async fn reconcile(world: &World, name: &str) -> Result<Outcome, crat
             .recorder
             .event(about, Severity::Warning, "SLOAnnotationIgnored", problem);
     }
-    let result = apply(world, name, existing.as_deref(), action).await;
+    let objects = koord_kube::Api::all(world.client.clone());
+    let old = existing.as_ref().map(|existing| &existing.spec);
+    let result = object::apply(&objects, name, old, action, NodeSLO::new).await;
     world
         .metrics
         .nodeslo_reconcile
         .count(result.is_ok(), "reconcileNodeSLO");
     result.map(|()| Outcome::Done)
-}
-
-async fn apply(
-    world: &World,
-    name: &str,
-    existing: Option<&NodeSLO>,
-    action: Action<NodeSLOSpec>,
-) -> Result<(), crate::Error> {
-    let objects: koord_kube::Api<NodeSLO> = koord_kube::Api::all(world.client.clone());
-    match action {
-        Action::Nothing => {}
-        Action::Create(spec) => {
-            let object = NodeSLO::new(name, spec);
-            let created = objects.create(&api::PostParams::default(), &object).await;
-            crate::world::unless_conflict(created)?;
-        }
-        Action::Update(spec) => {
-            let old = existing
-                .map(|existing| existing.spec.clone())
-                .unwrap_or_default();
-            if let Some(change) = patch::diff(&old, &spec)? {
-                patch::merge(&objects, name, &json!({ "spec": change })).await?;
-                tracing::info!(node = name, change = %change, "NodeSLO changed");
-            }
-        }
-        Action::Delete => {
-            crate::world::unless_gone(objects.delete(name, &Default::default()).await)?;
-        }
-    }
-    Ok(())
 }

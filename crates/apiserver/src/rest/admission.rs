@@ -218,8 +218,14 @@ fn default_class(api: &Api, table: &TableId) -> Option<Value> {
         .store()
         .list(table, None, None, None, None, &|_| true)
         .ok()?;
+    // Every create of a pod comes here: only what may be a default is parsed.
+    let marked = |bytes: &[u8]| {
+        let key = b"\"globalDefault\":true";
+        bytes.windows(key.len()).any(|window| window == key)
+    };
     all.items
         .iter()
+        .filter(|e| marked(&e.bytes))
         .map(|e| e.value())
         .filter(|c| c.get("globalDefault").and_then(Value::as_bool) == Some(true))
         .min_by_key(|c| c.get("value").and_then(Value::as_i64).unwrap_or(0))

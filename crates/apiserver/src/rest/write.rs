@@ -244,7 +244,9 @@ impl Api {
             return Err(invalid(resource, meta::name(&object), &errors));
         }
         let storage = self.storage_of(resource);
-        for _ in 0..8 {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
             let name = meta::name(&object).to_owned();
             let key = Self::key(resource, namespace, &name);
             if options.dry_run {
@@ -257,7 +259,9 @@ impl Api {
                     ..Outcome::computed(object)
                 });
             }
-            let stored = resource.to_storage(object.clone());
+            // Only a generated name can be tried again, which needs the object once more.
+            let again = generated.then(|| object.clone());
+            let stored = resource.to_storage(object);
             let index = storage.index(&stored);
             match self
                 .store()
@@ -272,17 +276,15 @@ impl Api {
                         ..Outcome::stored(entry)
                     });
                 }
-                Err(StoreError::Exists { .. }) if generated => {
-                    meta::set(&mut object, "name", generated_name(&generate));
-                }
-                Err(e) => return Err(store_error(resource, &key, e)),
+                Err(error) => match (error, again) {
+                    (StoreError::Exists { .. }, Some(mut same)) if attempt < 8 => {
+                        meta::set(&mut same, "name", generated_name(&generate));
+                        object = same;
+                    }
+                    (error, _) => return Err(store_error(resource, &key, error)),
+                },
             }
         }
-        Err(ApiError::already_exists(
-            &resource.group,
-            &resource.plural,
-            meta::name(&object),
-        ))
     }
 
     /// Changes an object: `change` gets it as it is now, in the version of `resource`, and returns

@@ -1,0 +1,51 @@
+//! One object per node, kept as a plan says: what NodeMetric and NodeSLO have in common.
+
+use koord_kube::{Api, api, kube_core, patch};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use std::fmt::Debug;
+
+/// What to do about one node's object.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Action<S> {
+    Nothing,
+    Create(S),
+    Update(S),
+    Delete,
+}
+
+/// Does it: `old` is the spec of the object that exists, `make` makes a new object. That somebody
+/// else was faster is no failure: the next event brings the object back here.
+pub(crate) async fn apply<K, S>(
+    objects: &Api<K>,
+    name: &str,
+    old: Option<&S>,
+    action: Action<S>,
+    make: fn(&str, S) -> K,
+) -> Result<(), crate::Error>
+where
+    K: kube_core::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    S: Clone + Default + Serialize,
+{
+    match action {
+        Action::Nothing => {}
+        Action::Create(spec) => {
+            let object = make(name, spec);
+            let created = objects.create(&api::PostParams::default(), &object).await;
+            crate::world::unless_conflict(created)?;
+        }
+        Action::Update(spec) => {
+            let old = old.cloned().unwrap_or_default();
+            if let Some(change) = patch::diff(&old, &spec)? {
+                patch::merge(objects, name, &json!({ "spec": change })).await?;
+                let kind = K::kind(&());
+                tracing::info!(%kind, node = name, %change, "object changed");
+            }
+        }
+        Action::Delete => {
+            crate::world::unless_gone(objects.delete(name, &Default::default()).await)?;
+        }
+    }
+    Ok(())
+}
