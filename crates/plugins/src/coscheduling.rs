@@ -1,1 +1,352 @@
-//! Coscheduling: gangs.
+//! `Coscheduling`: pods of a gang start together or not at all.
+//!
+//! The rules are in [`koord_model::gang`]; here they are fed with pods and PodGroups, and what
+//! follows is handed to the engine. While a gang is being tried, [`Plugin::next_pod`] names its
+//! members, so that no other decision comes in between and everything can be rolled back.
+
+mod args;
+mod pod_groups;
+#[cfg(test)]
+mod tests;
+
+use args::Args;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::annotations;
+use koord_api::scheduling::PodGroup;
+use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
+use koord_scheduler::Watch;
+use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, Cycle, Effects, ObjectChange, Permit, Plugin, PodPatch,
+    Points, PreFilter, PreScore, Problem, Reason, Rejection, Signable, Signature, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use pod_groups::PodGroups;
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const NAME: &str = "Coscheduling";
+const POD_GROUPS: &str = "podgroups.v1alpha1.scheduling.sigs.k8s.io";
+/// Whether members that are not tried get a condition that says why.
+const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Coscheduling {
+    defaults: Defaults,
+    explain_skipped: bool,
+    gangs: Gangs,
+    pod_groups: PodGroups,
+    /// Values that were reported already, by uid of their object.
+    reported: FxHashMap<Arc<str>, Vec<Ignored>>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    let defaults = args.defaults()?;
+    args.warn();
+    Ok(Box::new(Coscheduling {
+        defaults,
+        explain_skipped: context.gates.get(EXPLAIN_GATE).copied().unwrap_or(true),
+        gangs: Gangs::default(),
+        pod_groups: PodGroups::default(),
+        reported: FxHashMap::default(),
+    }))
+}
+
+/// Hands over what follows for other pods.
+fn carry_out(moves: Moves, fx: &mut Effects) {
+    let reason = |text: Arc<str>| Reason::Shared(text);
+    fx.regate.extend(moves.regate);
+    fx.activate.extend(moves.activate);
+    fx.allow
+        .extend(moves.allow.into_iter().map(|uid| (uid, NAME)));
+    let tell = |(uid, text)| (uid, NAME, reason(text));
+    fx.reject.extend(moves.reject.into_iter().map(tell));
+    fx.rollback.extend(moves.rollback.into_iter().map(tell));
+}
+
+fn phase(pod: &Pod) -> Phase {
+    match pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+    {
+        Some("Running") => Phase::Running,
+        Some("Succeeded") => Phase::Succeeded,
+        Some("Failed") => Phase::Failed,
+        _ => Phase::Pending,
+    }
+}
+
+fn owners(pod: &PodInfo) -> String {
+    let owners = pod.object.metadata.owner_references.iter().flatten();
+    let mut owners: Vec<String> = owners
+        .map(|owner| format!("{}/{}", pod.namespace, owner.name))
+        .collect();
+    owners.sort_unstable();
+    owners.join(",")
+}
+
+impl Coscheduling {
+    /// Reports values that are not used, once each.
+    fn report(&mut self, object: Problem, ignored: Vec<Ignored>, fx: &mut Effects) {
+        let before = self.reported.get(object.uid.as_str());
+        if ignored.is_empty() {
+            if before.is_some() {
+                self.reported.remove(object.uid.as_str());
+            }
+            return;
+        }
+        if before == Some(&ignored) {
+            return;
+        }
+        for Ignored { key, value, why } in &ignored {
+            fx.problems.push(Problem {
+                message: format!("{key}: {value:?}: {why}"),
+                ..object.clone()
+            });
+        }
+        self.reported.insert(object.uid.into(), ignored);
+    }
+}
+
+impl Plugin for Coscheduling {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        // Scoring is for network topologies, which nobody asks about yet; profiles name it.
+        Points::PRE_ENQUEUE
+            .or(Points::PRE_FILTER)
+            .or(Points::POST_FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::RESERVE)
+            .or(Points::PERMIT)
+            .or(Points::PRE_BIND)
+            .or(Points::POST_BIND)
+    }
+    /// Nothing of the pod is read where nodes are judged: members are like any other pods there.
+    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of::<PodGroup>(POD_GROUPS)]
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
+        if change.kind != POD_GROUPS {
+            return;
+        }
+        let Some(group) = change.new_as::<PodGroup>() else {
+            return;
+        };
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let meta = &group.metadata;
+        let object = Problem {
+            kind: "PodGroup",
+            namespace: text(&meta.namespace),
+            name: text(&meta.name),
+            uid: text(&meta.uid),
+            message: String::new(),
+        };
+        let id = spec::id(&object.namespace, &object.name);
+        let mut moves = Moves::default();
+        if change.action == Action::DELETE {
+            self.pod_groups.deleted(&id);
+            self.reported.remove(object.uid.as_str());
+            self.gangs.declare(&id, None, &mut moves);
+        } else {
+            self.pod_groups.applied(&id, group);
+            let (described, ignored) = spec::of_pod_group(group, &id, &self.defaults);
+            self.report(object, ignored, fx);
+            self.gangs.declare(&id, Some(described), &mut moves);
+        }
+        carry_out(moves, fx);
+    }
+
+    fn on_pod(&mut self, pod: &Arc<PodInfo>, _view: View<'_>, fx: &mut Effects) {
+        let mut moves = Moves::default();
+        let Some(name) = spec::name_of(&pod.object) else {
+            if self.gangs.knows(&pod.uid) {
+                self.gangs.vanish(&pod.uid, &mut moves);
+                carry_out(moves, fx);
+            }
+            return;
+        };
+        let gang = spec::id(&pod.namespace, name);
+        let mut own = None;
+        if !spec::has_pod_group(&pod.object) {
+            let (described, ignored) = spec::of_pod(&pod.object, &gang, &self.defaults);
+            own = described;
+            // One member that describes the gang well is enough.
+            let ignored = if self.gangs.is_described(&gang) && own.is_none() {
+                Vec::new()
+            } else {
+                ignored
+            };
+            let object = Problem {
+                kind: "Pod",
+                namespace: pod.namespace.to_string(),
+                name: pod.name.to_string(),
+                uid: pod.uid.to_string(),
+                message: String::new(),
+            };
+            self.report(object, ignored, fx);
+        }
+        let seen = Seen {
+            uid: pod.uid.clone(),
+            key: spec::id(&pod.namespace, &pod.name),
+            gang,
+            own,
+            bound: pod.node.is_some(),
+            ready: !pod.terminal && !pod.deleting && pod.gates.is_empty(),
+            phase: phase(&pod.object),
+            owners: owners(pod),
+        };
+        self.gangs.observe(seen, &mut moves);
+        carry_out(moves, fx);
+    }
+    fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, fx: &mut Effects) {
+        if !self.gangs.knows(uid) {
+            return;
+        }
+        let mut moves = Moves::default();
+        self.gangs.vanish(uid, &mut moves);
+        self.reported.remove(uid);
+        carry_out(moves, fx);
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        self.pod_groups
+            .sync(&mut self.gangs, view.now, &mut fx.writes);
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        self.pod_groups.next()
+    }
+
+    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        let admitted = self.gangs.admit(&pod.uid);
+        admitted.map_err(|blocked| Rejection::unresolvable(blocked.to_string()))
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match self.gangs.check(&cycle.pod.uid) {
+            Ok(()) => PreFilter::Skip,
+            Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
+        }
+    }
+    fn next_pod(&mut self, _view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
+        if !self.gangs.is_trying() {
+            return None;
+        }
+        let mut moves = Moves::default();
+        let next = self.gangs.next(&mut moves);
+        carry_out(moves, fx);
+        next
+    }
+    fn after_post_filter(
+        &mut self,
+        cycle: &Cycle<'_>,
+        diagnosis: &mut Diagnosis,
+        fx: &mut Effects,
+    ) {
+        let uid = &cycle.pod.uid;
+        if !self.gangs.knows(uid) {
+            return;
+        }
+        let room = std::mem::take(&mut diagnosis.post_filter_message);
+        let fit = diagnosis.message();
+        let mut moves = Moves::default();
+        let failure = self.gangs.failed(uid, &fit, &mut moves);
+        let skipped = std::mem::take(&mut moves.skipped);
+        if let Some(failure) = failure.filter(|_| self.explain_skipped && !skipped.is_empty()) {
+            let mut text = Diagnosis::default();
+            text.total_nodes = diagnosis.total_nodes;
+            text.pre_filter_message = failure.to_string();
+            text.post_filter_message.clone_from(&room);
+            let text = text.message();
+            fx.explain
+                .extend(skipped.into_iter().map(|uid| (uid, text.clone())));
+        }
+        diagnosis.post_filter_message = room;
+        carry_out(moves, fx);
+    }
+    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
+        PreScore::Skip
+    }
+
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+        let uid = &cycle.pod.uid;
+        if !self.gangs.knows(uid) {
+            return Permit::Allow;
+        }
+        let mut moves = Moves::default();
+        let permission = self.gangs.permit(uid, &mut moves);
+        carry_out(moves, fx);
+        match permission {
+            Permission::Go => Permit::Allow,
+            Permission::Wait(longest) => Permit::Wait(longest),
+            Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
+        }
+    }
+    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
+        let uid = &cycle.pod.uid;
+        if !self.gangs.knows(uid) {
+            return;
+        }
+        let mut moves = Moves::default();
+        self.gangs.released(uid, &mut moves);
+        carry_out(moves, fx);
+    }
+    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
+            for (key, value) in [
+                (annotations::BIND_GANG_GROUP_ID, group.to_string()),
+                (
+                    annotations::BIND_GANG_GROUP_ID_DEPRECATED,
+                    group.to_string(),
+                ),
+                (annotations::BIND_GANG_MEMBER_COUNT, count.to_string()),
+                (
+                    annotations::BIND_GANG_MEMBER_COUNT_DEPRECATED,
+                    count.to_string(),
+                ),
+            ] {
+                patch.annotations.insert(key.to_owned(), value);
+            }
+        }
+        Ok(())
+    }
+    fn post_bind(&mut self, pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, fx: &mut Effects) {
+        let mut moves = Moves::default();
+        self.gangs.bound(&pod.uid, &mut moves);
+        carry_out(moves, fx);
+    }
+
+    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
+        self.gangs.explain(&pod.uid)
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Option<Value> {
+        match path {
+            ["gangs"] => {
+                let ids = self.gangs.ids();
+                let all = ids.filter_map(|id| Some((id.to_string(), self.gangs.summary(id)?)));
+                Some(Value::Object(all.collect()))
+            }
+            ["gang", namespace, name] => self.gangs.summary(&spec::id(namespace, name)),
+            _ => None,
+        }
+    }
+}

@@ -39,7 +39,6 @@ const ACCEPTED: &[&str] = &[
     "VolumeZone",
     "DynamicResources",
     "GangScheduling",
-    "Coscheduling",
     "ElasticQuota",
     "Reservation",
     "NodeNUMAResource",
@@ -96,6 +95,7 @@ pub fn registry() -> Registry {
             koord_weight: Some(1),
             build: load_aware::build,
         },
+        koord("Coscheduling", coscheduling::build),
         named("NodeResourcesFitPlus", fit_plus::build),
         named("ScarceResourceAvoidance", scarce::build),
         koord(pre_bind::NAME, |_, _| {

@@ -1,0 +1,74 @@
+//! `CoschedulingArgs`.
+
+use super::NAME;
+use crate::args::invalid;
+use koord_api::duration::GoDuration;
+use koord_api::extension::GangMatchPolicy;
+use koord_model::gang::Defaults;
+use koord_scheduler::framework::BuildError;
+use serde::Deserialize;
+
+/// Arguments with upstream's names and defaults.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct Args {
+    default_timeout: GoDuration,
+    controller_workers: i64,
+    /// Accepted; upstream does not read it any more either.
+    #[serde(rename = "skipCheckScheduleCycle")]
+    _skip_check_schedule_cycle: bool,
+    enable_preemption: bool,
+    aware_network_topology: bool,
+    default_match_policy: String,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            default_timeout: GoDuration::from_secs(600),
+            controller_workers: 1,
+            _skip_check_schedule_cycle: false,
+            enable_preemption: false,
+            aware_network_topology: false,
+            default_match_policy: GangMatchPolicy::OnceSatisfied.as_str().to_owned(),
+        }
+    }
+}
+
+impl Args {
+    /// What applies to gangs that do not say.
+    pub(super) fn defaults(&self) -> Result<Defaults, BuildError> {
+        let wait = self.default_timeout.to_std().ok_or_else(|| {
+            let value = self.default_timeout;
+            invalid(NAME, format!("args.defaultTimeout: {value} is negative"))
+        })?;
+        if self.controller_workers < 1 {
+            let value = self.controller_workers;
+            let message = format!("args.controllerWorkers: {value} is less than 1");
+            return Err(invalid(NAME, message));
+        }
+        let policy = GangMatchPolicy::from(self.default_match_policy.as_str());
+        if !policy.is_known() {
+            let message = format!(
+                "args.defaultMatchPolicy: {policy:?} is none of only-waiting, \
+                 waiting-and-running, once-satisfied",
+                policy = policy.as_str(),
+            );
+            return Err(invalid(NAME, message));
+        }
+        Ok(Defaults { wait, policy })
+    }
+
+    /// What is asked for and not done.
+    pub(super) fn warn(&self) {
+        if self.enable_preemption {
+            tracing::warn!("{NAME}: enablePreemption has no effect: no pods are evicted for gangs");
+        }
+        if self.aware_network_topology {
+            tracing::warn!(
+                "{NAME}: awareNetworkTopology has no effect: gangs that ask for a network topology \
+                 are not placed"
+            );
+        }
+    }
+}

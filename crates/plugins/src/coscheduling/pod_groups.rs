@@ -1,0 +1,101 @@
+//! Keeps the status of PodGroup objects true: one write at a time per object, and only changes.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use koord_api::scheduling::{PodGroup, PodGroupStatus};
+use koord_model::gang::Gangs;
+use koord_model::gang::status::{advance, patch};
+use koord_scheduler::framework::{Verb, Write};
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A write whose effect has not been seen after this long is sent again.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(5);
+
+#[derive(Debug)]
+struct Known {
+    namespace: String,
+    name: String,
+    uid: String,
+    min: i32,
+    created: Option<Time>,
+    status: PodGroupStatus,
+}
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(super) struct PodGroups {
+    known: FxHashMap<Arc<str>, Known>,
+    /// Writes whose effect has not been seen yet, and when to doubt them.
+    asked: FxHashMap<Arc<str>, Timestamp>,
+    /// To be looked at.
+    dirty: BTreeSet<Arc<str>>,
+}
+
+impl PodGroups {
+    pub(super) fn applied(&mut self, id: &Arc<str>, group: &PodGroup) {
+        let known = Known {
+            namespace: group.metadata.namespace.clone().unwrap_or_default(),
+            name: group.metadata.name.clone().unwrap_or_default(),
+            uid: group.metadata.uid.clone().unwrap_or_default(),
+            min: group.spec.min_member.unwrap_or(0),
+            created: group.metadata.creation_timestamp.clone(),
+            status: group.status.clone().unwrap_or_default(),
+        };
+        self.known.insert(id.clone(), known);
+        self.asked.remove(id);
+        self.dirty.insert(id.clone());
+    }
+
+    pub(super) fn deleted(&mut self, id: &str) {
+        self.known.remove(id);
+        self.asked.remove(id);
+    }
+
+    /// When a write is to be doubted.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.asked.values().min().copied()
+    }
+
+    /// The writes that are due.
+    pub(super) fn sync(&mut self, gangs: &mut Gangs, now: Timestamp, writes: &mut Vec<Write>) {
+        self.dirty.append(&mut gangs.take_changed());
+        let late = self.asked.iter().filter(|(_, until)| **until <= now);
+        let late: Vec<Arc<str>> = late.map(|(id, _)| id.clone()).collect();
+        for id in late {
+            self.asked.remove(&id);
+            self.dirty.insert(id);
+        }
+        for id in std::mem::take(&mut self.dirty) {
+            // What the last write did is seen first; that marks the object again.
+            if self.asked.contains_key(&id) {
+                continue;
+            }
+            let Some(known) = self.known.get(&id) else {
+                continue;
+            };
+            let Known { min, status, .. } = known;
+            let members = gangs.members(&id);
+            let Some(new) = advance(*min, known.created.as_ref(), status, &members, &Time(now))
+            else {
+                continue;
+            };
+            let mut body = patch(status, &new);
+            if !known.uid.is_empty() {
+                body["metadata"] = json!({"uid": known.uid});
+            }
+            writes.push(Write {
+                group: "scheduling.sigs.k8s.io",
+                version: "v1alpha1",
+                plural: "podgroups",
+                namespace: known.namespace.clone(),
+                name: known.name.clone(),
+                verb: Verb::Patch(body),
+            });
+            let until = now.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
+            self.asked.insert(id, until);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The plugin in an engine with resource fit as the only other opinion.
+
+use super::*;
+use k8s_openapi::api::core::v1::Node;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::framework::{Profiles, Write};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+mod properties;
+mod scenarios;
+
+const NOW: i64 = 1_700_000_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(NOW + seconds).unwrap()
+}
+
+/// An engine, and what it said since the last look.
+struct World {
+    engine: Engine,
+    now: i64,
+    /// Pods to nodes, bound in the API.
+    bound: BTreeMap<String, String>,
+    /// Pods to the texts of their conditions.
+    conditions: BTreeMap<String, String>,
+    /// Conditions of pods that were not tried.
+    explained: BTreeMap<String, String>,
+    patches: BTreeMap<String, BTreeMap<String, String>>,
+    problems: Vec<String>,
+    writes: Vec<Write>,
+    /// How many cycles were run.
+    cycles: usize,
+    /// The API refuses the binding of these.
+    refuse: BTreeSet<String>,
+    /// Whether bindings are answered at once.
+    answer: bool,
+    pending: Vec<(Arc<PodInfo>, String)>,
+}
+
+fn world(args: Value) -> World {
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": [
+                    {"name": "SchedulingGates"}, {"name": "NodeResourcesFit"}, {"name": NAME},
+                    {"name": "DefaultBinder"}
+                ]
+            }},
+            "pluginConfig": [{"name": NAME, "args": args}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let context = BuildContext::default();
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    World {
+        engine: Engine::new(&config, profiles, EngineOptions::default()),
+        now: 0,
+        bound: BTreeMap::new(),
+        conditions: BTreeMap::new(),
+        explained: BTreeMap::new(),
+        patches: BTreeMap::new(),
+        problems: Vec::new(),
+        writes: Vec::new(),
+        cycles: 0,
+        refuse: BTreeSet::new(),
+        answer: true,
+        pending: Vec::new(),
+    }
+}
+
+/// A pod of one core. `change` is merged into its metadata and spec.
+fn pod(name: &str, change: Value) -> Pod {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {
+            "schedulerName": "koord-scheduler",
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
+        }
+    });
+    for (key, part) in change.as_object().into_iter().flatten() {
+        for (field, content) in part.as_object().into_iter().flatten() {
+            value[key][field] = content.clone();
+        }
+    }
+    serde_json::from_value(value).unwrap()
+}
+
+/// A pod that describes its gang itself.
+fn annotated(name: &str, gang: &str, min: usize, more: Value) -> Pod {
+    let mut annotations = json!({
+        "gang.scheduling.koordinator.sh/name": gang,
+        "gang.scheduling.koordinator.sh/min-available": min.to_string(),
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        annotations[format!("gang.scheduling.koordinator.sh/{key}")] = value.clone();
+    }
+    pod(name, json!({"metadata": {"annotations": annotations}}))
+}
+
+/// A pod of a PodGroup.
+fn member(name: &str, group: &str) -> Pod {
+    let labels = json!({"pod-group.scheduling.sigs.k8s.io": group});
+    pod(name, json!({"metadata": {"labels": labels}}))
+}
+
+fn on_node(mut pod: Pod, node: &str) -> Pod {
+    pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
+    pod
+}
+
+fn group(name: &str, min: i32, annotations: Value, status: Value) -> PodGroup {
+    serde_json::from_value(json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+        "metadata": {
+            "name": name, "namespace": "ns", "uid": format!("pg-{name}"),
+            "annotations": annotations, "creationTimestamp": at(0).to_string(),
+        },
+        "spec": {"minMember": min, "scheduleTimeoutSeconds": 30},
+        "status": status
+    }))
+    .unwrap()
+}
+
+impl World {
+    fn node(&mut self, name: &str, cpu: usize) {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name},
+            "status": {"allocatable": {"cpu": cpu.to_string(), "pods": "5000"}}
+        }))
+        .unwrap();
+        self.engine.node_applied(Arc::new(node), at(self.now));
+    }
+
+    fn apply(&mut self, pod: Pod) {
+        self.engine.pod_applied(Arc::new(pod), at(self.now));
+    }
+
+    fn delete(&mut self, pod: &Pod) {
+        self.engine.pod_deleted(pod, at(self.now));
+    }
+
+    fn declare(&mut self, group: PodGroup) {
+        self.object(group, Action::ADD);
+    }
+
+    fn object(&mut self, group: PodGroup, action: Action) {
+        let change = ObjectChange {
+            kind: POD_GROUPS,
+            action,
+            old: None,
+            new: Arc::new(group),
+        };
+        self.engine.object_changed(&change, at(self.now));
+    }
+
+    /// Decides until nothing is ready, and answers bindings.
+    fn run(&mut self) {
+        for _ in 0..20_000 {
+            let more = self.engine.schedule_one(at(self.now)).is_some();
+            self.cycles += usize::from(more);
+            self.collect();
+            if !more {
+                return;
+            }
+        }
+        panic!("the engine does not come to rest");
+    }
+
+    /// As `run`, `seconds` later.
+    fn later(&mut self, seconds: i64) {
+        self.now += seconds;
+        self.run();
+    }
+
+    fn collect(&mut self) {
+        for output in self.engine.take_outputs() {
+            match output {
+                Output::Bind(request) => {
+                    let (name, node) = (request.pod.name.to_string(), request.node.to_string());
+                    self.conditions.remove(&name);
+                    self.explained.remove(&name);
+                    self.patches.insert(name, request.patch.annotations);
+                    self.pending.push((request.pod, node));
+                }
+                Output::Failed(failure) => {
+                    let name = failure.pod.name.to_string();
+                    self.conditions.insert(name, failure.message);
+                }
+                Output::Explain { pod, message } => {
+                    self.explained.insert(pod.name.to_string(), message);
+                }
+                Output::Problem(problem) => self.problems.push(problem.message),
+                Output::Write(write) => self.writes.push(write),
+                Output::Evict { .. } => panic!("nobody is evicted here"),
+            }
+        }
+        if self.answer {
+            self.answer();
+        }
+    }
+
+    fn answer(&mut self) {
+        for (pod, node) in std::mem::take(&mut self.pending) {
+            let result = if self.refuse.contains(&*pod.name) {
+                Err(BindError {
+                    message: "no".to_owned(),
+                    gone: false,
+                })
+            } else {
+                self.bound.insert(pod.name.to_string(), node);
+                Ok(())
+            };
+            self.engine.bind_finished(&pod.uid, result, at(self.now));
+        }
+    }
+
+    /// How many pods are booked, and how many of them only assumed.
+    fn booked(&self) -> (usize, usize) {
+        self.engine.booked()
+    }
+
+    fn bound(&self) -> Vec<&str> {
+        self.bound.keys().map(String::as_str).collect()
+    }
+
+    fn condition(&self, pod: &str) -> &str {
+        self.conditions.get(pod).map_or("", String::as_str)
+    }
+}
+
+/// Why the pod may not enter the queue, asked of a plugin that is told the same as the engine's.
+fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
+    let table = koord_model::resources::ResourceTable::new();
+    let nodes = koord_scheduler::state::NodeStore::default();
+    let view = View {
+        nodes: &nodes,
+        resources: &table,
+        now: at(0),
+    };
+    let mut plugin = Coscheduling {
+        defaults: Defaults::default(),
+        explain_skipped: true,
+        gangs: Gangs::default(),
+        pod_groups: PodGroups::default(),
+        reported: FxHashMap::default(),
+    };
+    let mut fx = Effects::default();
+    for object in objects {
+        let change = ObjectChange {
+            kind: POD_GROUPS,
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(object.clone()),
+        };
+        plugin.on_object(&change, view, &mut fx);
+    }
+    for pod in pods {
+        let info = PodInfo::new(Arc::new(pod.clone()), &table).unwrap();
+        plugin.on_pod(&Arc::new(info), view, &mut fx);
+    }
+    plugin
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    for (args, expected) in [
+        (json!({"defaultTimeout": "-1s"}), "defaultTimeout: -1s"),
+        (json!({"controllerWorkers": 0}), "controllerWorkers: 0"),
+        (json!({"defaultMatchPolicy": "always"}), "\"always\""),
+        (json!({"defaultTimeouts": "1s"}), "defaultTimeouts"),
+    ] {
+        let error = build(Some(&args), &BuildContext::default());
+        let error = error.err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let accepted = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "CoschedulingArgs",
+        "defaultTimeout": "600s", "controllerWorkers": 1, "skipCheckScheduleCycle": true,
+        "enablePreemption": true, "awareNetworkTopology": true,
+        "defaultMatchPolicy": "only-waiting"
+    });
+    assert!(build(Some(&accepted), &BuildContext::default()).is_ok());
+}
