@@ -1,1 +1,184 @@
-//! Reservations: owners, matching and what is left of them.
+//! Reservations as arithmetic: what is left of one, what a pod lacks in it, how full it gets.
+//!
+//! A reservation holds `allocatable` on its node. Pods that use it (owners) are booked on the node
+//! like all pods, so what the reservation itself still takes from the node is what its owners have
+//! not taken: [`remaining`]. Part of it may be set aside from owners for good (`reserved`).
+
+use crate::resources::{Amounts, PODS, ResourceId};
+
+/// The best score of a reservation.
+pub const MAX_SCORE: i64 = 100;
+
+/// What a reservation of `allocatable` still takes from its node when its owners took `taken`:
+/// never less than nothing. The number of pods is no part of it: the reservation counts as one pod.
+#[must_use]
+pub fn remaining(allocatable: &Amounts, taken: &Amounts) -> Amounts {
+    allocatable
+        .iter()
+        .filter(|(id, _)| *id != PODS)
+        .map(|(id, amount)| (id, amount.saturating_sub(taken.get(id)).max(0)))
+        .collect()
+}
+
+/// What is open to another owner of one resource: what remains, less what is set aside.
+#[must_use]
+pub fn available(remaining: &Amounts, reserved: &Amounts, id: ResourceId) -> i64 {
+    remaining
+        .get(id)
+        .saturating_sub(reserved.get(id))
+        .max(0)
+}
+
+/// A resource of which a restricted reservation has not enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Which.
+    pub resource: ResourceId,
+    /// What the pod asks for.
+    pub requested: i64,
+    /// What owners use.
+    pub used: i64,
+    /// What owners may use in all.
+    pub capacity: i64,
+}
+
+/// A restricted reservation as its owners see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Restricted<'a> {
+    /// What is reserved; `pods` only when their number is limited.
+    pub allocatable: &'a Amounts,
+    /// What is set aside from owners.
+    pub reserved: &'a Amounts,
+    /// What owners use.
+    pub allocated: &'a Amounts,
+    /// The resources that come from the reservation alone.
+    pub resources: &'a [ResourceId],
+    /// How many owners there are.
+    pub pods: i64,
+}
+
+impl Restricted<'_> {
+    /// What a pod with these requests lacks in the reservation; the limit of pods comes first.
+    #[must_use]
+    pub fn shortages(&self, requests: &Amounts) -> Vec<Shortage> {
+        let mut out = Vec::new();
+        if self.allocatable.contains(PODS) {
+            let capacity = self.allocatable.get(PODS);
+            let used = self.pods.max(0);
+            if used >= capacity {
+                out.push(Shortage {
+                    resource: PODS,
+                    requested: 1,
+                    used,
+                    capacity,
+                });
+            }
+        }
+        for id in self.resources {
+            let requested = requests.get(*id);
+            if requested == 0 || *id == PODS {
+                continue;
+            }
+            let used = self.allocated.get(*id).max(0);
+            let capacity = self
+                .allocatable
+                .get(*id)
+                .saturating_sub(self.reserved.get(*id));
+            if requested > capacity.saturating_sub(used) {
+                out.push(Shortage {
+                    resource: *id,
+                    requested,
+                    used,
+                    capacity,
+                });
+            }
+        }
+        out
+    }
+}
+
+/// How full the reservation is with the pod in it: the mean over its resources of the used share in
+/// percent. A resource that does not suffice counts as 0.
+#[must_use]
+pub fn score(allocatable: &Amounts, allocated: &Amounts, requests: &Amounts) -> i64 {
+    let (mut sum, mut count) = (0_i64, 0_i64);
+    for (id, capacity) in allocatable.iter().filter(|(_, capacity)| *capacity > 0) {
+        count += 1;
+        let used = requests.get(id).saturating_add(allocated.get(id));
+        if (0..=capacity).contains(&used) {
+            let share = i128::from(used) * i128::from(MAX_SCORE) / i128::from(capacity);
+            sum += i64::try_from(share).unwrap_or(MAX_SCORE);
+        }
+    }
+    if count == 0 { 0 } else { sum / count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::{CPU, MEMORY};
+
+    fn amounts(cpu: i64, memory: i64) -> Amounts {
+        Amounts::from_iter([(CPU, cpu), (MEMORY, memory)])
+    }
+
+    #[test]
+    fn what_remains_is_never_negative() {
+        let mut allocatable = amounts(4000, 10);
+        allocatable.set(PODS, 2);
+        assert_eq!(remaining(&allocatable, &amounts(1000, 30)), amounts(3000, 0));
+        let left = remaining(&allocatable, &Amounts::new());
+        assert_eq!(available(&left, &amounts(1000, 20), CPU), 3000);
+        assert_eq!(available(&left, &amounts(1000, 20), MEMORY), 0);
+    }
+
+    #[test]
+    fn shortages_name_what_is_used_and_what_there_is() {
+        // (name, allocatable cpu, max pods, reserved cpu, allocated cpu, pods, request) -> lacking
+        let cases: [(&str, i64, Option<i64>, i64, i64, i64, i64, &[(ResourceId, i64, i64, i64)]); 6] = [
+            ("fits exactly", 4000, None, 0, 1000, 1, 3000, &[]),
+            ("one milli too much", 4000, None, 0, 1000, 1, 3001, &[(CPU, 3001, 1000, 4000)]),
+            ("set aside", 4000, None, 1000, 1000, 1, 3000, &[(CPU, 3000, 1000, 3000)]),
+            ("negative use is none", 4000, None, 0, -500, 0, 4001, &[(CPU, 4001, 0, 4000)]),
+            ("pods limited", 4000, Some(1), 0, 1000, 1, 1000, &[(PODS, 1, 1, 1)]),
+            ("asks for nothing", 4000, None, 0, 4000, 1, 0, &[]),
+        ];
+        for (name, cpu, max_pods, reserved, allocated, pods, request, expected) in cases {
+            let mut allocatable = amounts(cpu, 100);
+            if let Some(max) = max_pods {
+                allocatable.set(PODS, max);
+            }
+            let restricted = Restricted {
+                allocatable: &allocatable,
+                reserved: &Amounts::from_iter([(CPU, reserved)]),
+                allocated: &Amounts::from_iter([(CPU, allocated)]),
+                resources: &[CPU, PODS],
+                pods,
+            };
+            let found: Vec<_> = restricted
+                .shortages(&amounts(request, 1000))
+                .iter()
+                .map(|s| (s.resource, s.requested, s.used, s.capacity))
+                .collect();
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn fuller_reservations_score_higher() {
+        for (allocated, request, expected) in [
+            ((0, 0), (2000, 50), 50),
+            ((1000, 50), (1000, 50), 75),
+            ((0, 0), (4000, 100), 100),
+            ((4000, 0), (1, 100), 50),
+            ((0, 0), (0, 0), 0),
+        ] {
+            let allocated = amounts(allocated.0, allocated.1);
+            let found = score(&amounts(4000, 100), &allocated, &amounts(request.0, request.1));
+            assert_eq!(found, expected);
+        }
+        let (large, none) = (Amounts::from_iter([(MEMORY, i64::MAX)]), Amounts::new());
+        assert_eq!(score(&large, &none, &large), 100);
+        assert_eq!(score(&none, &none, &large), 0);
+    }
+}

@@ -1,0 +1,227 @@
+//! The plugin's arguments.
+
+use super::NAME;
+use crate::args::invalid;
+use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceId, ResourceTable};
+use koord_scheduler::framework::BuildError;
+use serde::Deserialize;
+
+/// `ReservationArgs`, with upstream's defaults.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Args {
+    enable_preemption: bool,
+    min_candidate_nodes_percentage: i32,
+    min_candidate_nodes_absolute: i32,
+    controller_workers: i32,
+    #[serde(rename = "gcDurationSeconds")]
+    pub(super) gc_duration_seconds: i64,
+    #[serde(rename = "gcIntervalSeconds")]
+    pub(super) gc_interval_seconds: i64,
+    pub(super) disable_garbage_collection: bool,
+    resync_interval_seconds: i64,
+    pre_allocation_config: PreAllocation,
+    ignored_resources: Vec<String>,
+    ignored_resource_groups: Vec<String>,
+    reservation_selector_index: SelectorIndex,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            enable_preemption: false,
+            min_candidate_nodes_percentage: 10,
+            min_candidate_nodes_absolute: 100,
+            controller_workers: 1,
+            gc_duration_seconds: 86_400,
+            gc_interval_seconds: 60,
+            disable_garbage_collection: false,
+            resync_interval_seconds: 60,
+            pre_allocation_config: PreAllocation::default(),
+            ignored_resources: Vec::new(),
+            ignored_resource_groups: Vec::new(),
+            reservation_selector_index: SelectorIndex::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct PreAllocation {
+    enable_cluster_mode: bool,
+    #[allow(dead_code, reason = "accepted; pre-allocation is not built")]
+    cluster_label_key: String,
+    #[allow(dead_code, reason = "accepted; pre-allocation is not built")]
+    cluster_priority_annotation_key: String,
+    prefer_no_pre_allocated_pods: bool,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct SelectorIndex {
+    enabled: bool,
+    #[allow(dead_code, reason = "accepted; owners are always indexed here")]
+    key_prefixes: Vec<String>,
+    #[allow(dead_code, reason = "accepted; owners are always indexed here")]
+    keys: Vec<String>,
+}
+
+impl Args {
+    pub(super) fn validate(&self) -> Result<(), BuildError> {
+        let percentage = self.min_candidate_nodes_percentage;
+        if !(0..=100).contains(&percentage) {
+            let message =
+                format!("minCandidateNodesPercentage: {percentage} is not within 0 and 100");
+            return Err(invalid(NAME, message));
+        }
+        for (field, value) in [
+            (
+                "minCandidateNodesAbsolute",
+                i64::from(self.min_candidate_nodes_absolute),
+            ),
+            ("controllerWorkers", i64::from(self.controller_workers)),
+            ("gcDurationSeconds", self.gc_duration_seconds),
+            ("gcIntervalSeconds", self.gc_interval_seconds),
+            ("resyncIntervalSeconds", self.resync_interval_seconds),
+        ] {
+            if value < 0 {
+                return Err(invalid(NAME, format!("{field}: {value} is negative")));
+            }
+        }
+        for (at, name) in self.ignored_resources.iter().enumerate() {
+            if !is_extended(name) {
+                let message =
+                    format!("ignoredResources[{at}]: {name:?} is not an extended resource");
+                return Err(invalid(NAME, message));
+            }
+        }
+        for (at, group) in self.ignored_resource_groups.iter().enumerate() {
+            if group.contains('/') || !is_extended(&format!("{group}/x")) {
+                let message = format!(
+                    "ignoredResourceGroups[{at}]: {group:?} is not a prefix of extended resources"
+                );
+                return Err(invalid(NAME, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is asked for and not honoured, for the log at start.
+    pub(super) fn unsupported(&self) -> Vec<&'static str> {
+        let set = [
+            (self.enable_preemption, "enablePreemption"),
+            (
+                self.pre_allocation_config.enable_cluster_mode,
+                "preAllocationConfig.enableClusterMode",
+            ),
+            (
+                self.pre_allocation_config.prefer_no_pre_allocated_pods,
+                "preAllocationConfig.preferNoPreAllocatedPods",
+            ),
+            (
+                self.reservation_selector_index.enabled,
+                "reservationSelectorIndex.enabled",
+            ),
+        ];
+        set.into_iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, name)| name)
+            .collect()
+    }
+
+    /// Whether the fit of reservations leaves this resource out. Native resources never are.
+    pub(super) fn ignores(&self, id: ResourceId, table: &ResourceTable) -> bool {
+        if (self.ignored_resources.is_empty() && self.ignored_resource_groups.is_empty())
+            || matches!(id, CPU | MEMORY | EPHEMERAL_STORAGE)
+        {
+            return false;
+        }
+        let name = table.name(id);
+        let group = name.split_once('/').map(|(group, _)| group);
+        self.ignored_resources.iter().any(|ignored| **ignored == *name)
+            || group.is_some_and(|group| self.ignored_resource_groups.iter().any(|g| g == group))
+    }
+}
+
+/// Whether Kubernetes counts `name` as an extended resource: a qualified name with a domain that is
+/// not its own.
+fn is_extended(name: &str) -> bool {
+    let Some((domain, rest)) = name.split_once('/') else {
+        return false;
+    };
+    let label = |text: &str, extra: &str| {
+        !text.is_empty()
+            && text.len() <= 63
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '-' || extra.contains(c))
+            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    let domain_ok = domain.len() <= 253
+        && domain
+            .split('.')
+            .all(|part| label(part, "") && !part.chars().any(|c| c.is_ascii_uppercase()));
+    domain_ok
+        && label(rest, "._")
+        && !name.contains("kubernetes.io/")
+        && !name.starts_with("requests.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn check(args: Value) -> Result<Args, String> {
+        let args: Args = crate::args::decode(NAME, Some(&args)).map_err(|e| e.to_string())?;
+        args.validate().map_err(|e| e.to_string())?;
+        Ok(args)
+    }
+
+    #[test]
+    fn mistakes_name_the_field_and_the_value() {
+        for (args, expected) in [
+            (json!({"minCandidateNodesPercentage": -1}), "-1 is not within"),
+            (json!({"minCandidateNodesPercentage": 101}), "101 is not within"),
+            (json!({"minCandidateNodesAbsolute": -1}), "minCandidateNodesAbsolute: -1"),
+            (json!({"gcDurationSeconds": -3}), "gcDurationSeconds: -3"),
+            (json!({"gcIntervalSeconds": -3}), "gcIntervalSeconds: -3"),
+            (json!({"resyncIntervalSeconds": -2}), "resyncIntervalSeconds: -2"),
+            (json!({"ignoredResources": ["cpu"]}), "ignoredResources[0]: \"cpu\""),
+            (json!({"ignoredResources": ["a.com/x", "hugepages-2Mi"]}), "ignoredResources[1]"),
+            (json!({"ignoredResources": ["kubernetes.io/batch-cpu"]}), "ignoredResources[0]"),
+            (json!({"ignoredResourceGroups": ["a.com/x"]}), "ignoredResourceGroups[0]"),
+            (json!({"ignoredResourceGroups": ["kubernetes.io"]}), "ignoredResourceGroups[0]"),
+            (json!({"ignoredResourceGroups": ["A_b"]}), "ignoredResourceGroups[0]: \"A_b\""),
+            (json!({"preAllocationConfig": {"nope": 1}}), "nope"),
+        ] {
+            let error = check(args.clone()).unwrap_err();
+            assert!(error.contains(expected), "{args}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_is_accepted_and_listed() {
+        assert!(check(json!({})).unwrap().unsupported().is_empty());
+        let args = check(json!({"enablePreemption": true, "reservationSelectorIndex":
+            {"enabled": true, "keys": ["team"]}}))
+        .unwrap();
+        assert_eq!(
+            args.unsupported(),
+            ["enablePreemption", "reservationSelectorIndex.enabled"]
+        );
+    }
+
+    #[test]
+    fn extended_resources_are_ignored_by_name_or_group() {
+        let table = ResourceTable::new();
+        let args = check(json!({"ignoredResources": ["a.com/x"], "ignoredResourceGroups": ["b.com"]}))
+            .unwrap();
+        for (name, ignored) in
+            [("a.com/x", true), ("a.com/y", false), ("b.com/z", true), ("cpu", false)]
+        {
+            assert_eq!(args.ignores(table.intern(name), &table), ignored, "{name}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Who may use a reservation: owner terms, shared between reservations and found by what a pod has.
+
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::{ReservationControllerReference, ReservationOwner};
+use koord_api::selector;
+use koord_scheduler::state::PodInfo;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A list of owner terms. Reservations with equal lists have the same number; numbers are never
+/// reused, so that they can stand in the signature of a pod.
+pub(super) type SpecId = u32;
+
+/// Something a pod must have for one term to match; the term is filed under it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Uid(String),
+    Name(String),
+    Controller(String),
+    Label(String, String),
+    /// Nothing in particular: the term is tried for every pod.
+    Any,
+}
+
+#[derive(Debug)]
+struct Spec {
+    text: Arc<str>,
+    terms: Vec<ReservationOwner>,
+    filed: Vec<Key>,
+    users: BTreeSet<u32>,
+}
+
+/// All owner lists in use.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    specs: FxHashMap<SpecId, Spec>,
+    by_text: FxHashMap<Arc<str>, SpecId>,
+    by_key: FxHashMap<Key, Vec<SpecId>>,
+    last: SpecId,
+}
+
+impl Owners {
+    /// Notes that reservation `user` is open to `owners`.
+    ///
+    /// # Errors
+    /// A term cannot be evaluated; the text names it.
+    pub(super) fn add(&mut self, owners: &[ReservationOwner], user: u32) -> Result<SpecId, String> {
+        for (at, owner) in owners.iter().enumerate() {
+            if let Some(labels) = &owner.label_selector {
+                selector::matches(labels, &std::collections::BTreeMap::new())
+                    .map_err(|error| format!("spec.owners[{at}].labelSelector: {error}"))?;
+            }
+        }
+        let text: Arc<str> = serde_json::to_string(owners)
+            .map_err(|error| format!("spec.owners: {error}"))?
+            .into();
+        if let Some(id) = self.by_text.get(&text) {
+            if let Some(spec) = self.specs.get_mut(id) {
+                spec.users.insert(user);
+            }
+            return Ok(*id);
+        }
+        self.last += 1;
+        let id = self.last;
+        let mut filed: Vec<Key> = owners.iter().flat_map(|owner| self.keys_of(owner)).collect();
+        filed.sort_unstable_by_key(|key| format!("{key:?}"));
+        filed.dedup();
+        for key in &filed {
+            self.by_key.entry(key.clone()).or_default().push(id);
+        }
+        let spec = Spec {
+            text: text.clone(),
+            terms: owners.to_vec(),
+            filed,
+            users: BTreeSet::from([user]),
+        };
+        self.specs.insert(id, spec);
+        self.by_text.insert(text, id);
+        Ok(id)
+    }
+
+    /// Undoes [`Self::add`].
+    pub(super) fn remove(&mut self, id: SpecId, user: u32) {
+        let Some(spec) = self.specs.get_mut(&id) else {
+            return;
+        };
+        spec.users.remove(&user);
+        if !spec.users.is_empty() {
+            return;
+        }
+        let Some(spec) = self.specs.remove(&id) else {
+            return;
+        };
+        self.by_text.remove(&spec.text);
+        for key in spec.filed {
+            if let Some(ids) = self.by_key.get_mut(&key) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// The reservations that are open to owners of list `id`.
+    pub(super) fn users(&self, id: SpecId) -> impl Iterator<Item = u32> + '_ {
+        self.specs.get(&id).into_iter().flat_map(|spec| spec.users.iter().copied())
+    }
+
+    /// The lists that `pod` matches, sorted.
+    pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
+        if self.specs.is_empty() {
+            return Vec::new();
+        }
+        let mut found: Vec<SpecId> = Vec::new();
+        let mut look = |key: &Key| {
+            for id in self.by_key.get(key).into_iter().flatten() {
+                let known = |spec: &Spec| spec.terms.iter().any(|term| matches(term, &pod.object));
+                if !found.contains(id) && self.specs.get(id).is_some_and(known) {
+                    found.push(*id);
+                }
+            }
+        };
+        look(&Key::Any);
+        look(&Key::Uid(pod.uid.to_string()));
+        look(&Key::Name(pod.name.to_string()));
+        let meta = &pod.object.metadata;
+        for owner in meta.owner_references.iter().flatten() {
+            look(&Key::Controller(owner.uid.clone()));
+        }
+        for (key, value) in meta.labels.iter().flatten() {
+            look(&Key::Label(key.clone(), value.clone()));
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// What a pod must have to match `owner`: any one of these.
+    fn keys_of(&self, owner: &ReservationOwner) -> Vec<Key> {
+        let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        if let Some(object) = &owner.object {
+            if let Some(uid) = set(&object.uid) {
+                return vec![Key::Uid(uid)];
+            }
+            if let Some(name) = set(&object.name) {
+                return vec![Key::Name(name)];
+            }
+        }
+        if let Some(controller) = &owner.controller
+            && !controller.uid.is_empty()
+        {
+            return vec![Key::Controller(controller.uid.clone())];
+        }
+        if let Some(labels) = &owner.label_selector {
+            // Of several labels, the one that the fewest lists ask for.
+            let rarest = labels
+                .match_labels
+                .iter()
+                .flatten()
+                .map(|(key, value)| Key::Label(key.clone(), value.clone()))
+                .min_by_key(|key| self.by_key.get(key).map_or(0, Vec::len));
+            if let Some(key) = rarest {
+                return vec![key];
+            }
+            let mut listed = labels.match_expressions.iter().flatten();
+            if let Some(expression) = listed.find(|e| e.operator == "In") {
+                let values = expression.values.iter().flatten();
+                return values
+                    .map(|value| Key::Label(expression.key.clone(), value.clone()))
+                    .collect();
+            }
+        }
+        vec![Key::Any]
+    }
+}
+
+/// Whether every set part of `term` matches `pod`. A term with nothing set matches all pods.
+fn matches(term: &ReservationOwner, pod: &Pod) -> bool {
+    let meta = &pod.metadata;
+    let object = term.object.as_ref().is_none_or(|object| {
+        let same = |wanted: &Option<String>, found: Option<&str>| {
+            wanted
+                .as_deref()
+                .is_none_or(|wanted| wanted.is_empty() || Some(wanted) == found)
+        };
+        same(&object.uid, meta.uid.as_deref())
+            && same(&object.name, meta.name.as_deref())
+            && same(&object.namespace, meta.namespace.as_deref())
+            // Only pods are compared, whatever the kind says.
+            && same(&object.api_version, Some("v1"))
+    });
+    let controller = |wanted: &ReservationControllerReference| {
+        let same = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        same(&wanted.namespace, meta.namespace.as_deref().unwrap_or_default())
+            && meta.owner_references.iter().flatten().any(|owner| {
+                wanted.controller.is_none_or(|c| owner.controller == Some(c))
+                    && same(&wanted.uid, &owner.uid)
+                    && same(&wanted.name, &owner.name)
+                    && same(&wanted.kind, &owner.kind)
+                    && same(&wanted.api_version, &owner.api_version)
+            })
+    };
+    let labels = || {
+        let empty = std::collections::BTreeMap::new();
+        let labels = meta.labels.as_ref().unwrap_or(&empty);
+        term.label_selector
+            .as_ref()
+            .is_none_or(|selector| selector::matches(selector, labels).unwrap_or(false))
+    };
+    object && term.controller.as_ref().is_none_or(controller) && labels()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::resources::ResourceTable;
+    use serde_json::{Value, json};
+
+    fn pod() -> PodInfo {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "uid": "u1",
+                "labels": {"app": "web", "tier": "front"},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",
+                    "uid": "rs1", "controller": true}]},
+            "spec": {"containers": []}
+        }))
+        .unwrap();
+        PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap()
+    }
+
+    fn owners(value: &Value) -> Vec<ReservationOwner> {
+        serde_json::from_value(value.clone()).unwrap()
+    }
+
+    #[test]
+    fn a_pod_finds_the_lists_it_matches() {
+        let reference = |change: Value| {
+            let mut out = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",
+                "uid": "rs1"});
+            for (key, value) in change.as_object().unwrap() {
+                out[key] = value.clone();
+            }
+            json!([{"controller": out}])
+        };
+        for (name, list, expected) in [
+            ("no owners", json!([]), false),
+            ("an empty term", json!([{}]), true),
+            ("object by name", json!([{"object": {"name": "web-1", "namespace": "shop"}}]), true),
+            ("object elsewhere", json!([{"object": {"name": "web-1", "namespace": "x"}}]), false),
+            ("object by uid", json!([{"object": {"uid": "u1"}}]), true),
+            ("object of another uid", json!([{"object": {"uid": "u2", "name": "web-1"}}]), false),
+            ("object by namespace only", json!([{"object": {"namespace": "shop"}}]), true),
+            ("object of another version", json!([{"object": {"apiVersion": "v2"}}]), false),
+            ("controller", reference(json!({})), true),
+            ("controller in its namespace", reference(json!({"namespace": "shop"})), true),
+            ("controller elsewhere", reference(json!({"namespace": "x"})), false),
+            ("managing controller", reference(json!({"controller": true})), true),
+            ("not managing", reference(json!({"controller": false})), false),
+            ("another controller", reference(json!({"uid": "rs2"})), false),
+            ("another kind", reference(json!({"kind": "Job"})), false),
+            ("controller by name only",
+                json!([{"controller": {"apiVersion": "", "kind": "", "name": "web", "uid": ""}}]),
+                true),
+            ("labels", json!([{"labelSelector": {"matchLabels": {"app": "web"}}}]), true),
+            ("labels and more",
+                json!([{"labelSelector": {"matchLabels": {"app": "web", "tier": "back"}}}]), false),
+            ("label in",
+                json!([{"labelSelector": {"matchExpressions": [
+                    {"key": "app", "operator": "In", "values": ["api", "web"]}]}}]), true),
+            ("label not in",
+                json!([{"labelSelector": {"matchExpressions": [
+                    {"key": "app", "operator": "NotIn", "values": ["web"]}]}}]), false),
+            ("label absent",
+                json!([{"labelSelector": {"matchExpressions": [
+                    {"key": "zone", "operator": "DoesNotExist"}]}}]), true),
+            ("all parts of a term",
+                json!([{"object": {"name": "web-1"}, "labelSelector":
+                    {"matchLabels": {"app": "api"}}}]), false),
+            ("any of the terms",
+                json!([{"object": {"name": "x"}}, {"labelSelector":
+                    {"matchLabels": {"app": "web"}}}]), true),
+        ] {
+            let mut table = Owners::default();
+            table.add(&owners(&json!([{"object": {"name": "other"}}])), 9).unwrap();
+            let id = table.add(&owners(&list), 1).unwrap();
+            let found = table.matching(&pod());
+            assert_eq!(found == [id], expected, "{name}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn equal_lists_share_a_number_which_is_never_reused() {
+        let mut table = Owners::default();
+        let web = owners(&json!([{"labelSelector": {"matchLabels": {"app": "web"}}}]));
+        let first = table.add(&web, 1).unwrap();
+        assert_eq!(table.add(&web, 2), Ok(first));
+        table.remove(first, 1);
+        assert_eq!(table.users(first).collect::<Vec<_>>(), [2]);
+        table.remove(first, 2);
+        assert!(table.matching(&pod()).is_empty() && table.by_key.is_empty());
+        assert_ne!(table.add(&web, 3), Ok(first));
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_evaluated_is_named() {
+        let bad = json!([{}, {"labelSelector": {"matchExpressions": [
+            {"key": "app", "operator": "Like", "values": ["x"]}]}}]);
+        let error = Owners::default().add(&owners(&bad), 1).unwrap_err();
+        assert!(error.contains("spec.owners[1]") && error.contains("Like"), "{error}");
+    }
+}
