@@ -23,10 +23,7 @@ pub fn remaining(allocatable: &Amounts, taken: &Amounts) -> Amounts {
 /// What is open to another owner of one resource: what remains, less what is set aside.
 #[must_use]
 pub fn available(remaining: &Amounts, reserved: &Amounts, id: ResourceId) -> i64 {
-    remaining
-        .get(id)
-        .saturating_sub(reserved.get(id))
-        .max(0)
+    remaining.get(id).saturating_sub(reserved.get(id)).max(0)
 }
 
 /// A resource of which a restricted reservation has not enough.
@@ -126,7 +123,10 @@ mod tests {
     fn what_remains_is_never_negative() {
         let mut allocatable = amounts(4000, 10);
         allocatable.set(PODS, 2);
-        assert_eq!(remaining(&allocatable, &amounts(1000, 30)), amounts(3000, 0));
+        assert_eq!(
+            remaining(&allocatable, &amounts(1000, 30)),
+            amounts(3000, 0)
+        );
         let left = remaining(&allocatable, &Amounts::new());
         assert_eq!(available(&left, &amounts(1000, 20), CPU), 3000);
         assert_eq!(available(&left, &amounts(1000, 20), MEMORY), 0);
@@ -135,12 +135,57 @@ mod tests {
     #[test]
     fn shortages_name_what_is_used_and_what_there_is() {
         // (name, allocatable cpu, max pods, reserved cpu, allocated cpu, pods, request) -> lacking
-        let cases: [(&str, i64, Option<i64>, i64, i64, i64, i64, &[(ResourceId, i64, i64, i64)]); 6] = [
+        let cases: [(
+            &str,
+            i64,
+            Option<i64>,
+            i64,
+            i64,
+            i64,
+            i64,
+            &[(ResourceId, i64, i64, i64)],
+        ); 6] = [
             ("fits exactly", 4000, None, 0, 1000, 1, 3000, &[]),
-            ("one milli too much", 4000, None, 0, 1000, 1, 3001, &[(CPU, 3001, 1000, 4000)]),
-            ("set aside", 4000, None, 1000, 1000, 1, 3000, &[(CPU, 3000, 1000, 3000)]),
-            ("negative use is none", 4000, None, 0, -500, 0, 4001, &[(CPU, 4001, 0, 4000)]),
-            ("pods limited", 4000, Some(1), 0, 1000, 1, 1000, &[(PODS, 1, 1, 1)]),
+            (
+                "one milli too much",
+                4000,
+                None,
+                0,
+                1000,
+                1,
+                3001,
+                &[(CPU, 3001, 1000, 4000)],
+            ),
+            (
+                "set aside",
+                4000,
+                None,
+                1000,
+                1000,
+                1,
+                3000,
+                &[(CPU, 3000, 1000, 3000)],
+            ),
+            (
+                "negative use is none",
+                4000,
+                None,
+                0,
+                -500,
+                0,
+                4001,
+                &[(CPU, 4001, 0, 4000)],
+            ),
+            (
+                "pods limited",
+                4000,
+                Some(1),
+                0,
+                1000,
+                1,
+                1000,
+                &[(PODS, 1, 1, 1)],
+            ),
             ("asks for nothing", 4000, None, 0, 4000, 1, 0, &[]),
         ];
         for (name, cpu, max_pods, reserved, allocated, pods, request, expected) in cases {
@@ -174,7 +219,11 @@ mod tests {
             ((0, 0), (0, 0), 0),
         ] {
             let allocated = amounts(allocated.0, allocated.1);
-            let found = score(&amounts(4000, 100), &allocated, &amounts(request.0, request.1));
+            let found = score(
+                &amounts(4000, 100),
+                &allocated,
+                &amounts(request.0, request.1),
+            );
             assert_eq!(found, expected);
         }
         let (large, none) = (Amounts::from_iter([(MEMORY, i64::MAX)]), Amounts::new());

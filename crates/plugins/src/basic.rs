@@ -178,7 +178,11 @@ impl Plugin for DefaultBinder {
     fn points(&self) -> Points {
         Points::BIND
     }
-    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+    fn bind(&self, cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        // What stands for another object has no binding; its own plugin writes that object.
+        if cycle.pod.stands_for.is_some() {
+            return BindPlan::Skip;
+        }
         BindPlan::Binding
     }
 }

@@ -40,7 +40,6 @@ const ACCEPTED: &[&str] = &[
     "DynamicResources",
     "GangScheduling",
     "ElasticQuota",
-    "Reservation",
     "NodeNUMAResource",
     "DeviceShare",
 ];
@@ -94,6 +93,12 @@ pub fn registry() -> Registry {
             default_weight: None,
             koord_weight: Some(1),
             build: load_aware::build,
+        },
+        Factory {
+            name: reservation::NAME,
+            default_weight: None,
+            koord_weight: Some(5000),
+            build: reservation::build,
         },
         koord("Coscheduling", coscheduling::build),
         named("NodeResourcesFitPlus", fit_plus::build),

@@ -95,7 +95,10 @@ fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
         && fields.iter().all(field)
 }
 
-fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+pub(crate) fn requirement_matches(
+    requirement: &NodeSelectorRequirement,
+    value: Option<&str>,
+) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let listed = || value.is_some_and(|value| values.iter().any(|listed| listed == value));
     let compare = |check: fn(&i64, &i64) -> bool| {

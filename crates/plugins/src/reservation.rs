@@ -1,1 +1,616 @@
-//! Reservation: room held for pods to come.
+//! `Reservation`: resources held on a node for pods that come later.
+//!
+//! A Reservation is scheduled in the form of a pod that stands for it, and stays in the books as
+//! that pod, which takes what its owners have not taken yet. So what a node has left is exact for
+//! everybody at every moment, and nothing is computed for pods that own no reservation. A pod that
+//! owns some is judged with theirs imagined away ([`Plugin::release`]), may have to fit into one of
+//! them, and takes the place of the one that suits it best ([`Plugin::nominate`]).
+
+mod args;
+mod control;
+mod fit;
+mod owners;
+mod pod;
+mod side;
+mod table;
+
+use args::Args;
+use control::Agenda;
+use fit::{Counts, NO_MATCH, Spot};
+use koord_api::annotations;
+use koord_api::extension::ReservationAllocated;
+use koord_api::scheduling::Reservation;
+use koord_model::resources::ResourceTable;
+use koord_scheduler::Watch;
+use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::{
+    Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest,
+    Normalize, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore, Rejection,
+    Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::{Value, json};
+use side::{PodSide, Side};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use table::{Owner, Table};
+
+pub(crate) const NAME: &str = "Reservation";
+const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
+const POLICY_CONFLICT: &str = "node(s) reservation allocate policy conflict";
+const NO_PRE_ALLOCATION: &str = "node(s) no pod match reservation with pre allocation required";
+/// An annotation that says the pod uses no reservation; a key cannot be taken back.
+const NO_RESERVATION: &str = "{}";
+/// Raw score of a node whose reservations have no order is at most 100; that of one with an order
+/// is beyond, higher for lower orders, and far from overflow when it is normalised.
+const ORDER_LIMIT: i64 = 40_000_000_000_000_000;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Reservations {
+    args: Args,
+    /// Whether labels of the node count as labels of its reservations.
+    node_labels: bool,
+    /// Whether owners forget a reservation that is deleted.
+    clean_owners: bool,
+    /// Whether reservations expire before they are placed.
+    expire_pending: bool,
+    table: Table,
+    agenda: Agenda,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    args.validate()?;
+    for setting in args.unsupported() {
+        tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
+    }
+    let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
+    Ok(Box::new(Reservations {
+        args,
+        node_labels: !gate("OmitNodeLabelsForReservation"),
+        clean_owners: gate("CleanExpiredReservationAllocated"),
+        expire_pending: gate("ExpirePendingReservations"),
+        table: Table::default(),
+        agenda: Agenda::default(),
+    }))
+}
+
+impl Reservations {
+    fn side(&self, cycle: &Cycle<'_>) -> Result<Side, Rejection> {
+        let pod = cycle.pod;
+        if pod.stands_for.is_some() {
+            return self.reserve_side(pod, Some(cycle.view.resources));
+        }
+        let owner_of = self.table.matching(pod);
+        match PodSide::new(pod, owner_of, cycle.view.resources) {
+            Ok(side) => Ok(Side::Pod(side)),
+            Err(message) => Err(Rejection::unresolvable(message)),
+        }
+    }
+
+    fn reserve_side(
+        &self,
+        pod: &PodInfo,
+        resources: Option<&ResourceTable>,
+    ) -> Result<Side, Rejection> {
+        let record = self
+            .table
+            .find(&pod.uid)
+            .and_then(|at| self.table.record(at));
+        let Some(record) = record else {
+            return Err(Rejection::error("cannot get reservation"));
+        };
+        let spec = &record.object.spec;
+        if spec.owners.is_empty() {
+            return Err(Rejection::error("the reservation misses the owner spec"));
+        }
+        if spec.ttl.is_none() && spec.expires.is_none() {
+            return Err(Rejection::error(
+                "the reservation misses the expiration spec",
+            ));
+        }
+        let required = koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED;
+        let labels = pod.object.metadata.labels.as_ref();
+        if spec.pre_allocation == Some(true)
+            && labels
+                .and_then(|all| all.get(required))
+                .is_some_and(|v| v == "true")
+        {
+            return Err(Rejection::unresolvable(NO_PRE_ALLOCATION));
+        }
+        if let Some(resources) = resources {
+            pod::reserved_on_bind(&record.object, &record.terms, resources)
+                .map_err(Rejection::unresolvable)?;
+        }
+        Ok(Side::Reserve {
+            fixed: pod
+                .annotation(annotations::RESERVATION_NODE)
+                .map(str::to_owned),
+            policy: record.terms.policy,
+        })
+    }
+
+    fn spot<'a>(&'a self, cycle: &'a Cycle<'a>, side: &'a PodSide, node: NodeIndex) -> Spot<'a> {
+        Spot::new(&self.table, &self.args, cycle, side, node, self.node_labels)
+    }
+
+    /// Whether any reservation, on whatever node, is open to the pod.
+    fn any_match(&self, cycle: &Cycle<'_>, side: &PodSide) -> bool {
+        self.table.owned(side).any(|record| {
+            self.table
+                .check(cycle.pod, side, record, cycle.view, self.node_labels)
+                .is_ok()
+        })
+    }
+
+    fn forget_owners(&self, uid: &str, fx: &mut Effects) {
+        for owner in self.table.owners(uid) {
+            let nothing = json!({annotations::RESERVATION_ALLOCATED: null});
+            let pod = &owner.pod;
+            fx.writes.push(Write {
+                group: "",
+                version: "v1",
+                plural: "pods",
+                namespace: pod.namespace.to_string(),
+                name: pod.name.to_string(),
+                verb: Verb::Patch(json!({"metadata":
+                    {"uid": &*pod.uid, "annotations": nothing}})),
+            });
+        }
+    }
+}
+
+impl Plugin for Reservations {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::RELEASE)
+            .or(Points::POST_FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::RESERVE)
+            .or(Points::PRE_BIND)
+            .or(Points::BIND)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Object(RESERVATIONS),
+                actions: Action::ADD.or(Action::UPDATE).or(Action::DELETE),
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD
+                    .or(Action::NODE_ALLOCATABLE)
+                    .or(Action::NODE_LABEL),
+            },
+        ]
+    }
+    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let Some(change) = event.object else {
+            return Helps::Queue;
+        };
+        let new = change.new_as::<Reservation>();
+        let old = change
+            .old
+            .as_ref()
+            .and_then(|old| old.downcast_ref::<Reservation>());
+        // Owners that come change the status and open nothing.
+        match (old, new) {
+            (Some(old), Some(new))
+                if change.action == Action::UPDATE && opens_nothing(old, new) =>
+            {
+                Helps::Skip
+            }
+            _ => Helps::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        if pod.stands_for.is_some() {
+            match self.reserve_side(pod, None) {
+                Ok(Side::Reserve { fixed, policy }) => {
+                    signature.number(-2);
+                    signature.text(fixed.as_deref().unwrap_or_default());
+                    signature.debug(&policy);
+                    return Signable::Yes;
+                }
+                _ => return Signable::No,
+            }
+        }
+        let lists = self.table.matching(pod);
+        let affinity = side::given(pod, annotations::RESERVATION_AFFINITY);
+        let ignores = side::ignores(pod);
+        if lists.is_empty() && affinity.is_none() && !ignores {
+            signature.number(-1);
+            return Signable::Yes;
+        }
+        signature.number(i64::from(ignores));
+        for list in lists {
+            signature.number(i64::from(list));
+        }
+        let exact = side::given(pod, annotations::EXACT_MATCH_RESERVATION);
+        for (_, text) in affinity.into_iter().chain(exact) {
+            signature.text(text);
+        }
+        signature.amounts(&pod.requests);
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of::<Reservation>(RESERVATIONS)]
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let Ok(object) = change.new.clone().downcast::<Reservation>() else {
+            return;
+        };
+        if change.action != Action::DELETE {
+            return self.table.apply(object, view, fx);
+        }
+        let Some(uid) = object.metadata.uid.as_deref() else {
+            return;
+        };
+        if self.clean_owners {
+            self.forget_owners(uid, fx);
+        }
+        self.table.delete(uid, view, fx);
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        if view.nodes.info(node).is_none() {
+            let gone: Vec<Arc<str>> = self
+                .table
+                .on(node)
+                .map(|(_, record)| record.uid.clone())
+                .collect();
+            self.table.dirty.extend(gone);
+        }
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        if pod.stands_for.is_some() {
+            self.table.booked(&pod.uid, node);
+        } else if pod.node.is_some() {
+            self.table.observe(pod, node, view, fx);
+        }
+    }
+    fn on_updated(
+        &mut self,
+        _old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        if new.stands_for.is_none() && new.node.is_some() {
+            self.table.observe(new, node, view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        if pod.stands_for.is_some() {
+            self.table.unbooked(&pod.uid, node);
+        } else {
+            self.table.disown(&pod.uid, fx);
+        }
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        self.control(view, fx);
+    }
+    fn next_tick(&self) -> Option<jiff::Timestamp> {
+        if self.table.dirty.is_empty() {
+            return self.agenda.next();
+        }
+        Some(jiff::Timestamp::UNIX_EPOCH)
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let side = match self.side(cycle) {
+            Ok(side) => side,
+            Err(rejection) => return PreFilter::Reject(rejection),
+        };
+        let mut nodes = None;
+        if let Side::Pod(side) = &side
+            && let Some(affinity) = &side.affinity
+        {
+            if !side.ignores && !self.any_match(cycle, side) {
+                return PreFilter::Reject(Rejection::unresolvable(NO_MATCH));
+            }
+            if affinity.name.is_some() && !side.ignores {
+                nodes = Some(self.table.named_row(affinity).into_iter().collect());
+            }
+        }
+        PreFilter::Ready {
+            state: State::of(side),
+            nodes,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        match state.get::<Side>() {
+            None => Ok(()),
+            Some(Side::Reserve { fixed, policy }) => {
+                let name = cycle.view.nodes.name(node);
+                if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
+                    return Err(Rejection::unresolvable(OTHER_NODE));
+                }
+                if !self.table.tolerates(*policy, node) {
+                    return Err(Rejection::unresolvable(POLICY_CONFLICT));
+                }
+                Ok(())
+            }
+            Some(Side::Pod(side)) => {
+                if side.is_plain() && cycle.overlay.removed.is_empty() {
+                    return Ok(());
+                }
+                self.spot(cycle, side, node).verdict()
+            }
+        }
+    }
+    fn release(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Vec<Arc<PodInfo>>,
+    ) {
+        if let Some(Side::Pod(side)) = state.get::<Side>()
+            && !side.is_plain()
+        {
+            let matched = self.spot(cycle, side, node).matched;
+            out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
+        }
+    }
+    fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        match state.get::<Side>()? {
+            Side::Pod(side) if !side.is_plain() => {
+                let (_, record) = self.spot(cycle, side, node).nominee()?;
+                Some(record.pod.clone())
+            }
+            _ => None,
+        }
+    }
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let Ok(Side::Pod(side)) = self.side(cycle) else {
+            return PostFilter::Unhelpful(String::new());
+        };
+        if side.is_plain() || side.ignores {
+            return PostFilter::Unhelpful(String::new());
+        }
+        let mut counts = Counts::default();
+        let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
+        for record in self.table.owned(&side) {
+            let checked = self
+                .table
+                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
+            if let (Ok(()), Some(row)) = (&checked, record.row) {
+                *usable.entry(row).or_default() += 1;
+            }
+            counts.add(&side, checked);
+        }
+        for (row, usable) in usable {
+            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
+        }
+        PostFilter::Unhelpful(counts.text(side.affinity.is_some()))
+    }
+    fn after_post_filter(
+        &mut self,
+        cycle: &Cycle<'_>,
+        diagnosis: &mut Diagnosis,
+        fx: &mut Effects,
+    ) {
+        if cycle.pod.stands_for.is_some() {
+            let message = diagnosis.message();
+            self.say_unschedulable(&cycle.pod.uid, message, cycle.view.now, fx);
+        }
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        match self.side(cycle) {
+            Ok(Side::Pod(side)) if !side.is_plain() && !side.ignores => {
+                PreScore::Ready(State::of(Side::Pod(side)))
+            }
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let Some(Side::Pod(side)) = state.get::<Side>() else {
+            return 0;
+        };
+        let spot = self.spot(cycle, side, node);
+        let orders = spot
+            .matched
+            .iter()
+            .filter_map(|(_, record)| record.terms.order);
+        if let Some(order) = orders.min() {
+            return 1000 + ORDER_LIMIT - order.clamp(-ORDER_LIMIT, ORDER_LIMIT);
+        }
+        spot.nominee()
+            .map_or(0, |(at, record)| spot.score(at, record))
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Max
+    }
+
+    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
+        let pod = cycle.pod;
+        if pod.stands_for.is_some() || side::ignores(pod) {
+            return Ok(());
+        }
+        if let Some(reservation) = cycle
+            .nominated
+            .filter(|n| self.table.find(&n.uid).is_some())
+        {
+            let owner = Owner {
+                pod: pod.clone(),
+                node: cycle.view.nodes.name(node).clone(),
+                confirmed: false,
+            };
+            self.table.own(&reservation.uid, owner, fx);
+        } else if side::given(pod, annotations::RESERVATION_AFFINITY).is_some() {
+            return Err(Rejection::unschedulable(NO_MATCH));
+        }
+        Ok(())
+    }
+    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
+        self.table.disown(&cycle.pod.uid, fx);
+    }
+    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        let pod = cycle.pod;
+        let used = self.table.used_by(&pod.uid);
+        let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
+        let key = annotations::RESERVATION_ALLOCATED;
+        if let Some(record) = record {
+            let allocated = ReservationAllocated {
+                name: record.name.to_string(),
+                uid: record.uid.to_string(),
+            };
+            let text = serde_json::to_string(&allocated)
+                .map_err(|error| Rejection::error(error.to_string()))?;
+            patch.annotations.insert(key.to_owned(), text);
+        } else if pod.stands_for.is_none() && side::given(pod, key).is_some() {
+            // Left from an attempt that failed, or copied: it would count as an owner.
+            patch
+                .annotations
+                .insert(key.to_owned(), NO_RESERVATION.to_owned());
+        }
+        Ok(())
+    }
+    fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan {
+        let pod = cycle.pod;
+        if pod.stands_for.is_none() {
+            return BindPlan::Skip;
+        }
+        let Some(record) = self
+            .table
+            .find(&pod.uid)
+            .and_then(|at| self.table.record(at))
+        else {
+            return BindPlan::Skip;
+        };
+        let view = cycle.view;
+        let reserved = pod::reserved_on_bind(&record.object, &record.terms, view.resources);
+        let Ok(reserved) = reserved else {
+            return BindPlan::Skip;
+        };
+        let status = control::placed(view.nodes.name(node), &reserved, view.now);
+        BindPlan::Writes(vec![control::status_write(record, status)])
+    }
+
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        if let Some(uid) = self.table.used_by(&pod.uid) {
+            let record = self.table.find(uid).and_then(|at| self.table.record(at));
+            let name = record.map(|record| record.name.to_string());
+            return Some(json!({"uses": {"uid": &**uid, "name": name}}));
+        }
+        let side = PodSide::new(pod, self.table.matching(pod), view.resources).ok()?;
+        let mut listed = Vec::new();
+        for record in self.table.owned(&side).take(20) {
+            let checked = self.table.check(pod, &side, record, view, self.node_labels);
+            listed.push(json!({
+                "name": &*record.name,
+                "node": record.terms.node.as_deref(),
+                "usable": checked.is_ok(),
+                "why": checked.err().map(|why| format!("{why:?}")),
+                "remaining": pod::resource_list(&record.pod.requests, view.resources),
+            }));
+        }
+        (!listed.is_empty()).then(|| json!({"reservations": listed}))
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Option<Value> {
+        let ["nodeReservations", node] = path else {
+            return None;
+        };
+        let row = view.nodes.find(node);
+        let listed = row.into_iter().flat_map(|row| self.table.on(row));
+        let items: Vec<Value> = listed
+            .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
+            .map(|(_, record)| self.item(record, view))
+            .collect();
+        Some(if items.is_empty() {
+            json!({"items": []})
+        } else {
+            json!({ "items": items })
+        })
+    }
+}
+
+impl Reservations {
+    /// A reservation as the inspection API shows it.
+    fn item(&self, record: &table::Record, view: View<'_>) -> Value {
+        let list = |amounts: &koord_model::resources::Amounts| {
+            json!(pod::resource_list(amounts, view.resources))
+        };
+        let policy = record.object.spec.allocate_policy.as_ref();
+        let mut assigned: Vec<&PodInfo> = self
+            .table
+            .owners(&record.uid)
+            .map(|owner| &*owner.pod)
+            .collect();
+        assigned.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        let assigned: Vec<Value> = assigned
+            .into_iter()
+            .map(|pod| {
+                json!({"namespace": &*pod.namespace, "name": &*pod.name, "uid": &*pod.uid,
+                    "requests": list(&pod.requests)})
+            })
+            .collect();
+        json!({
+            "name": &*record.name,
+            "uid": &*record.uid,
+            "kind": "Reservation",
+            "available": true,
+            "allocateOnce": record.terms.once,
+            "allocatable": list(&record.terms.allocatable),
+            "reserved": list(&record.terms.reserved),
+            "allocated": list(&record.allocated()),
+            "remaining": list(&record.pod.requests),
+            "owners": record.object.spec.owners,
+            "allocatePolicy": policy.map(|p| p.as_str()).unwrap_or_default(),
+            "assignedPods": assigned,
+        })
+    }
+}
+
+/// Whether a change of a reservation lets no pod in that was kept out: only owners or messages
+/// differ.
+fn opens_nothing(old: &Reservation, new: &Reservation) -> bool {
+    let (Some(a), Some(b)) = (&old.status, &new.status) else {
+        return false;
+    };
+    let meta = |r: &Reservation| (r.metadata.labels.clone(), r.metadata.annotations.clone());
+    a.phase == b.phase
+        && a.node_name == b.node_name
+        && a.allocatable == b.allocatable
+        && old.spec == new.spec
+        && meta(old) == meta(new)
+        && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+}
+
+#[cfg(test)]
+mod tests;

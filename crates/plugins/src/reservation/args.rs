@@ -138,7 +138,9 @@ impl Args {
         }
         let name = table.name(id);
         let group = name.split_once('/').map(|(group, _)| group);
-        self.ignored_resources.iter().any(|ignored| **ignored == *name)
+        self.ignored_resources
+            .iter()
+            .any(|ignored| **ignored == *name)
             || group.is_some_and(|group| self.ignored_resource_groups.iter().any(|g| g == group))
     }
 }
@@ -182,18 +184,48 @@ mod tests {
     #[test]
     fn mistakes_name_the_field_and_the_value() {
         for (args, expected) in [
-            (json!({"minCandidateNodesPercentage": -1}), "-1 is not within"),
-            (json!({"minCandidateNodesPercentage": 101}), "101 is not within"),
-            (json!({"minCandidateNodesAbsolute": -1}), "minCandidateNodesAbsolute: -1"),
+            (
+                json!({"minCandidateNodesPercentage": -1}),
+                "-1 is not within",
+            ),
+            (
+                json!({"minCandidateNodesPercentage": 101}),
+                "101 is not within",
+            ),
+            (
+                json!({"minCandidateNodesAbsolute": -1}),
+                "minCandidateNodesAbsolute: -1",
+            ),
             (json!({"gcDurationSeconds": -3}), "gcDurationSeconds: -3"),
             (json!({"gcIntervalSeconds": -3}), "gcIntervalSeconds: -3"),
-            (json!({"resyncIntervalSeconds": -2}), "resyncIntervalSeconds: -2"),
-            (json!({"ignoredResources": ["cpu"]}), "ignoredResources[0]: \"cpu\""),
-            (json!({"ignoredResources": ["a.com/x", "hugepages-2Mi"]}), "ignoredResources[1]"),
-            (json!({"ignoredResources": ["kubernetes.io/batch-cpu"]}), "ignoredResources[0]"),
-            (json!({"ignoredResourceGroups": ["a.com/x"]}), "ignoredResourceGroups[0]"),
-            (json!({"ignoredResourceGroups": ["kubernetes.io"]}), "ignoredResourceGroups[0]"),
-            (json!({"ignoredResourceGroups": ["A_b"]}), "ignoredResourceGroups[0]: \"A_b\""),
+            (
+                json!({"resyncIntervalSeconds": -2}),
+                "resyncIntervalSeconds: -2",
+            ),
+            (
+                json!({"ignoredResources": ["cpu"]}),
+                "ignoredResources[0]: \"cpu\"",
+            ),
+            (
+                json!({"ignoredResources": ["a.com/x", "hugepages-2Mi"]}),
+                "ignoredResources[1]",
+            ),
+            (
+                json!({"ignoredResources": ["kubernetes.io/batch-cpu"]}),
+                "ignoredResources[0]",
+            ),
+            (
+                json!({"ignoredResourceGroups": ["a.com/x"]}),
+                "ignoredResourceGroups[0]",
+            ),
+            (
+                json!({"ignoredResourceGroups": ["kubernetes.io"]}),
+                "ignoredResourceGroups[0]",
+            ),
+            (
+                json!({"ignoredResourceGroups": ["A_b"]}),
+                "ignoredResourceGroups[0]: \"A_b\"",
+            ),
             (json!({"preAllocationConfig": {"nope": 1}}), "nope"),
         ] {
             let error = check(args.clone()).unwrap_err();
@@ -216,11 +248,15 @@ mod tests {
     #[test]
     fn extended_resources_are_ignored_by_name_or_group() {
         let table = ResourceTable::new();
-        let args = check(json!({"ignoredResources": ["a.com/x"], "ignoredResourceGroups": ["b.com"]}))
-            .unwrap();
-        for (name, ignored) in
-            [("a.com/x", true), ("a.com/y", false), ("b.com/z", true), ("cpu", false)]
-        {
+        let args =
+            check(json!({"ignoredResources": ["a.com/x"], "ignoredResourceGroups": ["b.com"]}))
+                .unwrap();
+        for (name, ignored) in [
+            ("a.com/x", true),
+            ("a.com/y", false),
+            ("b.com/z", true),
+            ("cpu", false),
+        ] {
             assert_eq!(args.ignores(table.intern(name), &table), ignored, "{name}");
         }
     }

@@ -63,7 +63,10 @@ impl Owners {
         }
         self.last += 1;
         let id = self.last;
-        let mut filed: Vec<Key> = owners.iter().flat_map(|owner| self.keys_of(owner)).collect();
+        let mut filed: Vec<Key> = owners
+            .iter()
+            .flat_map(|owner| self.keys_of(owner))
+            .collect();
         filed.sort_unstable_by_key(|key| format!("{key:?}"));
         filed.dedup();
         for key in &filed {
@@ -105,7 +108,10 @@ impl Owners {
 
     /// The reservations that are open to owners of list `id`.
     pub(super) fn users(&self, id: SpecId) -> impl Iterator<Item = u32> + '_ {
-        self.specs.get(&id).into_iter().flat_map(|spec| spec.users.iter().copied())
+        self.specs
+            .get(&id)
+            .into_iter()
+            .flat_map(|spec| spec.users.iter().copied())
     }
 
     /// The lists that `pod` matches, sorted.
@@ -192,14 +198,18 @@ fn matches(term: &ReservationOwner, pod: &Pod) -> bool {
     });
     let controller = |wanted: &ReservationControllerReference| {
         let same = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
-        same(&wanted.namespace, meta.namespace.as_deref().unwrap_or_default())
-            && meta.owner_references.iter().flatten().any(|owner| {
-                wanted.controller.is_none_or(|c| owner.controller == Some(c))
-                    && same(&wanted.uid, &owner.uid)
-                    && same(&wanted.name, &owner.name)
-                    && same(&wanted.kind, &owner.kind)
-                    && same(&wanted.api_version, &owner.api_version)
-            })
+        same(
+            &wanted.namespace,
+            meta.namespace.as_deref().unwrap_or_default(),
+        ) && meta.owner_references.iter().flatten().any(|owner| {
+            wanted
+                .controller
+                .is_none_or(|c| owner.controller == Some(c))
+                && same(&wanted.uid, &owner.uid)
+                && same(&wanted.name, &owner.name)
+                && same(&wanted.kind, &owner.kind)
+                && same(&wanted.api_version, &owner.api_version)
+        })
     };
     let labels = || {
         let empty = std::collections::BTreeMap::new();
@@ -246,43 +256,109 @@ mod tests {
         for (name, list, expected) in [
             ("no owners", json!([]), false),
             ("an empty term", json!([{}]), true),
-            ("object by name", json!([{"object": {"name": "web-1", "namespace": "shop"}}]), true),
-            ("object elsewhere", json!([{"object": {"name": "web-1", "namespace": "x"}}]), false),
+            (
+                "object by name",
+                json!([{"object": {"name": "web-1", "namespace": "shop"}}]),
+                true,
+            ),
+            (
+                "object elsewhere",
+                json!([{"object": {"name": "web-1", "namespace": "x"}}]),
+                false,
+            ),
             ("object by uid", json!([{"object": {"uid": "u1"}}]), true),
-            ("object of another uid", json!([{"object": {"uid": "u2", "name": "web-1"}}]), false),
-            ("object by namespace only", json!([{"object": {"namespace": "shop"}}]), true),
-            ("object of another version", json!([{"object": {"apiVersion": "v2"}}]), false),
+            (
+                "object of another uid",
+                json!([{"object": {"uid": "u2", "name": "web-1"}}]),
+                false,
+            ),
+            (
+                "object by namespace only",
+                json!([{"object": {"namespace": "shop"}}]),
+                true,
+            ),
+            (
+                "object of another version",
+                json!([{"object": {"apiVersion": "v2"}}]),
+                false,
+            ),
             ("controller", reference(json!({})), true),
-            ("controller in its namespace", reference(json!({"namespace": "shop"})), true),
-            ("controller elsewhere", reference(json!({"namespace": "x"})), false),
-            ("managing controller", reference(json!({"controller": true})), true),
-            ("not managing", reference(json!({"controller": false})), false),
-            ("another controller", reference(json!({"uid": "rs2"})), false),
+            (
+                "controller in its namespace",
+                reference(json!({"namespace": "shop"})),
+                true,
+            ),
+            (
+                "controller elsewhere",
+                reference(json!({"namespace": "x"})),
+                false,
+            ),
+            (
+                "managing controller",
+                reference(json!({"controller": true})),
+                true,
+            ),
+            (
+                "not managing",
+                reference(json!({"controller": false})),
+                false,
+            ),
+            (
+                "another controller",
+                reference(json!({"uid": "rs2"})),
+                false,
+            ),
             ("another kind", reference(json!({"kind": "Job"})), false),
-            ("controller by name only",
+            (
+                "controller by name only",
                 json!([{"controller": {"apiVersion": "", "kind": "", "name": "web", "uid": ""}}]),
-                true),
-            ("labels", json!([{"labelSelector": {"matchLabels": {"app": "web"}}}]), true),
-            ("labels and more",
-                json!([{"labelSelector": {"matchLabels": {"app": "web", "tier": "back"}}}]), false),
-            ("label in",
+                true,
+            ),
+            (
+                "labels",
+                json!([{"labelSelector": {"matchLabels": {"app": "web"}}}]),
+                true,
+            ),
+            (
+                "labels and more",
+                json!([{"labelSelector": {"matchLabels": {"app": "web", "tier": "back"}}}]),
+                false,
+            ),
+            (
+                "label in",
                 json!([{"labelSelector": {"matchExpressions": [
-                    {"key": "app", "operator": "In", "values": ["api", "web"]}]}}]), true),
-            ("label not in",
+                    {"key": "app", "operator": "In", "values": ["api", "web"]}]}}]),
+                true,
+            ),
+            (
+                "label not in",
                 json!([{"labelSelector": {"matchExpressions": [
-                    {"key": "app", "operator": "NotIn", "values": ["web"]}]}}]), false),
-            ("label absent",
+                    {"key": "app", "operator": "NotIn", "values": ["web"]}]}}]),
+                false,
+            ),
+            (
+                "label absent",
                 json!([{"labelSelector": {"matchExpressions": [
-                    {"key": "zone", "operator": "DoesNotExist"}]}}]), true),
-            ("all parts of a term",
+                    {"key": "zone", "operator": "DoesNotExist"}]}}]),
+                true,
+            ),
+            (
+                "all parts of a term",
                 json!([{"object": {"name": "web-1"}, "labelSelector":
-                    {"matchLabels": {"app": "api"}}}]), false),
-            ("any of the terms",
+                    {"matchLabels": {"app": "api"}}}]),
+                false,
+            ),
+            (
+                "any of the terms",
                 json!([{"object": {"name": "x"}}, {"labelSelector":
-                    {"matchLabels": {"app": "web"}}}]), true),
+                    {"matchLabels": {"app": "web"}}}]),
+                true,
+            ),
         ] {
             let mut table = Owners::default();
-            table.add(&owners(&json!([{"object": {"name": "other"}}])), 9).unwrap();
+            table
+                .add(&owners(&json!([{"object": {"name": "other"}}])), 9)
+                .unwrap();
             let id = table.add(&owners(&list), 1).unwrap();
             let found = table.matching(&pod());
             assert_eq!(found == [id], expected, "{name}: {found:?}");
@@ -307,6 +383,9 @@ mod tests {
         let bad = json!([{}, {"labelSelector": {"matchExpressions": [
             {"key": "app", "operator": "Like", "values": ["x"]}]}}]);
         let error = Owners::default().add(&owners(&bad), 1).unwrap_err();
-        assert!(error.contains("spec.owners[1]") && error.contains("Like"), "{error}");
+        assert!(
+            error.contains("spec.owners[1]") && error.contains("Like"),
+            "{error}"
+        );
     }
 }

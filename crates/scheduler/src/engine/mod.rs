@@ -504,11 +504,12 @@ impl Engine {
         for problem in fx.problems {
             self.outbox.push(Output::Problem(problem));
         }
-        for pod in fx.apply {
-            self.info_applied(pod, now);
-        }
+        // In this order: what is removed and applied at once starts afresh.
         for uid in fx.remove {
             self.info_removed(&uid, now);
+        }
+        for pod in fx.apply {
+            self.info_applied(pod, now);
         }
         for uid in fx.regate {
             self.regate(&uid, now);

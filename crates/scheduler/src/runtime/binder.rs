@@ -64,8 +64,12 @@ impl Writer {
             let pod = &request.pod;
             match &result {
                 Ok(()) => {
-                    let message = format!("Successfully assigned {pod} to {}", request.node);
                     let about = reference(pod);
+                    let what = match &pod.stands_for {
+                        Some(object) => object.name.clone().unwrap_or_default(),
+                        None => pod.to_string(),
+                    };
+                    let message = format!("Successfully assigned {what} to {}", request.node);
                     recorder.event_with_action(
                         about,
                         Severity::Normal,

@@ -1,0 +1,427 @@
+//! What the Reservation's status should say, and when reservations end. Level-triggered: what is
+//! wanted is compared with what the informer shows, and asked for until it does.
+
+use super::Reservations;
+use super::pod::{Phase, resource_list};
+use super::table::{Record, Table};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::scheduling::{
+    RESERVATION_CONDITION_READY, RESERVATION_CONDITION_SCHEDULED, RESERVATION_REASON_AVAILABLE,
+    RESERVATION_REASON_EXPIRED, RESERVATION_REASON_SCHEDULED, RESERVATION_REASON_SUCCEEDED,
+    RESERVATION_REASON_UNSCHEDULABLE, Reservation, ReservationCondition, ReservationPhase,
+};
+use koord_scheduler::framework::{Effects, Verb, View, Write};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A write that the informer does not show after this long is sent again.
+const AGAIN: SignedDuration = SignedDuration::from_secs(15);
+
+/// What was written and is not seen yet.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    status: Option<(Value, Timestamp)>,
+    /// The last message of the condition `Scheduled`.
+    said: Option<String>,
+}
+
+/// What time alone will do.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    /// Reservations, by uid, to look at again at a time.
+    due: BTreeSet<(Timestamp, Arc<str>)>,
+    /// When finished reservations are looked through.
+    gc: Option<Timestamp>,
+}
+
+impl Agenda {
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.due
+            .first()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(self.gc)
+            .min()
+    }
+
+    fn add(&mut self, at: Timestamp, uid: &Arc<str>) {
+        self.due.insert((at, uid.clone()));
+    }
+}
+
+impl Reservations {
+    /// Writes the statuses that changed, ends what is over, removes what is long over.
+    pub(super) fn control(&mut self, view: View<'_>, fx: &mut Effects) {
+        while let Some((at, _)) = self.agenda.due.first()
+            && *at <= view.now
+        {
+            if let Some((_, uid)) = self.agenda.due.pop_first() {
+                self.table.dirty.insert(uid);
+            }
+        }
+        if !self.table.dirty.is_empty() {
+            let mut dirty: Vec<Arc<str>> = self.table.dirty.drain().collect();
+            dirty.sort_unstable();
+            for uid in dirty {
+                self.look_at(&uid, view, fx);
+            }
+        }
+        if self.agenda.gc.is_some_and(|at| at <= view.now) {
+            self.collect(view, fx);
+        }
+    }
+
+    fn look_at(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
+        let Some(at) = self.table.find(uid) else {
+            return;
+        };
+        let Some(record) = self.table.record(at) else {
+            return;
+        };
+        if record.terms.phase == Phase::Over {
+            if self.agenda.gc.is_none() && !self.args.disable_garbage_collection {
+                self.agenda.gc = Some(after(view.now, self.args.gc_interval_seconds.max(1)));
+            }
+            return;
+        }
+        let placed = record.terms.node.is_some();
+        if placed || self.expire_pending {
+            // Expired is what is later than its end, not what has just reached it.
+            match ends_at(&record.object) {
+                Some(end) if end < view.now => {
+                    let status = expired(&record.object, view.now);
+                    return self.write(at, status, view.now, fx);
+                }
+                Some(end) => self.agenda.add(after(end, 1), uid),
+                None => {}
+            }
+        }
+        let Some(node) = &record.terms.node else {
+            return;
+        };
+        if !node_exists(view, node) {
+            let status = expired(&record.object, view.now);
+            return self.write(at, status, view.now, fx);
+        }
+        if let Some(status) = usage(record, &self.table, view) {
+            self.write(at, status, view.now, fx);
+        } else if let Some(record) = self.table.record_mut(at) {
+            record.sent.status = None;
+        }
+    }
+
+    fn write(&mut self, at: u32, status: Value, now: Timestamp, fx: &mut Effects) {
+        let Some(record) = self.table.record_mut(at) else {
+            return;
+        };
+        let again = after(now, AGAIN.as_secs());
+        self.agenda.due.insert((again, record.uid.clone()));
+        let pending = |(sent, when): &(Value, Timestamp)| {
+            same_but_for_times(sent, &status) && now.duration_since(*when) < AGAIN
+        };
+        if record.sent.status.as_ref().is_some_and(pending) {
+            return;
+        }
+        record.sent.status = Some((status.clone(), now));
+        fx.writes.push(status_write(record, status));
+    }
+
+    /// Says on the Reservation why it was not placed.
+    pub(super) fn say_unschedulable(
+        &mut self,
+        uid: &str,
+        message: String,
+        now: Timestamp,
+        fx: &mut Effects,
+    ) {
+        let Some(record) = self
+            .table
+            .find(uid)
+            .and_then(|at| self.table.record_mut(at))
+        else {
+            return;
+        };
+        let mut conditions = conditions(&record.object);
+        let known = conditions
+            .iter()
+            .position(|c| c.type_ == RESERVATION_CONDITION_SCHEDULED);
+        let said = known.map(|at| &conditions[at]);
+        let scheduled = said.is_some_and(|condition| condition.status == "True");
+        let same = said.is_some_and(|condition| condition.message == message);
+        if scheduled || same || record.sent.said.as_ref() == Some(&message) {
+            return;
+        }
+        record.sent.said = Some(message.clone());
+        let fresh = condition(
+            RESERVATION_CONDITION_SCHEDULED,
+            "False",
+            RESERVATION_REASON_UNSCHEDULABLE,
+            now,
+        );
+        match known {
+            Some(at) => {
+                let since = conditions[at].last_transition_time.clone();
+                conditions[at] = fresh;
+                conditions[at].last_transition_time = since;
+                conditions[at].message = message;
+            }
+            None => conditions.push(ReservationCondition { message, ..fresh }),
+        }
+        let write = status_write(record, json!({"conditions": conditions}));
+        fx.writes.push(write);
+    }
+
+    /// Deletes reservations that have been over for long, or whose node is gone.
+    fn collect(&mut self, view: View<'_>, fx: &mut Effects) {
+        let keep = SignedDuration::from_secs(self.args.gc_duration_seconds);
+        let mut left = false;
+        for record in self.table.iter().filter(|r| r.terms.phase == Phase::Over) {
+            let Some(since) = over_since(&record.object) else {
+                continue;
+            };
+            let homeless = record
+                .terms
+                .node
+                .as_ref()
+                .is_some_and(|node| !node_exists(view, node));
+            left = true;
+            if !homeless && view.now.duration_since(since) <= keep {
+                continue;
+            }
+            fx.writes.push(Write {
+                verb: Verb::Delete(record.uid.to_string()),
+                ..to(record)
+            });
+        }
+        self.agenda.gc = left.then(|| after(view.now, self.args.gc_interval_seconds.max(1)));
+    }
+}
+
+/// The status of a reservation that is being placed.
+pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Value {
+    let conditions = [
+        condition(
+            RESERVATION_CONDITION_SCHEDULED,
+            "True",
+            RESERVATION_REASON_SCHEDULED,
+            now,
+        ),
+        condition(
+            RESERVATION_CONDITION_READY,
+            "True",
+            RESERVATION_REASON_AVAILABLE,
+            now,
+        ),
+    ];
+    json!({
+        "phase": ReservationPhase::Available.as_str(),
+        "nodeName": node,
+        "allocatable": reserved,
+        "conditions": conditions,
+    })
+}
+
+/// A write of `status` to the Reservation.
+pub(super) fn status_write(record: &Record, status: Value) -> Write {
+    let body = json!({"metadata": {"uid": &*record.uid}, "status": status});
+    Write {
+        verb: Verb::PatchStatus(body),
+        ..to(record)
+    }
+}
+
+fn to(record: &Record) -> Write {
+    Write {
+        group: "scheduling.koordinator.sh",
+        version: "v1alpha1",
+        plural: "reservations",
+        namespace: String::new(),
+        name: record.name.to_string(),
+        verb: Verb::Delete(String::new()),
+    }
+}
+
+/// What of owners and their use the status does not say yet; none when it says it all.
+fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
+    let status = record.object.status.as_ref()?;
+    let mut owners: Vec<ObjectReference> = Vec::new();
+    let mut used = koord_model::resources::Amounts::new();
+    for owner in table.owners(&record.uid) {
+        if owner.confirmed && Some(&owner.node) == record.terms.node.as_ref() {
+            used.add_all(&owner.pod.requests);
+            owners.push(ObjectReference {
+                namespace: Some(owner.pod.namespace.to_string()),
+                name: Some(owner.pod.name.to_string()),
+                uid: Some(owner.pod.uid.to_string()),
+                ..ObjectReference::default()
+            });
+        }
+    }
+    owners.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+    let mut allocated = resource_list(&used, view.resources);
+    allocated.retain(|name, _| status.allocatable.contains_key(name));
+    let mut known = status.current_owners.clone();
+    known.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+    let uids = |list: &[ObjectReference]| -> Vec<Option<String>> {
+        list.iter().map(|owner| owner.uid.clone()).collect()
+    };
+    if uids(&known) == uids(&owners) && same_amounts(&status.allocated, &allocated) {
+        return None;
+    }
+    // A merge patch: what is not mentioned stays.
+    let mut amounts: Map<String, Value> = status
+        .allocated
+        .keys()
+        .map(|name| (name.clone(), Value::Null))
+        .collect();
+    for (name, quantity) in &allocated {
+        amounts.insert(name.clone(), json!(quantity));
+    }
+    let owners = if owners.is_empty() {
+        Value::Null
+    } else {
+        json!(owners)
+    };
+    let mut out = json!({"currentOwners": owners, "allocated": amounts});
+    if record.terms.once {
+        let mut conditions = conditions(&record.object);
+        let ready = conditions
+            .iter()
+            .position(|c| c.type_ == RESERVATION_CONDITION_READY);
+        let fresh = condition(
+            RESERVATION_CONDITION_READY,
+            "False",
+            RESERVATION_REASON_SUCCEEDED,
+            view.now,
+        );
+        match ready {
+            Some(at) => {
+                let since = conditions[at].last_transition_time.clone();
+                conditions[at] = fresh;
+                conditions[at].last_transition_time = since;
+            }
+            None => conditions.push(fresh),
+        }
+        out["phase"] = json!(ReservationPhase::Succeeded.as_str());
+        out["conditions"] = json!(conditions);
+    }
+    Some(out)
+}
+
+fn same_amounts(a: &ResourceList, b: &ResourceList) -> bool {
+    let equal = |(name, amount): (&String, &Quantity)| {
+        b.get(name)
+            .is_some_and(|other| other.nanos() == amount.nanos())
+    };
+    a.len() == b.len() && a.iter().all(equal)
+}
+
+/// The status of a reservation whose time or whose node is over.
+fn expired(object: &Reservation, now: Timestamp) -> Value {
+    let mut conditions = conditions(object);
+    let ready = conditions
+        .iter()
+        .position(|c| c.type_ == RESERVATION_CONDITION_READY);
+    let fresh = condition(
+        RESERVATION_CONDITION_READY,
+        "False",
+        RESERVATION_REASON_EXPIRED,
+        now,
+    );
+    match ready {
+        Some(at) => {
+            let since = conditions[at].last_transition_time.clone();
+            let was_ready = conditions[at].status == "True";
+            conditions[at] = fresh;
+            if !was_ready {
+                conditions[at].last_transition_time = since;
+            }
+        }
+        None => conditions.push(fresh),
+    }
+    json!({"phase": ReservationPhase::Failed.as_str(), "conditions": conditions})
+}
+
+/// When the reservation expires; none when it never does.
+pub(super) fn ends_at(object: &Reservation) -> Option<Timestamp> {
+    let ttl = object.spec.ttl.map(koord_api::GoDuration::as_nanos);
+    if ttl == Some(0) {
+        return None;
+    }
+    let created = object
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|time| time.0);
+    let by_age = created.zip(ttl).map(|(created, ttl)| {
+        created
+            .saturating_add(SignedDuration::from_nanos(ttl))
+            .unwrap_or(Timestamp::MAX)
+    });
+    let by_date = object.spec.expires.as_ref().map(|time| time.0);
+    by_age.into_iter().chain(by_date).min()
+}
+
+/// Since when a finished reservation counts as over; none when it does not say.
+fn over_since(object: &Reservation) -> Option<Timestamp> {
+    let status = object.status.as_ref()?;
+    let by = |reason: &str| status.conditions.iter().find(|c| c.reason == reason);
+    let time = match status.phase.as_ref()? {
+        ReservationPhase::Failed => &by(RESERVATION_REASON_EXPIRED)?.last_transition_time,
+        ReservationPhase::Succeeded => &by(RESERVATION_REASON_SUCCEEDED)?.last_probe_time,
+        _ => return None,
+    };
+    time.as_ref().map(|time| time.0)
+}
+
+fn conditions(object: &Reservation) -> Vec<ReservationCondition> {
+    let status = object.status.as_ref();
+    status
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default()
+}
+
+fn condition(kind: &str, status: &str, reason: &str, now: Timestamp) -> ReservationCondition {
+    // The API keeps whole seconds.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+    ReservationCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: String::new(),
+        last_probe_time: time.clone(),
+        last_transition_time: time,
+    }
+}
+
+fn same_but_for_times(a: &Value, b: &Value) -> bool {
+    let strip = |value: &Value| {
+        let mut value = value.clone();
+        let listed = value.get_mut("conditions").and_then(Value::as_array_mut);
+        for condition in listed
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut)
+        {
+            condition.remove("lastProbeTime");
+            condition.remove("lastTransitionTime");
+        }
+        value
+    };
+    strip(a) == strip(b)
+}
+
+fn node_exists(view: View<'_>, node: &str) -> bool {
+    view.nodes
+        .find(node)
+        .is_some_and(|row| view.nodes.info(row).is_some())
+}
+
+fn after(time: Timestamp, seconds: i64) -> Timestamp {
+    time.saturating_add(SignedDuration::from_secs(seconds))
+        .unwrap_or(Timestamp::MAX)
+}

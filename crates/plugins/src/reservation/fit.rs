@@ -1,0 +1,415 @@
+//! Whether a pod fits a node together with a reservation, or the node alone.
+
+use super::args::Args;
+use super::pod::Policy;
+use super::side::{PodSide, Unmatched};
+use super::table::{Record, Table};
+use koord_model::reservation::{Restricted, available, remaining};
+use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
+use koord_scheduler::framework::{Code, Cycle, Reason, Reasons, Rejection, Verdict};
+use koord_scheduler::state::NodeIndex;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+pub(super) const NO_MATCH: &str = "node(s) no reservations match reservation affinity";
+const NOTHING_MEETS: &str = "node(s) no reservation(s) to meet the requirements";
+const NOT_BY_PREEMPTION: &str = "node(s) preemption failed due to insufficient resources";
+/// As the engine words it for nodes that a plugin ruled out before they were looked at.
+const OUTSIDE: &str = "node(s) didn't satisfy plugin(s) [Reservation]";
+
+/// One node as one pod meets it.
+pub(super) struct Spot<'a> {
+    pub(super) table: &'a Table,
+    pub(super) args: &'a Args,
+    pub(super) cycle: &'a Cycle<'a>,
+    pub(super) side: &'a PodSide,
+    pub(super) node: NodeIndex,
+    /// The reservations on the node that the pod may use.
+    pub(super) matched: Vec<(u32, &'a Record)>,
+    /// What owners of reservations on this node would give back if they were evicted, by
+    /// reservation.
+    victims: FxHashMap<u32, (Amounts, i64)>,
+}
+
+impl<'a> Spot<'a> {
+    pub(super) fn new(
+        table: &'a Table,
+        args: &'a Args,
+        cycle: &'a Cycle<'a>,
+        side: &'a PodSide,
+        node: NodeIndex,
+        node_labels: bool,
+    ) -> Self {
+        let usable = |record: &Record| {
+            record.is_matchable()
+                && (side.ignores
+                    || table
+                        .check(cycle.pod, side, record, cycle.view, node_labels)
+                        .is_ok())
+        };
+        let matched = if side.is_plain() {
+            Vec::new()
+        } else {
+            table
+                .on(node)
+                .filter(|(_, record)| usable(record))
+                .collect()
+        };
+        let mut victims: FxHashMap<u32, (Amounts, i64)> = FxHashMap::default();
+        for pod in cycle
+            .overlay
+            .removed
+            .iter()
+            .filter(|pod| pod.stands_for.is_none())
+        {
+            if let Some(at) = table.used_by(&pod.uid).and_then(|uid| table.find(uid))
+                && table
+                    .record(at)
+                    .is_some_and(|record| record.row == Some(node))
+            {
+                let (amounts, pods) = victims.entry(at).or_default();
+                amounts.add_all(&pod.requests);
+                *pods += 1;
+            }
+        }
+        Self {
+            table,
+            args,
+            cycle,
+            side,
+            node,
+            matched,
+            victims,
+        }
+    }
+
+    /// Whether the pod may run here, with a reservation or without.
+    pub(super) fn verdict(&self) -> Verdict {
+        let required = self.side.affinity.is_some();
+        if self.matched.is_empty() {
+            if required {
+                return Err(Rejection::unresolvable(OUTSIDE));
+            }
+            // Evicting owners frees nothing for others: the reservation takes it back.
+            if !self.victims.is_empty() && !self.lacks(None).is_empty() {
+                return Err(Rejection::unschedulable(NOT_BY_PREEMPTION));
+            }
+            return Ok(());
+        }
+        // The node's own fit has been judged with all reservations out of the way.
+        if self.side.ignores {
+            return Ok(());
+        }
+        let mut by_node: Vec<ResourceId> = Vec::new();
+        let mut by_reservation: Vec<Reason> = Vec::new();
+        for (at, record) in &self.matched {
+            let Some((node, reservation)) = self.judge(*at, record) else {
+                continue;
+            };
+            if node.is_empty() && reservation.is_empty() {
+                return Ok(());
+            }
+            by_node.extend(node);
+            by_reservation.extend(reservation);
+        }
+        if by_node.is_empty() && !required {
+            by_node = self.lacks(None);
+            by_reservation.clear();
+        } else if !required {
+            // What the node lacks with a reservation it lacks without one, too.
+            by_reservation.clear();
+        }
+        let mut reasons = self.node_reasons(&by_node);
+        reasons.extend(by_reservation);
+        if reasons.is_empty() {
+            if !required {
+                return Ok(());
+            }
+            reasons.push(NOTHING_MEETS.into());
+        }
+        Err(Rejection {
+            code: Code::Unschedulable,
+            reasons: Reasons::Many(reasons.into()),
+        })
+    }
+
+    /// Why the node refuses the pod, as far as room is concerned: what the node's own fit says with
+    /// all reservations of the pod out of the way, else what this plugin says.
+    pub(super) fn refusal(&self) -> Vec<Reason> {
+        let table = self.cycle.view.resources;
+        let outright = self.lacks_beside(&self.matched);
+        if outright.is_empty() {
+            let verdict = self.verdict();
+            return verdict
+                .err()
+                .map(|rejection| rejection.reasons.as_slice().to_vec())
+                .unwrap_or_default();
+        }
+        let reason = |id: &ResourceId| match *id {
+            PODS => Reason::Static("Too many pods"),
+            id => Reason::from(format!("Insufficient {}", table.name(id))),
+        };
+        outright.iter().map(reason).collect()
+    }
+
+    /// The reservation whose place the pod takes.
+    pub(super) fn nominee(&self) -> Option<(u32, &'a Record)> {
+        if self.side.ignores {
+            return None;
+        }
+        if let [only] = self.matched[..]
+            && self.side.affinity.is_some()
+        {
+            return Some(only);
+        }
+        let fits = |(at, record): &&(u32, &'a Record)| {
+            self.judge(*at, record)
+                .is_some_and(|(node, reservation)| node.is_empty() && reservation.is_empty())
+        };
+        let fitting = || self.matched.iter().filter(fits);
+        let ordered = fitting()
+            .filter_map(|one| Some((one.1.terms.order?, one)))
+            .min_by_key(|(order, (_, record))| (*order, record.name.clone()));
+        if let Some((_, one)) = ordered {
+            return Some(*one);
+        }
+        let mut best: Option<(i64, &(u32, &'a Record))> = None;
+        for one in fitting() {
+            let score = self.score(one.0, one.1);
+            let better = best.is_none_or(|(other, (_, record))| {
+                score > other || (score == other && one.1.name < record.name)
+            });
+            if better {
+                best = Some((score, one));
+            }
+        }
+        best.map(|(_, one)| *one)
+    }
+
+    /// How full `record` gets with the pod in it.
+    pub(super) fn score(&self, at: u32, record: &Record) -> i64 {
+        let mut allocated = record.allocated();
+        if let Some((victims, _)) = self.victims.get(&at) {
+            for (id, amount) in victims.iter() {
+                allocated.set(id, allocated.get(id).saturating_sub(amount).max(0));
+            }
+        }
+        let requests = &self.cycle.pod.requests;
+        koord_model::reservation::score(&record.terms.allocatable, &allocated, requests)
+    }
+
+    /// What the pod lacks with `record` in use: of the node, and of the reservation. None when the
+    /// two have nothing to do with each other.
+    fn judge(&self, at: u32, record: &Record) -> Option<(Vec<ResourceId>, Vec<Reason>)> {
+        let requests = &self.cycle.pod.requests;
+        let concerns = record
+            .terms
+            .resources
+            .iter()
+            .any(|id| requests.contains(*id));
+        if self.side.affinity.is_none() && !concerns {
+            return None;
+        }
+        let lacks = self.lacks(Some((at, record)));
+        let mut reasons = Vec::new();
+        if record.terms.policy == Policy::Restricted {
+            let mut allocated = record.allocated();
+            let mut pods = record.pods;
+            if let Some((victims, gone)) = self.victims.get(&at) {
+                allocated.sub_all(victims);
+                pods -= gone;
+            }
+            let table = self.cycle.view.resources;
+            let resources: Vec<ResourceId> = record
+                .terms
+                .resources
+                .iter()
+                .copied()
+                .filter(|id| !self.args.ignores(*id, table))
+                .collect();
+            let restricted = Restricted {
+                allocatable: &record.terms.allocatable,
+                reserved: &record.terms.reserved,
+                allocated: &allocated,
+                resources: &resources,
+                pods,
+            };
+            let named = self
+                .side
+                .affinity
+                .as_ref()
+                .is_some_and(|a| a.name.is_some());
+            for shortage in restricted.shortages(requests) {
+                let what = match shortage.resource {
+                    PODS => "Too many pods".to_owned(),
+                    id => format!("Insufficient {}", table.name(id)),
+                };
+                reasons.push(Reason::from(if named {
+                    let (requested, used) = (shortage.requested, shortage.used);
+                    let capacity = shortage.capacity;
+                    format!(
+                        "Reservation(s) {what}, requested: {requested}, used: {used}, capacity: {capacity}"
+                    )
+                } else {
+                    format!("Reservation(s) {what}")
+                }));
+            }
+        }
+        Some((lacks, reasons))
+    }
+
+    /// What the node lacks for the pod when it takes the place of this reservation, or of none.
+    fn lacks(&self, with: Option<(u32, &'a Record)>) -> Vec<ResourceId> {
+        self.lacks_beside(with.as_slice())
+    }
+
+    /// What the node lacks for the pod when these reservations make way.
+    fn lacks_beside(&self, away: &[(u32, &Record)]) -> Vec<ResourceId> {
+        let Self { cycle, node, .. } = self;
+        let nodes = cycle.view.nodes;
+        // What is imagined away of reservations is back, except for the one in use.
+        let (mut stand_ins, mut held) = (0, Amounts::new());
+        for pod in cycle
+            .overlay
+            .removed
+            .iter()
+            .filter(|pod| pod.stands_for.is_some())
+        {
+            stand_ins += 1;
+            held.add_all(&pod.requests);
+        }
+        for (at, (victims, _)) in &self.victims {
+            if let Some(record) = self.table.record(*at) {
+                held.add_all(&self.left(record, victims));
+                held.sub_all(&record.pod.requests);
+            }
+        }
+        for (at, record) in away {
+            let victims = self.victims.get(at).map(|(amounts, _)| amounts);
+            let none = Amounts::new();
+            let left = self.left(record, victims.unwrap_or(&none));
+            for (id, _) in left.iter() {
+                held.add(
+                    id,
+                    available(&left, &record.terms.reserved, id).saturating_neg(),
+                );
+            }
+        }
+        let free = |id: ResourceId| {
+            let used = cycle.requested(*node, id).saturating_add(held.get(id));
+            nodes.allocatable(*node, id).saturating_sub(used)
+        };
+        let mut out = Vec::new();
+        let matched = i64::try_from(self.matched.len()).unwrap_or(i64::MAX);
+        let others = cycle.requested(*node, PODS) + stand_ins - matched;
+        if others + 1 > nodes.allocatable(*node, PODS) {
+            out.push(PODS);
+        }
+        let requests = &cycle.pod.requests;
+        if requests.iter().all(|(_, amount)| amount == 0) {
+            return out;
+        }
+        let native = [CPU, MEMORY, EPHEMERAL_STORAGE];
+        out.extend(
+            native
+                .into_iter()
+                .filter(|id| requests.get(*id) > free(*id)),
+        );
+        let scalar = |(id, amount): &(ResourceId, i64)| {
+            !native.contains(id)
+                && *id != PODS
+                && !self.args.ignores(*id, cycle.view.resources)
+                && *amount > free(*id)
+        };
+        out.extend(requests.iter().filter(scalar).map(|(id, _)| id));
+        out
+    }
+
+    /// What `record` would hold once `victims` are gone.
+    fn left(&self, record: &Record, victims: &Amounts) -> Amounts {
+        if victims.is_empty() {
+            return record.pod.requests.clone();
+        }
+        let mut taken = record.taken.clone();
+        taken.sub_all(victims);
+        remaining(&record.terms.pod.requests, &taken)
+    }
+
+    fn node_reasons(&self, lacking: &[ResourceId]) -> Vec<Reason> {
+        let mut names: Vec<Arc<str>> = lacking
+            .iter()
+            .map(|id| self.cycle.view.resources.name(*id))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+            .iter()
+            .map(|name| Reason::from(format!("Insufficient {name} by node")))
+            .collect()
+    }
+}
+
+/// How many reservations stand in what relation to a pod that no node took.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    owned: usize,
+    named: usize,
+    why_not: std::collections::BTreeMap<Unmatched, usize>,
+    node_reasons: std::collections::BTreeMap<String, usize>,
+}
+
+impl Counts {
+    /// Counts one reservation the pod owns.
+    pub(super) fn add(&mut self, side: &PodSide, checked: Result<(), Unmatched>) {
+        self.owned += 1;
+        match checked {
+            Ok(()) => {
+                self.named += usize::from(side.affinity.as_ref().is_some_and(|a| a.name.is_some()));
+            }
+            Err(why) => *self.why_not.entry(why).or_default() += 1,
+        }
+    }
+
+    /// Counts what the node refused of `usable` reservations on it.
+    pub(super) fn refused(&mut self, usable: usize, reasons: &[Reason]) {
+        let own = |reason: &&Reason| reason.as_str().starts_with("Reservation(s) ");
+        let left = usable.saturating_sub(reasons.iter().filter(own).count());
+        for reason in reasons.iter().filter(|reason| !own(reason)) {
+            if left > 0 {
+                *self.node_reasons.entry(reason.to_string()).or_default() += left;
+            }
+        }
+    }
+
+    /// The text for the pod's condition; empty when reservations do not matter to it.
+    pub(super) fn text(&self, required: bool) -> String {
+        if self.owned == 0 && !required {
+            return String::new();
+        }
+        let mut parts = Vec::new();
+        let mut part = |count: usize, text: &str| {
+            if count > 0 {
+                parts.push(format!("{count} Reservation(s) {text}"));
+            }
+        };
+        let why = |why: &Unmatched| self.why_not.get(why).copied().unwrap_or(0);
+        part(self.named, "exactly matches the requested reservation name");
+        part(
+            why(&Unmatched::Name),
+            "didn't match the requested reservation name",
+        );
+        part(why(&Unmatched::Affinity), "didn't match affinity rules");
+        part(why(&Unmatched::Unschedulable), "is unschedulable");
+        part(why(&Unmatched::Exact), "is not exact matched");
+        for (why, count) in &self.why_not {
+            if let Unmatched::Taint(taint) = why {
+                part(*count, &format!("had untolerated taint {taint}"));
+            }
+        }
+        for (reason, count) in &self.node_reasons {
+            part(*count, &format!("for node reason that {reason}"));
+        }
+        parts.push(format!("{} Reservation(s) matched owner total", self.owned));
+        parts.join(", ")
+    }
+}

@@ -1,0 +1,369 @@
+//! A Reservation, understood: its terms, and the pod that stands for it in the queue and the books.
+
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::annotations;
+use koord_api::extension::{NodeReservation, ReservationRestrictedOptions};
+use koord_api::labels;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::scheduling::{Reservation, ReservationAllocatePolicy, ReservationPhase};
+use koord_model::resources::{
+    self, Amounts, BATCH_CPU, CPU, MID_CPU, PODS, ResourceId, ResourceTable,
+};
+use koord_scheduler::state::{PodError, PodInfo};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The container that carries what is reserved, where that differs from the template.
+const FAKE_CONTAINER: &str = "__internal_fake_container__";
+
+/// How owners draw from a reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// From it and from the node; not beside reservations of another policy.
+    Default,
+    /// From it and from the node.
+    Aligned,
+    /// The restricted resources from it alone.
+    Restricted,
+}
+
+/// Where a reservation stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// To be placed.
+    Pending,
+    /// On its node, open to owners.
+    Available,
+    /// On its node, not open yet. Not produced here.
+    Waiting,
+    /// Used up, expired or failed.
+    Over,
+}
+
+/// What a Reservation says, parsed.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) phase: Phase,
+    /// `status.nodeName`.
+    pub(super) node: Option<Arc<str>>,
+    pub(super) policy: Policy,
+    pub(super) once: bool,
+    /// Closed to new owners, or on its way out.
+    pub(super) unschedulable: bool,
+    pub(super) taints: Vec<Taint>,
+    pub(super) labels: BTreeMap<String, String>,
+    /// Lower goes first.
+    pub(super) order: Option<i64>,
+    /// What owners may use; includes `pods` when their number is limited.
+    pub(super) allocatable: Amounts,
+    /// What is set aside from owners.
+    pub(super) reserved: Amounts,
+    /// The resources that a restricted reservation gives alone; all others have all of them.
+    pub(super) resources: Vec<ResourceId>,
+    /// The pod that stands for it, with all of its requests.
+    pub(super) pod: PodInfo,
+    /// What was not understood; owners do not match then.
+    pub(super) error: Option<String>,
+    /// What was ignored.
+    pub(super) ignored: Vec<String>,
+}
+
+/// Text of a missing part, as in the reservation's condition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TermsError {
+    #[error("the reservation has no {0}")]
+    Missing(&'static str),
+    #[error("spec.template: {0}")]
+    Pod(#[from] PodError),
+}
+
+impl Terms {
+    /// Reads a Reservation.
+    pub(super) fn new(object: &Reservation, table: &ResourceTable) -> Result<Self, TermsError> {
+        let status = object.status.as_ref();
+        let node = status
+            .map(|s| s.node_name.as_str())
+            .filter(|name| !name.is_empty())
+            .map(Arc::<str>::from);
+        let phase = match status.and_then(|s| s.phase.as_ref()) {
+            Some(ReservationPhase::Available) if node.is_some() => Phase::Available,
+            Some(ReservationPhase::Waiting) if node.is_some() => Phase::Waiting,
+            Some(ReservationPhase::Succeeded | ReservationPhase::Failed) => Phase::Over,
+            _ => Phase::Pending,
+        };
+        let mut ignored = Vec::new();
+        let mut error = None;
+        let meta = &object.metadata;
+        let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
+
+        let mut pod = pod(object, phase, node.as_deref())?;
+        if phase == Phase::Available {
+            let reserved = status.map(|s| &s.allocatable);
+            if let Some(reserved) = reserved.filter(|list| !list.is_empty()) {
+                carry(&mut pod, reserved, table)?;
+            }
+        }
+        let mut info = PodInfo::new(Arc::new(pod), table)?;
+        info.stands_for = Some(Arc::new(ObjectReference {
+            api_version: Some("scheduling.koordinator.sh/v1alpha1".to_owned()),
+            kind: Some("Reservation".to_owned()),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+            ..ObjectReference::default()
+        }));
+        let allocatable = info.requests.clone();
+        // A limit on the number of owners is no request of the reservation itself.
+        if info.requests.contains(PODS) {
+            info.requests = info.requests.iter().filter(|(id, _)| *id != PODS).collect();
+        }
+
+        let mut reserved = Amounts::new();
+        if let Some(text) = annotation(annotations::NODE_RESERVATION) {
+            let parsed = serde_json::from_str::<NodeReservation>(text)
+                .map_err(|error| error.to_string())
+                .and_then(|parsed| parsed.amounts().map_err(|error| error.to_string()));
+            match parsed {
+                Ok(list) => {
+                    for (name, quantity) in &list {
+                        let id = table.intern(name);
+                        reserved.add(id, resources::amount(id, quantity));
+                    }
+                }
+                Err(error) => ignored.push(format!(
+                    "annotation {} is ignored: {error}: {text:?}",
+                    annotations::NODE_RESERVATION
+                )),
+            }
+        }
+        let policy = match &object.spec.allocate_policy {
+            Some(ReservationAllocatePolicy::Aligned) => Policy::Aligned,
+            Some(ReservationAllocatePolicy::Restricted) => Policy::Restricted,
+            _ => Policy::Default,
+        };
+        let mut names: Vec<ResourceId> = allocatable.iter().map(|(id, _)| id).collect();
+        if policy == Policy::Restricted
+            && let Some(text) = annotation(annotations::RESERVATION_RESTRICTED_OPTIONS)
+        {
+            match serde_json::from_str::<ReservationRestrictedOptions>(text) {
+                Ok(options) => {
+                    let listed: Vec<ResourceId> = options
+                        .resources
+                        .iter()
+                        .map(|name| table.intern(name))
+                        .collect();
+                    if names.iter().any(|id| listed.contains(id)) {
+                        names.retain(|id| listed.contains(id));
+                    }
+                }
+                Err(reason) => {
+                    error = Some(format!(
+                        "annotation {}: {reason}: {text:?}",
+                        annotations::RESERVATION_RESTRICTED_OPTIONS
+                    ));
+                }
+            }
+        }
+        let labels = meta.labels.clone().unwrap_or_default();
+        let order = labels
+            .get(labels::RESERVATION_ORDER)
+            .and_then(|text| text.parse::<i64>().ok())
+            .filter(|order| *order != 0);
+        Ok(Self {
+            phase,
+            node,
+            policy,
+            once: object.spec.allocate_once.unwrap_or(true),
+            unschedulable: object.spec.unschedulable.unwrap_or(false)
+                || meta.deletion_timestamp.is_some(),
+            taints: object.spec.taints.clone(),
+            labels,
+            order,
+            allocatable,
+            reserved,
+            resources: names,
+            pod: info,
+            error,
+            ignored,
+        })
+    }
+
+    /// The pod as it stands in the books when owners took `taken`.
+    pub(super) fn reduced(&self, taken: &Amounts) -> PodInfo {
+        let requests = koord_model::reservation::remaining(&self.pod.requests, taken);
+        let mut scoring = self.pod.scoring;
+        for (at, id) in [CPU, resources::MEMORY].into_iter().enumerate() {
+            scoring[at] = scoring[at].saturating_sub(taken.get(id)).max(0);
+        }
+        PodInfo {
+            requests,
+            scoring,
+            ..self.pod.clone()
+        }
+    }
+}
+
+/// The pod that stands for a reservation.
+fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, TermsError> {
+    let (meta, template) = (&object.metadata, &object.spec.template);
+    let name = meta
+        .name
+        .clone()
+        .ok_or(TermsError::Missing("metadata.name"))?;
+    let uid = meta
+        .uid
+        .clone()
+        .ok_or(TermsError::Missing("metadata.uid"))?;
+    let mut spec = template
+        .spec
+        .clone()
+        .ok_or(TermsError::Missing("spec.template.spec"))?;
+    let outer = template.metadata.clone().unwrap_or_default();
+    let mut labels = outer.labels.unwrap_or_default();
+    labels.extend(meta.labels.clone().unwrap_or_default());
+    let mut notes = outer.annotations.unwrap_or_default();
+    notes.extend(meta.annotations.clone().unwrap_or_default());
+    notes.insert(annotations::RESERVE_POD.to_owned(), "true".to_owned());
+    notes.insert(annotations::RESERVATION_NAME.to_owned(), name);
+    if object.spec.pre_allocation == Some(true) {
+        notes.insert(annotations::IS_PRE_ALLOCATION.to_owned(), "true".to_owned());
+    }
+    // The node that the template asks for is a wish until the reservation is placed.
+    if let Some(fixed) = spec.node_name.take().filter(|name| !name.is_empty()) {
+        notes.insert(annotations::RESERVATION_NODE.to_owned(), fixed);
+    }
+    if matches!(phase, Phase::Available | Phase::Waiting) {
+        spec.node_name = node.map(str::to_owned);
+    }
+    if spec.priority.is_none() {
+        let labelled = meta
+            .labels
+            .as_ref()
+            .and_then(|all| all.get(labels::POD_PRIORITY));
+        let parsed = labelled.and_then(|text| text.parse::<i32>().ok());
+        // As high as can be: never a victim of preemption.
+        spec.priority = Some(parsed.unwrap_or(i32::MAX));
+    }
+    let metadata = ObjectMeta {
+        name: Some(uid.clone()),
+        uid: Some(uid),
+        namespace: Some(
+            outer
+                .namespace
+                .filter(|namespace| !namespace.is_empty())
+                .unwrap_or_else(|| "default".to_owned()),
+        ),
+        labels: Some(labels),
+        annotations: Some(notes),
+        owner_references: outer.owner_references,
+        creation_timestamp: meta.creation_timestamp.clone(),
+        // What is being deleted is not placed any more; what is placed stays until it is gone.
+        deletion_timestamp: meta
+            .deletion_timestamp
+            .clone()
+            .filter(|_| phase == Phase::Pending),
+        ..ObjectMeta::default()
+    };
+    Ok(Pod {
+        metadata,
+        spec: Some(spec),
+        status: None,
+    })
+}
+
+/// Makes `pod` request `reserved` (beside what else its template asks for), if it does not already.
+fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Result<(), PodError> {
+    let asked = PodInfo::new(Arc::new(pod.clone()), table)?.requests;
+    let wanted: Amounts = reserved
+        .iter()
+        .map(|(name, quantity)| {
+            let id = table.intern(name);
+            (id, resources::amount(id, quantity))
+        })
+        .collect();
+    if asked == wanted {
+        return Ok(());
+    }
+    let mut all = asked;
+    for (id, amount) in wanted.iter() {
+        all.set(id, amount);
+    }
+    let list: BTreeMap<String, _> = resource_list(&all, table)
+        .into_iter()
+        .map(|(name, quantity)| (name, quantity.to_k8s()))
+        .collect();
+    let Some(spec) = &mut pod.spec else {
+        return Ok(());
+    };
+    spec.overhead = None;
+    spec.resources = None;
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in spec.containers.iter_mut().chain(init) {
+        container.resources = None;
+    }
+    spec.containers.push(Container {
+        name: FAKE_CONTAINER.to_owned(),
+        resources: Some(ResourceRequirements {
+            limits: Some(list.clone()),
+            requests: Some(list),
+            ..ResourceRequirements::default()
+        }),
+        ..Container::default()
+    });
+    Ok(())
+}
+
+/// Amounts as the API writes them: memory and the like in binary units.
+pub(super) fn resource_list(amounts: &Amounts, table: &ResourceTable) -> ResourceList {
+    let quantity = |id: ResourceId, name: &str, amount: i64| match id {
+        CPU => Quantity::from_milli(amount),
+        PODS | BATCH_CPU | MID_CPU => Quantity::from_value(amount),
+        _ if name.contains("memory") && !name.contains("ratio")
+            || name.contains("storage")
+            || name.starts_with("hugepages-") =>
+        {
+            Quantity::from_bytes(amount)
+        }
+        _ => Quantity::from_value(amount),
+    };
+    amounts
+        .iter()
+        .map(|(id, amount)| {
+            let name = table.name(id);
+            let quantity = quantity(id, &name, amount);
+            (name.to_string(), quantity)
+        })
+        .collect()
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Resize {
+    resources: ResourceList,
+}
+
+/// What the status of a reservation that is being placed says is reserved: what it asks for, with
+/// the amounts that the resize annotation replaces.
+///
+/// # Errors
+/// The annotation is malformed; the text names it.
+pub(super) fn reserved_on_bind(
+    object: &Reservation,
+    terms: &Terms,
+    table: &ResourceTable,
+) -> Result<ResourceList, String> {
+    let mut list = resource_list(&terms.allocatable, table);
+    let key = annotations::RESERVATION_RESIZE_ALLOCATABLE;
+    let text = object
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(key));
+    if let Some(text) = text.filter(|text| !text.is_empty()) {
+        let resize: Resize = serde_json::from_str(text)
+            .map_err(|error| format!("annotation {key}: {error}: {text:?}"))?;
+        list.extend(resize.resources);
+    }
+    Ok(list)
+}

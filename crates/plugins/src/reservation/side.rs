@@ -1,0 +1,440 @@
+//! The pod's side of a cycle: what it says about reservations, and which of them it may use.
+
+use super::owners::SpecId;
+use super::pod::{Policy, Terms};
+use crate::node_affinity::requirement_matches;
+use crate::taints::tolerates;
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
+use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
+use koord_api::{annotations, labels};
+use koord_model::resources::{Amounts, ResourceId, ResourceTable};
+use koord_scheduler::state::{NodeInfo, PodInfo};
+use std::collections::BTreeMap;
+
+/// What keeps a pod that is an owner from using a reservation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Unmatched {
+    /// No owner.
+    Owner,
+    /// Another one is asked for by name.
+    Name,
+    /// It is closed.
+    Unschedulable,
+    /// It has a taint, as `{key: value}`.
+    Taint(String),
+    /// It is not what the affinity asks for.
+    Affinity,
+    /// An amount is not equal.
+    Exact,
+}
+
+/// What a pod says about reservations.
+#[derive(Debug, Default)]
+pub(super) struct PodSide {
+    /// It takes no notice of reservations, and may use what they hold.
+    pub(super) ignores: bool,
+    /// The owner lists it matches.
+    pub(super) owner_of: Vec<SpecId>,
+    /// The reservation it may use must meet this; without one, the node will do.
+    pub(super) affinity: Option<Affinity>,
+    /// Resources whose amounts must be equal.
+    exact: Vec<ResourceId>,
+}
+
+/// Which reservations a pod wants.
+#[derive(Debug, Default)]
+pub(super) struct Affinity {
+    /// This one; nothing else counts then.
+    pub(super) name: Option<String>,
+    selector: BTreeMap<String, String>,
+    terms: Option<Vec<NodeSelectorTerm>>,
+    tolerations: Vec<Toleration>,
+    tolerates_unschedulable: bool,
+}
+
+/// A pod, or what stands for a reservation that is to be placed.
+#[derive(Debug)]
+pub(super) enum Side {
+    /// A reservation.
+    Reserve {
+        /// The node its template names.
+        fixed: Option<String>,
+        /// How owners will draw from it.
+        policy: Policy,
+    },
+    /// A pod.
+    Pod(PodSide),
+}
+
+impl PodSide {
+    /// Reads the pod's annotations.
+    ///
+    /// # Errors
+    /// An annotation is malformed; the text names it and its value.
+    pub(super) fn new(
+        pod: &PodInfo,
+        owner_of: Vec<SpecId>,
+        table: &ResourceTable,
+    ) -> Result<Self, String> {
+        let mut out = Self {
+            ignores: ignores(pod),
+            owner_of,
+            ..Self::default()
+        };
+        let bad = |key: &str, text: &str, error: &dyn std::fmt::Display| {
+            format!("annotation {key} is malformed: {error}: {text:?}")
+        };
+        if let Some((key, text)) = given(pod, annotations::RESERVATION_AFFINITY) {
+            let parsed: ReservationAffinity =
+                serde_json::from_str(text).map_err(|error| bad(key, text, &error))?;
+            out.affinity = Some(Affinity::from(parsed));
+        }
+        if let Some((key, text)) = given(pod, annotations::EXACT_MATCH_RESERVATION) {
+            let parsed: ExactMatchReservationSpec =
+                serde_json::from_str(text).map_err(|error| bad(key, text, &error))?;
+            out.exact = parsed
+                .resource_names
+                .iter()
+                .map(|name| table.intern(name))
+                .collect();
+        }
+        Ok(out)
+    }
+
+    /// Whether no reservation concerns the pod.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.ignores && self.owner_of.is_empty() && self.affinity.is_none()
+    }
+
+    /// Whether the pod may use a reservation with these terms on `node`; owners are known to match.
+    pub(super) fn check(
+        &self,
+        pod: &PodInfo,
+        name: &str,
+        terms: &Terms,
+        node: Option<&NodeInfo>,
+    ) -> Result<(), Unmatched> {
+        let exact = || {
+            if exact_match(&self.exact, &pod.requests, &terms.allocatable) {
+                Ok(())
+            } else {
+                Err(Unmatched::Exact)
+            }
+        };
+        let Some(affinity) = &self.affinity else {
+            // Taints are held only against pods that say which reservations they want.
+            return if terms.unschedulable {
+                Err(Unmatched::Unschedulable)
+            } else {
+                exact()
+            };
+        };
+        if let Some(wanted) = &affinity.name {
+            return if wanted == name {
+                exact()
+            } else {
+                Err(Unmatched::Name)
+            };
+        }
+        if terms.unschedulable && !affinity.tolerates_unschedulable {
+            return Err(Unmatched::Unschedulable);
+        }
+        let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        let mut taints = terms.taints.iter().filter(hard);
+        if let Some(taint) = taints.find(|taint| !tolerates(&affinity.tolerations, taint)) {
+            let value = taint.value.as_deref().unwrap_or_default();
+            return Err(Unmatched::Taint(format!("{{{}: {value}}}", taint.key)));
+        }
+        let label = |key: &str| {
+            let own = terms.labels.get(key).map(String::as_str);
+            own.or_else(|| node?.label(key))
+        };
+        if affinity.matches(name, label) {
+            exact()
+        } else {
+            Err(Unmatched::Affinity)
+        }
+    }
+}
+
+impl Affinity {
+    fn matches<'a>(&self, name: &str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let term = |term: &NodeSelectorTerm| {
+            let expressions = term.match_expressions.as_deref().unwrap_or_default();
+            let fields = term.match_fields.as_deref().unwrap_or_default();
+            let field = |key: &str| (key == "metadata.name").then_some(name);
+            !(expressions.is_empty() && fields.is_empty())
+                && expressions
+                    .iter()
+                    .all(|r| requirement_matches(r, label(&r.key)))
+                && fields.iter().all(|r| requirement_matches(r, field(&r.key)))
+        };
+        self.selector
+            .iter()
+            .all(|(key, value)| label(key) == Some(value))
+            && self
+                .terms
+                .as_ref()
+                .is_none_or(|terms| terms.iter().any(term))
+    }
+}
+
+impl From<ReservationAffinity> for Affinity {
+    fn from(parsed: ReservationAffinity) -> Self {
+        let unschedulable = Taint {
+            key: "node.kubernetes.io/unschedulable".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        Self {
+            tolerates_unschedulable: tolerates(&parsed.tolerations, &unschedulable),
+            name: Some(parsed.name).filter(|name| !name.is_empty()),
+            selector: parsed.reservation_selector,
+            terms: parsed
+                .required_during_scheduling_ignored_during_execution
+                .map(|required| required.reservation_selector_terms),
+            tolerations: parsed.tolerations,
+        }
+    }
+}
+
+/// Whether the listed resources are asked for and reserved in equal amounts.
+fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) -> bool {
+    names.iter().all(|id| {
+        requests.contains(*id) == allocatable.contains(*id)
+            && requests.get(*id) == allocatable.get(*id)
+    })
+}
+
+/// Whether the pod takes no notice of reservations.
+pub(super) fn ignores(pod: &PodInfo) -> bool {
+    let labels = pod.object.metadata.labels.as_ref();
+    labels
+        .and_then(|all| all.get(labels::RESERVATION_IGNORED))
+        .is_some_and(|v| v == "true")
+}
+
+/// A key with its value, when the pod has it.
+pub(super) fn given<'a>(pod: &'a PodInfo, key: &'static str) -> Option<(&'static str, &'a str)> {
+    pod.annotation(key)
+        .filter(|text| !text.is_empty())
+        .map(|text| (key, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_api::scheduling::Reservation;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+
+    fn pod(affinity: &Value, exact: &Value) -> PodInfo {
+        let mut notes = json!({});
+        if !affinity.is_null() {
+            notes[annotations::RESERVATION_AFFINITY] = json!(affinity.to_string());
+        }
+        if !exact.is_null() {
+            let spec = json!({"resourceNames": exact});
+            notes[annotations::EXACT_MATCH_RESERVATION] = json!(spec.to_string());
+        }
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "p", "annotations": notes},
+            "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}
+        }))
+        .unwrap();
+        PodInfo::new(Arc::new(pod), &TABLE).unwrap()
+    }
+
+    static TABLE: std::sync::LazyLock<ResourceTable> = std::sync::LazyLock::new(ResourceTable::new);
+
+    fn check(spec: Value, affinity: &Value, exact: &Value) -> Result<(), Unmatched> {
+        let mut value = json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+            "metadata": {"name": "r1", "uid": "u", "labels": {"team": "a", "zone": "own"}},
+            "spec": {"owners": [{}], "template": {"spec": {"containers":
+                [{"name": "c", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}}}
+        });
+        for (key, part) in spec.as_object().unwrap() {
+            value["spec"][key] = part.clone();
+        }
+        let object: Reservation = serde_json::from_value(value).unwrap();
+        let terms = Terms::new(&object, &TABLE).unwrap();
+        let node = serde_json::from_value(json!({"metadata": {"name": "n", "labels":
+            {"zone": "nodes", "arch": "arm64"}}}))
+        .unwrap();
+        let (node, _) = NodeInfo::new(Arc::new(node), &TABLE).unwrap();
+        let pod = pod(affinity, exact);
+        PodSide::new(&pod, vec![1], &TABLE)
+            .unwrap()
+            .check(&pod, "r1", &terms, Some(&node))
+    }
+
+    #[test]
+    fn name_closure_taints_affinity_and_amounts_are_checked_in_this_order() {
+        let none = Value::Null;
+        let closed = || json!({"unschedulable": true});
+        let tainted = || json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]});
+        let soft = || json!({"taints": [{"key": "k", "effect": "PreferNoSchedule"}]});
+        let selector = |key: &str, value: &str| json!({"reservationSelector": {key: value}});
+        let term = |key: &str, operator: &str, values: Value| {
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"reservationSelectorTerms": [
+                {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]}})
+        };
+        let no_terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": {}});
+        let tolerating = |key: &str| json!({"tolerations": [{"key": key, "operator": "Exists"}]});
+        let taint = Err(Unmatched::Taint("{k: v}".to_owned()));
+        let cases = [
+            ("plain", json!({}), none.clone(), none.clone(), Ok(())),
+            ("empty affinity", json!({}), json!({}), none.clone(), Ok(())),
+            (
+                "closed",
+                closed(),
+                none.clone(),
+                none.clone(),
+                Err(Unmatched::Unschedulable),
+            ),
+            (
+                "closed, tolerated",
+                closed(),
+                tolerating("node.kubernetes.io/unschedulable"),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "closed, by name",
+                closed(),
+                json!({"name": "r1"}),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "another name",
+                json!({}),
+                json!({"name": "r2"}),
+                none.clone(),
+                Err(Unmatched::Name),
+            ),
+            (
+                "by name, amounts differ",
+                json!({}),
+                json!({"name": "r1"}),
+                json!(["memory"]),
+                Err(Unmatched::Exact),
+            ),
+            (
+                "taints without affinity",
+                tainted(),
+                none.clone(),
+                none.clone(),
+                Ok(()),
+            ),
+            ("taints", tainted(), json!({}), none.clone(), taint),
+            (
+                "taints, tolerated",
+                tainted(),
+                tolerating("k"),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "taints, by name",
+                tainted(),
+                json!({"name": "r1"}),
+                none.clone(),
+                Ok(()),
+            ),
+            ("soft taints", soft(), json!({}), none.clone(), Ok(())),
+            (
+                "own label",
+                json!({}),
+                selector("team", "a"),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "another label",
+                json!({}),
+                selector("team", "b"),
+                none.clone(),
+                Err(Unmatched::Affinity),
+            ),
+            (
+                "label of the node",
+                json!({}),
+                selector("arch", "arm64"),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "own labels win",
+                json!({}),
+                selector("zone", "nodes"),
+                none.clone(),
+                Err(Unmatched::Affinity),
+            ),
+            (
+                "term",
+                json!({}),
+                term("team", "In", json!(["a", "b"])),
+                none.clone(),
+                Ok(()),
+            ),
+            (
+                "term unmet",
+                json!({}),
+                term("team", "NotIn", json!(["a"])),
+                none.clone(),
+                Err(Unmatched::Affinity),
+            ),
+            (
+                "no terms",
+                json!({}),
+                no_terms,
+                none.clone(),
+                Err(Unmatched::Affinity),
+            ),
+            (
+                "equal amount",
+                json!({}),
+                none.clone(),
+                json!(["cpu"]),
+                Ok(()),
+            ),
+            (
+                "amount asked for only here",
+                json!({}),
+                none.clone(),
+                json!(["cpu", "memory"]),
+                Err(Unmatched::Exact),
+            ),
+            (
+                "absent on both sides goes on",
+                json!({}),
+                none.clone(),
+                json!(["a.com/x", "memory"]),
+                Err(Unmatched::Exact),
+            ),
+        ];
+        for (name, spec, affinity, exact, expected) in cases {
+            assert_eq!(check(spec, &affinity, &exact), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn malformed_annotations_are_named_with_their_value() {
+        let broken = |key: &str| {
+            let mut pod = pod(&Value::Null, &Value::Null);
+            let mut object = (*pod.object).clone();
+            object.metadata.annotations = Some([(key.to_owned(), "{x".to_owned())].into());
+            pod.object = Arc::new(object);
+            PodSide::new(&pod, Vec::new(), &TABLE).unwrap_err()
+        };
+        for key in [
+            annotations::RESERVATION_AFFINITY,
+            annotations::EXACT_MATCH_RESERVATION,
+        ] {
+            let error = broken(key);
+            assert!(error.contains(key) && error.contains("{x"), "{error}");
+        }
+    }
+}

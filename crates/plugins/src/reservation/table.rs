@@ -1,0 +1,453 @@
+//! The reservations and their owners, kept exact by every event, in whatever order events come.
+
+use super::NAME;
+use super::owners::{Owners, SpecId};
+use super::pod::{Phase, Policy, Terms};
+use super::side::{self, Affinity, PodSide, Unmatched};
+use koord_api::annotations;
+use koord_api::extension::ReservationAllocated;
+use koord_api::scheduling::Reservation;
+use koord_model::resources::Amounts;
+use koord_scheduler::framework::{Effects, Problem, View};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+/// One reservation.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) object: Arc<Reservation>,
+    pub(super) name: Arc<str>,
+    pub(super) uid: Arc<str>,
+    pub(super) terms: Terms,
+    /// Its owners' list; none when that, or something else, was not understood.
+    pub(super) spec: Option<SpecId>,
+    /// Where the pod that stands for it is booked.
+    pub(super) row: Option<NodeIndex>,
+    /// That pod, as it is booked.
+    pub(super) pod: Arc<PodInfo>,
+    /// What its owners request.
+    pub(super) taken: Amounts,
+    /// How many owners it has.
+    pub(super) pods: i64,
+    /// The last status this process wrote, until the informer shows it.
+    pub(super) sent: super::control::Sent,
+}
+
+impl Record {
+    /// Whether pods may use it now.
+    pub(super) fn is_matchable(&self) -> bool {
+        self.terms.phase == Phase::Available
+            && self.spec.is_some()
+            && !(self.terms.once && self.pods > 0)
+    }
+
+    /// What its owners use of the resources that it gives alone.
+    pub(super) fn allocated(&self) -> Amounts {
+        let listed = |(id, _): &(_, i64)| self.terms.resources.contains(id);
+        self.taken.iter().filter(listed).collect()
+    }
+}
+
+/// A pod that uses a reservation.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) pod: Arc<PodInfo>,
+    pub(super) node: Arc<str>,
+    /// Whether the API says so; else it is only assumed.
+    pub(super) confirmed: bool,
+}
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    records: Vec<Option<Record>>,
+    free: Vec<u32>,
+    by_uid: FxHashMap<Arc<str>, u32>,
+    by_name: FxHashMap<Arc<str>, u32>,
+    /// Per row of the node store, the reservations booked there.
+    by_row: Vec<Vec<u32>>,
+    /// By uid of the reservation, which may not be known (yet, or any more), then of the pod.
+    owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Owner>>,
+    owner_of: FxHashMap<Arc<str>, Arc<str>>,
+    specs: Owners,
+    /// Reservations, by uid, whose status may have to be written.
+    pub(super) dirty: FxHashSet<Arc<str>>,
+}
+
+impl Table {
+    pub(super) fn find(&self, uid: &str) -> Option<u32> {
+        self.by_uid.get(uid).copied()
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Record> {
+        self.record(*self.by_name.get(name)?)
+    }
+
+    pub(super) fn record(&self, at: u32) -> Option<&Record> {
+        self.records.get(at as usize)?.as_ref()
+    }
+
+    pub(super) fn record_mut(&mut self, at: u32) -> Option<&mut Record> {
+        self.records.get_mut(at as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().flatten()
+    }
+
+    /// The reservations booked on `node`.
+    pub(super) fn on(&self, node: NodeIndex) -> impl Iterator<Item = (u32, &Record)> {
+        let listed = self.by_row.get(node.row()).into_iter().flatten();
+        listed.filter_map(|at| Some((*at, self.record(*at)?)))
+    }
+
+    /// The owners of the reservation with this uid, wherever they are.
+    pub(super) fn owners(&self, uid: &str) -> impl Iterator<Item = &Owner> {
+        self.owners.get(uid).into_iter().flat_map(FxHashMap::values)
+    }
+
+    /// The uid of the reservation that the pod with this uid uses.
+    pub(super) fn used_by(&self, pod: &str) -> Option<&Arc<str>> {
+        self.owner_of.get(pod)
+    }
+
+    /// The owner lists that `pod` matches.
+    pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
+        self.specs.matching(pod)
+    }
+
+    /// The reservations that `side` owns and that are open, on whatever node.
+    pub(super) fn owned<'a>(&'a self, side: &'a PodSide) -> impl Iterator<Item = &'a Record> {
+        let lists = side.owner_of.iter();
+        lists
+            .flat_map(|id| self.specs.users(*id))
+            .filter_map(|at| self.record(at))
+            .filter(|record| record.is_matchable() && record.row.is_some())
+    }
+
+    /// Whether `pod` may use `record`.
+    pub(super) fn check(
+        &self,
+        pod: &PodInfo,
+        side: &PodSide,
+        record: &Record,
+        view: View<'_>,
+        node_labels: bool,
+    ) -> Result<(), Unmatched> {
+        let owner = record
+            .spec
+            .is_some_and(|spec| side.owner_of.contains(&spec));
+        if !owner {
+            return Err(Unmatched::Owner);
+        }
+        let node = record
+            .row
+            .filter(|_| node_labels)
+            .and_then(|row| view.nodes.info(row));
+        side.check(pod, &record.name, &record.terms, node.map(|info| &**info))
+    }
+
+    /// The one node that a pod which names a reservation can go to.
+    pub(super) fn named_row(&self, affinity: &Affinity) -> Option<NodeIndex> {
+        self.named(affinity.name.as_deref()?)?.row
+    }
+
+    /// A Reservation appeared or changed.
+    pub(super) fn apply(&mut self, object: Arc<Reservation>, view: View<'_>, fx: &mut Effects) {
+        let meta = &object.metadata;
+        let (Some(name), Some(uid)) = (meta.name.as_deref(), meta.uid.as_deref()) else {
+            return;
+        };
+        let problem = |message: String| Problem {
+            kind: "Reservation",
+            namespace: String::new(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            message,
+        };
+        // Deleted and made again under the same name between two looks.
+        let stale = self
+            .named(name)
+            .filter(|old| *old.uid != *uid)
+            .map(|old| old.uid.clone());
+        if let Some(stale) = stale {
+            self.delete(&stale, view, fx);
+        }
+        let known = self.find(uid);
+        let terms = match Terms::new(&object, view.resources) {
+            Ok(terms) => terms,
+            Err(error) => {
+                fx.problems
+                    .push(problem(format!("the reservation is ignored: {error}")));
+                self.delete(uid, view, fx);
+                return;
+            }
+        };
+        let at = known.unwrap_or_else(|| {
+            self.free.pop().unwrap_or_else(|| {
+                self.records.push(None);
+                u32::try_from(self.records.len() - 1).unwrap_or(u32::MAX)
+            })
+        });
+        let old = self.records.get_mut(at as usize).and_then(Option::take);
+        let added = match &terms.error {
+            None => self.specs.add(&object.spec.owners, at),
+            Some(error) => Err(error.clone()),
+        };
+        // After the list was looked up: an unchanged one keeps its number.
+        if let Some(spec) = old.as_ref().and_then(|old| old.spec)
+            && added != Ok(spec)
+        {
+            self.specs.remove(spec, at);
+        }
+        let spec = match added {
+            Ok(spec) => Some(spec),
+            Err(reason) => {
+                let same = old
+                    .as_ref()
+                    .is_some_and(|old| old.object.spec == object.spec);
+                if !same {
+                    fx.problems
+                        .push(problem(format!("no pod can use the reservation: {reason}")));
+                }
+                None
+            }
+        };
+        let was_ignored = old
+            .as_ref()
+            .map(|old| old.terms.ignored.clone())
+            .unwrap_or_default();
+        for ignored in &terms.ignored {
+            if !was_ignored.contains(ignored) {
+                fx.problems.push(problem(ignored.clone()));
+            }
+        }
+        let was = old.as_ref().map(|old| old.terms.phase);
+        let uid: Arc<str> = uid.into();
+        let row = old.as_ref().and_then(|old| old.row);
+        let mut record = Record {
+            name: name.into(),
+            uid: uid.clone(),
+            spec,
+            row,
+            pod: Arc::new(terms.pod.clone()),
+            taken: Amounts::new(),
+            pods: 0,
+            sent: old.map(|old| old.sent).unwrap_or_default(),
+            object,
+            terms,
+        };
+        if let Some(node) = &record.terms.node {
+            for owner in self
+                .owners
+                .get(&uid)
+                .into_iter()
+                .flat_map(FxHashMap::values)
+            {
+                if owner.node == *node {
+                    record.taken.add_all(&owner.pod.requests);
+                    record.pods += 1;
+                }
+            }
+        }
+        self.by_uid.insert(uid.clone(), at);
+        self.by_name.insert(record.name.clone(), at);
+        let placed = |phase| matches!(phase, Phase::Available | Phase::Waiting);
+        match record.terms.phase {
+            Phase::Over => fx.remove.push(uid.clone()),
+            Phase::Pending => {
+                if was.is_some_and(placed) {
+                    fx.remove.push(uid.clone());
+                }
+                fx.apply.push(record.pod.clone());
+            }
+            Phase::Available | Phase::Waiting => {
+                record.pod = Arc::new(record.terms.reduced(&record.taken));
+                fx.apply.push(record.pod.clone());
+            }
+        }
+        fx.touched.extend(row);
+        self.dirty.insert(uid);
+        if let Some(slot) = self.records.get_mut(at as usize) {
+            *slot = Some(record);
+        }
+    }
+
+    /// A Reservation is gone, or cannot be read any more.
+    pub(super) fn delete(&mut self, uid: &str, _view: View<'_>, fx: &mut Effects) {
+        let Some(at) = self.by_uid.remove(uid) else {
+            return;
+        };
+        let Some(record) = self.records.get_mut(at as usize).and_then(Option::take) else {
+            return;
+        };
+        if let Some(spec) = record.spec {
+            self.specs.remove(spec, at);
+        }
+        if self.by_name.get(&record.name) == Some(&at) {
+            self.by_name.remove(&record.name);
+        }
+        if let Some(row) = record.row {
+            self.leave(at, row);
+            fx.touched.push(row);
+        }
+        self.dirty.remove(uid);
+        self.free.push(at);
+        fx.remove.push(record.uid);
+    }
+
+    /// The pod that stands for a reservation was booked.
+    pub(super) fn booked(&mut self, uid: &str, node: NodeIndex) {
+        let Some(at) = self.find(uid) else { return };
+        if let Some(old) = self.record(at).and_then(|record| record.row) {
+            self.leave(at, old);
+        }
+        if let Some(record) = self.record_mut(at) {
+            record.row = Some(node);
+        }
+        if self.by_row.len() <= node.row() {
+            self.by_row.resize_with(node.row() + 1, Vec::new);
+        }
+        self.by_row[node.row()].push(at);
+        self.dirty.insert(uid.into());
+    }
+
+    /// It was taken off its node.
+    pub(super) fn unbooked(&mut self, uid: &str, node: NodeIndex) {
+        let Some(at) = self.find(uid) else { return };
+        self.leave(at, node);
+        if let Some(record) = self.record_mut(at) {
+            record.row = None;
+        }
+    }
+
+    fn leave(&mut self, at: u32, row: NodeIndex) {
+        if let Some(listed) = self.by_row.get_mut(row.row()) {
+            listed.retain(|other| *other != at);
+        }
+    }
+
+    /// `pod` uses the reservation with this uid.
+    pub(super) fn own(&mut self, uid: &str, owner: Owner, fx: &mut Effects) {
+        let pod = owner.pod.uid.clone();
+        if let Some(old) = self.owner_of.get(&pod).cloned()
+            && *old == *uid
+            && let Some(known) = self.owners.get_mut(&old).and_then(|all| all.get_mut(&pod))
+            && known.node == owner.node
+            && known.pod.requests == owner.pod.requests
+        {
+            if known.confirmed != owner.confirmed {
+                self.dirty.insert(old);
+            }
+            *known = owner;
+            return;
+        }
+        self.disown(&pod, fx);
+        let uid: Arc<str> = uid.into();
+        let (node, requests) = (owner.node.clone(), owner.pod.requests.clone());
+        self.owner_of.insert(pod.clone(), uid.clone());
+        self.owners
+            .entry(uid.clone())
+            .or_default()
+            .insert(pod, owner);
+        self.count(&uid, &node, &requests, 1, fx);
+    }
+
+    /// The pod with this uid uses no reservation, or is gone.
+    pub(super) fn disown(&mut self, pod: &str, fx: &mut Effects) {
+        let Some(uid) = self.owner_of.remove(pod) else {
+            return;
+        };
+        let Some(all) = self.owners.get_mut(&uid) else {
+            return;
+        };
+        let owner = all.remove(pod);
+        if all.is_empty() {
+            self.owners.remove(&uid);
+        }
+        if let Some(owner) = owner {
+            self.count(&uid, &owner.node, &owner.pod.requests, -1, fx);
+        }
+    }
+
+    fn count(
+        &mut self,
+        uid: &Arc<str>,
+        node: &Arc<str>,
+        requests: &Amounts,
+        sign: i64,
+        fx: &mut Effects,
+    ) {
+        let Some(at) = self.find(uid) else { return };
+        let Some(record) = self.record_mut(at) else {
+            return;
+        };
+        if record.terms.node.as_ref() != Some(node) {
+            return;
+        }
+        record.pods += sign;
+        if sign > 0 {
+            record.taken.add_all(requests);
+        } else {
+            record.taken.sub_all(requests);
+        }
+        if record.terms.phase == Phase::Available {
+            record.pod = Arc::new(record.terms.reduced(&record.taken));
+            fx.apply.push(record.pod.clone());
+            // Whether it is open to others may have changed with no change of what it holds.
+            fx.touched.extend(record.row);
+        }
+        self.dirty.insert(uid.clone());
+    }
+
+    /// What the API says about a pod on `node`: whose owner it is.
+    pub(super) fn observe(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        match allocated(pod) {
+            Ok(Some(allocated)) => {
+                let owner = Owner {
+                    pod: pod.clone(),
+                    node: view.nodes.name(node).clone(),
+                    confirmed: true,
+                };
+                self.own(&allocated.uid, owner, fx);
+            }
+            Ok(None) => self.disown(&pod.uid, fx),
+            Err(message) => {
+                fx.problems.push(Problem {
+                    kind: "Pod",
+                    namespace: pod.namespace.to_string(),
+                    name: pod.name.to_string(),
+                    uid: pod.uid.to_string(),
+                    message,
+                });
+                self.disown(&pod.uid, fx);
+            }
+        }
+    }
+
+    /// Whether a reservation of `policy` may be placed beside those on `node`: one of the default
+    /// policy only beside its like.
+    pub(super) fn tolerates(&self, policy: Policy, node: NodeIndex) -> bool {
+        self.on(node)
+            .filter(|(_, record)| record.is_matchable())
+            .map(|(_, record)| record.terms.policy)
+            .all(|other| other == policy || (other != Policy::Default && policy != Policy::Default))
+    }
+}
+
+/// The reservation that a bound pod says it uses.
+pub(super) fn allocated(pod: &PodInfo) -> Result<Option<ReservationAllocated>, String> {
+    let Some((key, text)) = side::given(pod, annotations::RESERVATION_ALLOCATED) else {
+        return Ok(None);
+    };
+    let parsed: ReservationAllocated = serde_json::from_str(text)
+        .map_err(|error| format!("{NAME}: annotation {key} is ignored: {error}: {text:?}"))?;
+    Ok(Some(parsed).filter(|parsed| !parsed.uid.is_empty()))
+}

@@ -1,0 +1,330 @@
+use super::*;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::framework::Profiles;
+
+mod books;
+mod lifecycle;
+mod rules;
+
+/// An engine with the plugin and what it works with, and an API that does as it is told.
+struct World {
+    engine: Engine,
+    now: Timestamp,
+    reservations: BTreeMap<String, Value>,
+    pods: BTreeMap<String, Value>,
+    nodes: BTreeMap<String, Value>,
+    /// Everything that was said to be wrong, with the object's name.
+    said: Vec<(String, String)>,
+    /// Writes and bindings that fail instead.
+    broken: bool,
+    uids: u32,
+    writes: usize,
+}
+
+fn engine(args: &Value, gates: &[&str]) -> Engine {
+    let enabled = ["NodeUnschedulable", "NodeAffinity", "NodeResourcesFit"];
+    let enabled: Vec<Value> = enabled.iter().map(|name| json!({"name": name})).collect();
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": [enabled[0], enabled[1], enabled[2],
+                    {"name": NAME, "weight": 5000}, {"name": "DefaultBinder"}]
+            }},
+            "pluginConfig": [{"name": NAME, "args": args}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let gates = gates
+        .iter()
+        .map(|gate| ((*gate).to_owned(), true))
+        .collect();
+    let context = BuildContext { gates };
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    Engine::new(&config, profiles, EngineOptions::default())
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(&json!({}), &[])
+    }
+
+    fn with(args: &Value, gates: &[&str]) -> Self {
+        Self {
+            engine: engine(args, gates),
+            now: Timestamp::from_second(1_700_000_000).unwrap(),
+            reservations: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            said: Vec::new(),
+            broken: false,
+            uids: 0,
+            writes: 0,
+        }
+    }
+
+    /// The same API seen by a scheduler that has just started, with the lists in another order.
+    fn restart(&mut self, pods_first: bool) {
+        self.engine = engine(&json!({}), &[]);
+        if pods_first {
+            self.list_pods();
+        }
+        for name in self.reservations.keys().cloned().collect::<Vec<_>>() {
+            self.show(&name, None);
+        }
+        for node in self.nodes.values() {
+            let node: Node = serde_json::from_value(node.clone()).unwrap();
+            self.engine.node_applied(Arc::new(node), self.now);
+        }
+        if !pods_first {
+            self.list_pods();
+        }
+    }
+
+    fn list_pods(&mut self) {
+        for pod in self.pods.values() {
+            let pod = serde_json::from_value(pod.clone()).unwrap();
+            self.engine.pod_applied(Arc::new(pod), self.now);
+        }
+    }
+
+    fn node(&mut self, name: &str, cpu: i64) {
+        self.node_with(name, cpu, json!({}));
+    }
+
+    fn node_with(&mut self, name: &str, cpu: i64, labels: Value) {
+        let value = json!({
+            "metadata": {"name": name, "uid": name, "labels": labels},
+            "status": {"allocatable": {"cpu": cpu.to_string(), "memory": "100Gi", "pods": "20"}}
+        });
+        self.nodes.insert(name.to_owned(), value.clone());
+        let node: Node = serde_json::from_value(value).unwrap();
+        self.engine.node_applied(Arc::new(node), self.now);
+    }
+
+    fn node_gone(&mut self, name: &str) {
+        self.nodes.remove(name);
+        self.engine.node_deleted(name, self.now);
+    }
+
+    /// A reservation of `cpu` for pods with label `app` = `app`; parts of `change` replace others.
+    fn reserve(&mut self, name: &str, cpu: &str, app: &str, change: Value) {
+        self.uids += 1;
+        let mut value = json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+            "metadata": {"name": name, "uid": format!("{name}-{}", self.uids),
+                "creationTimestamp": self.now.to_string()},
+            "spec": {
+                "ttl": "24h", "allocateOnce": false,
+                "owners": [{"labelSelector": {"matchLabels": {"app": app}}}],
+                "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
+                    [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}
+            }
+        });
+        merge(&mut value, &change);
+        self.reservations.insert(name.to_owned(), value);
+        self.show(name, None);
+    }
+
+    /// Changes a reservation as its user would.
+    fn edit(&mut self, name: &str, change: Value) {
+        let old = self.reservations[name].clone();
+        merge(self.reservations.get_mut(name).unwrap(), &change);
+        self.show(name, Some(&old));
+    }
+
+    fn unreserve(&mut self, name: &str) {
+        if let Some(last) = self.reservations.remove(name) {
+            let new: Reservation = serde_json::from_value(last).unwrap();
+            self.change(Action::DELETE, None, new);
+        }
+    }
+
+    fn show(&mut self, name: &str, old: Option<&Value>) {
+        let new: Reservation = serde_json::from_value(self.reservations[name].clone()).unwrap();
+        let old = old.map(|old| serde_json::from_value::<Reservation>(old.clone()).unwrap());
+        let action = if old.is_some() {
+            Action::UPDATE
+        } else {
+            Action::ADD
+        };
+        self.change(action, old, new);
+    }
+
+    fn change(&mut self, action: Action, old: Option<Reservation>, new: Reservation) {
+        let change = ObjectChange {
+            kind: RESERVATIONS,
+            action,
+            old: old.map(|old| Arc::new(old) as Arc<dyn std::any::Any + Send + Sync>),
+            new: Arc::new(new),
+        };
+        self.engine.object_changed(&change, self.now);
+    }
+
+    /// A pod of `app` that asks for `cpu`.
+    fn pod(&mut self, name: &str, cpu: &str, app: &str, change: Value) {
+        let mut value = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {"app": app}},
+            "spec": {"schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+        });
+        merge(&mut value, &change);
+        self.pods.insert(name.to_owned(), value);
+        self.see(name);
+    }
+
+    fn see(&mut self, name: &str) {
+        let pod = serde_json::from_value(self.pods[name].clone()).unwrap();
+        self.engine.pod_applied(Arc::new(pod), self.now);
+    }
+
+    fn pod_gone(&mut self, name: &str) {
+        if let Some(last) = self.pods.remove(name) {
+            let pod = serde_json::from_value(last).unwrap();
+            self.engine.pod_deleted(&pod, self.now);
+        }
+    }
+
+    /// Decides and writes until nothing is left to do.
+    fn run(&mut self) {
+        for _ in 0..1000 {
+            let decided = self.engine.schedule_one(self.now).is_some();
+            let outputs = self.engine.take_outputs();
+            if !decided && outputs.is_empty() {
+                return;
+            }
+            for output in outputs {
+                self.obey(output);
+            }
+        }
+        panic!("no end of work");
+    }
+
+    fn later(&mut self, seconds: i64) {
+        self.now += SignedDuration::from_secs(seconds);
+        self.run();
+    }
+
+    fn obey(&mut self, output: Output) {
+        match output {
+            Output::Bind(request) => {
+                let uid = request.pod.uid.clone();
+                let result = if self.broken {
+                    let message = "no".to_owned();
+                    Err(BindError {
+                        message,
+                        gone: false,
+                    })
+                } else {
+                    match &request.plan {
+                        BindPlan::Writes(writes) => writes.iter().for_each(|w| self.write(w)),
+                        _ => self.bind(&request.pod.uid, &request.node, &request.patch),
+                    }
+                    Ok(())
+                };
+                self.engine.bind_finished(&uid, result, self.now);
+            }
+            Output::Write(write) if !self.broken => self.write(&write),
+            Output::Failed(failure) => {
+                let name = match &failure.pod.stands_for {
+                    Some(object) => object.name.clone().unwrap_or_default(),
+                    None => failure.pod.name.to_string(),
+                };
+                self.said.push((name, failure.message));
+            }
+            Output::Problem(problem) => self.said.push((problem.name, problem.message)),
+            _ => {}
+        }
+    }
+
+    fn bind(&mut self, uid: &str, node: &str, patch: &PodPatch) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            merge(
+                pod,
+                &json!({"metadata": {"annotations": patch.annotations},
+                "spec": {"nodeName": node}}),
+            );
+            self.see(uid);
+        }
+    }
+
+    fn write(&mut self, write: &Write) {
+        self.writes += 1;
+        if write.plural == "pods" {
+            if let (Some(pod), Verb::Patch(body)) = (self.pods.get_mut(&write.name), &write.verb) {
+                merge(pod, body);
+                self.see(&write.name.clone());
+            }
+            return;
+        }
+        match &write.verb {
+            Verb::PatchStatus(body) | Verb::Patch(body) => {
+                if self.reservations.contains_key(&write.name) {
+                    self.edit(&write.name, body.clone());
+                }
+            }
+            Verb::Delete(uid) => {
+                let known = self.reservations.get(&write.name);
+                if known.is_some_and(|r| r["metadata"]["uid"] == **uid) {
+                    self.unreserve(&write.name);
+                }
+            }
+            Verb::Create(_) => {}
+        }
+    }
+
+    /// `node (reservation)` of a pod, or the last thing that was said about it.
+    fn fate(&self, pod: &str) -> String {
+        let Some(node) = self.pods[pod]["spec"]["nodeName"].as_str() else {
+            return self.word(pod);
+        };
+        let text = &self.pods[pod]["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED];
+        let used: Option<Value> = text
+            .as_str()
+            .and_then(|text| serde_json::from_str(text).ok());
+        match used.and_then(|used| used["name"].as_str().map(str::to_owned)) {
+            Some(name) => format!("{node} ({name})"),
+            None => node.to_owned(),
+        }
+    }
+
+    fn word(&self, name: &str) -> String {
+        let last = self.said.iter().rev().find(|(about, _)| about == name);
+        last.map(|(_, text)| text.clone()).unwrap_or_default()
+    }
+
+    fn status(&self, reservation: &str) -> &Value {
+        &self.reservations[reservation]["status"]
+    }
+
+    /// CPU, in milli-cores, that the books hold on a node.
+    fn booked(&self, node: &str) -> i64 {
+        let nodes = self.engine.nodes();
+        let row = nodes.find(node).unwrap();
+        nodes.requested(row, koord_model::resources::CPU)
+    }
+}
+
+/// A JSON merge patch.
+fn merge(value: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = json!({});
+    }
+    for (key, part) in patch {
+        if part.is_null() {
+            value.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut value[key], part);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+use super::*;
+
+#[test]
+fn a_reservation_is_placed_used_and_counted() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    let status = world.status("r");
+    assert_eq!(
+        (&status["phase"], &status["nodeName"]),
+        (&json!("Available"), &json!("n1"))
+    );
+    assert_eq!(status["allocatable"], json!({"cpu": "6"}));
+    assert_eq!(status["conditions"][1]["reason"], "Available");
+    assert_eq!(world.booked("n1"), 6000);
+
+    // Others do not get it; owners do, from it first and from the node beyond.
+    world.pod("other", "3", "db", json!({}));
+    world.pod("owner", "4", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("owner"), "n1 (r)");
+    let message = "0/1 nodes are available: 1 Insufficient cpu.";
+    assert_eq!(world.fate("other"), message);
+    assert_eq!(world.booked("n1"), 6000);
+    assert_eq!(world.status("r")["allocated"], json!({"cpu": "4"}));
+    let owners = json!([{"name": "owner", "namespace": "ns", "uid": "owner"}]);
+    assert_eq!(world.status("r")["currentOwners"], owners);
+
+    world.pod("larger", "3", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("larger"), "n1 (r)");
+    assert_eq!(world.booked("n1"), 7000);
+    for pod in ["owner", "larger"] {
+        world.pod_gone(pod);
+    }
+    world.run();
+    assert_eq!(world.booked("n1"), 6000);
+    assert_eq!(world.status("r").get("currentOwners"), None);
+    assert_eq!(world.status("r")["allocated"], json!({}));
+
+    world.unreserve("r");
+    world.later(60);
+    assert_eq!(world.fate("other"), "n1");
+    assert_eq!(world.booked("n1"), 3000);
+}
+
+#[test]
+fn one_owner_uses_up_a_reservation_for_once() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.reserve("r", "6", "web", json!({"spec": {"allocateOnce": null}}));
+    world.run();
+    for pod in ["a", "b"] {
+        world.pod(pod, "2", "web", json!({}));
+    }
+    world.run();
+    let mut fates = [world.fate("a"), world.fate("b")];
+    fates.sort();
+    assert_eq!(fates, ["n1", "n1 (r)"]);
+    let status = world.status("r");
+    assert_eq!(status["phase"], "Succeeded");
+    assert_eq!(status["conditions"][1]["reason"], "Succeeded");
+    assert_eq!(world.booked("n1"), 4000);
+    // It stays so when its owner goes, and is deleted in time.
+    world.pod_gone("a");
+    world.pod_gone("b");
+    world.later(86_000);
+    assert_eq!(world.status("r")["phase"], "Succeeded");
+    world.later(500);
+    assert!(world.reservations.is_empty());
+}
+
+#[test]
+fn a_reservation_that_fits_nowhere_says_so_and_is_placed_when_it_can_be() {
+    let mut world = World::new();
+    world.node("n1", 4);
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    let message = "0/1 nodes are available: 1 Insufficient cpu.";
+    assert_eq!(world.word("r"), message);
+    let condition = &world.status("r")["conditions"][0];
+    assert_eq!(
+        (
+            &condition["type"],
+            &condition["status"],
+            &condition["message"]
+        ),
+        (&json!("Scheduled"), &json!("False"), &json!(message))
+    );
+    assert_eq!(world.status("r").get("phase"), None);
+    let writes = world.writes;
+    world.later(600);
+    assert_eq!(
+        world.writes, writes,
+        "the condition is written when it changes"
+    );
+    world.node("n2", 8);
+    world.later(60);
+    assert_eq!(world.status("r")["nodeName"], "n2");
+    assert_eq!(world.status("r")["conditions"][0]["status"], "True");
+}
+
+#[test]
+fn reservations_end_by_age_by_date_or_with_their_node() {
+    for (name, spec, seconds, expected) in [
+        ("age", json!({"ttl": "60s"}), 61, "Failed"),
+        ("not yet", json!({"ttl": "60s"}), 60, "Available"),
+        (
+            "date",
+            json!({"ttl": "24h", "expires": "2023-11-14T22:14:00Z"}),
+            41,
+            "Failed",
+        ),
+        (
+            "date before age",
+            json!({"expires": "2023-11-14T22:14:00Z"}),
+            39,
+            "Available",
+        ),
+        (
+            "never",
+            json!({"ttl": "0s", "expires": "2023-11-14T22:14:00Z"}),
+            999,
+            "Available",
+        ),
+    ] {
+        let mut world = World::new();
+        world.node("n1", 8);
+        world.reserve("r", "6", "web", json!({ "spec": spec }));
+        world.run();
+        world.pod("owner", "2", "web", json!({}));
+        world.later(seconds);
+        assert_eq!(world.status("r")["phase"], expected, "{name}");
+        let held = if expected == "Failed" { 2000 } else { 6000 };
+        assert_eq!(world.booked("n1"), held, "{name}");
+    }
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    world.node_gone("n1");
+    world.later(1);
+    let ready = &world.status("r")["conditions"][1];
+    assert_eq!(
+        (&ready["status"], &ready["reason"]),
+        (&json!("False"), &json!("Expired"))
+    );
+    world.later(61);
+    assert!(
+        world.reservations.is_empty(),
+        "without a node there is nothing to keep"
+    );
+}
+
+#[test]
+fn a_reservation_that_waits_for_a_node_expires_only_where_that_is_asked_for() {
+    for (gates, expected) in [
+        (&[][..], None),
+        (&["ExpirePendingReservations"][..], Some("Failed")),
+    ] {
+        let mut world = World::with(&json!({}), gates);
+        world.node("n1", 4);
+        world.reserve("r", "6", "web", json!({"spec": {"ttl": "60s"}}));
+        world.run();
+        world.later(100);
+        assert_eq!(world.status("r")["phase"].as_str(), expected);
+    }
+}
+
+#[test]
+fn what_fails_is_tried_again_and_what_goes_leaves_nothing() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.broken = true;
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.booked("n1"), 0);
+    world.broken = false;
+    world.later(30);
+    assert_eq!(world.status("r")["phase"], "Available");
+
+    world.broken = true;
+    world.pod("a", "2", "web", json!({}));
+    world.run();
+    assert_eq!(
+        (world.fate("a"), world.booked("n1")),
+        ("binding rejected: no".to_owned(), 6000)
+    );
+    world.broken = false;
+    world.later(30);
+    assert_eq!(world.fate("a"), "n1 (r)");
+    assert_eq!(world.booked("n1"), 6000);
+
+    // Deleted with owners on it: they keep what they have, the rest is free.
+    world.unreserve("r");
+    world.run();
+    assert_eq!(world.booked("n1"), 2000);
+    // Made again under the same name, it is another one.
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.booked("n1"), 8000);
+    assert_eq!(world.status("r").get("currentOwners"), None);
+}
+
+#[test]
+fn a_reservation_moves_when_its_status_does() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.node("n2", 8);
+    world.reserve(
+        "r",
+        "6",
+        "web",
+        json!({"spec": {"template": {"spec": {"nodeName": "n1"}}}}),
+    );
+    world.run();
+    assert_eq!(world.status("r")["nodeName"], "n1");
+    world.edit("r", json!({"status": {"nodeName": "n2"}}));
+    world.run();
+    assert_eq!((world.booked("n1"), world.booked("n2")), (0, 6000));
+    // Rolled back, it is placed again.
+    world.edit(
+        "r",
+        json!({"status": {"nodeName": null, "phase": "Pending"}}),
+    );
+    assert_eq!((world.booked("n1"), world.booked("n2")), (0, 0));
+    world.run();
+    assert_eq!(world.status("r")["nodeName"], "n1");
+    // Resized, it holds what it says.
+    world.edit("r", json!({"status": {"allocatable": {"cpu": "3"}}}));
+    assert_eq!(world.booked("n1"), 3000);
+}
+
+#[test]
+fn a_restart_rebuilds_what_owners_hold() {
+    for pods_first in [true, false] {
+        let mut world = World::new();
+        world.node("n1", 8);
+        world.reserve(
+            "r",
+            "6",
+            "web",
+            json!({"spec": {"allocatePolicy": "Restricted"}}),
+        );
+        world.run();
+        world.pod("a", "4", "web", json!({}));
+        world.run();
+        world.restart(pods_first);
+        let writes = world.writes;
+        world.pod("b", "3", "web", json!({}));
+        world.pod("c", "2", "web", json!({}));
+        world.pod("d", "3", "db", json!({}));
+        world.run();
+        assert_eq!(world.fate("c"), "n1 (r)");
+        assert!(
+            world.fate("b").contains("Insufficient cpu by node"),
+            "{}",
+            world.fate("b")
+        );
+        assert!(
+            world.fate("d").contains("Insufficient cpu"),
+            "{}",
+            world.fate("d")
+        );
+        assert_eq!(world.booked("n1"), 6000);
+        assert_eq!(world.writes, writes + 1, "only the new owner is written");
+    }
+}
+
+#[test]
+fn owners_forget_a_deleted_reservation_where_that_is_asked_for() {
+    let mut world = World::with(&json!({}), &["CleanExpiredReservationAllocated"]);
+    world.node("n1", 8);
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    world.pod("a", "4", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("a"), "n1 (r)");
+    world.unreserve("r");
+    world.run();
+    assert_eq!(world.fate("a"), "n1");
+}
+
+#[test]
+fn what_is_malformed_is_named_and_harms_nobody_else() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    let key = annotations::RESERVATION_RESTRICTED_OPTIONS;
+    world.reserve(
+        "bad-options",
+        "1",
+        "web",
+        json!({"spec": {"allocatePolicy": "Restricted"}, "metadata": {"annotations": {key: "[x"}}}),
+    );
+    assert!(world.engine.take_outputs().iter().any(|output| {
+        matches!(output, Output::Problem(p) if p.message.contains(key) && p.message.contains("[x"))
+    }));
+    let amount = json!([{"name": "c", "resources": {"requests": {"cpu": "1x"}}}]);
+    world.reserve(
+        "bad-amount",
+        "1",
+        "web",
+        json!({"spec": {"template": {"spec":
+        {"containers": amount}}}}),
+    );
+    world.reserve(
+        "good",
+        "2",
+        "db",
+        json!({"spec": {"allocatePolicy": "Restricted"}}),
+    );
+    world.run();
+    assert!(
+        world.word("bad-amount").contains("\"1x\""),
+        "{}",
+        world.word("bad-amount")
+    );
+    assert_eq!(world.status("good")["phase"], "Available");
+    // Placed, yet nobody can use it.
+    assert_eq!(world.status("bad-options")["phase"], "Available");
+    let pod_key = annotations::RESERVATION_AFFINITY;
+    world.pod(
+        "bad-pod",
+        "1",
+        "web",
+        json!({"metadata": {"annotations": {pod_key: "{"}}}),
+    );
+    world.pod("web", "1", "web", json!({}));
+    let copied =
+        json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: "{\"uid"}}});
+    world.pod("copied", "1", "web", copied);
+    world.run();
+    assert!(
+        world.fate("bad-pod").contains(pod_key),
+        "{}",
+        world.fate("bad-pod")
+    );
+    assert_eq!(
+        (world.fate("web"), world.fate("copied")),
+        ("n1".to_owned(), "n1".to_owned())
+    );
+    assert_eq!(world.booked("n1"), 5000);
+}
