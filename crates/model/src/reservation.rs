@@ -135,17 +135,9 @@ mod tests {
     #[test]
     fn shortages_name_what_is_used_and_what_there_is() {
         // (name, allocatable cpu, max pods, reserved cpu, allocated cpu, pods, request) -> lacking
-        let cases: [(
-            &str,
-            i64,
-            Option<i64>,
-            i64,
-            i64,
-            i64,
-            i64,
-            &[(ResourceId, i64, i64, i64)],
-        ); 6] = [
-            ("fits exactly", 4000, None, 0, 1000, 1, 3000, &[]),
+        let none: &[(ResourceId, i64, i64, i64)] = &[];
+        let cases = [
+            ("fits exactly", 4000, None, 0, 1000, 1, 3000, none),
             (
                 "one milli too much",
                 4000,
@@ -186,7 +178,7 @@ mod tests {
                 1000,
                 &[(PODS, 1, 1, 1)],
             ),
-            ("asks for nothing", 4000, None, 0, 4000, 1, 0, &[]),
+            ("asks for nothing", 4000, None, 0, 4000, 1, 0, none),
         ];
         for (name, cpu, max_pods, reserved, allocated, pods, request, expected) in cases {
             let mut allocatable = amounts(cpu, 100);

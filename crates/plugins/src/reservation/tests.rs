@@ -20,6 +20,9 @@ struct World {
     said: Vec<(String, String)>,
     /// Writes and bindings that fail instead.
     broken: bool,
+    /// Whether everything that can be decided is decided before anything is written.
+    slow: bool,
+    cached: bool,
     uids: u32,
     writes: usize,
 }
@@ -64,14 +67,22 @@ impl World {
             nodes: BTreeMap::new(),
             said: Vec::new(),
             broken: false,
+            slow: false,
+            cached: true,
             uids: 0,
             writes: 0,
         }
     }
 
+    fn caching(&mut self, on: bool) {
+        self.cached = on;
+        self.engine.set_caching(on);
+    }
+
     /// The same API seen by a scheduler that has just started, with the lists in another order.
     fn restart(&mut self, pods_first: bool) {
         self.engine = engine(&json!({}), &[]);
+        self.engine.set_caching(self.cached);
         if pods_first {
             self.list_pods();
         }
@@ -194,8 +205,16 @@ impl World {
     /// Decides and writes until nothing is left to do.
     fn run(&mut self) {
         for _ in 0..1000 {
-            let decided = self.engine.schedule_one(self.now).is_some();
-            let outputs = self.engine.take_outputs();
+            let mut outputs = Vec::new();
+            let mut decided = false;
+            while self.engine.schedule_one(self.now).is_some() {
+                decided = true;
+                outputs.extend(self.engine.take_outputs());
+                if !self.slow {
+                    break;
+                }
+            }
+            outputs.extend(self.engine.take_outputs());
             if !decided && outputs.is_empty() {
                 return;
             }

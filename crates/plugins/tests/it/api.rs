@@ -19,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 /// Nothing here takes longer unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Cluster {
+pub(crate) struct Cluster {
     _server: Arc<ApiServer>,
-    client: Client,
+    pub(crate) client: Client,
 }
 
 /// A running scheduler.
-struct Scheduler {
+pub(crate) struct Scheduler {
     stop: CancellationToken,
     debug: DebugHandle,
     metrics: prometheus::Registry,
@@ -33,14 +33,14 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
 }
 
 impl Cluster {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let mut config = Config::memory(Clock::system());
         config.controllers = false;
         let server = ApiServer::open(config).await.unwrap();
@@ -52,7 +52,7 @@ impl Cluster {
         }
     }
 
-    fn schedule(&self, change: impl FnOnce(&mut Options)) -> Scheduler {
+    pub(crate) fn schedule(&self, change: impl FnOnce(&mut Options)) -> Scheduler {
         let context = Context::new();
         let mut options = Options::new(koord_plugins::registry());
         options.leader_elect = false;
@@ -68,7 +68,7 @@ impl Cluster {
         }
     }
 
-    async fn node(&self, name: &str, resources: Value, taints: Value) {
+    pub(crate) async fn node(&self, name: &str, resources: Value, taints: Value) {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": name},
             "spec": {"taints": taints},
@@ -82,11 +82,11 @@ impl Cluster {
             .unwrap();
     }
 
-    fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    async fn pod(&self, name: &str, requests: Value) {
+    pub(crate) async fn pod(&self, name: &str, requests: Value) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": "default"},
             "spec": {
@@ -104,7 +104,7 @@ impl Cluster {
     }
 
     /// The first object, as it is or becomes, for which `pick` has an answer.
-    async fn until<K, T>(&self, what: &str, mut pick: impl FnMut(&K) -> Option<T>) -> T
+    pub(crate) async fn until<K, T>(&self, what: &str, mut pick: impl FnMut(&K) -> Option<T>) -> T
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
@@ -126,7 +126,7 @@ impl Cluster {
             .unwrap_or_else(|_| panic!("no {what} in time"))
     }
 
-    async fn bound(&self, name: &str) -> String {
+    pub(crate) async fn bound(&self, name: &str) -> String {
         let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
         let named = |pod: &Pod| pod.metadata.name.as_deref() == Some(name);
         self.until(name, |pod: &Pod| node(pod).filter(|_| named(pod)))
@@ -134,7 +134,11 @@ impl Cluster {
     }
 
     /// Reason and message of the pod's condition, once it has one that `pick` likes.
-    async fn refused(&self, name: &str, pick: impl Fn(&str) -> bool) -> (String, String) {
+    pub(crate) async fn refused(
+        &self,
+        name: &str,
+        pick: impl Fn(&str) -> bool,
+    ) -> (String, String) {
         self.until(name, |pod: &Pod| {
             let conditions = pod.status.as_ref()?.conditions.as_ref()?;
             let condition = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
@@ -146,7 +150,7 @@ impl Cluster {
         .await
     }
 
-    async fn event(&self, reason: &str, pod: &str) -> String {
+    pub(crate) async fn event(&self, reason: &str, pod: &str) -> String {
         self.until(reason, |event: &Event| {
             let about = event.involved_object.name.as_deref() == Some(pod);
             (about && event.reason.as_deref() == Some(reason)).then(|| event.message.clone())?
@@ -155,7 +159,7 @@ impl Cluster {
     }
 }
 
-fn room(cpu: &str) -> Value {
+pub(crate) fn room(cpu: &str) -> Value {
     json!({"cpu": cpu, "memory": "8Gi", "pods": "110",
         "kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "4Gi"})
 }

@@ -10,4 +10,5 @@ mod api;
 mod config;
 mod differential;
 mod profile;
+mod reservation;
 mod small;

@@ -26,6 +26,7 @@ enum Step {
     NodeGone(u8),
     Node(u8),
     Broken(bool),
+    Slow(bool),
     Wait(u8),
     Restart(bool),
 }
@@ -44,6 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3_u8).prop_map(Step::NodeGone),
         1 => (0..3_u8).prop_map(Step::Node),
         1 => any::<bool>().prop_map(Step::Broken),
+        1 => any::<bool>().prop_map(Step::Slow),
         2 => (1..40_u8).prop_map(Step::Wait),
         1 => any::<bool>().prop_map(Step::Restart),
     ]
@@ -127,6 +129,7 @@ impl World {
                     self.node(&format!("n{at}"), 6);
                 }
             }
+            Step::Slow(slow) => self.slow = *slow,
             Step::Broken(broken) => self.broken = *broken,
             Step::Wait(seconds) => self.later(i64::from(*seconds)),
             Step::Restart(pods_first) => self.restart(*pods_first),
@@ -202,16 +205,21 @@ impl World {
     }
 }
 
+fn world() -> World {
+    let mut world = World::new();
+    for node in ["n0", "n1", "n2"] {
+        world.node(node, 6);
+    }
+    world
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn nothing_leaks_and_nothing_is_given_twice(
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let mut world = World::new();
-        for node in ["n0", "n1", "n2"] {
-            world.node(node, 6);
-        }
+        let mut world = world();
         for step in &steps {
             world.step(step);
             world.run();
@@ -231,6 +239,25 @@ proptest! {
         world.later(16);
         for name in world.nodes.keys() {
             prop_assert_eq!(world.booked(name), 0);
+        }
+    }
+
+    #[test]
+    fn shared_evaluations_decide_as_fresh_ones(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut worlds = [world(), world()];
+        worlds[1].caching(false);
+        for step in &steps {
+            for world in &mut worlds {
+                world.step(step);
+                world.run();
+            }
+            let [a, b] = &worlds;
+            prop_assert_eq!(&a.pods, &b.pods);
+            prop_assert_eq!(&a.reservations, &b.reservations);
+            prop_assert_eq!(&a.said, &b.said);
+            prop_assert_eq!(a.engine.mismatches(), 0, "every signature is complete");
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Reservations against the embedded API server: placed, used, counted, over, across a restart.
+
+use crate::api::{Cluster, room};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::{Reservation, ReservationPhase};
+use koord_kube::Api;
+use koord_kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+
+const ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
+
+impl Cluster {
+    async fn reservation(&self, name: &str, cpu: &str, spec: Value) {
+        let mut value = json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+            "metadata": {"name": name},
+            "spec": {
+                "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
+                "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
+                    [{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}}]}}
+            }
+        });
+        for (key, part) in spec.as_object().into_iter().flatten() {
+            value["spec"][key] = part.clone();
+        }
+        let object: Reservation = serde_json::from_value(value).unwrap();
+        let api: Api<Reservation> = Api::all(self.client.clone());
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    async fn app_pod(&self, name: &str, cpu: &str, app: &str) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default", "labels": {"app": app}},
+            "spec": {"schedulerName": "koord-scheduler", "containers":
+                [{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}}]}
+        }))
+        .unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap();
+    }
+
+    async fn reserved(&self, name: &str, pick: impl Fn(&Reservation) -> bool) -> Reservation {
+        self.until(name, |object: &Reservation| {
+            let named = object.metadata.name.as_deref() == Some(name);
+            (named && pick(object)).then(|| object.clone())
+        })
+        .await
+    }
+}
+
+fn in_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
+    move |object| {
+        object
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase.as_ref() == Some(&wanted))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_is_placed_used_and_over() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster.reservation("once", "3", json!({})).await;
+    let placed = cluster
+        .reserved("once", in_phase(ReservationPhase::Available))
+        .await;
+    let status = placed.status.unwrap();
+    assert_eq!(
+        (status.node_name.as_str(), status.conditions.len()),
+        ("n", 2)
+    );
+    assert_eq!(
+        cluster.event("Scheduled", "once").await,
+        "Successfully assigned once to n"
+    );
+
+    cluster.app_pod("other", "2", "db").await;
+    let (_, message) = cluster
+        .refused("other", |message| message.starts_with("0/1"))
+        .await;
+    assert_eq!(message, "0/1 nodes are available: 1 Insufficient cpu.");
+    cluster.app_pod("web", "2", "web").await;
+    assert_eq!(cluster.bound("web").await, "n");
+    let pod = cluster.pods().get("web").await.unwrap();
+    let uid = placed.metadata.uid.unwrap();
+    assert_eq!(
+        pod.metadata.annotations.unwrap()[ALLOCATED],
+        format!(r#"{{"name":"once","uid":"{uid}"}}"#)
+    );
+    let over = cluster
+        .reserved("once", in_phase(ReservationPhase::Succeeded))
+        .await;
+    let status = over.status.unwrap();
+    assert_eq!(status.current_owners[0].name.as_deref(), Some("web"));
+    assert_eq!(status.allocated["cpu"].milli_value(), 2000);
+    // What the reservation held beyond its owner is free.
+    assert_eq!(cluster.bound("other").await, "n");
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_scheduler_goes_on_where_the_first_stopped() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    let spec = json!({"allocateOnce": false, "allocatePolicy": "Restricted"});
+    cluster.reservation("r", "3", spec).await;
+    cluster
+        .reserved("r", in_phase(ReservationPhase::Available))
+        .await;
+    cluster.app_pod("a", "2", "web").await;
+    cluster.bound("a").await;
+    scheduler.stop().await;
+
+    let scheduler = cluster.schedule(|_| {});
+    cluster.app_pod("b", "2", "web").await;
+    let (_, message) = cluster
+        .refused("b", |message| message.starts_with("0/1"))
+        .await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
+    cluster.app_pod("c", "1", "web").await;
+    assert_eq!(cluster.bound("c").await, "n");
+    let owners = |count: usize| {
+        move |object: &Reservation| {
+            let status = object.status.as_ref();
+            status.is_some_and(|status| status.current_owners.len() == count)
+        }
+    };
+    let full = cluster.reserved("r", owners(2)).await;
+    assert_eq!(full.status.unwrap().allocated["cpu"].milli_value(), 3000);
+    let now = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    cluster.pods().delete("a", &now).await.unwrap();
+    assert_eq!(cluster.bound("b").await, "n");
+    scheduler.stop().await;
+}
