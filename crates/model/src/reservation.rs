@@ -110,6 +110,40 @@ pub fn score(allocatable: &Amounts, allocated: &Amounts, requests: &Amounts) -> 
     if count == 0 { 0 } else { sum / count }
 }
 
+/// What a pod's scheduling failure says of reservations, as a text of its own:
+/// `0/8 reservations are available: 2 Reservation(s) Insufficient cpu.` None when it says nothing.
+///
+/// The failure's text counts nodes and reservations in one list; a part `N Reservation(s) matched
+/// owner total` closes it.
+#[must_use]
+pub fn failure_of_reservations(failure: &str) -> Option<String> {
+    let (count, parts) = failure
+        .trim()
+        .strip_prefix("0/")?
+        .split_once(" nodes are available: ")?;
+    count.parse::<u64>().ok()?;
+    let parts = parts.replace(". ", ", ");
+    let mut total = None;
+    let (mut named, mut own, mut of_nodes) = (Vec::new(), Vec::new(), Vec::new());
+    for part in parts.split(',') {
+        let part = part.trim_matches(['.', ' ']);
+        let Some((count, text)) = part.split_once(" Reservation(s) ") else {
+            continue;
+        };
+        let Ok(count) = count.parse::<u64>() else {
+            continue;
+        };
+        match text {
+            "matched owner total" => total = Some(count),
+            "exactly matches the requested reservation name" => named.push(part),
+            text if text.starts_with("for node reason that ") => of_nodes.push(part),
+            _ => own.push(part),
+        }
+    }
+    let parts = [named, own, of_nodes].concat().join(", ");
+    Some(format!("0/{} reservations are available: {parts}.", total?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,5 +255,36 @@ mod tests {
         let (large, none) = (Amounts::from_iter([(MEMORY, i64::MAX)]), Amounts::new());
         assert_eq!(score(&large, &none, &large), 100);
         assert_eq!(score(&none, &none, &large), 0);
+    }
+
+    #[test]
+    fn what_is_said_of_reservations_is_told_apart() {
+        let spread = "didn't match pod topology spread constraints";
+        for (failure, expected) in [
+            (
+                "0/3 nodes are available: 1 Reservation(s) Insufficient cpu. 1 Reservation(s) matched owner total.".to_owned(),
+                Some("0/1 reservations are available: 1 Reservation(s) Insufficient cpu.".to_owned()),
+            ),
+            (
+                "0/21 nodes are available: 1 Insufficient x.com/gpu by node, 4 Reservation(s) Insufficient x.com/gpu. 1 Reservation(s) is unschedulable, 5 Reservation(s) matched owner total".to_owned(),
+                Some("0/5 reservations are available: 4 Reservation(s) Insufficient x.com/gpu, 1 Reservation(s) is unschedulable.".to_owned()),
+            ),
+            (
+                "0/2 nodes are available: 2 Reservation(s) Too many pods. 2 Reservation(s) matched owner total, Gang \"d/g\" gets rejected due to pod is unschedulable.".to_owned(),
+                Some("0/2 reservations are available: 2 Reservation(s) Too many pods.".to_owned()),
+            ),
+            (
+                format!("0/5 nodes are available: 3 node(s) {spread},1 Insufficient cpu, 3 Reservation(s) for node reason that {spread},2 Reservation(s) had untolerated taint {{a/pool: test}}. 8 Reservation(s) matched owner total."),
+                Some(format!("0/8 reservations are available: 2 Reservation(s) had untolerated taint {{a/pool: test}}, 3 Reservation(s) for node reason that {spread}.")),
+            ),
+            (
+                "0/10 nodes are available: 1 Reservation(s) Insufficient cpu, requested: 4000, used: 30000, capacity: 32000, 4 Insufficient cpu, 1 Reservation(s) exactly matches the requested reservation name, 3 Reservation(s) didn't match the requested reservation name, 4 Reservation(s) matched owner total.".to_owned(),
+                Some("0/4 reservations are available: 1 Reservation(s) exactly matches the requested reservation name, 1 Reservation(s) Insufficient cpu, 3 Reservation(s) didn't match the requested reservation name.".to_owned()),
+            ),
+            ("0/5 nodes are available: 3 Insufficient cpu, 2 Insufficient memory.".to_owned(), None),
+            ("Gang \"d/g\" gets rejected: \"0/3 nodes are available: 3 Insufficient cpu.\"".to_owned(), None),
+        ] {
+            assert_eq!(failure_of_reservations(&failure), expected, "{failure}");
+        }
     }
 }

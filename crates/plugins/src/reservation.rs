@@ -107,14 +107,6 @@ impl Reservations {
             return Err(Rejection::error("cannot get reservation"));
         };
         let spec = &record.object.spec;
-        if spec.owners.is_empty() {
-            return Err(Rejection::error("the reservation misses the owner spec"));
-        }
-        if spec.ttl.is_none() && spec.expires.is_none() {
-            return Err(Rejection::error(
-                "the reservation misses the expiration spec",
-            ));
-        }
         let required = koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED;
         let labels = pod.object.metadata.labels.as_ref();
         if spec.pre_allocation == Some(true)
@@ -265,7 +257,7 @@ impl Plugin for Reservations {
         if self.clean_owners {
             self.forget_owners(uid, fx);
         }
-        self.table.delete(uid, view, fx);
+        self.table.delete(uid, fx);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if view.nodes.info(node).is_none() {

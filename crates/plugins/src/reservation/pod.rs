@@ -98,6 +98,12 @@ impl Terms {
         let meta = &object.metadata;
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
 
+        if object.spec.owners.is_empty() {
+            return Err(TermsError::Missing("spec.owners"));
+        }
+        if object.spec.ttl.is_none() && object.spec.expires.is_none() {
+            return Err(TermsError::Missing("spec.ttl or spec.expires"));
+        }
         let mut pod = pod(object, phase, node.as_deref())?;
         if phase == Phase::Available {
             let reserved = status.map(|s| &s.allocatable);

@@ -251,7 +251,7 @@ mod tests {
         let mut value = json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
             "metadata": {"name": "r1", "uid": "u", "labels": {"team": "a", "zone": "own"}},
-            "spec": {"owners": [{}], "template": {"spec": {"containers":
+            "spec": {"ttl": "1h", "owners": [{}], "template": {"spec": {"containers":
                 [{"name": "c", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}}}
         });
         for (key, part) in spec.as_object().unwrap() {

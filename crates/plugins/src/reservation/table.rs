@@ -172,7 +172,7 @@ impl Table {
             .filter(|old| *old.uid != *uid)
             .map(|old| old.uid.clone());
         if let Some(stale) = stale {
-            self.delete(&stale, view, fx);
+            self.delete(&stale, fx);
         }
         let known = self.find(uid);
         let terms = match Terms::new(&object, view.resources) {
@@ -180,7 +180,11 @@ impl Table {
             Err(error) => {
                 fx.problems
                     .push(problem(format!("the reservation is ignored: {error}")));
-                self.delete(uid, view, fx);
+                // What is placed stays in the books as it was.
+                let placed = |at| self.record(at).is_some_and(|r| r.terms.node.is_some());
+                if !known.is_some_and(placed) {
+                    self.delete(uid, fx);
+                }
                 return;
             }
         };
@@ -275,7 +279,7 @@ impl Table {
     }
 
     /// A Reservation is gone, or cannot be read any more.
-    pub(super) fn delete(&mut self, uid: &str, _view: View<'_>, fx: &mut Effects) {
+    pub(super) fn delete(&mut self, uid: &str, fx: &mut Effects) {
         let Some(at) = self.by_uid.remove(uid) else {
             return;
         };

@@ -104,6 +104,21 @@ impl Writer {
             "Scheduling",
             failure.message.clone(),
         );
+        // A reason of its own, so that the two are not folded into one.
+        if pod
+            .annotation(koord_api::annotations::RESERVATION_AFFINITY)
+            .is_some()
+            && let Some(message) =
+                koord_model::reservation::failure_of_reservations(&failure.message)
+        {
+            self.recorder.event_with_action(
+                reference(pod),
+                Severity::Warning,
+                "FailedScheduling-Reservation",
+                "Scheduling",
+                message,
+            );
+        }
         self.write_condition(failure);
     }
 

@@ -432,7 +432,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         let object: Reservation = serde_json::from_value(json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
             "metadata": {"name": name, "uid": name},
-            "spec": {"owners": [{"labelSelector": {"matchLabels": {"app": app}}}],
+            "spec": {"ttl": "1h", "owners": [{"labelSelector": {"matchLabels": {"app": app}}}],
                 "template": {"spec": {"containers": []}}},
             "status": {"phase": "Available", "nodeName": node}
         }))
