@@ -1,0 +1,288 @@
+//! The tree against a plain computation from nothing.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// One random step: what quotas may have, and pods that come, are placed and go.
+#[derive(Debug, Clone)]
+enum Step {
+    Set(usize, usize, i64, i64, bool, i64),
+    Remove(usize),
+    Pod(usize, i64, bool),
+    Place(usize),
+    Drop(usize),
+    Total(i64),
+    Ask(usize),
+}
+
+const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", DEFAULT_QUOTA];
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let name = 0..NAMES.len();
+    let step = prop_oneof![
+        4 => (name.clone(), 0..9_usize, 0..60_i64, 0..40_i64, any::<bool>(), 0..5_i64)
+            .prop_map(|(n, p, max, min, lend, weight)| Step::Set(n, p, max, min, lend, weight)),
+        1 => name.clone().prop_map(Step::Remove),
+        6 => (name.clone(), 1..30_i64, any::<bool>()).prop_map(|(n, cpu, firm)| Step::Pod(n, cpu, firm)),
+        4 => (0..40_usize).prop_map(Step::Place),
+        3 => (0..40_usize).prop_map(Step::Drop),
+        1 => (0..150_i64).prop_map(Step::Total),
+        3 => name.prop_map(Step::Ask),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+type Pod = (usize, i64, bool, bool);
+
+/// Everything again from nothing, the obvious way.
+struct Reference<'a> {
+    specs: &'a BTreeMap<usize, Spec>,
+    pods: &'a [Pod],
+    total: i64,
+    options: Options,
+}
+
+impl Reference<'_> {
+    fn own(&self, name: usize, pick: impl Fn(&Pod) -> bool) -> i64 {
+        let pods = self.pods.iter().filter(|pod| pod.0 == name && pick(pod));
+        pods.map(|pod| pod.1).sum()
+    }
+
+    /// Positions of the children of the quota named `parent`; the root is the empty name.
+    fn children(&self, parent: &str) -> Vec<usize> {
+        let of = |at: &&usize| NAMES[**at] != DEFAULT_QUOTA && self.specs[*at].parent == parent;
+        self.specs.keys().filter(of).copied().collect()
+    }
+
+    fn request(&self, name: usize) -> i64 {
+        let children = self.children(NAMES[name]);
+        let below: i64 = children
+            .into_iter()
+            .map(|child| self.request(child).min(self.specs[&child].max.get(CPU)))
+            .sum();
+        let all = below + self.own(name, |_| true);
+        if self.specs[&name].lendable && !self.options.guarantee_used {
+            all
+        } else {
+            all.max(self.specs[&name].min.get(CPU))
+        }
+    }
+
+    fn used(&self, name: usize, firm: bool) -> i64 {
+        let children = self.children(NAMES[name]);
+        let below: i64 = children
+            .into_iter()
+            .map(|child| self.used(child, firm))
+            .sum();
+        below + self.own(name, |pod| pod.3 && (!firm || pod.2))
+    }
+
+    fn guaranteed(&self, name: usize) -> i64 {
+        if !self.options.guarantee_used {
+            return 0;
+        }
+        let children = self.children(NAMES[name]);
+        let below: i64 = children
+            .into_iter()
+            .map(|child| self.guaranteed(child))
+            .sum();
+        let allocated = below + self.own(name, |pod| pod.3);
+        allocated.max(self.specs[&name].min.get(CPU))
+    }
+
+    fn runtimes(&self, parent: &str, total: i64, out: &mut BTreeMap<usize, i64>) {
+        let children = self.children(parent);
+        let sum: i64 = children.iter().map(|c| self.specs[c].min.get(CPU)).sum();
+        let mut shares: BTreeMap<usize, i64> = BTreeMap::new();
+        let mut hungry = Vec::new();
+        for child in &children {
+            let spec = &self.specs[child];
+            let mut min = spec.min.get(CPU);
+            if self.options.scale_min && total < sum {
+                min = if total > 0 { total * min / sum } else { 0 };
+            }
+            let min = min.max(self.guaranteed(*child));
+            let request = self.request(*child).min(spec.max.get(CPU));
+            let lends = spec.lendable && !self.options.guarantee_used;
+            if request > min {
+                hungry.push((*child, request));
+            }
+            let share = if request > min || !lends {
+                min
+            } else {
+                request
+            };
+            shares.insert(*child, share);
+        }
+        let mut left = total - shares.values().sum::<i64>();
+        while left > 0 {
+            let weight = |child: &usize| self.specs[child].weight.get(CPU);
+            let all: i64 = hungry.iter().map(|(child, _)| weight(child)).sum();
+            if all == 0 {
+                break;
+            }
+            let mut parts: Vec<(i64, usize, i64)> = hungry
+                .iter()
+                .map(|(child, _)| {
+                    (
+                        left * weight(child) % all,
+                        *child,
+                        left * weight(child) / all,
+                    )
+                })
+                .collect();
+            let mut lost = left - parts.iter().map(|part| part.2).sum::<i64>();
+            parts.sort_by_key(|(rest, child, _)| (-rest, NAMES[*child]));
+            for part in &mut parts {
+                if lost > 0 && weight(&part.1) > 0 {
+                    part.2 += 1;
+                    lost -= 1;
+                }
+                *shares.get_mut(&part.1).unwrap() += part.2;
+            }
+            left = 0;
+            hungry.retain(|(child, request)| {
+                let share = shares.get_mut(child).unwrap();
+                left += (*share - request).max(0);
+                *share = (*share).min(*request);
+                *share < *request
+            });
+        }
+        for (child, share) in shares {
+            out.insert(child, share);
+            self.runtimes(NAMES[child], share, out);
+        }
+    }
+}
+
+fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
+    let cpu = |n: i64| Amounts::from_iter([(CPU, n)]);
+    let mut tree = Tree::new(options);
+    let mut specs: BTreeMap<usize, Spec> = BTreeMap::new();
+    let mut pods: Vec<Pod> = Vec::new();
+    let mut total = 100;
+    tree.set_total(cpu(total));
+    let outside = Spec {
+        lendable: true,
+        max: cpu(1000),
+        ..Spec::default()
+    };
+    tree.set(DEFAULT_QUOTA, outside.clone());
+    specs.insert(6, outside);
+    for step in steps {
+        match step {
+            Step::Set(name, parent, max, min, lendable, weight) if name < 6 => {
+                // Parents come first in the alphabet, or are missing, or the root.
+                let parent = match parent {
+                    at if at < name => NAMES[at].to_owned(),
+                    8 => "nowhere".to_owned(),
+                    _ => String::new(),
+                };
+                let spec = Spec {
+                    parent,
+                    is_parent: false,
+                    lendable,
+                    min: cpu(min),
+                    max: cpu(max),
+                    weight: cpu(weight),
+                };
+                tree.set(NAMES[name], spec.clone());
+                specs.insert(name, spec);
+            }
+            Step::Set(..) => {}
+            Step::Remove(name) => {
+                tree.remove(NAMES[name]);
+                if name < 6 {
+                    specs.remove(&name);
+                    pods.retain(|pod| pod.0 != name);
+                }
+            }
+            Step::Pod(name, amount, firm) if specs.contains_key(&name) => {
+                tree.charge(NAMES[name], Side::Request, &cpu(amount), firm, false);
+                pods.push((name, amount, firm, false));
+            }
+            Step::Pod(..) => {}
+            Step::Place(at) => {
+                if let Some(pod) = pods.get_mut(at).filter(|pod| !pod.3) {
+                    pod.3 = true;
+                    tree.charge(NAMES[pod.0], Side::Used, &cpu(pod.1), pod.2, false);
+                }
+            }
+            Step::Drop(at) => {
+                if at < pods.len() {
+                    let pod = pods.remove(at);
+                    tree.charge(NAMES[pod.0], Side::Request, &cpu(pod.1), pod.2, true);
+                    if pod.3 {
+                        tree.charge(NAMES[pod.0], Side::Used, &cpu(pod.1), pod.2, true);
+                    }
+                }
+            }
+            Step::Total(to) => {
+                total = to;
+                tree.set_total(cpu(total));
+            }
+            Step::Ask(name) => {
+                tree.runtime(NAMES[name]);
+            }
+        }
+    }
+    let reference = Reference {
+        specs: &specs,
+        pods: &pods,
+        total,
+        options,
+    };
+    let mut runtimes = BTreeMap::new();
+    let divisible = reference.total - reference.own(6, |pod| pod.3);
+    reference.runtimes("", divisible, &mut runtimes);
+    let top: i64 = reference
+        .children("")
+        .iter()
+        .map(|name| runtimes[name])
+        .sum();
+    let guaranteed: i64 = reference
+        .children("")
+        .iter()
+        .map(|name| reference.guaranteed(*name))
+        .sum();
+    if options.scale_min && guaranteed <= divisible {
+        prop_assert!(top <= divisible.max(0), "{top} of {divisible} given away");
+    }
+    for (name, spec) in &specs {
+        let quota = tree.runtime(NAMES[*name]).unwrap();
+        let sums = &quota.sums;
+        prop_assert_eq!(sums.request.get(CPU), reference.request(*name));
+        prop_assert_eq!(sums.used.get(CPU), reference.used(*name, false));
+        prop_assert_eq!(
+            sums.non_preemptible_used.get(CPU),
+            reference.used(*name, true)
+        );
+        prop_assert_eq!(
+            quota.guaranteed.get(CPU),
+            if *name == 6 {
+                quota.guaranteed.get(CPU)
+            } else {
+                reference.guaranteed(*name)
+            }
+        );
+        if let Some(expected) = runtimes.get(name) {
+            let is = quota.runtime.get(CPU);
+            prop_assert_eq!(is, *expected, "{} of {:?}", NAMES[*name], quota);
+            let request = reference.request(*name).min(spec.max.get(CPU));
+            prop_assert!(is >= request.min(quota.scaled_min.get(CPU)));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn the_tree_is_what_a_plain_computation_from_nothing_says(
+        steps in steps(), scale_min in any::<bool>(), guarantee_used in any::<bool>(),
+    ) {
+        run(steps, Options { scale_min, guarantee_used })?;
+    }
+}
