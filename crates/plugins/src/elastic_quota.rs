@@ -1,1 +1,468 @@
-//! ElasticQuota: hierarchical quotas.
+//! `ElasticQuota`: quotas that lend each other what they do not use.
+//!
+//! Every pod is charged to one quota: its request from when it appears, its use from when it is
+//! placed. A pod is let in when its quota's share, divided anew whenever requests or the cluster
+//! change, has room for it. The verdict is about the pod alone, so pods of any quota share what is
+//! known of nodes.
+
+mod admission;
+mod args;
+mod ledger;
+mod objects;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use crate::budgets::{BUDGETS, Budgets};
+use admission::{Request, Rules, Shift};
+use args::{Args, Gates};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
+use koord_api::scheduling::ElasticQuota;
+use koord_model::quota::{Options, Spec, Tree};
+use koord_model::resources::{Amounts, ResourceTable};
+use koord_scheduler::Watch;
+use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange,
+    Plugin, Points, PostFilter, PreFilter, Preemption, Signable, Signature, State, Subject,
+    Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use ledger::{Ledger, is_non_preemptible};
+use objects::{Objects, key_of};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::{Value, json};
+use status::Writer;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const NAME: &str = "ElasticQuota";
+const ELASTIC_QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
+
+/// Between two looks whether pods that were refused would be let in now.
+const RETRY_EVERY: SignedDuration = SignedDuration::from_secs(1);
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct ElasticQuotas {
+    args: Args,
+    rules: Rules,
+    objects: Objects,
+    ledger: Ledger,
+    /// `None`: budgets are not looked at.
+    budgets: Option<Budgets>,
+    started: bool,
+    /// Shares are divided when somebody asks, also where the plugin is only read.
+    tree: Mutex<Tree>,
+    /// What each node has, by row.
+    nodes: Vec<Option<Amounts>>,
+    /// The nodes' sum has to be taken again.
+    recount: AtomicBool,
+    writer: Writer,
+    /// Pods that were refused for want of quota.
+    refused: FxHashSet<Arc<str>>,
+    /// Something changed since they were looked at.
+    moved: bool,
+    retried: Timestamp,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    let args = args.complete();
+    args.validate()?;
+    let gates = Gates::of(context);
+    args.warn(&gates);
+    let tree = Tree::new(Options {
+        scale_min: args.enable_min_quota_scale,
+        guarantee_used: gates.guarantee_used,
+    });
+    Ok(Box::new(ElasticQuotas {
+        rules: Rules {
+            runtime: args.enable_runtime_quota,
+            ancestors: args.enable_check_parent_quota,
+        },
+        args,
+        objects: Objects::default(),
+        budgets: gates.budgets.then(Budgets::default),
+        started: false,
+        ledger: Ledger::new(gates),
+        tree: Mutex::new(tree),
+        nodes: Vec::new(),
+        recount: AtomicBool::new(true),
+        writer: Writer::default(),
+        refused: FxHashSet::default(),
+        moved: false,
+        retried: Timestamp::UNIX_EPOCH,
+    }))
+}
+
+impl ElasticQuotas {
+    /// The tree, up to date.
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.recount.swap(false, Ordering::Relaxed) {
+            let mut total = Amounts::new();
+            for node in self.nodes.iter().flatten() {
+                total.add_all(node);
+            }
+            tree.set_total(total);
+        }
+        tree
+    }
+
+    /// Notes that requests, use or quotas changed.
+    fn moved(&mut self) {
+        self.moved = true;
+        self.writer.dirty = true;
+    }
+
+    /// What quota `name` may have, as far as anyone says.
+    fn spec(&self, name: &str, table: &ResourceTable) -> Option<Spec> {
+        if let Some(object) = self.objects.of(name) {
+            return Some(object.spec.clone());
+        }
+        let max = match name {
+            SYSTEM_QUOTA => objects::amounts(&self.args.system_quota_group_max, table),
+            DEFAULT_QUOTA => objects::amounts(&self.args.default_quota_group_max, table),
+            ROOT_QUOTA => Amounts::new(),
+            _ => return None,
+        };
+        Some(Spec {
+            lendable: name != ROOT_QUOTA,
+            is_parent: name == ROOT_QUOTA,
+            max,
+            ..Spec::default()
+        })
+    }
+
+    /// Brings quota `name` of the tree in line with the objects.
+    fn settle(&mut self, name: &str, table: &ResourceTable) {
+        let spec = self.spec(name, table);
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match spec {
+            Some(spec) => tree.set(name, spec),
+            None => tree.remove(name),
+        }
+    }
+
+    /// Gives the built-in quotas what the arguments say, before anything is charged.
+    fn start(&mut self, table: &ResourceTable) {
+        if !std::mem::replace(&mut self.started, true) {
+            for name in [SYSTEM_QUOTA, DEFAULT_QUOTA] {
+                self.settle(name, table);
+            }
+        }
+    }
+
+    /// Whether the quota of `pod` has room for it.
+    fn admit(&self, pod: &PodInfo, quota: &str, shift: &Shift, table: &ResourceTable) -> Verdict {
+        let amounts = self.ledger.amounts(pod, table);
+        let request = Request {
+            quota,
+            amounts: &amounts,
+            non_preemptible: is_non_preemptible(pod),
+        };
+        self.rules.admit(&request, shift, &mut self.tree(), table)
+    }
+
+    fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
+        match self.ledger.get(&pod.uid) {
+            Some(charge) => charge.quota.clone(),
+            None => self.ledger.resolve(pod, &self.objects, &self.tree()),
+        }
+    }
+
+    /// Wakes the refused pods that fit now, as many as fit together, the most important first.
+    fn retry(&mut self, view: View<'_>, fx: &mut Effects) {
+        if !self.moved || view.now.duration_since(self.retried) < RETRY_EVERY {
+            return;
+        }
+        self.moved = false;
+        self.retried = view.now;
+        let ledger = &self.ledger;
+        self.refused
+            .retain(|uid| ledger.get(uid).is_some_and(|charge| !charge.placed));
+        let mut pods: Vec<&ledger::Charge> = self
+            .refused
+            .iter()
+            .filter_map(|uid| self.ledger.get(uid))
+            .collect();
+        pods.sort_by_key(|charge| {
+            let pod = &charge.info;
+            (Reverse(pod.priority), pod.created, pod.uid.clone())
+        });
+        let mut planned: FxHashMap<&str, Shift> = FxHashMap::default();
+        let mut woken = Vec::new();
+        for charge in pods {
+            let Some(quota) = charge.quota.as_deref() else {
+                woken.push(charge.info.uid.clone());
+                continue;
+            };
+            let shift = planned.entry(quota).or_default();
+            if self
+                .admit(&charge.info, quota, shift, view.resources)
+                .is_ok()
+            {
+                shift.add(&charge.amounts, charge.non_preemptible, false);
+                woken.push(charge.info.uid.clone());
+            }
+        }
+        for uid in woken {
+            self.refused.remove(&uid);
+            fx.activate.push(uid);
+        }
+    }
+}
+
+impl Plugin for ElasticQuotas {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::POST_FILTER)
+            .or(Points::RESERVE)
+    }
+
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD.or(Action::DELETE).or(Action::NODE_ALLOCATABLE);
+        [
+            (
+                Subject::AssignedPod,
+                Action::DELETE.or(Action::POD_SCALE_DOWN),
+            ),
+            (Subject::Object(ELASTIC_QUOTAS), any),
+            (Subject::Node, node),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .into()
+    }
+    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        if self.refused.contains(&pod.uid) {
+            // The next tick wakes as many as there is room for.
+            return Helps::Skip;
+        }
+        let Some(quota) = self.quota_of(pod) else {
+            return Helps::Queue;
+        };
+        match self.admit(pod, &quota, &Shift::default(), view.resources) {
+            Ok(()) => Helps::Queue,
+            Err(_) => Helps::Skip,
+        }
+    }
+    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        let mut watches = vec![Watch::of::<ElasticQuota>(ELASTIC_QUOTAS)];
+        if self.budgets.is_some() {
+            watches.push(Watch::of::<PodDisruptionBudget>(BUDGETS));
+        }
+        watches
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        if let Some(budget) = change.new_as::<PodDisruptionBudget>() {
+            let known = self.budgets.as_mut();
+            let problem = known.and_then(|known| known.apply(change, budget));
+            fx.problems.extend(problem);
+            return;
+        }
+        let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
+            return;
+        };
+        let table = view.resources;
+        self.start(table);
+        let (key, mut namespaces) = if change.action == Action::DELETE {
+            let key = key_of(&object);
+            let last = self.objects.remove(&key);
+            (key, last.map_or_else(Vec::new, |last| last.namespaces))
+        } else {
+            self.objects.apply(&object, table, &mut fx.problems)
+        };
+        self.settle(&key.1, table);
+        if key.0 == key.1 {
+            namespaces.push(key.0);
+        }
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let namespaces = namespaces.iter().map(String::as_str);
+        self.ledger
+            .move_pods(&key.1, namespaces, &self.objects, tree);
+        self.moved();
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        if self.nodes.len() <= node.row() {
+            self.nodes.resize(node.row() + 1, None);
+        }
+        let now = view.nodes.info(node).map(|info| info.allocatable.clone());
+        if self.nodes[node.row()] != now {
+            self.nodes[node.row()] = now;
+            self.recount.store(true, Ordering::Relaxed);
+            self.moved();
+        }
+    }
+    fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
+        // What stands for another object holds room on a node, not in a quota.
+        if pod.stands_for.is_some() {
+            return;
+        }
+        self.start(view.resources);
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let changed = self
+            .ledger
+            .apply(pod, view.resources, &self.objects, tree, view.now);
+        if changed {
+            self.moved();
+        }
+    }
+    fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
+        self.refused.remove(uid);
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.ledger.remove(uid, tree) {
+            self.moved();
+        }
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.refused.remove(&pod.uid);
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.ledger.place(&pod.uid, true, tree) {
+            self.moved();
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.ledger.place(&pod.uid, false, tree) {
+            self.moved();
+        }
+    }
+
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        self.start(view.resources);
+        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.ledger.end(tree, view.now) {
+            self.moved();
+        }
+        self.create_built_ins(view.now, fx);
+        self.show(view, fx);
+        self.retry(view, fx);
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        let retry = self.moved && !self.refused.is_empty();
+        let retry = retry.then(|| {
+            let next = self.retried.saturating_add(RETRY_EVERY);
+            next.unwrap_or(Timestamp::MAX)
+        });
+        let write = self.writer.next(self.lacks_built_ins());
+        let end = self.ledger.next_ending();
+        retry.into_iter().chain(write).chain(end).min()
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let Some(quota) = self.quota_of(cycle.pod) else {
+            return PreFilter::Skip;
+        };
+        let overlay = cycle.overlay;
+        let shift = Shift::of(&quota, overlay.removed, overlay.added, &self.ledger);
+        match self.admit(cycle.pod, &quota, &shift, cycle.view.resources) {
+            Ok(()) => PreFilter::Ready {
+                state: State::default(),
+                nodes: None,
+            },
+            Err(rejection) => PreFilter::Reject(rejection),
+        }
+    }
+
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let quota = self.quota_of(cycle.pod);
+        let same = quota.clone();
+        let spare_default = self.args.disable_default_quota_preemption;
+        let (pod, table) = (cycle.pod, cycle.view.resources);
+        PostFilter::Preempt(Preemption {
+            prefix: "preemption: ",
+            min_candidate_percentage: 100,
+            min_candidate_absolute: 0,
+            may_evict: Box::new(move |victim| {
+                let theirs = self.quota_of(victim);
+                let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
+                !is_non_preemptible(victim) && !spared && theirs == same
+            }),
+            suffices: Box::new(move |victims| {
+                let Some(quota) = &quota else { return true };
+                let shift = Shift::of(quota, victims, &[], &self.ledger);
+                self.admit(pod, quota, &shift, table).is_ok()
+            }),
+            budgets: Box::new(|pod| {
+                let budgets = self.budgets.as_ref();
+                budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
+            }),
+        })
+    }
+    fn after_post_filter(
+        &mut self,
+        cycle: &Cycle<'_>,
+        diagnosis: &mut Diagnosis,
+        _fx: &mut Effects,
+    ) {
+        if diagnosis.plugins.contains(&NAME) {
+            self.refused.insert(cycle.pod.uid.clone());
+        }
+    }
+
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        let name = self.quota_of(pod)?;
+        let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
+        Some(json!({
+            "quota": self.summary(&name, false, view.resources)?,
+            "placed": self.ledger.get(&pod.uid).is_some_and(|charge| charge.placed),
+            "refusal": verdict.err().map(|rejection| rejection.message()),
+        }))
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Option<Value> {
+        let pods = query
+            .get("includePods")
+            .is_some_and(|value| value == "true");
+        match path {
+            ["quotas", name] => self.summary(name, pods, view.resources),
+            ["quotas"] => {
+                let mut out = serde_json::Map::new();
+                let elsewhere = query.get("tree").is_some_and(|tree| !tree.is_empty());
+                let names = self.tree().names();
+                for name in names.iter().filter(|_| !elsewhere) {
+                    if **name != *ROOT_QUOTA
+                        && let Some(summary) = self.summary(name, pods, view.resources)
+                    {
+                        out.insert(name.to_string(), summary);
+                    }
+                }
+                Some(Value::Object(out))
+            }
+            _ => None,
+        }
+    }
+}

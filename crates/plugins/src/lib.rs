@@ -39,7 +39,6 @@ const ACCEPTED: &[&str] = &[
     "VolumeZone",
     "DynamicResources",
     "GangScheduling",
-    "ElasticQuota",
     "NodeNUMAResource",
     "DeviceShare",
 ];
@@ -101,6 +100,7 @@ pub fn registry() -> Registry {
             build: reservation::build,
         },
         koord("Coscheduling", coscheduling::build),
+        koord("ElasticQuota", elastic_quota::build),
         named("NodeResourcesFitPlus", fit_plus::build),
         named("ScarceResourceAvoidance", scarce::build),
         koord(pre_bind::NAME, |_, _| {
@@ -132,6 +132,10 @@ pub fn registry() -> Registry {
                 "usageThresholds": {"cpu": 0, "memory": 0},
                 "estimatedScalingFactors": {"cpu": 85, "memory": 70},
             }),
+        ),
+        (
+            "ElasticQuota",
+            json!({"quotaGroupNamespace": "koordinator-system"}),
         ),
     ];
     Registry {

@@ -41,8 +41,7 @@ use koord_model::resources::ResourceTable;
 use nominator::Nominator;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 /// What the engine itself can be told.
@@ -350,6 +349,19 @@ impl Engine {
     /// What has to be done since the last call, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outbox)
+    }
+
+    /// What `plugin` answers to `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        plugin: &str,
+        path: &[&str],
+        query: &BTreeMap<String, String>,
+        now: Timestamp,
+    ) -> Option<serde_json::Value> {
+        let at = self.names.iter().position(|name| *name == plugin)?;
+        self.plugins[at].inspect(path, query, view!(self, now))
     }
 
     /// When time alone will make a pod ready or end a wait, as far as is known.

@@ -1,0 +1,236 @@
+//! Whether a quota has room for a pod, and the words for when it has not.
+
+use super::ledger::Ledger;
+use koord_api::quantity::Quantity;
+use koord_api::quota::ROOT_QUOTA;
+use koord_model::quota::{Tree, exceeded, masked};
+use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
+use koord_scheduler::framework::{Rejection, Verdict};
+use koord_scheduler::state::PodInfo;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How quotas are enforced.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// Whether a quota is limited by its share rather than by its maximum.
+    pub runtime: bool,
+    /// Whether all ancestors must have room too.
+    pub ancestors: bool,
+}
+
+/// A pod that asks to be let in.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub quota: &'a str,
+    pub amounts: &'a Amounts,
+    pub non_preemptible: bool,
+}
+
+/// What to imagine away from the books, or into them.
+#[derive(Debug, Default)]
+pub(super) struct Shift {
+    used: Amounts,
+    non_preemptible: Amounts,
+}
+
+impl Shift {
+    /// `removed` are treated as if they were not, `added` as if they were; others than those of
+    /// `quota` do not matter.
+    pub(super) fn of(
+        quota: &str,
+        removed: &[Arc<PodInfo>],
+        added: &[Arc<PodInfo>],
+        ledger: &Ledger,
+    ) -> Self {
+        let mut shift = Self::default();
+        for (pods, placed) in [(removed, true), (added, false)] {
+            for pod in pods {
+                let charge = ledger
+                    .get(&pod.uid)
+                    .filter(|charge| charge.placed == placed);
+                let Some(charge) = charge.filter(|charge| charge.quota.as_deref() == Some(quota))
+                else {
+                    continue;
+                };
+                shift.add(&charge.amounts, charge.non_preemptible, placed);
+            }
+        }
+        shift
+    }
+
+    pub(super) fn add(&mut self, amounts: &Amounts, non_preemptible: bool, away: bool) {
+        let change = |sum: &mut Amounts| {
+            if away {
+                sum.sub_all(amounts);
+            } else {
+                sum.add_all(amounts);
+            }
+        };
+        change(&mut self.used);
+        if non_preemptible {
+            change(&mut self.non_preemptible);
+        }
+    }
+}
+
+/// `sum` changed by `shift`, without zeros.
+fn shifted(sum: &Amounts, shift: &Amounts, keys: &Amounts) -> Amounts {
+    let mut out = sum.clone();
+    out.add_all(&masked(shift, keys));
+    out.iter().filter(|(_, amount)| *amount > 0).collect()
+}
+
+impl Rules {
+    /// Whether there is room for `request`.
+    pub(super) fn admit(
+        self,
+        request: &Request<'_>,
+        shift: &Shift,
+        tree: &mut Tree,
+        table: &ResourceTable,
+    ) -> Verdict {
+        let name = request.quota;
+        let quota = if self.runtime {
+            tree.runtime(name)
+        } else {
+            tree.quota(name)
+        };
+        let Some(quota) = quota else {
+            return Err(Rejection::error(
+                "Could not find the specified ElasticQuota",
+            ));
+        };
+        let text = |amounts: &Amounts| text(amounts, table);
+        let keys = &quota.spec.max;
+        let asked = masked(request.amounts, keys);
+        let used = shifted(&quota.sums.used, &shift.used, keys);
+        let limit = if self.runtime { &quota.runtime } else { keys };
+        let over = exceeded(&sum(&used, &asked), limit);
+        if !over.is_empty() {
+            return Err(Rejection::unschedulable(format!(
+                "Insufficient quotas, quotaName: {name}, runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
+                text(limit),
+                text(&used),
+                text(&asked),
+                dimensions(&over, table)
+            )));
+        }
+        if request.non_preemptible {
+            let used = &quota.sums.non_preemptible_used;
+            let used = shifted(used, &shift.non_preemptible, keys);
+            let over = exceeded(&sum(&used, &asked), &quota.spec.min);
+            if !over.is_empty() {
+                return Err(Rejection::unschedulable(format!(
+                    "Insufficient non-preemptible quotas, quotaName: {name}, min: {}, nonPreemptibleUsed: {}, pod's request: {}, exceedDimensions: {}",
+                    text(&quota.spec.min),
+                    text(&used),
+                    text(&asked),
+                    dimensions(&over, table)
+                )));
+            }
+        }
+        if self.ancestors {
+            return self.admit_above(name, &asked, shift, tree, table);
+        }
+        Ok(())
+    }
+
+    fn admit_above(
+        self,
+        name: &str,
+        asked: &Amounts,
+        shift: &Shift,
+        tree: &mut Tree,
+        table: &ResourceTable,
+    ) -> Verdict {
+        let mut path = vec![name.to_owned()];
+        loop {
+            let below = path[0].clone();
+            let wanted = match tree.quota(&below) {
+                Some(quota) if quota.spec.parent.is_empty() => ROOT_QUOTA.to_owned(),
+                Some(quota) => quota.spec.parent.clone(),
+                None => ROOT_QUOTA.to_owned(),
+            };
+            if wanted == ROOT_QUOTA || below == ROOT_QUOTA {
+                return Ok(());
+            }
+            // The runtime is fresh: it was divided down this very path for the pod's own quota.
+            let Some(parent) = tree.parent(&below) else {
+                path.insert(0, wanted.clone());
+                return Err(Rejection::error(format!(
+                    "Could not find the elasticQuota {wanted}, quotaNameTopo: [{}]",
+                    path.join(" ")
+                )));
+            };
+            path.insert(0, wanted);
+            let limit = if self.runtime {
+                &parent.runtime
+            } else {
+                &parent.spec.max
+            };
+            let used = shifted(&parent.sums.used, &shift.used, &parent.spec.max);
+            let total = masked(&sum(&used, asked), asked);
+            let over = exceeded(&total, limit);
+            if !over.is_empty() {
+                return Err(Rejection::unschedulable(format!(
+                    "Insufficient quotas, quotaNameTopo: [{}], runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
+                    path.join(" "),
+                    text(limit, table),
+                    text(&used, table),
+                    text(asked, table),
+                    dimensions(&over, table)
+                )));
+            }
+        }
+    }
+}
+
+fn sum(a: &Amounts, b: &Amounts) -> Amounts {
+    let mut out = a.clone();
+    out.add_all(b);
+    out
+}
+
+/// An amount as people write it.
+pub(super) fn quantity(id: ResourceId, name: &str, amount: i64) -> Quantity {
+    if id == CPU {
+        Quantity::from_milli(amount)
+    } else if name.ends_with("memory")
+        || name.ends_with("storage")
+        || name.starts_with("hugepages-")
+    {
+        Quantity::from_bytes(amount)
+    } else {
+        Quantity::from_value(amount)
+    }
+}
+
+/// Resource names and amounts as texts.
+pub(super) fn quantities(amounts: &Amounts, table: &ResourceTable) -> BTreeMap<String, String> {
+    amounts
+        .iter()
+        .map(|(id, amount)| {
+            let name = table.name(id);
+            let text = quantity(id, &name, amount).to_string();
+            (name.to_string(), text)
+        })
+        .collect()
+}
+
+fn text(amounts: &Amounts, table: &ResourceTable) -> String {
+    if amounts.is_empty() {
+        return "<empty>".to_owned();
+    }
+    let parts: Vec<String> = quantities(amounts, table)
+        .into_iter()
+        .map(|(name, amount)| format!("{name}:{amount}"))
+        .collect();
+    parts.join(",")
+}
+
+fn dimensions(ids: &[ResourceId], table: &ResourceTable) -> String {
+    let mut names: Vec<Arc<str>> = ids.iter().map(|id| table.name(*id)).collect();
+    names.sort_unstable();
+    format!("[{}]", names.join(" "))
+}

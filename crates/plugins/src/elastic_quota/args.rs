@@ -1,0 +1,163 @@
+//! `ElasticQuotaArgs`.
+
+use super::NAME;
+use crate::args::invalid;
+use koord_api::duration::GoDuration;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_scheduler::framework::{BuildContext, BuildError};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// The plugin's arguments, with upstream's defaults.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Args {
+    pub delay_evict_time: GoDuration,
+    pub revoke_pod_interval: GoDuration,
+    pub default_quota_group_max: ResourceList,
+    pub system_quota_group_max: ResourceList,
+    pub quota_group_namespace: String,
+    pub monitor_all_quotas: bool,
+    pub enable_check_parent_quota: bool,
+    pub enable_runtime_quota: bool,
+    pub enable_min_quota_scale: bool,
+    pub disable_default_quota_preemption: bool,
+    /// Accepted; refused pods are always tried again only when their quota has room.
+    #[allow(dead_code, reason = "accepted for compatibility")]
+    pub enable_queue_hint: bool,
+    /// Accepted; there are no snapshots.
+    #[allow(dead_code, reason = "accepted for compatibility")]
+    pub quota_snapshot_update_interval: GoDuration,
+    pub hook_plugins: Vec<HookPlugin>,
+}
+
+/// A hook that upstream would load.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct HookPlugin {
+    pub key: String,
+    #[allow(dead_code, reason = "accepted for compatibility")]
+    pub factory_key: String,
+    #[allow(dead_code, reason = "accepted for compatibility")]
+    pub factory_args: String,
+}
+
+fn seconds(seconds: u64) -> GoDuration {
+    GoDuration::from(Duration::from_secs(seconds))
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            delay_evict_time: seconds(120),
+            revoke_pod_interval: seconds(1),
+            default_quota_group_max: ResourceList::new(),
+            system_quota_group_max: ResourceList::new(),
+            quota_group_namespace: String::new(),
+            monitor_all_quotas: false,
+            enable_check_parent_quota: false,
+            enable_runtime_quota: true,
+            enable_min_quota_scale: true,
+            disable_default_quota_preemption: true,
+            enable_queue_hint: false,
+            quota_snapshot_update_interval: seconds(120),
+            hook_plugins: Vec::new(),
+        }
+    }
+}
+
+impl Args {
+    /// Fills in what was left out.
+    pub(super) fn complete(mut self) -> Self {
+        let boundless = Quantity::from_value(i64::MAX / 5);
+        for max in [
+            &mut self.default_quota_group_max,
+            &mut self.system_quota_group_max,
+        ] {
+            if max.is_empty() {
+                *max = ["cpu", "memory"]
+                    .map(|name| (name.to_owned(), boundless))
+                    .into();
+            }
+        }
+        if self.quota_group_namespace.is_empty() {
+            "koordinator-system".clone_into(&mut self.quota_group_namespace);
+        }
+        self
+    }
+
+    /// Checks a completed value.
+    pub(super) fn validate(&self) -> Result<(), BuildError> {
+        for (field, max) in [
+            ("defaultQuotaGroupMax", &self.default_quota_group_max),
+            ("systemQuotaGroupMax", &self.system_quota_group_max),
+        ] {
+            for (name, amount) in max {
+                if amount.signum() < 0 {
+                    let message = format!("args.{field}[{name}]: {amount} must not be negative");
+                    return Err(invalid(NAME, message));
+                }
+            }
+        }
+        for (field, duration) in [
+            ("delayEvictTime", self.delay_evict_time),
+            ("revokePodInterval", self.revoke_pod_interval),
+        ] {
+            if duration.to_std().is_none() {
+                let message = format!("args.{field}: {duration} must not be negative");
+                return Err(invalid(NAME, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what is asked for and not done.
+    pub(super) fn warn(&self, gates: &Gates) {
+        if self.monitor_all_quotas {
+            tracing::warn!(
+                "{NAME}: args.monitorAllQuotas has no effect: pods beyond a quota's share are not evicted"
+            );
+        }
+        for hook in &self.hook_plugins {
+            let key = &hook.key;
+            tracing::warn!("{NAME}: args.hookPlugins: hook {key:?} does not exist");
+        }
+        if gates.multi_tree {
+            tracing::warn!(
+                "{NAME}: feature gate MultiQuotaTree has no effect: all quotas are in one tree"
+            );
+        }
+    }
+}
+
+/// The feature gates that matter here.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+pub(super) struct Gates {
+    pub no_default_quota: bool,
+    pub guarantee_used: bool,
+    pub ignore_overhead: bool,
+    /// Pods whose time to end is over count no more.
+    pub ignore_terminating: bool,
+    /// Pods that are being deleted count no more.
+    pub ignore_deleted: bool,
+    pub multi_tree: bool,
+    /// Whether preemption looks at disruption budgets.
+    pub budgets: bool,
+}
+
+impl Gates {
+    pub(super) fn of(context: &BuildContext) -> Self {
+        let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
+        let on = |name: &str| gate(name, false);
+        Self {
+            no_default_quota: on("DisableDefaultQuota"),
+            guarantee_used: on("ElasticQuotaGuaranteeUsage"),
+            ignore_overhead: on("ElasticQuotaIgnorePodOverhead"),
+            ignore_terminating: on("ElasticQuotaIgnoreTerminatingPod"),
+            ignore_deleted: on("ElasticQuotaImmediateIgnoreTerminatingPod"),
+            multi_tree: on("MultiQuotaTree"),
+            budgets: gate("PodDisruptionBudget", true) && !on("DisablePodDisruptionBudgetInformer"),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The ElasticQuota objects: what they say, and which quota a pod belongs to because of them.
+
+use koord_api::quantity::ResourceList;
+use koord_api::quota::DEFAULT_QUOTA;
+use koord_api::scheduling::ElasticQuota;
+use koord_api::{annotations, labels};
+use koord_model::quota::{Spec, is_zero};
+use koord_model::resources::{Amounts, ResourceTable, amount};
+use koord_scheduler::framework::Problem;
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Namespace and name.
+pub(super) type Key = (String, String);
+
+/// What the status annotations and the status of an object show.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Shown {
+    /// In order of [`SHOWN`]; `None`: missing or unreadable.
+    pub annotations: [Option<Amounts>; SHOWN.len()],
+    pub used: Amounts,
+}
+
+/// The annotations that show what goes on in a quota.
+pub(super) const SHOWN: [&str; 7] = [
+    annotations::QUOTA_RUNTIME,
+    annotations::QUOTA_REQUEST,
+    annotations::QUOTA_CHILD_REQUEST,
+    annotations::QUOTA_GUARANTEED,
+    annotations::QUOTA_ALLOCATED,
+    annotations::QUOTA_NON_PREEMPTIBLE_REQUEST,
+    annotations::QUOTA_NON_PREEMPTIBLE_USED,
+];
+
+/// One object, read.
+#[derive(Debug, Clone)]
+pub(super) struct Object {
+    pub object: Arc<ElasticQuota>,
+    pub spec: Spec,
+    /// Namespaces whose pods belong to it, if they name no quota.
+    pub namespaces: Vec<String>,
+    pub shown: Shown,
+}
+
+/// All of them. Names should be unique across namespaces: where they are not, the oldest object
+/// speaks for the name.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    all: BTreeMap<Key, Object>,
+    /// The namespaces, with creation time for the order, of the objects of each name.
+    by_name: FxHashMap<String, BTreeSet<(i64, String)>>,
+    /// The quotas that claim each namespace, by name.
+    claims: FxHashMap<String, BTreeSet<Key>>,
+}
+
+fn created(object: &ElasticQuota) -> i64 {
+    let time = object.metadata.creation_timestamp.as_ref();
+    time.map_or(i64::MAX, |time| time.0.as_second())
+}
+
+impl Objects {
+    /// Takes in a new state of an object. Returns its key and the namespaces that it claimed before
+    /// or claims now.
+    pub(super) fn apply(
+        &mut self,
+        object: &Arc<ElasticQuota>,
+        table: &ResourceTable,
+        problems: &mut Vec<Problem>,
+    ) -> (Key, Vec<String>) {
+        let key = key_of(object);
+        let last = self.remove(&key);
+        let object = read(object, last.as_ref(), table, problems);
+        let order = (created(&object.object), key.0.clone());
+        let same = self.by_name.entry(key.1.clone()).or_default();
+        same.insert(order);
+        if let Some((_, first)) = same.first()
+            && *first != key.0
+            && last.is_none()
+        {
+            problems.push(problem(
+                &object.object,
+                format!(
+                    "the quota has no effect: metadata.name {:?} is taken by the quota of namespace {first:?}",
+                    key.1
+                ),
+            ));
+        }
+        let mut namespaces = object.namespaces.clone();
+        for namespace in &namespaces {
+            let claims = self.claims.entry(namespace.clone()).or_default();
+            claims.insert((key.1.clone(), key.0.clone()));
+        }
+        self.all.insert(key.clone(), object);
+        namespaces.extend(last.into_iter().flat_map(|last| last.namespaces));
+        (key, namespaces)
+    }
+
+    /// Forgets an object.
+    pub(super) fn remove(&mut self, key: &Key) -> Option<Object> {
+        let last = self.all.remove(key)?;
+        if let Some(same) = self.by_name.get_mut(&key.1) {
+            same.remove(&(created(&last.object), key.0.clone()));
+            if same.is_empty() {
+                self.by_name.remove(&key.1);
+            }
+        }
+        for namespace in &last.namespaces {
+            if let Some(claims) = self.claims.get_mut(namespace) {
+                claims.remove(&(key.1.clone(), key.0.clone()));
+                if claims.is_empty() {
+                    self.claims.remove(namespace);
+                }
+            }
+        }
+        Some(last)
+    }
+
+    /// The object that speaks for quota `name`.
+    pub(super) fn of(&self, name: &str) -> Option<&Object> {
+        let (_, namespace) = self.by_name.get(name)?.first()?;
+        self.all.get(&(namespace.clone(), name.to_owned()))
+    }
+
+    /// Whether the object speaks for its name.
+    pub(super) fn speaks(&self, key: &Key) -> bool {
+        let first = self.by_name.get(&key.1).and_then(BTreeSet::first);
+        first.is_some_and(|(_, namespace)| *namespace == key.0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Object)> {
+        self.all.iter()
+    }
+
+    /// The quota of pods in `namespace` that name none.
+    pub(super) fn of_namespace(&self, namespace: &str) -> &str {
+        let own = (namespace.to_owned(), namespace.to_owned());
+        if let Some((key, _)) = self.all.get_key_value(&own) {
+            return &key.1;
+        }
+        let claims = self.claims.get(namespace).and_then(BTreeSet::first);
+        claims.map_or(DEFAULT_QUOTA, |(name, _)| name)
+    }
+}
+
+pub(super) fn key_of(object: &ElasticQuota) -> Key {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    (
+        text(&object.metadata.namespace),
+        text(&object.metadata.name),
+    )
+}
+
+/// Amounts of a resource list.
+pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
+    list.iter()
+        .map(|(name, quantity)| {
+            let id = table.intern(name);
+            (id, amount(id, quantity))
+        })
+        .collect()
+}
+
+fn read(
+    object: &Arc<ElasticQuota>,
+    last: Option<&Object>,
+    table: &ResourceTable,
+    problems: &mut Vec<Problem>,
+) -> Object {
+    let meta = &object.metadata;
+    let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key));
+    let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
+    let is = |key: &str, value: &str| label(key).is_some_and(|text| text == value);
+    let max = amounts(&object.spec.max, table);
+    let mut weight = Amounts::new();
+    let key = annotations::QUOTA_SHARED_WEIGHT;
+    if let Some(text) = annotation(key) {
+        match serde_json::from_str::<ResourceList>(text) {
+            Ok(list) => weight = amounts(&list, table),
+            Err(error) => {
+                problems.push(malformed(object, key, text, &error));
+                if let Some(last) = last {
+                    weight = last.spec.weight.clone();
+                }
+            }
+        }
+    }
+    if is_zero(&weight) {
+        weight = max.clone();
+    }
+    let mut namespaces = Vec::new();
+    let key = annotations::QUOTA_NAMESPACES;
+    if let Some(text) = annotation(key).filter(|text| !text.is_empty()) {
+        match serde_json::from_str(text) {
+            Ok(list) => namespaces = list,
+            Err(error) => {
+                problems.push(malformed(object, key, text, &error));
+                if let Some(last) = last {
+                    namespaces.clone_from(&last.namespaces);
+                }
+            }
+        }
+    }
+    let used = object.status.as_ref().map(|status| &status.used);
+    Object {
+        spec: Spec {
+            parent: label(labels::QUOTA_PARENT).cloned().unwrap_or_default(),
+            is_parent: is(labels::QUOTA_IS_PARENT, "true"),
+            lendable: !is(labels::QUOTA_ALLOW_LENT_RESOURCE, "false"),
+            min: amounts(&object.spec.min, table),
+            max,
+            weight,
+        },
+        namespaces,
+        shown: Shown {
+            annotations: SHOWN.map(|key| {
+                let list: ResourceList = serde_json::from_str(annotation(key)?).ok()?;
+                Some(amounts(&list, table))
+            }),
+            used: used.map_or_else(Amounts::new, |used| amounts(used, table)),
+        },
+        object: object.clone(),
+    }
+}
+
+fn malformed(object: &ElasticQuota, key: &str, text: &str, error: &serde_json::Error) -> Problem {
+    problem(
+        object,
+        format!("annotation {key} is ignored: {error}: {text:?}"),
+    )
+}
+
+fn problem(object: &ElasticQuota, message: String) -> Problem {
+    let (namespace, name) = key_of(object);
+    Problem {
+        kind: "ElasticQuota",
+        namespace,
+        name,
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+        message,
+    }
+}

@@ -1,0 +1,282 @@
+//! What quotas show of themselves: annotations and status of their objects, and answers to people.
+
+use super::ElasticQuotas;
+use super::admission::quantities;
+use super::objects::{Key, Object, SHOWN, Shown};
+use jiff::{SignedDuration, Timestamp};
+use koord_api::labels;
+use koord_api::quantity::ResourceList;
+use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
+use koord_model::quota::{Quota, Sums};
+use koord_model::resources::{Amounts, ResourceTable};
+use koord_scheduler::framework::{Effects, Verb, View, Write};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+/// Between two looks at what objects show.
+const EVERY: SignedDuration = SignedDuration::from_secs(1);
+/// How long a write has before it is sent again, if the object still shows something else.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// Between two attempts to create the built-in quotas.
+const CREATE_EVERY: SignedDuration = SignedDuration::from_mins(1);
+
+/// What was written when.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    sent: FxHashMap<Key, (Timestamp, Shown)>,
+    /// Something changed since the last look.
+    pub dirty: bool,
+    looked: Timestamp,
+    created: Option<Timestamp>,
+}
+
+impl Writer {
+    /// When to look again.
+    pub(super) fn next(&self, missing: bool) -> Option<Timestamp> {
+        let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
+        let create = match self.created {
+            None => Some(Timestamp::UNIX_EPOCH),
+            Some(at) => missing.then(|| after(at, CREATE_EVERY)),
+        };
+        let look = self.dirty.then(|| after(self.looked, EVERY));
+        let again = self.sent.values().map(|(at, _)| after(*at, PATIENCE)).min();
+        create.into_iter().chain(look).chain(again).min()
+    }
+}
+
+impl ElasticQuotas {
+    /// Whether one of the built-in quotas has no object.
+    pub(super) fn lacks_built_ins(&self) -> bool {
+        [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA]
+            .iter()
+            .any(|name| self.objects.of(name).is_none())
+    }
+
+    /// Creates the objects of the built-in quotas, where they are missing.
+    pub(super) fn create_built_ins(&mut self, now: Timestamp, fx: &mut Effects) {
+        if let Some(last) = self.writer.created
+            && (now.duration_since(last) < CREATE_EVERY || !self.lacks_built_ins())
+        {
+            return;
+        }
+        self.writer.created = Some(now);
+        let root = json!({
+            labels::QUOTA_IS_PARENT: "true",
+            labels::QUOTA_ALLOW_LENT_RESOURCE: "false",
+            labels::QUOTA_PARENT: "",
+        });
+        let max = |list: &ResourceList| json!({"max": list});
+        for (name, labels, spec) in [
+            (ROOT_QUOTA, root, json!({})),
+            (
+                SYSTEM_QUOTA,
+                json!({}),
+                max(&self.args.system_quota_group_max),
+            ),
+            (
+                DEFAULT_QUOTA,
+                json!({}),
+                max(&self.args.default_quota_group_max),
+            ),
+        ] {
+            if self.objects.of(name).is_some() {
+                continue;
+            }
+            let namespace = self.args.quota_group_namespace.clone();
+            let body = json!({
+                "apiVersion": "scheduling.sigs.k8s.io/v1alpha1",
+                "kind": "ElasticQuota",
+                "metadata": {"name": name, "namespace": namespace, "labels": labels},
+                "spec": spec,
+            });
+            fx.writes
+                .push(write(&(namespace, name.to_owned()), Verb::Create(body)));
+        }
+    }
+
+    /// Writes what objects should show and do not.
+    pub(super) fn show(&mut self, view: View<'_>, fx: &mut Effects) {
+        let now = view.now;
+        let overdue = |(at, _): &(Timestamp, Shown)| now.duration_since(*at) >= PATIENCE;
+        let again = self.writer.sent.values().any(overdue);
+        if !again && (!self.writer.dirty || now.duration_since(self.writer.looked) < EVERY) {
+            return;
+        }
+        self.writer.dirty = false;
+        self.writer.looked = now;
+        let mut sent = std::mem::take(&mut self.writer.sent);
+        let runtime = self.args.enable_runtime_quota;
+        let mut tree = self.tree();
+        let mut keep = FxHashMap::default();
+        for (key, object) in self.objects.iter() {
+            if !self.objects.speaks(key) {
+                continue;
+            }
+            let quota = if runtime {
+                tree.runtime(&key.1)
+            } else {
+                tree.quota(&key.1)
+            };
+            let Some(quota) = quota else { continue };
+            let wanted = shown(quota);
+            if wanted.same(&object.shown) {
+                continue;
+            }
+            if let Some((at, last)) = sent.remove(key)
+                && now.duration_since(at) < PATIENCE
+                && last.same(&wanted)
+            {
+                keep.insert(key.clone(), (at, last));
+                continue;
+            }
+            let patch = patch(&wanted, object, view.resources);
+            fx.writes.push(write(key, Verb::Patch(patch)));
+            keep.insert(key.clone(), (now, wanted));
+        }
+        drop(tree);
+        self.writer.sent = keep;
+    }
+
+    /// The summary that the HTTP service gives of a quota.
+    pub(super) fn summary(&self, name: &str, pods: bool, table: &ResourceTable) -> Option<Value> {
+        let mut tree = self.tree();
+        let version = tree.parent(name).map_or(0, |parent| parent.version);
+        let quota = if self.args.enable_runtime_quota {
+            tree.runtime(name)
+        } else {
+            tree.quota(name)
+        }?;
+        let list = |amounts: &Amounts| quantities(amounts, table);
+        let own = quota.own();
+        let parent = if quota.spec.parent.is_empty() && name != ROOT_QUOTA {
+            ROOT_QUOTA
+        } else {
+            &quota.spec.parent
+        };
+        let sums = &quota.sums;
+        let mut out = json!({
+            "name": name,
+            "parentName": parent,
+            "isParent": quota.spec.is_parent,
+            "runtimeVersion": version,
+            "allowLentResource": quota.spec.lendable,
+            "tree": "",
+            "max": list(&quota.spec.max),
+            "min": list(&quota.spec.min),
+            "autoScaleMin": list(&quota.scaled_min),
+            "used": list(&sums.used),
+            "nonPreemptibleUsed": list(&sums.non_preemptible_used),
+            "request": list(&sums.request),
+            "nonPreemptibleRequest": list(&sums.non_preemptible_request),
+            "sharedWeight": list(&quota.spec.weight),
+            "runtime": list(&quota.runtime),
+            "childRequest": list(&quota.child_request),
+            "allocated": list(&quota.allocated),
+            "guaranteed": list(&quota.guaranteed),
+            "selfUsed": list(&own.used),
+            "selfNonPreemptibleUsed": list(&own.non_preemptible_used),
+            "selfRequest": list(&own.request),
+            "selfNonPreemptibleRequest": list(&own.non_preemptible_request),
+        });
+        let cache: serde_json::Map<String, Value> = self
+            .ledger
+            .of(name)
+            .filter(|_| pods)
+            .map(|charge| {
+                let pod = json!({
+                    "isAssigned": charge.placed,
+                    "resource": list(&charge.amounts),
+                });
+                (charge.info.to_string(), pod)
+            })
+            .collect();
+        if !cache.is_empty() {
+            out["podCache"] = Value::Object(cache);
+        }
+        Some(out)
+    }
+}
+
+impl Shown {
+    /// Equal but for zeros. What is missing equals nothing at all.
+    fn same(&self, other: &Self) -> bool {
+        let pairs = self.annotations.iter().zip(&other.annotations);
+        let none = Amounts::new();
+        let some = |amounts: &Option<Amounts>| amounts.clone().unwrap_or_default();
+        let mut pairs = pairs.map(|(a, b)| (some(a), some(b)));
+        let equal = |a: &Amounts, b: &Amounts| {
+            let within =
+                |a: &Amounts, b: &Amounts| a.iter().all(|(id, amount)| b.get(id) == amount);
+            within(a, b) && within(b, a)
+        };
+        debug_assert!(equal(&none, &none));
+        equal(&self.used, &other.used) && pairs.all(|(a, b)| equal(&a, &b))
+    }
+}
+
+fn shown(quota: &Quota) -> Shown {
+    let Sums {
+        request,
+        non_preemptible_request,
+        used,
+        non_preemptible_used,
+    } = &quota.sums;
+    Shown {
+        annotations: [
+            &quota.runtime,
+            request,
+            &quota.child_request,
+            &quota.guaranteed,
+            &quota.allocated,
+            non_preemptible_request,
+            non_preemptible_used,
+        ]
+        .map(|amounts| Some(amounts.clone())),
+        used: used.clone(),
+    }
+}
+
+/// A merge patch that makes `object` show `wanted`: only what differs.
+fn patch(wanted: &Shown, object: &Object, table: &ResourceTable) -> Value {
+    let mut out = json!({});
+    let differs = |a: &Amounts, b: &Amounts| {
+        let one = |amounts: &Amounts| Shown {
+            used: amounts.clone(),
+            ..Shown::default()
+        };
+        !one(a).same(&one(b))
+    };
+    let pairs = wanted.annotations.iter().zip(&object.shown.annotations);
+    for (key, (wanted, shown)) in SHOWN.iter().zip(pairs) {
+        let (wanted, shown) = (
+            wanted.clone().unwrap_or_default(),
+            shown.clone().unwrap_or_default(),
+        );
+        if differs(&wanted, &shown) {
+            let text = json!(quantities(&wanted, table)).to_string();
+            out["metadata"]["annotations"][*key] = Value::String(text);
+        }
+    }
+    if differs(&wanted.used, &object.shown.used) {
+        let mut used = json!(quantities(&wanted.used, table));
+        let status = object.object.status.as_ref();
+        for name in status.iter().flat_map(|status| status.used.keys()) {
+            if used.get(name).is_none() {
+                used[name] = Value::Null;
+            }
+        }
+        out["status"]["used"] = used;
+    }
+    out
+}
+
+fn write(key: &Key, verb: Verb) -> Write {
+    Write {
+        group: "scheduling.sigs.k8s.io",
+        version: "v1alpha1",
+        plural: "elasticquotas",
+        namespace: key.0.clone(),
+        name: key.1.clone(),
+        verb,
+    }
+}

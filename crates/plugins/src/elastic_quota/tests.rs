@@ -1,0 +1,207 @@
+use super::*;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::{annotations, labels};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{Engine, EngineOptions, Output};
+use koord_scheduler::framework::{Profiles, Verb, Write};
+use serde_json::json;
+
+mod admission;
+mod preemption;
+mod rebuild;
+mod status;
+
+const NOW: i64 = 1_700_000_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(NOW + seconds).unwrap()
+}
+
+/// An engine with quotas and plain resources.
+fn engine_with(args: &Value, gates: &[&str]) -> Engine {
+    let names = ["PrioritySort", "NodeResourcesFit", NAME, "DefaultBinder"];
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": names.map(|name| json!({"name": name}))
+            }},
+            "pluginConfig": [{"name": NAME, "args": args}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let context = BuildContext {
+        gates: gates
+            .iter()
+            .map(|gate| ((*gate).to_owned(), true))
+            .collect(),
+    };
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    Engine::new(&config, profiles, EngineOptions::default())
+}
+
+/// As above with one node of so many cores and GiB.
+fn engine(args: &Value, cpu: i64, memory: i64) -> Engine {
+    let mut engine = engine_with(args, &[]);
+    engine.node_applied(node("n", cpu, memory), at(0));
+    engine
+}
+
+fn node(name: &str, cpu: i64, memory: i64) -> Arc<Node> {
+    let value = json!({
+        "metadata": {"name": name, "uid": name},
+        "status": {"allocatable": {
+            "cpu": cpu.to_string(), "memory": format!("{memory}Gi"), "pods": "1000"
+        }}
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn list(cpu: i64, memory: i64) -> Value {
+    json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")})
+}
+
+/// A quota in namespace `quotas`; cores and GiB.
+fn quota(name: &str, parent: &str, max: (i64, i64), min: (i64, i64)) -> Value {
+    json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {
+            "name": name, "namespace": "quotas", "uid": name,
+            "labels": {labels::QUOTA_PARENT: parent}, "annotations": {}
+        },
+        "spec": {"max": list(max.0, max.1), "min": list(min.0, min.1)}
+    })
+}
+
+fn change(object: &Value, action: Action) -> ObjectChange {
+    let object: ElasticQuota = serde_json::from_value(object.clone()).unwrap();
+    ObjectChange {
+        kind: ELASTIC_QUOTAS,
+        action,
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+fn apply(engine: &mut Engine, object: &Value, seconds: i64) {
+    engine.object_changed(&change(object, Action::UPDATE), at(seconds));
+}
+
+/// A pod of a quota, in namespace `team`; cores and GiB.
+fn pod(name: &str, quota: &str, cpu: i64, memory: i64) -> Value {
+    let mut labels = json!({});
+    if !quota.is_empty() {
+        labels[labels::POD_QUOTA_NAME] = json!(quota);
+    }
+    json!({
+        "metadata": {"name": name, "namespace": "team", "uid": name, "labels": labels},
+        "spec": {
+            "schedulerName": "koord-scheduler",
+            "containers": [{"name": "c", "resources": {"requests": list(cpu, memory)}}]
+        }
+    })
+}
+
+/// The same pod, which must not be preempted.
+fn firm(mut pod: Value) -> Value {
+    pod["metadata"]["labels"][labels::POD_PREEMPTIBLE] = json!("false");
+    pod
+}
+
+fn bound(mut pod: Value) -> Value {
+    pod["spec"]["nodeName"] = json!("n");
+    pod
+}
+
+fn add(engine: &mut Engine, pod: &Value, seconds: i64) {
+    let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+    engine.pod_applied(Arc::new(pod), at(seconds));
+}
+
+fn delete(engine: &mut Engine, pod: &Value, seconds: i64) {
+    let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+    engine.pod_deleted(&pod, at(seconds));
+}
+
+/// Tries every ready pod; where each goes, or what its condition says.
+fn schedule(engine: &mut Engine, seconds: i64) -> Vec<(String, String)> {
+    engine.take_outputs();
+    while engine.schedule_one(at(seconds)).is_some() {}
+    let mut out = Vec::new();
+    for output in engine.take_outputs() {
+        match output {
+            Output::Bind(bind) => out.push((bind.pod.name.to_string(), bind.node.to_string())),
+            Output::Failed(failure) => out.push((failure.pod.name.to_string(), failure.message)),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Where the one pod goes, or what its condition says, without what came of preemption.
+fn place(engine: &mut Engine, pod: &Value, seconds: i64) -> String {
+    add(engine, pod, seconds);
+    let mut out = schedule(engine, seconds);
+    assert_eq!(out.len(), 1, "{out:?}");
+    let message = out.remove(0).1;
+    let end = message.find(" preemption: ").unwrap_or(message.len());
+    message[..end].to_owned()
+}
+
+/// What the condition says of a refused pod on a cluster of one node.
+fn refused(text: &str) -> String {
+    format!("0/1 nodes are available: {text}.")
+}
+
+fn query(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+fn summary(engine: &Engine, name: &str) -> Value {
+    let path = ["quotas", name];
+    let answer = engine.inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
+    answer.unwrap_or_else(|| panic!("no quota {name}"))
+}
+
+/// Writes since the last call.
+fn writes(engine: &mut Engine, seconds: i64) -> Vec<Write> {
+    engine.schedule_one(at(seconds));
+    let outputs = engine.take_outputs().into_iter();
+    outputs
+        .filter_map(|output| match output {
+            Output::Write(write) => Some(write),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Takes in a write of the plugin as the API server would, and shows the result.
+fn written(engine: &mut Engine, object: &mut Value, write: &Write, seconds: i64) {
+    let Verb::Patch(patch) = &write.verb else {
+        panic!("{write:?}")
+    };
+    merge(object, patch);
+    apply(engine, object, seconds);
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(fields) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    for (key, value) in fields {
+        if value.is_null() {
+            if let Some(object) = target.as_object_mut() {
+                object.remove(key);
+            }
+        } else {
+            merge(&mut target[key], value);
+        }
+    }
+}

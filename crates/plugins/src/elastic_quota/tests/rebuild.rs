@@ -1,0 +1,188 @@
+//! Whatever happened in whatever order: the state is what a restart would find.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Quota, parent, maximum, minimum, lends, what it claims.
+    Quota(usize, usize, i64, i64, bool, u8),
+    NoQuota(usize),
+    /// Pod, quota by label, cores, non-preemptible.
+    Pod(usize, usize, i64, bool),
+    Bind(usize),
+    NoPod(usize),
+    Node(usize, i64),
+    NoNode(usize),
+    Schedule,
+}
+
+const QUOTAS: [&str; 5] = ["q0", "q1", "q2", "team", "other"];
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let quota = 0..QUOTAS.len();
+    let step = prop_oneof![
+        4 => (quota.clone(), 0..9_usize, 0..40_i64, 0..30_i64, any::<bool>(), 0..4_u8)
+            .prop_map(|(q, p, max, min, lends, claims)| Step::Quota(q, p, max, min, lends, claims)),
+        1 => quota.clone().prop_map(Step::NoQuota),
+        6 => (0..12_usize, 0..7_usize, 1..9_i64, any::<bool>())
+            .prop_map(|(p, q, cpu, firm)| Step::Pod(p, q, cpu, firm)),
+        2 => (0..12_usize).prop_map(Step::Bind),
+        2 => (0..12_usize).prop_map(Step::NoPod),
+        1 => (0..2_usize, 1..60_i64).prop_map(|(n, cpu)| Step::Node(n, cpu)),
+        1 => (0..2_usize).prop_map(Step::NoNode),
+        3 => Just(Step::Schedule),
+    ];
+    proptest::collection::vec(step, 1..50)
+}
+
+/// What the API holds.
+#[derive(Debug, Default)]
+struct World {
+    quotas: BTreeMap<usize, Value>,
+    pods: BTreeMap<usize, Value>,
+    nodes: BTreeMap<usize, i64>,
+}
+
+type Event<'a> = Box<dyn Fn(&mut Engine) + 'a>;
+
+fn everything(engine: &Engine) -> Value {
+    let pods = query(&[("includePods", "true")]);
+    let mut all = engine.inspect(NAME, &["quotas"], &pods, at(0)).unwrap();
+    all[ROOT_QUOTA] = summary(engine, ROOT_QUOTA);
+    for quota in all.as_object_mut().unwrap().values_mut() {
+        quota["runtimeVersion"] = Value::Null;
+        for amounts in quota.as_object_mut().unwrap().values_mut() {
+            if let Value::Object(amounts) = amounts {
+                amounts.retain(|_, amount| *amount != "0");
+            }
+        }
+    }
+    all
+}
+
+fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
+    let mut world = World::default();
+    let mut live = engine_with(args, gates);
+    live.schedule_one(at(0));
+    for step in steps {
+        match step {
+            Step::Quota(q, parent, max, min, lends, claims) => {
+                let parent = QUOTAS.get(parent).copied().unwrap_or(match parent {
+                    8 => "nowhere",
+                    _ => "",
+                });
+                let mut object = quota(QUOTAS[q], parent, (max, max), (min, min));
+                if QUOTAS[q] == "team" {
+                    object["metadata"]["namespace"] = json!("team");
+                }
+                if !lends {
+                    object["metadata"]["labels"][labels::QUOTA_ALLOW_LENT_RESOURCE] =
+                        json!("false");
+                }
+                if claims == 0 {
+                    let notes = &mut object["metadata"]["annotations"];
+                    notes[annotations::QUOTA_NAMESPACES] = json!("[\"team\", \"x\"]");
+                }
+                apply(&mut live, &object, 0);
+                world.quotas.insert(q, object);
+            }
+            Step::NoQuota(q) => {
+                if let Some(object) = world.quotas.remove(&q) {
+                    live.object_changed(&change(&object, Action::DELETE), at(0));
+                }
+            }
+            Step::Pod(p, q, cpu, is_firm) => {
+                let label = QUOTAS.get(q).copied().unwrap_or_default();
+                let mut object = pod(&format!("p{p}"), label, cpu, 1);
+                if is_firm {
+                    object = firm(object);
+                }
+                if let Some(old) = world.pods.get(&p) {
+                    object["spec"]["nodeName"] = old["spec"]["nodeName"].clone();
+                }
+                add(&mut live, &object, 0);
+                world.pods.insert(p, object);
+            }
+            Step::Bind(p) => {
+                if let Some(object) = world.pods.get_mut(&p)
+                    && object["spec"]["nodeName"].is_null()
+                {
+                    *object = bound(object.clone());
+                    add(&mut live, object, 0);
+                }
+            }
+            Step::NoPod(p) => {
+                if let Some(object) = world.pods.remove(&p) {
+                    delete(&mut live, &object, 0);
+                }
+            }
+            Step::Node(n, cpu) => {
+                live.node_applied(node(&format!("n{n}"), cpu, cpu), at(0));
+                world.nodes.insert(n, cpu);
+            }
+            Step::NoNode(n) => {
+                live.node_deleted(&format!("n{n}"), at(0));
+                world.nodes.remove(&n);
+            }
+            Step::Schedule => {
+                for (name, answer) in schedule(&mut live, 0) {
+                    // Bindings succeed or fail by turns.
+                    if !answer.starts_with('n') || answer.len() > 2 {
+                        continue;
+                    }
+                    let p: usize = name[1..].parse().unwrap();
+                    let object = world.pods.get_mut(&p).unwrap();
+                    if p.is_multiple_of(2) {
+                        object["spec"]["nodeName"] = json!(answer);
+                        live.bind_finished(&name, Ok(()), at(0));
+                        add(&mut live, object, 0);
+                    } else {
+                        let message = "no".to_owned();
+                        let error = koord_scheduler::engine::BindError {
+                            message,
+                            gone: false,
+                        };
+                        live.bind_finished(&name, Err(error), at(0));
+                    }
+                }
+                everything(&live);
+            }
+        }
+    }
+    let mut fresh = engine_with(args, gates);
+    fresh.schedule_one(at(0));
+    let mut events: Vec<Event<'_>> = Vec::new();
+    for object in world.quotas.values() {
+        events.push(Box::new(|engine| apply(engine, object, 0)));
+    }
+    for object in world.pods.values() {
+        events.push(Box::new(|engine| add(engine, object, 0)));
+    }
+    for (n, cpu) in &world.nodes {
+        events.push(Box::new(move |engine| {
+            engine.node_applied(node(&format!("n{n}"), *cpu, *cpu), at(0));
+        }));
+    }
+    // A stride that is prime to any number of events there can be.
+    let count = events.len();
+    for at in 0..count {
+        events[(at * 101 + order) % count](&mut fresh);
+    }
+    assert_eq!(everything(&live), everything(&fresh));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_restart_finds_the_same_state(steps in steps(), order in 0..50_usize, mode in 0..4_u8) {
+        let args = json!({"enableMinQuotaScale": mode != 1});
+        let gates: &[&str] = match mode {
+            2 => &["ElasticQuotaGuaranteeUsage"],
+            3 => &["DisableDefaultQuota"],
+            _ => &[],
+        };
+        run(steps, order, &args, gates);
+    }
+}

@@ -1,0 +1,243 @@
+//! What quotas show of themselves.
+
+use super::*;
+
+fn shows(object: &Value, annotation: &str) -> Value {
+    let text = object["metadata"]["annotations"][annotation].as_str();
+    text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
+}
+
+#[test]
+fn objects_show_requests_use_and_share_once_a_second() {
+    let mut engine = engine(&json!({}), 100, 100);
+    let mut a = quota("a", "", (40, 40), (10, 10));
+    apply(&mut engine, &a, 0);
+    add(&mut engine, &firm(bound(pod("x", "a", 4, 4))), 0);
+    add(&mut engine, &pod("y", "a", 200, 2), 0);
+    let first = writes(&mut engine, 0);
+    let of = |writes: &[Write], name: &str| -> Vec<Write> {
+        let of = |write: &&Write| write.name == name && matches!(write.verb, Verb::Patch(_));
+        writes.iter().filter(of).cloned().collect()
+    };
+    let to_a = of(&first, "a");
+    assert_eq!((to_a.len(), to_a[0].namespace.as_str()), (1, "quotas"));
+    assert_eq!(
+        (to_a[0].group, to_a[0].version, to_a[0].plural),
+        ("scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas")
+    );
+    // Not sent twice while the answer is on its way; again when it does not come.
+    assert_eq!(of(&writes(&mut engine, 2), "a"), []);
+    assert_eq!(of(&writes(&mut engine, 11), "a"), to_a);
+    written(&mut engine, &mut a, &to_a[0], 12);
+    assert_eq!(shows(&a, annotations::QUOTA_RUNTIME), list(40, 6));
+    assert_eq!(shows(&a, annotations::QUOTA_REQUEST), list(204, 6));
+    assert_eq!(shows(&a, annotations::QUOTA_CHILD_REQUEST), list(204, 6));
+    assert_eq!(
+        shows(&a, annotations::QUOTA_NON_PREEMPTIBLE_USED),
+        list(4, 4)
+    );
+    assert_eq!(
+        shows(&a, annotations::QUOTA_NON_PREEMPTIBLE_REQUEST),
+        list(4, 4)
+    );
+    assert_eq!(
+        shows(&a, annotations::QUOTA_GUARANTEED),
+        Value::Null,
+        "its gate is off"
+    );
+    assert_eq!(a["status"]["used"], list(4, 4));
+    assert_eq!(of(&writes(&mut engine, 60), "a"), [], "nothing changed");
+
+    delete(&mut engine, &pod("x", "a", 4, 4), 70);
+    delete(&mut engine, &pod("y", "a", 200, 2), 70);
+    let last = of(&writes(&mut engine, 80), "a");
+    written(&mut engine, &mut a, &last[0], 80);
+    let zero = json!({"cpu": "0", "memory": "0"});
+    assert_eq!(a["status"]["used"], zero);
+    assert_eq!(shows(&a, annotations::QUOTA_RUNTIME), zero);
+    // Zeros and nothing at all are the same.
+    a["status"] = json!({});
+    a["metadata"]["annotations"] = json!({});
+    apply(&mut engine, &a, 90);
+    assert_eq!(of(&writes(&mut engine, 95), "a"), []);
+}
+
+#[test]
+fn what_is_not_used_any_more_is_taken_back_from_the_status() {
+    let mut engine = engine(&json!({}), 100, 100);
+    let mut a = quota("a", "", (40, 40), (0, 0));
+    a["status"] = json!({"used": {"cpu": "1", "example.com/gpu": "3"}});
+    a["metadata"]["annotations"][annotations::QUOTA_REQUEST] = json!("broken");
+    apply(&mut engine, &a, 0);
+    add(&mut engine, &bound(pod("x", "a", 4, 4)), 0);
+    let all = writes(&mut engine, 0);
+    let patch = all.iter().find(|write| write.name == "a").unwrap();
+    written(&mut engine, &mut a, patch, 1);
+    assert_eq!(a["status"]["used"], list(4, 4));
+    assert_eq!(shows(&a, annotations::QUOTA_REQUEST), list(4, 4));
+}
+
+#[test]
+fn guaranteed_use_is_shown_under_its_gate() {
+    let mut engine = engine_with(&json!({}), &["ElasticQuotaGuaranteeUsage"]);
+    engine.node_applied(node("n", 100, 100), at(0));
+    let mut a = quota("a", "", (40, 40), (10, 1));
+    apply(&mut engine, &a, 0);
+    add(&mut engine, &bound(pod("x", "a", 4, 4)), 0);
+    let all = writes(&mut engine, 0);
+    let patch = all.iter().find(|write| write.name == "a").unwrap();
+    written(&mut engine, &mut a, patch, 1);
+    assert_eq!(shows(&a, annotations::QUOTA_ALLOCATED), list(4, 4));
+    assert_eq!(shows(&a, annotations::QUOTA_GUARANTEED), list(10, 4));
+    assert_eq!(summary(&engine, "a")["allowLentResource"], false);
+}
+
+#[test]
+fn the_built_in_quotas_are_created_where_they_are_missing() {
+    let args = json!({"quotaGroupNamespace": "q", "defaultQuotaGroupMax": {"cpu": "7"}});
+    let mut engine = engine(&args, 10, 10);
+    let mut system = quota(SYSTEM_QUOTA, "", (5, 5), (0, 0));
+    system["metadata"]["namespace"] = json!("q");
+    apply(&mut engine, &system, 0);
+    let created = |writes: Vec<Write>| -> Vec<Value> {
+        let body = |write: Write| match write.verb {
+            Verb::Create(body) => Some(body),
+            _ => None,
+        };
+        writes.into_iter().filter_map(body).collect()
+    };
+    let first = created(writes(&mut engine, 0));
+    assert_eq!(
+        first[0],
+        json!({
+            "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+            "metadata": {"name": ROOT_QUOTA, "namespace": "q", "labels": {
+                labels::QUOTA_IS_PARENT: "true",
+                labels::QUOTA_ALLOW_LENT_RESOURCE: "false",
+                labels::QUOTA_PARENT: ""
+            }},
+            "spec": {}
+        })
+    );
+    assert_eq!(first[1]["metadata"]["name"], DEFAULT_QUOTA);
+    assert_eq!(first[1]["spec"], json!({"max": {"cpu": "7"}}));
+    assert_eq!(first.len(), 2, "the third exists");
+    assert_eq!(created(writes(&mut engine, 30)).len(), 0);
+    assert_eq!(
+        created(writes(&mut engine, 61)).len(),
+        2,
+        "it did not work: once more"
+    );
+    for mut body in first {
+        body["metadata"]["uid"] = json!("u");
+        apply(&mut engine, &body, 62);
+    }
+    assert_eq!(created(writes(&mut engine, 200)).len(), 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_the_last_good_value_stays() {
+    let mut engine = engine(&json!({}), 100, 100);
+    let mut a = quota("a", "", (40, 40), (0, 0));
+    let notes = &mut a["metadata"]["annotations"];
+    notes[annotations::QUOTA_SHARED_WEIGHT] = json!("{\"cpu\":\"3\"}");
+    notes[annotations::QUOTA_NAMESPACES] = json!("[\"team\"]");
+    apply(&mut engine, &a, 0);
+    engine.take_outputs();
+    let notes = &mut a["metadata"]["annotations"];
+    notes[annotations::QUOTA_SHARED_WEIGHT] = json!("{\"cpu\":\"3x\"}");
+    notes[annotations::QUOTA_NAMESPACES] = json!("team");
+    apply(&mut engine, &a, 1);
+    let problems: Vec<String> = engine
+        .take_outputs()
+        .into_iter()
+        .filter_map(|output| match output {
+            Output::Problem(problem) => Some(format!("{} {}", problem.name, problem.message)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    for (problem, parts) in problems.iter().zip([
+        ["a ", annotations::QUOTA_SHARED_WEIGHT, "3x"],
+        ["a ", annotations::QUOTA_NAMESPACES, "\"team\""],
+    ]) {
+        for part in parts {
+            assert!(problem.contains(part), "{problem}: no {part}");
+        }
+    }
+    assert_eq!(summary(&engine, "a")["sharedWeight"], json!({"cpu": "3"}));
+    add(&mut engine, &pod("p", "", 1, 1), 2);
+    assert!(summary(&engine, "a")["podCache"].get("team/p").is_some());
+}
+
+#[test]
+fn the_oldest_object_speaks_for_a_name() {
+    let mut engine = engine(&json!({}), 100, 100);
+    let dated = |namespace: &str, cpu: i64, second: i64| {
+        let mut object = quota("a", "", (cpu, 1), (0, 0));
+        object["metadata"]["namespace"] = json!(namespace);
+        object["metadata"]["creationTimestamp"] = json!(at(second).to_string());
+        object
+    };
+    apply(&mut engine, &dated("late", 7, 9), 0);
+    apply(&mut engine, &dated("early", 5, 3), 0);
+    assert_eq!(summary(&engine, "a")["max"]["cpu"], "5");
+    apply(&mut engine, &dated("third", 6, 20), 0);
+    let told = engine.take_outputs().into_iter().any(|output| {
+        matches!(output, Output::Problem(problem)
+            if problem.namespace == "third" && problem.message.contains("\"early\""))
+    });
+    assert!(told);
+    engine.object_changed(&change(&dated("third", 6, 20), Action::DELETE), at(1));
+    assert_eq!(
+        summary(&engine, "a")["max"]["cpu"],
+        "5",
+        "others' quota is not touched"
+    );
+    engine.object_changed(&change(&dated("early", 5, 3), Action::DELETE), at(1));
+    assert_eq!(summary(&engine, "a")["max"]["cpu"], "7");
+}
+
+#[test]
+fn the_service_lists_quotas_and_their_pods() {
+    let mut engine = engine(&json!({}), 100, 100);
+    apply(&mut engine, &quota("p", "", (40, 40), (20, 20)), 0);
+    apply(&mut engine, &quota("p-a", "p", (30, 30), (10, 10)), 0);
+    add(&mut engine, &bound(firm(pod("x", "p-a", 4, 4))), 0);
+    add(&mut engine, &pod("y", "p-a", 1, 1), 0);
+    let mut is = summary(&engine, "p-a");
+    is.as_object_mut()
+        .unwrap()
+        .remove("runtimeVersion")
+        .unwrap();
+    let none = json!({});
+    assert_eq!(
+        is,
+        json!({
+            "name": "p-a", "parentName": "p", "isParent": false, "allowLentResource": true,
+            "tree": "", "max": list(30, 30), "min": list(10, 10), "autoScaleMin": list(5, 5),
+            "used": list(4, 4), "nonPreemptibleUsed": list(4, 4), "request": list(5, 5),
+            "nonPreemptibleRequest": list(4, 4), "sharedWeight": list(30, 30),
+            "runtime": list(5, 5), "childRequest": list(5, 5), "allocated": none,
+            "guaranteed": none, "selfUsed": list(4, 4), "selfNonPreemptibleUsed": list(4, 4),
+            "selfRequest": list(5, 5), "selfNonPreemptibleRequest": list(4, 4),
+            "podCache": {
+                "team/x": {"isAssigned": true, "resource": list(4, 4)},
+                "team/y": {"isAssigned": false, "resource": list(1, 1)}
+            }
+        })
+    );
+    let names = |pairs: &[(&str, &str)]| -> Vec<String> {
+        let all = engine
+            .inspect(NAME, &["quotas"], &query(pairs), at(0))
+            .unwrap();
+        all.as_object().unwrap().keys().cloned().collect()
+    };
+    assert_eq!(names(&[]), [DEFAULT_QUOTA, SYSTEM_QUOTA, "p", "p-a"]);
+    assert!(names(&[("tree", "t")]).is_empty());
+    assert!(
+        engine
+            .inspect(NAME, &["other"], &query(&[]), at(0))
+            .is_none()
+    );
+}
