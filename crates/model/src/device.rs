@@ -19,7 +19,7 @@ mod topology;
 mod units;
 
 pub use allocate::{
-    Allocation, Grant, Refusal, Rules, Site, VirtualFunction, allocate, score_node,
+    Allocation, Grant, Refusal, Rules, Site, VirtualFunction, allocate, score_node, supply,
 };
 pub use books::{Books, Holding, Used};
 pub use hints::numa_hints;

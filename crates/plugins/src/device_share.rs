@@ -1,1 +1,706 @@
-//! DeviceShare: GPUs, RDMA and FPGA devices.
+//! `DeviceShare`: GPUs, RDMA adapters and FPGAs.
+//!
+//! A node's devices are what its Device object says; what is taken of them is what the pods on the
+//! node say in an annotation, which this plugin writes before it binds them, and what assumed pods
+//! were given. A node without a Device object is left to its kubelet.
+//!
+//! What is not understood never frees anything: a pod whose annotation turns bad keeps what it is
+//! known to hold, and while a pod on a node holds nobody knows which devices, that node gives none
+//! away.
+
+mod args;
+mod books;
+mod pod;
+#[cfg(test)]
+mod tests;
+
+use args::Args;
+use books::{Known, Row};
+use koord_api::{annotations, labels, scheduling};
+use koord_model::device::{
+    Allocation, DeviceType, Holding, Inventory, Need, PartitionTable, PerMinor, Quirks, Refusal,
+    Rules, Scorer, Site, Used, allocate, numa_hints, score_node, supply,
+};
+use koord_model::numa::{NumaMask, NumaPolicy, Offers};
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest, Lack,
+    Normalize, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Reason,
+    Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use pod::{Incoming, Reader};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(crate) const NAME: &str = "DeviceShare";
+const DEVICES: &str = "devices.v1alpha1.scheduling.koordinator.sh";
+const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+
+const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct DeviceShare {
+    args: Args,
+    scorer: Scorer,
+    quirks: Quirks,
+    reader: Reader,
+    /// What Device objects said last, by node name; an object may be here before its node.
+    known: FxHashMap<Arc<str>, Known>,
+    /// By node index.
+    rows: Vec<Row>,
+    /// Reservations (by uid) whose devices owners may not mix with others of the node.
+    restricted: FxHashSet<Arc<str>>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    let scorer = args.scorer()?;
+    let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
+    args.warn(gate("DevicePluginAdaption"));
+    Ok(Box::new(DeviceShare {
+        scorer,
+        reader: Reader::new(&args),
+        args,
+        quirks: Quirks {
+            worst_partition_first: gate("UpstreamGPUPartitionOrder"),
+            straight_shared_score: gate("StraightSharedGPUScore"),
+        },
+        known: FxHashMap::default(),
+        rows: Vec::new(),
+        restricted: FxHashSet::default(),
+    }))
+}
+
+/// Why a node does not serve a pod.
+#[derive(Debug)]
+struct No(Rejection);
+
+impl From<Refusal> for No {
+    fn from(refusal: Refusal) -> Self {
+        Self(if refusal.resolvable {
+            Rejection::unschedulable(refusal.reason)
+        } else {
+            Rejection::unresolvable(refusal.reason)
+        })
+    }
+}
+
+/// What a pod is placed under.
+#[derive(Debug, Clone, Copy, Default)]
+struct How {
+    numa: Option<NumaMask>,
+    /// It is really placed, rather than tried.
+    for_real: bool,
+}
+
+impl DeviceShare {
+    /// The row of `node`, with the devices that are known of it.
+    fn row(&mut self, node: NodeIndex, view: View<'_>) -> &mut Row {
+        if self.rows.len() <= node.row() {
+            self.rows.resize_with(node.row() + 1, Row::default);
+        }
+        let row = &mut self.rows[node.row()];
+        let name = view.nodes.name(node);
+        if row.name != *name {
+            // Taken over from a node that is gone, with all its pods.
+            let inventory = self.known.get(name).map(|known| known.inventory.clone());
+            *row = Row::new(name.clone(), inventory);
+        }
+        row
+    }
+
+    fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<Incoming>, Rejection> {
+        let read = self.reader.incoming(cycle.pod, cycle.view.resources);
+        read.map_err(Rejection::unresolvable)
+    }
+
+    /// The devices `pod` would get on `node`; `None` when the node's devices are none of our
+    /// business.
+    fn place(
+        &self,
+        cycle: &Cycle<'_>,
+        pod: &Incoming,
+        node: NodeIndex,
+        how: How,
+    ) -> Result<Option<Allocation>, No> {
+        let Some(row) = self.rows.get(node.row()) else {
+            return Ok(None);
+        };
+        let Some(inventory) = row.managed() else {
+            return Ok(None);
+        };
+        let overlay = cycle.overlay;
+        if row.unknown.iter().any(|uid| !overlay.removes(uid)) {
+            return Err(No(Rejection::unschedulable(UNKNOWN)));
+        }
+        let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
+        // Pods that leave; what is reserved comes back only to whom it is reserved for.
+        let leaves = |uid: &str| {
+            overlay.removed.iter().any(|gone| {
+                *gone.uid == *uid && (gone.stands_for.is_none() || cycle.pod.stands_for.is_some())
+            })
+        };
+        let nominated = cycle.nominated.map(std::slice::from_ref);
+        let offered = nominated.unwrap_or(overlay.removed);
+        let offered: Vec<&Arc<PodInfo>> = offered
+            .iter()
+            .filter(|from| from.stands_for.is_some() && reserves(&from.uid) && !leaves(&from.uid))
+            .collect();
+        if pod.ignores_reservations {
+            let used = row.books.without(|uid| leaves(uid) || reserves(uid));
+            return Ok(Some(self.allocate(
+                pod, inventory, &used, cycle.view, node, how, None, [0; 3],
+            )?));
+        }
+        let mut reasons: Vec<Reason> = Vec::new();
+        for from in &offered {
+            match self.place_in(cycle, pod, node, how, row, inventory, from, &leaves) {
+                Ok(found) => return Ok(Some(found)),
+                Err(refusal) => {
+                    reasons.push(format!("Reservation(s) {}", refusal.reason).into());
+                }
+            }
+        }
+        if pod.needs_reservation && !reasons.is_empty() {
+            return Err(No(Rejection {
+                code: Code::Unschedulable,
+                reasons: Reasons::Many(reasons.into()),
+            }));
+        }
+        let without;
+        let used = if overlay.removed.is_empty() {
+            row.books.used()
+        } else {
+            without = row.books.without(leaves);
+            &without
+        };
+        let within = pod.designated.as_ref().map(|(units, _)| units);
+        let found = self.allocate(pod, inventory, used, cycle.view, node, how, within, [0; 3])?;
+        Ok(Some(found))
+    }
+
+    /// The devices the pod would get from one reservation, topped up from the node where the
+    /// reservation allows that.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one step of place, with what it has worked out"
+    )]
+    fn place_in(
+        &self,
+        cycle: &Cycle<'_>,
+        pod: &Incoming,
+        node: NodeIndex,
+        how: How,
+        row: &Row,
+        inventory: &Inventory,
+        from: &PodInfo,
+        leaves: &impl Fn(&str) -> bool,
+    ) -> Result<Allocation, Refusal> {
+        let used = row.books.without(|uid| leaves(uid) || *uid == *from.uid);
+        let left = row.books.left_of(&from.uid, leaves);
+        let restricted = self.restricted.contains(&from.uid);
+        let place = |within: Option<&[PerMinor; 3]>, preferred| {
+            let (view, used) = (cycle.view, &used);
+            self.allocate(pod, inventory, used, view, node, how, within, preferred)
+        };
+        let preferred = DeviceType::ALL.map(|kind| left.set_of(kind));
+        let units = DeviceType::ALL.map(|kind| left.units(kind));
+        if restricted {
+            return place(Some(&units), preferred);
+        }
+        // From the reserved devices alone, else from any.
+        let all = DeviceType::ALL.map(|kind| {
+            let mut reserved = PerMinor::default();
+            for (minor, _) in units[kind.index()].iter() {
+                if let Some(device) = inventory.device(kind, minor) {
+                    reserved.set(minor, device.total);
+                }
+            }
+            reserved
+        });
+        place(Some(&all), preferred).or_else(|_| place(None, preferred))
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "gathers what the model wants to know of the node and of the pod"
+    )]
+    fn allocate(
+        &self,
+        pod: &Incoming,
+        inventory: &Inventory,
+        used: &Used,
+        view: View<'_>,
+        node: NodeIndex,
+        how: How,
+        within: Option<&[PerMinor; 3]>,
+        preferred: [u64; 3],
+    ) -> Result<Allocation, Refusal> {
+        let rules = Rules {
+            within,
+            preferred,
+            functions: pod.designated.as_ref().map(|(_, functions)| functions),
+            ..self.rules(how)
+        };
+        allocate(&pod.need, &site(inventory, used, view, node), &rules)
+    }
+
+    fn rules(&self, how: How) -> Rules<'_> {
+        Rules {
+            numa: how.numa.filter(|_| !self.args.disable_alignment()),
+            scorer: Some(&self.scorer),
+            in_full: how.for_real,
+            quirks: self.quirks,
+            ..Rules::default()
+        }
+    }
+
+    /// Reads what a pod on `node` holds from its annotation.
+    fn learn(
+        &mut self,
+        old: Option<&PodInfo>,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let said = self.reader.held(pod);
+        let wants = self.reader.wants_devices(pod, view.resources);
+        let had = old.is_some_and(|old| old.annotation(annotations::DEVICE_ALLOCATED).is_some());
+        let row = self.row(node, view);
+        let before = row.books.get(&pod.uid).is_some();
+        match said {
+            Ok(Some(holding)) => {
+                row.unknown.remove(&pod.uid);
+                if row.books.get(&pod.uid) != Some(&holding) {
+                    row.put(pod, holding);
+                    fx.touched.push(node);
+                }
+            }
+            Ok(None) if before && had => {
+                let key = annotations::DEVICE_ALLOCATED;
+                let message = format!(
+                    "annotation {key} is gone; what the pod holds stays booked until it leaves"
+                );
+                fx.problems.push(pod::problem(pod, message));
+            }
+            Ok(None) => {}
+            Err(message) => {
+                let message = if before {
+                    format!("{message}; what the pod is known to hold stays booked")
+                } else if wants {
+                    row.unknown.insert(pod.uid.clone());
+                    fx.touched.push(node);
+                    format!("{message}; the node gives no devices away while the pod is on it")
+                } else {
+                    format!("{message}; the pod asks for no devices: ignored")
+                };
+                fx.problems.push(pod::problem(pod, message));
+            }
+        }
+    }
+
+    fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let Some(object) = change.new_as::<scheduling::Device>() else {
+            return;
+        };
+        let name: Arc<str> = object.metadata.name.as_deref().unwrap_or_default().into();
+        let node = view.nodes.find(&name);
+        let gone = change.action == Action::DELETE;
+        let (inventory, problems) = if gone {
+            match self.known.get(&name) {
+                Some(known) => (known.inventory.withdrawn(), Vec::new()),
+                None => return,
+            }
+        } else {
+            Inventory::new(object)
+        };
+        let before = self.known.get(&name);
+        let news = before.is_none_or(|known| known.problems != problems);
+        if news {
+            let problem = |message: &String| Problem {
+                kind: "Device",
+                namespace: String::new(),
+                name: name.to_string(),
+                uid: object.metadata.uid.clone().unwrap_or_default(),
+                message: message.clone(),
+            };
+            fx.problems.extend(problems.iter().map(problem));
+        }
+        let same = before.is_some_and(|known| *known.inventory == inventory);
+        let inventory = match before {
+            Some(known) if same => known.inventory.clone(),
+            _ => Arc::new(inventory),
+        };
+        let exists = node.is_some_and(|node| view.nodes.info(node).is_some());
+        if gone && !exists {
+            self.known.remove(&name);
+        } else {
+            let known = Known {
+                inventory: inventory.clone(),
+                problems,
+                gone,
+            };
+            self.known.insert(name, known);
+        }
+        if let Some(node) = node
+            && !same
+        {
+            self.row(node, view).inventory = Some(inventory);
+            fx.touched.push(node);
+        }
+    }
+
+    fn reservation_changed(&mut self, change: &ObjectChange, fx: &mut Effects) {
+        let Some(object) = change.new_as::<scheduling::Reservation>() else {
+            return;
+        };
+        let uid: Arc<str> = object.metadata.uid.as_deref().unwrap_or_default().into();
+        let policy = object.spec.allocate_policy.as_ref();
+        let restricted = change.action != Action::DELETE
+            && policy == Some(&scheduling::ReservationAllocatePolicy::Restricted);
+        let moved = if restricted {
+            self.restricted.insert(uid.clone())
+        } else {
+            self.restricted.remove(&uid)
+        };
+        fx.touch_all |= moved && self.rows.iter().any(|row| row.books.get(&uid).is_some());
+    }
+}
+
+/// The node as the model sees it.
+fn site<'a>(inventory: &'a Inventory, used: &'a Used, view: View<'_>, node: NodeIndex) -> Site<'a> {
+    let label = |key| {
+        let info = view.nodes.info(node);
+        info.and_then(|info| info.label(key)).unwrap_or_default()
+    };
+    Site {
+        inventory,
+        used,
+        model: PartitionTable::of_model(
+            label(labels::NODE_GPU_VENDOR),
+            label(labels::NODE_GPU_MODEL),
+        ),
+        honor_model: label(labels::NODE_GPU_PARTITION_POLICY) == "Honor",
+    }
+}
+
+impl Plugin for DeviceShare {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        let filter = Points::PRE_FILTER.or(Points::FILTER).or(Points::NUMA);
+        let score = Points::PRE_SCORE.or(Points::SCORE);
+        filter.or(score).or(Points::RESERVE).or(Points::PRE_BIND)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Object(DEVICES),
+                actions: any,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_LABEL),
+            },
+        ]
+    }
+    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        match (event.subject, event.pod) {
+            (Subject::AssignedPod, Some(gone))
+                if !self.reader.wants_devices(gone, view.resources) =>
+            {
+                Helps::Skip
+            }
+            _ => Helps::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        self.reader.sign(pod, signature);
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![
+            Watch::of::<scheduling::Device>(DEVICES),
+            Watch::of::<scheduling::Reservation>(RESERVATIONS),
+        ]
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        match change.kind {
+            DEVICES => self.device_changed(change, view, fx),
+            RESERVATIONS => self.reservation_changed(change, fx),
+            _ => {}
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        self.reader.learn_names(view.resources);
+        let name = self.rows.get(node.row()).map(|row| row.name.clone());
+        // A node that is gone takes a Device object that is gone with it.
+        if view.nodes.info(node).is_none()
+            && let Some(name) = name
+            && self.known.get(&name).is_some_and(|known| known.gone)
+        {
+            self.known.remove(&name);
+        }
+        // The row may have been free since it last had this name.
+        let known = self.known.get(view.nodes.name(node));
+        let inventory = known.map(|known| known.inventory.clone());
+        self.row(node, view).inventory = inventory;
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        // What an assumed pod's annotation says is from an attempt that failed.
+        if pod.node.is_some() {
+            self.learn(None, pod, node, view, fx);
+        }
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let same = |key| old.annotation(key) == new.annotation(key);
+        let told = old.node.is_some()
+            && same(annotations::DEVICE_ALLOCATED)
+            && same(annotations::RESERVATION_ALLOCATED);
+        if new.node.is_some() && !told {
+            let old = Some(&**old).filter(|old| old.node.is_some());
+            self.learn(old, new, node, view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.row(node, view).forget(&pod.uid);
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match self.incoming(cycle) {
+            Ok(Some(pod)) => PreFilter::ready(pod),
+            Ok(None) => PreFilter::Skip,
+            Err(rejection) => PreFilter::Reject(rejection),
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(pod), Some(info)) = (state.get::<Incoming>(), cycle.view.nodes.info(node)) else {
+            return Ok(());
+        };
+        if pod.need.shares_gpus() {
+            let label = |key| info.label(key).unwrap_or_default();
+            if let Some(provider) = &pod.isolation
+                && label(labels::GPU_ISOLATION_PROVIDER) != provider
+            {
+                let reason = "GPUIsolationProviderHAMICore not found on the node";
+                return Err(Rejection::unresolvable(reason));
+            }
+            let (vendor, model) = (
+                label(labels::NODE_GPU_VENDOR),
+                label(labels::NODE_GPU_MODEL),
+            );
+            if self.args.forbids_sharing(vendor, model) {
+                return Err(Rejection::unresolvable(format!(
+                    "model {model:?} of vendor {vendor:?} does not support GPU Share"
+                )));
+            }
+        }
+        let placed = self.place(cycle, pod, node, How::default());
+        placed.map(|_| ()).map_err(|No(rejection)| rejection)
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        match self.incoming(cycle) {
+            Ok(Some(pod)) => PreScore::Ready(State::of(pod)),
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+            return 0;
+        };
+        let Some(inventory) = row.managed() else {
+            return 0;
+        };
+        let without;
+        let used = if cycle.overlay.removed.is_empty() {
+            row.books.used()
+        } else {
+            without = row.books.without(|uid| cycle.overlay.removes(uid));
+            &without
+        };
+        let rules = Rules {
+            numa: cycle.numa,
+            ..self.rules(How::default())
+        };
+        let site = site(inventory, used, cycle.view, node);
+        score_node(&pod.need, &site, &rules).unwrap_or(0)
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Max
+    }
+
+    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
+        let Some(pod) = self.incoming(cycle)? else {
+            return Ok(());
+        };
+        let how = How {
+            numa: cycle.numa,
+            for_real: true,
+        };
+        let placed = self.place(cycle, &pod, node, how);
+        let Some(devices) = placed.map_err(|No(rejection)| rejection)? else {
+            return Ok(());
+        };
+        let holding = Holding {
+            devices,
+            reserves: cycle.pod.stands_for.is_some(),
+            from: cycle.nominated.map(|from| from.uid.clone()),
+        };
+        self.row(node, cycle.view).put(cycle.pod, holding);
+        fx.touched.push(node);
+        Ok(())
+    }
+    fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
+        self.row(node, cycle.view).forget(&cycle.pod.uid);
+        fx.touched.push(node);
+    }
+    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        let Some(row) = self.rows.get(node.row()) else {
+            return Ok(());
+        };
+        if let Some(held) = row.books.get(&cycle.pod.uid) {
+            let said = held.devices.to_annotation(row.inventory.as_deref());
+            let text = serde_json::to_string(&said)
+                .map_err(|error| Rejection::error(error.to_string()))?;
+            let key = annotations::DEVICE_ALLOCATED.to_owned();
+            patch.annotations.insert(key, text);
+        }
+        Ok(())
+    }
+
+    fn numa_hints(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        _policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection> {
+        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+            return Ok(Offers::new());
+        };
+        let Some(inventory) = row.managed().filter(|_| !self.args.disable_alignment()) else {
+            return Ok(Offers::new());
+        };
+        let place = |mask| {
+            let how = How {
+                numa: Some(mask),
+                ..How::default()
+            };
+            let placed = self.place(cycle, pod, node, how)?;
+            Ok(placed.unwrap_or_default())
+        };
+        let hints = numa_hints(&pod.need, inventory, place).map_err(|No(rejection)| rejection)?;
+        let offer = |(kind, hints): (DeviceType, _)| (Arc::from(kind.name()), Some(hints));
+        Ok(hints.into_iter().map(offer).collect())
+    }
+    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(pod) = state.get::<Incoming>() else {
+            return Ok(());
+        };
+        let how = How {
+            numa: cycle.numa,
+            ..How::default()
+        };
+        let placed = self.place(cycle, pod, node, how);
+        placed.map(|_| ()).map_err(|No(rejection)| rejection)
+    }
+
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let pod = state.get::<Incoming>()?;
+        let row = self.rows.get(node.row())?;
+        let inventory = row.managed()?;
+        let used = row.books.without(|uid| cycle.overlay.removes(uid));
+        let site = site(inventory, &used, cycle.view, node);
+        lack(&pod.need, &site, &self.rules(How::default()))
+    }
+    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
+        let held = self.rows.iter().find_map(|row| {
+            let held = row.books.get(&pod.uid)?;
+            Some((row, held))
+        });
+        let (row, held) = held?;
+        let devices = held.devices.to_annotation(row.inventory.as_deref());
+        Some(serde_json::json!({"node": &*row.name, "devices": devices}))
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Option<Value> {
+        let managed = |row: &&Row| row.managed().is_some();
+        match path {
+            ["nodeDeviceSummaries"] => {
+                let rows = self.rows.iter().filter(managed);
+                Some(
+                    rows.map(|row| (row.name.to_string(), row.summary()))
+                        .collect(),
+                )
+            }
+            ["nodeDeviceSummaries", name] => {
+                let mut rows = self.rows.iter().filter(managed);
+                rows.find(|row| *row.name == **name).map(Row::summary)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Option<Lack> {
+    let mut texts = Vec::new();
+    let mut distance = 0.0;
+    for (kind, wanted, each, serving) in supply(need, site, rules) {
+        if serving < wanted {
+            let each = each.iter().map(|(resource, amount)| {
+                format!("{} {}", resource.name(), resource.quantity(amount))
+            });
+            let each: Vec<String> = each.collect();
+            let all = site.inventory.devices(kind).len();
+            texts.push(format!(
+                "{}: needs {wanted} with {}, {serving} of {all} have that free",
+                kind.name(),
+                each.join(", ")
+            ));
+            distance += (wanted - serving) as f64 / wanted as f64;
+        }
+    }
+    (!texts.is_empty()).then(|| Lack {
+        text: texts.join("; "),
+        distance,
+    })
+}

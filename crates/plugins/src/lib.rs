@@ -40,7 +40,6 @@ const ACCEPTED: &[&str] = &[
     "DynamicResources",
     "GangScheduling",
     "NodeNUMAResource",
-    "DeviceShare",
 ];
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
@@ -100,6 +99,7 @@ pub fn registry() -> Registry {
             build: reservation::build,
         },
         koord("Coscheduling", coscheduling::build),
+        koord(device_share::NAME, device_share::build),
         koord("ElasticQuota", elastic_quota::build),
         named("NodeResourcesFitPlus", fit_plus::build),
         named("ScarceResourceAvoidance", scarce::build),

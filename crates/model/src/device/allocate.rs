@@ -239,6 +239,8 @@ pub struct Rules<'a> {
     pub within: Option<&'a [PerMinor; 3]>,
     /// Devices to take first, by type.
     pub preferred: [u64; 3],
+    /// For the devices with entries, sorted: only these virtual functions.
+    pub functions: Option<&'a [Vec<(u8, String)>; 3]>,
     /// Orders the devices; without, the lowest minors are taken.
     pub scorer: Option<&'a Scorer>,
     /// Devices that belong to the leading type are looked for although the node is planned such
@@ -344,6 +346,26 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
     }
     out.complete(site.inventory);
     Ok(out)
+}
+
+/// Per requested type, how many devices are wanted, what of each, and how many could give it; empty
+/// when the node has no such devices at all.
+#[must_use]
+pub fn supply(
+    need: &Need,
+    site: &Site<'_>,
+    rules: &Rules<'_>,
+) -> Vec<(DeviceType, usize, Units, usize)> {
+    let wanted = wanted(need, site.inventory, rules.in_full).unwrap_or_default();
+    let mut out = Vec::new();
+    for kind in DeviceType::ALL {
+        if let Some((count, each)) = wanted[kind.index()] {
+            let pool = Pool::new(kind, count, each, need, site, rules);
+            let serving = pool.free.iter().filter(|(minor, _)| pool.serves(*minor));
+            out.push((kind, count, each, serving.count()));
+        }
+    }
+    out
 }
 
 /// The score of a node for `need`: 0 to 100 per type of device.
@@ -514,11 +536,19 @@ impl<'a> Pool<'a> {
             .iter()
             .filter(|group| koord_api::selector::matches(wanted, &group.labels).unwrap_or(false));
         let used = &self.site.used.functions[self.kind.index()];
+        let listed = |list: &[(u8, String)], bus_id: &str| {
+            let at =
+                list.binary_search_by(|(of, known)| (*of, known.as_str()).cmp(&(minor, bus_id)));
+            at.is_ok()
+        };
+        let only = self
+            .rules
+            .functions
+            .map(|only| only[self.kind.index()].as_slice());
+        let only = only.filter(|only| only.iter().any(|(of, _)| *of == minor));
         let free = groups.flat_map(|group| &group.vfs).filter(|function| {
-            let at = used.binary_search_by(|(of, bus_id)| {
-                (*of, bus_id.as_str()).cmp(&(minor, function.bus_id.as_str()))
-            });
-            at.is_err()
+            !listed(used, &function.bus_id)
+                && only.is_none_or(|only| listed(only, &function.bus_id))
         });
         let first = free.min_by(|a, b| a.bus_id.cmp(&b.bus_id))?;
         Some(VirtualFunction {

@@ -8,6 +8,7 @@
 
 mod api;
 mod config;
+mod devices;
 mod differential;
 mod profile;
 mod reservation;

@@ -29,9 +29,17 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
     let mut wide = gpus(&[("1000", "160Gi")], true);
     wide.push(json!({"type": "rdma", "minor": 0, "health": true, "resources": {"koordinator.sh/rdma": "1000"}}));
     let quarter = || used("25", "4Gi", "0");
-    let half = &[("core", "50"), ("ratio", "50")];
-    let half_memory = &[("core", "50"), ("memory", "8Gi")];
-    let cases: Vec<(&str, Inventory, Books, &[(&str, &str)], bool, i64)> = vec![
+    const HALF: &[(&str, &str)] = &[("core", "50"), ("ratio", "50")];
+    const HALF_MEMORY: &[(&str, &str)] = &[("core", "50"), ("memory", "8Gi")];
+    type Case = (
+        &'static str,
+        Inventory,
+        Books,
+        &'static [(&'static str, &'static str)],
+        bool,
+        i64,
+    );
+    let cases: Vec<Case> = vec![
         (
             "idle",
             on(gpus(&one, true)),
@@ -44,7 +52,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "two idle",
             on(gpus(&two, true)),
             used("0", "0", "0"),
-            half,
+            HALF,
             false,
             87,
         ),
@@ -52,7 +60,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "share left",
             on(gpus(&one, true)),
             quarter(),
-            half,
+            HALF,
             false,
             50,
         ),
@@ -60,7 +68,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "memory left",
             on(gpus(&one, true)),
             quarter(),
-            half_memory,
+            HALF_MEMORY,
             false,
             50,
         ),
@@ -68,7 +76,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "share, most",
             on(gpus(&one, true)),
             quarter(),
-            half,
+            HALF,
             true,
             50,
         ),
@@ -76,7 +84,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "memory, most",
             on(gpus(&one, true)),
             quarter(),
-            half_memory,
+            HALF_MEMORY,
             true,
             50,
         ),
@@ -92,7 +100,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
             "unhealthy",
             on(gpus(&one, false)),
             used("0", "0", "0"),
-            half,
+            HALF,
             false,
             0,
         ),

@@ -1,0 +1,145 @@
+//! `DeviceShareArgs`.
+
+use super::NAME;
+use crate::args::invalid;
+use koord_api::resources;
+use koord_model::device::{DeviceResource, Scorer};
+use koord_scheduler::framework::BuildError;
+use serde::Deserialize;
+
+/// The plugin's arguments, with upstream's defaults.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Args {
+    /// Deprecated upstream, without effect.
+    allocator: String,
+    scoring_strategy: Option<Strategy>,
+    #[serde(rename = "disableDeviceNUMATopologyAlignment")]
+    disable_alignment: bool,
+    #[serde(rename = "gpuSharedResourceTemplatesConfig")]
+    templates: Option<Templates>,
+    #[serde(rename = "gpuShareUnsupportedModels")]
+    unsupported: Vec<Model>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Strategy {
+    #[serde(rename = "type")]
+    kind: String,
+    resources: Vec<Weight>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Weight {
+    name: String,
+    weight: i64,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Templates {
+    config_map_namespace: Option<String>,
+    config_map_name: Option<String>,
+    matched_resources: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Model {
+    vendor: String,
+    model: String,
+}
+
+impl Args {
+    /// The scoring strategy.
+    ///
+    /// # Errors
+    /// An unknown strategy, or a weight that is out of range.
+    pub(super) fn scorer(&self) -> Result<Scorer, BuildError> {
+        let Some(strategy) = &self.scoring_strategy else {
+            let usual = [
+                DeviceResource::GpuMemoryRatio,
+                DeviceResource::GpuMemory,
+                DeviceResource::Rdma,
+                DeviceResource::Fpga,
+            ];
+            return Ok(Scorer {
+                most: false,
+                weights: usual.map(|resource| (resource, 1)).to_vec(),
+            });
+        };
+        let most = match strategy.kind.as_str() {
+            "LeastAllocated" => false,
+            "MostAllocated" => true,
+            other => {
+                let message = format!("scoringStrategy.type: {other:?} is not supported");
+                return Err(invalid(NAME, message));
+            }
+        };
+        let mut weights = Vec::new();
+        for (at, Weight { name, weight }) in strategy.resources.iter().enumerate() {
+            if !(1..=100).contains(weight) {
+                return Err(invalid(
+                    NAME,
+                    format!(
+                        "scoringStrategy.resources[{at}].weight: {weight} of {name} is not within 1..=100"
+                    ),
+                ));
+            }
+            // What no device offers does not count.
+            if let Some(resource) = DeviceResource::parse(name) {
+                weights.retain(|(known, _)| *known != resource);
+                weights.push((resource, *weight));
+            }
+        }
+        Ok(Scorer { most, weights })
+    }
+
+    pub(super) fn disable_alignment(&self) -> bool {
+        self.disable_alignment
+    }
+
+    /// Whether GPUs of this model cannot be shared.
+    pub(super) fn forbids_sharing(&self, vendor: &str, model: &str) -> bool {
+        let mut models = self.unsupported.iter();
+        models.any(|known| known.vendor == vendor && known.model == model)
+    }
+
+    /// The resources whose shared requests must match a template.
+    pub(super) fn matched_resources(&self) -> Vec<DeviceResource> {
+        let set = self.templates.as_ref();
+        match set.and_then(|templates| templates.matched_resources.as_ref()) {
+            Some(names) => names
+                .iter()
+                .filter_map(|n| DeviceResource::parse(n))
+                .collect(),
+            None => DeviceResource::parse(resources::HUAWEI_NPU_CORE)
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// Says what is accepted without effect.
+    pub(super) fn warn(&self, adaption: bool) {
+        if !self.allocator.is_empty() {
+            tracing::warn!(plugin = NAME, allocator = %self.allocator, "allocator has no effect");
+        }
+        if let Some(templates) = &self.templates {
+            tracing::warn!(
+                plugin = NAME,
+                namespace = ?templates.config_map_namespace,
+                name = ?templates.config_map_name,
+                "gpuSharedResourceTemplatesConfig: templates are not read yet; shared requests for \
+                 its matchedResources are not scheduled"
+            );
+        }
+        if adaption {
+            tracing::warn!(
+                plugin = NAME,
+                "feature gate DevicePluginAdaption has no effect yet"
+            );
+        }
+    }
+}

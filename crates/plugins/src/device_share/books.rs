@@ -1,0 +1,138 @@
+//! What is known of one node's devices and their holders.
+
+use koord_model::device::{Books, DeviceResource, DeviceType, Holding, Inventory, PerMinor};
+use koord_scheduler::state::PodInfo;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, LazyLock};
+
+static NOTHING: LazyLock<Inventory> = LazyLock::new(Inventory::default);
+
+/// What a Device object said last.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) inventory: Arc<Inventory>,
+    /// What was ignored of it.
+    pub(super) problems: Vec<String>,
+    /// The object does not exist any more.
+    pub(super) gone: bool,
+}
+
+/// One node.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    pub(super) name: Arc<str>,
+    pub(super) inventory: Option<Arc<Inventory>>,
+    pub(super) books: Books,
+    /// Pods (by uid) that hold devices of which nobody knows the numbers.
+    pub(super) unknown: FxHashSet<Arc<str>>,
+    /// Holders as `namespace/name`, by uid.
+    names: FxHashMap<Arc<str>, String>,
+}
+
+impl Row {
+    pub(super) fn new(name: Arc<str>, inventory: Option<Arc<Inventory>>) -> Self {
+        Self {
+            name,
+            inventory,
+            ..Self::default()
+        }
+    }
+
+    /// The node's devices; `None` when nothing is known of any: they are the kubelet's.
+    pub(super) fn managed(&self) -> Option<&Inventory> {
+        match &self.inventory {
+            Some(inventory) => Some(inventory),
+            // There were devices once, and somebody holds them.
+            None if !self.books.is_empty() || !self.unknown.is_empty() => Some(&NOTHING),
+            None => None,
+        }
+    }
+
+    pub(super) fn put(&mut self, pod: &PodInfo, holding: Holding) {
+        self.names.insert(pod.uid.clone(), pod.to_string());
+        self.books.put(pod.uid.clone(), holding);
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.names.remove(uid);
+        self.unknown.remove(uid);
+        self.books.remove(uid);
+    }
+
+    /// The node in the form of upstream's API.
+    pub(super) fn summary(&self) -> Value {
+        let mut total = [
+            PerMinor::default(),
+            PerMinor::default(),
+            PerMinor::default(),
+        ];
+        let mut free = total.clone();
+        let used = &self.books.used().units;
+        for kind in DeviceType::ALL {
+            let at = kind.index();
+            let devices = self.inventory.iter().flat_map(|all| all.devices(kind));
+            for device in devices {
+                let taken = used[at].get(device.minor).copied().unwrap_or_default();
+                total[at].set(device.minor, device.total);
+                free[at].set(device.minor, device.total.minus(&taken));
+            }
+        }
+        let mut holders: [Map<String, Value>; 3] = Default::default();
+        for (uid, holding) in self.books.iter() {
+            let name = self.names.get(uid).cloned().unwrap_or_default();
+            for kind in DeviceType::ALL {
+                if !holding.devices.of(kind).is_empty() {
+                    let units = detail(&holding.devices.units(kind));
+                    holders[kind.index()].insert(name.clone(), units);
+                }
+            }
+        }
+        let mut allocated = Map::new();
+        for (kind, holders) in DeviceType::ALL.into_iter().zip(holders) {
+            if !holders.is_empty() {
+                allocated.insert(kind.name().to_owned(), Value::Object(holders));
+            }
+        }
+        json!({
+            "deviceTotal": sums(&total), "deviceFree": sums(&free), "deviceUsed": sums(used),
+            "deviceTotalDetail": details(&total), "deviceFreeDetail": details(&free),
+            "deviceUsedDetail": details(used), "allocateSet": allocated,
+        })
+    }
+}
+
+fn sums(units: &[PerMinor; 3]) -> Value {
+    let mut out = Map::new();
+    for kind in units {
+        for (resource, amount) in kind.sum().iter() {
+            out.insert(resource.name().to_owned(), quantity(resource, amount));
+        }
+    }
+    Value::Object(out)
+}
+
+fn details(units: &[PerMinor; 3]) -> Value {
+    let kinds = DeviceType::ALL.into_iter().zip(units);
+    let listed = kinds.filter(|(_, units)| !units.is_empty());
+    listed
+        .map(|(kind, units)| (kind.name().to_owned(), detail(units)))
+        .collect()
+}
+
+fn detail(units: &PerMinor) -> Value {
+    let device = |units: &koord_model::device::Units| -> Value {
+        let amounts = units.iter();
+        amounts
+            .map(|(resource, amount)| (resource.name().to_owned(), quantity(resource, amount)))
+            .collect()
+    };
+    let devices = units.iter();
+    devices
+        .map(|(minor, units)| (minor.to_string(), device(units)))
+        .collect()
+}
+
+fn quantity(resource: DeviceResource, amount: i64) -> Value {
+    Value::String(resource.quantity(amount).to_string())
+}

@@ -1,0 +1,251 @@
+//! What a pod asks for, and what it says it holds.
+
+use super::args::Args;
+use koord_api::extension::{DeviceAllocations, ReservationAllocated};
+use koord_api::{annotations, labels};
+use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
+use koord_model::resources::{ResourceId, ResourceTable};
+use koord_scheduler::framework::{Problem, Signature};
+use koord_scheduler::state::PodInfo;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::sync::{Arc, OnceLock};
+
+const RESOURCES: usize = DeviceResource::ALL.len();
+/// Says, in its `extensions`, that the devices of an earlier decision are to be used again.
+const SCHEDULING_HINTS: [&str; 2] = [
+    "internal.scheduling.koordinator.sh/scheduling-hint",
+    "scheduling.koordinator.sh/scheduling-hint",
+];
+const PRE_ALLOCATION_REQUIRED: &str = "scheduling.koordinator.sh/pre-allocation-required";
+const NO_TEMPLATE: &str = "no matched GPU shared resource template";
+
+/// Devices to use again: what of each, and the virtual functions.
+pub(super) type Designated = ([PerMinor; 3], [Vec<(u8, String)>; 3]);
+
+/// The pod's side of a cycle.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) need: Need,
+    /// The isolation that the node must have for the pod to share a GPU.
+    pub(super) isolation: Option<String>,
+    /// It must be placed in a reservation.
+    pub(super) needs_reservation: bool,
+    /// Reservations do not keep it from anything.
+    pub(super) ignores_reservations: bool,
+    pub(super) designated: Option<Designated>,
+}
+
+/// Reads pods.
+#[derive(Debug)]
+pub(super) struct Reader {
+    /// The numbers of the device resources.
+    ids: OnceLock<[ResourceId; RESOURCES]>,
+    /// Shared requests for these need a template.
+    by_template: Vec<DeviceResource>,
+}
+
+impl Reader {
+    pub(super) fn new(args: &Args) -> Self {
+        Self {
+            ids: OnceLock::new(),
+            by_template: args.matched_resources(),
+        }
+    }
+
+    /// Looks the device resources up, once.
+    pub(super) fn learn_names(&self, table: &ResourceTable) -> &[ResourceId; RESOURCES] {
+        let id = |resource: DeviceResource| table.intern(resource.name());
+        self.ids.get_or_init(|| DeviceResource::ALL.map(id))
+    }
+
+    fn units(&self, pod: &PodInfo, ids: &[ResourceId; RESOURCES]) -> Units {
+        let amounts = DeviceResource::ALL.into_iter().zip(ids);
+        amounts
+            .map(|(resource, id)| (resource, pod.requests.get(*id)))
+            .filter(|(_, amount)| *amount != 0)
+            .collect()
+    }
+
+    /// Whether the pod asks for devices.
+    pub(super) fn wants_devices(&self, pod: &PodInfo, table: &ResourceTable) -> bool {
+        !self.units(pod, self.learn_names(table)).is_zero()
+    }
+
+    /// What the pod needs; `None` when it needs no devices.
+    ///
+    /// # Errors
+    /// Why no node can serve it.
+    pub(super) fn incoming(
+        &self,
+        pod: &PodInfo,
+        table: &ResourceTable,
+    ) -> Result<Option<Incoming>, String> {
+        let before = self.held(pod)?;
+        let units = self.units(pod, self.learn_names(table));
+        if units.is_zero() {
+            return Ok(None);
+        }
+        let hints = parse(pod, annotations::DEVICE_ALLOCATE_HINT, "DeviceAllocateHint")?;
+        let joint = parse(
+            pod,
+            annotations::DEVICE_JOINT_ALLOCATE,
+            "DeviceJointAllocate",
+        )?;
+        let spec = parse(pod, annotations::GPU_PARTITION_SPEC, "GPUPartitionSpec")?;
+        let need = Need::new(
+            &units,
+            &hints.unwrap_or_default(),
+            joint.as_ref(),
+            spec.as_ref(),
+        )
+        .map_err(|error| error.to_string())?;
+        let Some(need) = need else {
+            return Ok(None);
+        };
+        if let Some(gpu) = need.gpu.as_ref().filter(|gpu| gpu.shared)
+            && self
+                .by_template
+                .iter()
+                .any(|resource| gpu.each.lists(*resource))
+        {
+            return Err(NO_TEMPLATE.to_owned());
+        }
+        let affinity: Option<Value> = parse(
+            pod,
+            annotations::RESERVATION_AFFINITY,
+            "ReservationAffinity",
+        )?;
+        let isolation = label(pod, labels::GPU_ISOLATION_PROVIDER);
+        Ok(Some(Incoming {
+            need,
+            isolation: isolation.filter(|text| !text.is_empty()).map(str::to_owned),
+            needs_reservation: affinity.is_some_and(|affinity| !affinity.is_null())
+                || label(pod, PRE_ALLOCATION_REQUIRED) == Some("true"),
+            ignores_reservations: label(pod, labels::RESERVATION_IGNORED) == Some("true"),
+            designated: before.filter(|_| keeps_devices(pod)).map(designated),
+        }))
+    }
+
+    /// Writes everything that [`Self::incoming`] reads.
+    pub(super) fn sign(&self, pod: &PodInfo, signature: &mut Signature) {
+        let held = pod.annotation(annotations::DEVICE_ALLOCATED);
+        signature.text(held.unwrap_or_default());
+        match self.ids.get().map(|ids| self.units(pod, ids)) {
+            Some(units) if units.is_zero() => return,
+            Some(units) => {
+                for (resource, amount) in units.iter() {
+                    signature.number(resource as i64);
+                    signature.number(amount);
+                }
+            }
+            None => signature.amounts(&pod.requests),
+        }
+        for key in [
+            annotations::DEVICE_ALLOCATE_HINT,
+            annotations::DEVICE_JOINT_ALLOCATE,
+            annotations::GPU_PARTITION_SPEC,
+            annotations::RESERVATION_AFFINITY,
+            SCHEDULING_HINTS[0],
+            SCHEDULING_HINTS[1],
+        ] {
+            signature.text(pod.annotation(key).unwrap_or_default());
+        }
+        for key in [
+            labels::GPU_ISOLATION_PROVIDER,
+            labels::RESERVATION_IGNORED,
+            PRE_ALLOCATION_REQUIRED,
+        ] {
+            signature.text(label(pod, key).unwrap_or_default());
+        }
+        signature.number(i64::from(pod.stands_for.is_some()));
+    }
+
+    /// What the pod's annotation says it holds.
+    ///
+    /// # Errors
+    /// What is wrong with the annotation, with its key and value.
+    pub(super) fn held(&self, pod: &PodInfo) -> Result<Option<Holding>, String> {
+        let key = annotations::DEVICE_ALLOCATED;
+        let Some(text) = pod.annotation(key) else {
+            return Ok(None);
+        };
+        let malformed = |error: String| format!("annotation {key} is malformed: {error}: {text:?}");
+        let said: Option<DeviceAllocations> =
+            serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        let devices = Allocation::from_annotation(&said.unwrap_or_default()).map_err(malformed)?;
+        if devices.is_empty() {
+            return Ok(None);
+        }
+        let from = pod.annotation(annotations::RESERVATION_ALLOCATED);
+        // A malformed one is reported by whom it concerns first; here the pod stands for itself.
+        let from = from.and_then(|text| serde_json::from_str::<ReservationAllocated>(text).ok());
+        Ok(Some(Holding {
+            devices,
+            reserves: pod.stands_for.is_some(),
+            from: from.map(|from| from.uid.into()),
+        }))
+    }
+}
+
+fn label<'a>(pod: &'a PodInfo, key: &str) -> Option<&'a str> {
+    let labels = pod.object.metadata.labels.as_ref()?;
+    labels.get(key).map(String::as_str)
+}
+
+fn parse<T: DeserializeOwned>(pod: &PodInfo, key: &str, what: &str) -> Result<Option<T>, String> {
+    let Some(text) = pod.annotation(key) else {
+        return Ok(None);
+    };
+    serde_json::from_str(text)
+        .map_err(|error| format!("invalid {what} annotation, err: {error}: {key}: {text:?}"))
+}
+
+fn keeps_devices(pod: &PodInfo) -> bool {
+    let texts = SCHEDULING_HINTS
+        .iter()
+        .filter_map(|key| pod.annotation(key));
+    let mut hints = texts.filter_map(|text| serde_json::from_str::<Value>(text).ok());
+    hints.any(|hint| {
+        let extensions = hint.get("extensions");
+        extensions.is_some_and(|extensions| extensions.get(super::NAME).is_some())
+    })
+}
+
+fn designated(held: Holding) -> Designated {
+    let units = DeviceType::ALL.map(|kind| held.devices.units(kind));
+    let functions = DeviceType::ALL.map(|kind| {
+        let grants = held.devices.of(kind).iter();
+        let all = grants.flat_map(|grant| {
+            let functions = grant.functions.iter();
+            functions.map(|function| (grant.minor, function.bus_id.clone()))
+        });
+        let mut all: Vec<(u8, String)> = all.collect();
+        all.sort_unstable();
+        all
+    });
+    (units, functions)
+}
+
+/// A problem of `pod`.
+pub(super) fn problem(pod: &Arc<PodInfo>, message: String) -> Problem {
+    let stands_for = pod
+        .stands_for
+        .as_ref()
+        .and_then(|object| object.kind.as_deref());
+    let reservation = stands_for == Some("Reservation");
+    Problem {
+        kind: if reservation { "Reservation" } else { "Pod" },
+        namespace: if reservation {
+            String::new()
+        } else {
+            pod.namespace.to_string()
+        },
+        name: match (&pod.stands_for, reservation) {
+            (Some(object), true) => object.name.clone().unwrap_or_default(),
+            _ => pod.name.to_string(),
+        },
+        uid: pod.uid.to_string(),
+        message,
+    }
+}

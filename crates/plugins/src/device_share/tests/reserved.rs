@@ -1,0 +1,194 @@
+//! Reservations, in the form in which the engine and other plugins handle them: as pods that stand
+//! for them, are imagined away for their owners, and are nominated.
+
+use super::*;
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_model::resources::ResourceTable;
+use koord_scheduler::framework::Factory;
+
+const HOLDS: &str = "holds.v1.test";
+
+/// Books reservations, and lets every pod with label `owner` use those of its value.
+#[derive(Debug, Default)]
+struct Holder;
+
+fn owner(pod: &PodInfo) -> Option<&str> {
+    let labels = pod.object.metadata.labels.as_ref()?;
+    labels.get("owner").map(String::as_str)
+}
+
+impl Plugin for Holder {
+    fn name(&self) -> &'static str {
+        "Holder"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER).or(Points::RELEASE)
+    }
+    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        Signable::No
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
+        if let Some(pod) = change.new_as::<PodInfo>() {
+            fx.apply.push(Arc::new(pod.clone()));
+        }
+    }
+    fn release(
+        &self,
+        cycle: &Cycle<'_>,
+        _state: &State,
+        node: NodeIndex,
+        out: &mut Vec<Arc<PodInfo>>,
+    ) {
+        let wanted = owner(cycle.pod);
+        let held = cycle
+            .view
+            .nodes
+            .pods(node)
+            .filter(|pod| pod.stands_for.is_some());
+        out.extend(held.filter(|pod| wanted == Some(&pod.uid)).cloned());
+    }
+    fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        let mut out = Vec::new();
+        self.release(cycle, state, node, &mut out);
+        out.pop()
+    }
+}
+
+/// A node with two GPUs, of which a reservation with this policy holds half of minor 1.
+fn reserved(policy: Option<&str>) -> Engine {
+    let mut registry = crate::registry();
+    registry.factories.push(Factory {
+        name: "Holder",
+        default_weight: None,
+        koord_weight: None,
+        build: |_, _| Ok(Box::new(Holder)),
+    });
+    let mut engine = engine_with(json!({}), registry, &["Holder"], &[]);
+    engine.node_applied(node("n", json!({})), now());
+    engine.object_changed(&device("n", devices(2)), now());
+    let mut object = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": "r", "uid": "r"}, "spec": {"template": {}, "owners": []}
+    });
+    if let Some(policy) = policy {
+        object["spec"]["allocatePolicy"] = json!(policy);
+    }
+    let object: scheduling::Reservation = serde_json::from_value(object).unwrap();
+    let change = |kind, new| ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new,
+    };
+    engine.object_changed(&change(RESERVATIONS, Arc::new(object)), now());
+    let held = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
+        "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": "40Gi"}}]});
+    let mut stand_in = gpu("r", 50);
+    stand_in["spec"]["nodeName"] = json!("n");
+    stand_in["metadata"]["annotations"] =
+        annotated("device-allocated", &held)["annotations"].clone();
+    let stand_in: Arc<Pod> = Arc::new(serde_json::from_value(stand_in).unwrap());
+    let mut info = PodInfo::new(stand_in, &ResourceTable::new()).unwrap();
+    info.stands_for = Some(Arc::new(ObjectReference {
+        kind: Some("Reservation".to_owned()),
+        name: Some("r".to_owned()),
+        ..ObjectReference::default()
+    }));
+    engine.object_changed(&change(HOLDS, Arc::new(info)), now());
+    engine
+}
+
+fn owned(name: &str, percent: u32) -> Value {
+    let mut pod = gpu(name, percent);
+    pod["metadata"]["labels"] = json!({"owner": "r"});
+    pod
+}
+
+#[test]
+fn what_is_reserved_is_for_owners_only() {
+    let mut engine = reserved(None);
+    assert_eq!(place(&mut engine, gpu("a", 100)), "n: gpu 0");
+    assert_eq!(
+        place(&mut engine, gpu("b", 60)),
+        refused("Insufficient GPU Devices")
+    );
+    assert_eq!(place(&mut engine, gpu("c", 50)), "n: gpu 1");
+    assert_eq!(
+        place(&mut engine, gpu("d", 10)),
+        refused("Insufficient GPU Devices")
+    );
+    assert_eq!(place(&mut engine, owned("e", 30)), "n: gpu 1");
+    assert_eq!(
+        place(&mut engine, gpu("f", 10)),
+        refused("Insufficient GPU Devices")
+    );
+    assert_eq!(place(&mut engine, owned("g", 20)), "n: gpu 1");
+    assert_eq!(
+        place(&mut engine, owned("h", 10)),
+        refused("Insufficient GPU Devices")
+    );
+}
+
+#[test]
+fn owners_take_reserved_devices_first_and_others_only_where_they_may() {
+    for (policy, expected) in [
+        (None, "n: gpu 1".to_owned()),
+        (Some("Aligned"), "n: gpu 1".to_owned()),
+        (Some("Restricted"), "n: gpu 0".to_owned()),
+    ] {
+        let mut engine = reserved(policy);
+        assert_eq!(place(&mut engine, owned("a", 40)), "n: gpu 1", "{policy:?}");
+        // More than is left of the reservation: the rest of its device, or another device.
+        assert_eq!(place(&mut engine, owned("b", 60)), expected, "{policy:?}");
+    }
+    let mut engine = reserved(Some("Restricted"));
+    let mut bound_to_it = owned("a", 60);
+    bound_to_it["metadata"]["annotations"] = annotated(
+        "reservation-affinity",
+        &json!({"reservationSelector": {"a": "b"}}),
+    )["annotations"]
+        .clone();
+    assert_eq!(
+        place(&mut engine, bound_to_it),
+        refused("Reservation(s) Insufficient GPU Devices")
+    );
+}
+
+#[test]
+fn an_owner_gives_back_to_its_reservation_also_after_a_restart() {
+    let mut first = reserved(None);
+    first.pod_applied(object(owned("a", 50)), now());
+    let mut pod = (*bound(&decide(&mut first).unwrap())).clone();
+    let notes = pod.metadata.annotations.get_or_insert_default();
+    let from = json!({"name": "r", "uid": "r"});
+    notes.insert(
+        annotations::RESERVATION_ALLOCATED.to_owned(),
+        from.to_string(),
+    );
+    let pod = Arc::new(pod);
+    let mut second = reserved(None);
+    for engine in [&mut first, &mut second] {
+        engine.pod_applied(pod.clone(), now());
+        assert_eq!(
+            place(engine, owned("b", 60)),
+            "n: gpu 0",
+            "nothing is left of it"
+        );
+        assert_eq!(place(engine, gpu("c", 50)), "n: gpu 1", "the other half");
+        engine.pod_deleted(&pod, now());
+        assert_eq!(
+            place(engine, gpu("d", 50)),
+            refused("Insufficient GPU Devices")
+        );
+        assert_eq!(place(engine, owned("e", 50)), "n: gpu 1");
+    }
+}
+
+#[test]
+fn who_ignores_reservations_takes_what_is_reserved() {
+    let mut engine = reserved(None);
+    assert_eq!(place(&mut engine, gpu("a", 100)), "n: gpu 0");
+    let mut pod = gpu("b", 100);
+    pod["metadata"]["labels"] = json!({"scheduling.koordinator.sh/reservation-ignored": "true"});
+    assert_eq!(place(&mut engine, pod), "n: gpu 1");
+}
