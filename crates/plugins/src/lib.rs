@@ -33,10 +33,6 @@ use std::collections::BTreeMap;
 
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
 const ACCEPTED: &[&str] = &[
-    "VolumeRestrictions",
-    "NodeVolumeLimits",
-    "VolumeBinding",
-    "VolumeZone",
     "DynamicResources",
     "GangScheduling",
     "NodeNUMAResource",
@@ -81,6 +77,16 @@ pub fn registry() -> Registry {
         both("NodeAffinity", 2, node_affinity::build),
         both("NodePorts", 1, node_ports::build),
         both("NodeResourcesFit", 1, fit::build),
+        both("VolumeRestrictions", 1, |_, _| {
+            Ok(Box::new(volumes::VolumeRestrictions::default()))
+        }),
+        both("NodeVolumeLimits", 1, |_, _| {
+            Ok(Box::new(volumes::NodeVolumeLimits::default()))
+        }),
+        both("VolumeBinding", 1, volumes::build_binding),
+        both("VolumeZone", 1, |_, _| {
+            Ok(Box::new(volumes::VolumeZone::default()))
+        }),
         both("PodTopologySpread", 2, topology_spread::build),
         both("InterPodAffinity", 2, inter_pod_affinity::build),
         both("NodeResourcesBalancedAllocation", 1, balanced::build),

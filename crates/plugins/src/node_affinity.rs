@@ -75,7 +75,7 @@ fn affinity(pod: &PodInfo) -> Option<&Affinity> {
 }
 
 /// Whether one of `terms` matches; a term without requirements matches nothing.
-fn any_term(terms: &[NodeSelectorTerm], node: &NodeInfo) -> bool {
+pub(crate) fn any_term(terms: &[NodeSelectorTerm], node: &NodeInfo) -> bool {
     terms.iter().any(|term| term_matches(term, node))
 }
 

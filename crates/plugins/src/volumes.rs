@@ -1,1 +1,107 @@
-//! VolumeBinding, VolumeZone, VolumeRestrictions and NodeVolumeLimits.
+//! The volume plugins: `VolumeBinding`, `VolumeZone`, `VolumeRestrictions`, `NodeVolumeLimits`.
+//!
+//! Pods without volumes that concern a plugin are skipped by it and share evaluations as ever; pods
+//! with such volumes are placed one by one, because what they may use changes with every claim.
+
+mod binding;
+mod limits;
+mod matching;
+mod plan;
+mod restrictions;
+mod storage;
+mod zone;
+
+pub(crate) use binding::build as build_binding;
+pub(crate) use limits::NodeVolumeLimits;
+pub(crate) use restrictions::VolumeRestrictions;
+pub(crate) use zone::VolumeZone;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Volume};
+use koord_scheduler::framework::{Action, Interest, Subject};
+use koord_scheduler::state::PodInfo;
+
+const CLAIMS: &str = "persistentvolumeclaims.v1.";
+const VOLUMES: &str = "persistentvolumes.v1.";
+const CLASSES: &str = "storageclasses.v1.storage.k8s.io";
+const CSI_NODES: &str = "csinodes.v1.storage.k8s.io";
+const CSI_DRIVERS: &str = "csidrivers.v1.storage.k8s.io";
+const CAPACITIES: &str = "csistoragecapacities.v1.storage.k8s.io";
+const ATTACHMENTS: &str = "volumeattachments.v1.storage.k8s.io";
+
+/// The annotation by which older clients name the class of a claim or volume.
+const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+/// `namespace/name`.
+type Key = String;
+
+/// The pod's volumes; none for what only stands for another object.
+fn volumes(pod: &PodInfo) -> &[Volume] {
+    if pod.stands_for.is_some() {
+        return &[];
+    }
+    pod.spec()
+        .and_then(|spec| spec.volumes.as_deref())
+        .unwrap_or_default()
+}
+
+/// A claim that a pod uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Used {
+    name: String,
+    /// Whether it is made for this pod and must be owned by it.
+    ephemeral: bool,
+}
+
+impl Used {
+    fn of(pod: &PodInfo, volume: &Volume) -> Option<Self> {
+        if let Some(claim) = &volume.persistent_volume_claim {
+            return Some(Self {
+                name: claim.claim_name.clone(),
+                ephemeral: false,
+            });
+        }
+        volume.ephemeral.as_ref().map(|_| Self {
+            name: format!("{}-{}", pod.name, volume.name),
+            ephemeral: true,
+        })
+    }
+
+    fn key(&self, pod: &PodInfo) -> Key {
+        format!("{}/{}", pod.namespace, self.name)
+    }
+
+    /// Why `claim` is not this pod's, if it must be.
+    fn foreign(&self, pod: &PodInfo, claim: &PersistentVolumeClaim) -> Option<String> {
+        let owners = claim.metadata.owner_references.iter().flatten();
+        let owned = owners
+            .filter(|owner| owner.controller == Some(true))
+            .any(|owner| *owner.uid == *pod.uid);
+        (self.ephemeral && !owned).then(|| {
+            let key = self.key(pod);
+            format!("PVC {key:?} was not created for pod \"{pod}\" (pod is not owner)")
+        })
+    }
+}
+
+/// The claims that `pod` uses, in order of its volumes.
+fn claims(pod: &PodInfo) -> impl Iterator<Item = Used> + '_ {
+    volumes(pod)
+        .iter()
+        .filter_map(|volume| Used::of(pod, volume))
+}
+
+fn uses_claims(pod: &PodInfo) -> bool {
+    volumes(pod)
+        .iter()
+        .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some())
+}
+
+/// Whether `pod` uses this claim.
+fn uses(pod: &PodInfo, claim: &PersistentVolumeClaim) -> bool {
+    claim.metadata.namespace.as_deref() == Some(&*pod.namespace)
+        && claims(pod).any(|used| claim.metadata.name.as_deref() == Some(&*used.name))
+}
+
+fn interest(subject: Subject, actions: Action) -> Interest {
+    Interest { subject, actions }
+}

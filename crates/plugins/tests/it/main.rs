@@ -13,3 +13,4 @@ mod differential;
 mod profile;
 mod reservation;
 mod small;
+mod volumes;

@@ -1,6 +1,7 @@
 //! The daemon: one task owns the engine; everything reaches it through one ordered channel.
 
 mod binder;
+mod transform;
 mod watch;
 
 pub(crate) use watch::Message;
@@ -302,7 +303,8 @@ impl Daemon {
             stop(),
             node,
         );
-        watch::forward(client.clone(), watch::trim_pod, sender.clone(), stop(), pod);
+        let pods = transform::pods(&options.build.gates);
+        watch::forward(client.clone(), pods, sender.clone(), stop(), pod);
         for watch in &watches {
             watch.start(client.clone(), sender.clone(), shutdown.clone());
         }

@@ -278,6 +278,11 @@ pub(super) fn amounts(
 ) -> Result<Amounts, PodError> {
     let mut out = Amounts::new();
     for (name, quantity) in list.into_iter().flatten() {
+        // Under both its names, the amount counts once.
+        let current = resources::canonical(name);
+        if current != name && list.is_some_and(|list| list.contains_key(current)) {
+            continue;
+        }
         let parsed = koord_api::quantity::parse(quantity).map_err(|error| PodError::Quantity {
             field: format!("{}[{name}]", field()),
             value: quantity.0.clone(),
@@ -336,6 +341,12 @@ mod tests {
         ]}))
         .unwrap();
         assert_eq!(info.requests.get(resources::BATCH_CPU), 1500);
+        let both = json!({"koordinator.sh/batch-cpu": "1500", "kubernetes.io/batch-cpu": "700"});
+        let (info, _) = pod(json!({"containers": [
+            {"name": "a", "resources": {"requests": both}}
+        ]}))
+        .unwrap();
+        assert_eq!(info.requests.get(resources::BATCH_CPU), 700);
     }
 
     #[test]

@@ -1,0 +1,492 @@
+//! `VolumeBinding`: a pod goes where its claims' volumes are, or where they can be had.
+//!
+//! A claim whose class waits for its first consumer gets its volume here: an existing one that suits
+//! is given to it, or the node is written to the claim so that a volume is made there. The pod keeps
+//! what it booked and is bound when the claims are.
+
+use super::matching::{self, ClaimId, has_room, reachable, topology_allows};
+use super::plan::{Plan, Progress, SELECTED_NODE, Step};
+use super::storage::{
+    Storage, annotation, claim_class, claim_ref, fully_bound, key, request, volume_name,
+};
+use super::{
+    CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, interest, uses, uses_claims,
+};
+use crate::args::{decode, invalid};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest,
+    ObjectChange, Permit, Plugin, Points, PreFilter, Reason, Reasons, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
+use rustc_hash::FxHashMap;
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+const NAME: &str = "VolumeBinding";
+const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
+const ELSEWHERE: &str = "node(s) had volume node affinity conflict";
+const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bind";
+const NO_ROOM: &str = "node(s) did not have enough free storage";
+const NO_SUCH_VOLUME: &str =
+    "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
+/// The provisioner of classes whose volumes are made by hand.
+const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
+/// Writes that the informer has not shown by then are sent again.
+const RESEND: SignedDuration = SignedDuration::from_secs(10);
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Args {
+    bind_timeout_seconds: i64,
+    shape: Vec<ShapePoint>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(dead_code, reason = "accepted for compatibility")]
+struct ShapePoint {
+    utilization: i32,
+    score: i32,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            bind_timeout_seconds: 600,
+            shape: Vec::new(),
+        }
+    }
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = decode(NAME, value)?;
+    let Ok(seconds) = u64::try_from(args.bind_timeout_seconds) else {
+        let message = format!(
+            "args.bindTimeoutSeconds: {} is below 0",
+            args.bind_timeout_seconds
+        );
+        return Err(invalid(NAME, message));
+    };
+    if !args.shape.is_empty() {
+        tracing::warn!("{NAME}: args.shape has no effect: storage capacity is not scored");
+    }
+    Ok(Box::new(VolumeBinding {
+        timeout: Duration::from_secs(seconds),
+        storage: Storage::default(),
+        given: FxHashMap::default(),
+        selected: FxHashMap::default(),
+        plans: FxHashMap::default(),
+    }))
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct VolumeBinding {
+    timeout: Duration,
+    storage: Storage,
+    /// Volumes given to claims by plans, by name.
+    given: FxHashMap<String, ClaimId>,
+    /// Nodes chosen for claims by plans, and how many pods rely on it.
+    selected: FxHashMap<Key, (String, usize)>,
+    /// What is under way, by pod uid.
+    plans: FxHashMap<Arc<str>, Plan>,
+}
+
+/// The pod's claims, as they are this cycle.
+#[derive(Debug, Default)]
+struct Wanted {
+    bound: Vec<Arc<PersistentVolumeClaim>>,
+    /// Those that wait for their first consumer, smallest first.
+    delayed: Vec<Arc<PersistentVolumeClaim>>,
+}
+
+/// What a node can do for the delayed claims.
+type Answer = Result<Vec<Step>, Rejection>;
+
+fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
+    let reasons: Vec<Reason> = reasons.into_iter().map(Reason::Static).collect();
+    Rejection {
+        code: Code::Unresolvable,
+        reasons: Reasons::Many(reasons.into()),
+    }
+}
+
+impl VolumeBinding {
+    fn wanted(&self, pod: &PodInfo) -> Result<Wanted, Rejection> {
+        let mut out = Wanted::default();
+        let mut immediate = false;
+        for used in claims(pod) {
+            let name = &used.name;
+            let Some(claim) = self.storage.claims.get(&used.key(pod)) else {
+                let text = if used.ephemeral {
+                    format!(
+                        "waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}"
+                    )
+                } else {
+                    format!("persistentvolumeclaim {name:?} not found")
+                };
+                return Err(Rejection::unresolvable(text));
+            };
+            let volume = volume_name(claim);
+            let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
+            let problem = if phase == Some("Lost") {
+                Some(format!(
+                    "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
+                ))
+            } else if claim.metadata.deletion_timestamp.is_some() {
+                Some(format!("persistentvolumeclaim {name:?} is being deleted"))
+            } else {
+                used.foreign(pod, claim)
+            };
+            if let Some(problem) = problem {
+                return Err(Rejection::unresolvable(problem));
+            }
+            if fully_bound(claim) {
+                out.bound.push(claim.clone());
+                continue;
+            }
+            let delayed = self.storage.delayed(claim).map_err(Rejection::error)?;
+            if delayed && volume.is_empty() {
+                out.delayed.push(claim.clone());
+            } else {
+                immediate = true;
+            }
+        }
+        if immediate {
+            return Err(Rejection::unresolvable(UNBOUND));
+        }
+        out.delayed
+            .sort_by_key(|claim| (request(claim), key(&claim.metadata)));
+        Ok(out)
+    }
+
+    /// Whether the node can reach or get all volumes, and how.
+    fn answer(&self, wanted: &Wanted, node: &NodeInfo) -> Answer {
+        let mut reasons = Vec::new();
+        let mut missing = false;
+        for claim in &wanted.bound {
+            match self.storage.volumes.get(volume_name(claim)) {
+                Some(volume) if reachable(volume, node) => {}
+                Some(_) => {
+                    reasons.push(ELSEWHERE);
+                    break;
+                }
+                None => {
+                    missing = true;
+                    break;
+                }
+            }
+        }
+        let mut steps = Vec::new();
+        let found = self.find(&wanted.delayed, node, &mut steps)?;
+        reasons.extend(found);
+        if missing {
+            reasons.push(NO_SUCH_VOLUME);
+        }
+        if reasons.is_empty() {
+            Ok(steps)
+        } else {
+            Err(unresolvable(reasons))
+        }
+    }
+
+    /// Volumes for claims that have none; why not, if not.
+    fn find(
+        &self,
+        delayed: &[Arc<PersistentVolumeClaim>],
+        node: &NodeInfo,
+        steps: &mut Vec<Step>,
+    ) -> Result<Option<&'static str>, Rejection> {
+        let mut make = Vec::new();
+        let mut search = Vec::new();
+        for claim in delayed {
+            match self.node_of(claim) {
+                Some(selected) if *selected != *node.name => return Ok(Some(NO_VOLUME)),
+                Some(_) => make.push(claim),
+                None => search.push(claim),
+            }
+        }
+        let mut taken = Vec::new();
+        for claim in search {
+            let class = claim_class(claim);
+            let all = self.storage.of_class(&class).map(|volume| {
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                (volume, self.given.get(name))
+            });
+            match matching::find(claim, all, node, &taken) {
+                Some(volume) => {
+                    let name = volume.metadata.name.clone().unwrap_or_default();
+                    taken.push(name.clone());
+                    let id = ClaimId::of(claim);
+                    steps.push(Step::new(key(&claim.metadata), id, Some(name)));
+                }
+                None => make.push(claim),
+            }
+        }
+        for claim in make {
+            let name = claim_class(claim);
+            let Some(class) = self.storage.classes.get(&name) else {
+                let text = format!("failed to find storage class {name:?}");
+                return Err(Rejection::error(text));
+            };
+            let by_hand = matches!(class.provisioner.as_str(), "" | NO_PROVISIONER);
+            if by_hand || !topology_allows(class, node) {
+                return Ok(Some(NO_VOLUME));
+            }
+            if !self.room(class, &name, claim, node) {
+                return Ok(Some(NO_ROOM));
+            }
+            steps.push(Step::new(key(&claim.metadata), ClaimId::of(claim), None));
+        }
+        Ok(None)
+    }
+
+    fn node_of<'a>(&'a self, claim: &'a PersistentVolumeClaim) -> Option<&'a str> {
+        match self.selected.get(&key(&claim.metadata)) {
+            Some((node, _)) => Some(node),
+            None => annotation(&claim.metadata, SELECTED_NODE),
+        }
+    }
+
+    fn room(
+        &self,
+        class: &StorageClass,
+        name: &str,
+        claim: &PersistentVolumeClaim,
+        node: &NodeInfo,
+    ) -> bool {
+        let driver = self.storage.csi_drivers.get(&class.provisioner);
+        let asks = driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
+        let (true, Some(size)) = (asks, request(claim)) else {
+            return true;
+        };
+        let mut all = self.storage.capacities.values();
+        all.any(|capacity| has_room(capacity, name, size, node))
+    }
+
+    /// Books what the plan gives away.
+    fn hold(&mut self, plan: &Plan) {
+        for step in &plan.steps {
+            match &step.volume {
+                Some(volume) => {
+                    self.given.insert(volume.clone(), step.id.clone());
+                }
+                None => {
+                    let entry = self.selected.entry(step.claim.clone());
+                    entry.or_insert_with(|| (plan.node.clone(), 0)).1 += 1;
+                }
+            }
+        }
+    }
+
+    fn let_go(&mut self, uid: &str) {
+        let Some(plan) = self.plans.remove(uid) else {
+            return;
+        };
+        for step in &plan.steps {
+            if let Some(volume) = &step.volume {
+                // Another pod may rely on the same claim getting the same volume.
+                let mut others = self.plans.values().flat_map(|plan| &plan.steps);
+                if !others.any(|other| other.volume.as_ref() == Some(volume)) {
+                    self.given.remove(volume);
+                }
+            } else if let Some((_, pods)) = self.selected.get_mut(&step.claim) {
+                *pods -= 1;
+                if *pods == 0 {
+                    self.selected.remove(&step.claim);
+                }
+            }
+        }
+    }
+
+    /// Looks at the plans that have to do with a claim or volume again.
+    fn review(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let claim = change
+            .new_as::<PersistentVolumeClaim>()
+            .map(|c| key(&c.metadata));
+        let volume = change
+            .new_as::<PersistentVolume>()
+            .map(|v| key(&v.metadata));
+        let bound_to = change
+            .new_as::<PersistentVolume>()
+            .and_then(claim_ref)
+            .map(|of| {
+                let text = |field: &Option<String>| field.clone().unwrap_or_default();
+                format!("{}/{}", text(&of.namespace), text(&of.name))
+            });
+        for (uid, plan) in &mut self.plans {
+            let concerned = plan.steps.iter().any(|step| {
+                claim.as_ref() == Some(&step.claim)
+                    || bound_to.as_ref() == Some(&step.claim)
+                    || (volume.is_some() && step.volume == volume)
+            });
+            if !concerned || plan.sent.is_none() {
+                continue;
+            }
+            match plan.progress(&self.storage, node_info(&plan.node, view).as_deref()) {
+                Progress::Done => fx.allow.push((uid.clone(), NAME)),
+                Progress::Pending => {}
+                Progress::Failed(problem) => {
+                    let reason = Reason::from(format!("binding volumes: {problem}"));
+                    fx.reject.push((uid.clone(), NAME, reason));
+                }
+            }
+        }
+    }
+}
+
+fn node_info(name: &str, view: View<'_>) -> Option<Arc<NodeInfo>> {
+    let node = view.nodes.find(name)?;
+    view.nodes.info(node).cloned()
+}
+
+impl Plugin for VolumeBinding {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::RESERVE)
+            .or(Points::PRE_BIND)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::Object(CLASSES), change),
+            interest(Subject::Object(CLAIMS), change),
+            interest(Subject::Object(VOLUMES), change),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(Subject::Object(CSI_DRIVERS), Action::UPDATE),
+            interest(Subject::Object(CAPACITIES), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let claim = event.object.and_then(ObjectChange::new_as);
+        match claim {
+            Some(claim) if !uses(pod, claim) => Helps::Skip,
+            _ => Helps::Queue,
+        }
+    }
+    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        if uses_claims(pod) {
+            Signable::No
+        } else {
+            Signable::Yes
+        }
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_DRIVERS, CAPACITIES])
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        if self.storage.apply(change) && matches!(change.kind, CLAIMS | VOLUMES) {
+            self.review(change, view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.let_go(&pod.uid);
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        for plan in self.plans.values_mut() {
+            if let Some((_, last)) = &mut plan.sent
+                && view.now.duration_since(*last) >= RESEND
+            {
+                *last = view.now;
+                fx.writes.extend(plan.writes(&self.storage));
+            }
+        }
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        let sent = self.plans.values().filter_map(|plan| plan.sent);
+        sent.filter_map(|(_, last)| last.saturating_add(RESEND).ok())
+            .min()
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if !uses_claims(cycle.pod) {
+            return PreFilter::Skip;
+        }
+        match self.wanted(cycle.pod) {
+            Ok(wanted) => PreFilter::ready(wanted),
+            Err(rejection) => PreFilter::Reject(rejection),
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(wanted), Some(info)) = (state.get::<Wanted>(), cycle.view.nodes.info(node))
+        else {
+            return Ok(());
+        };
+        self.answer(wanted, info).map(drop)
+    }
+
+    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
+        if !uses_claims(cycle.pod) {
+            return Ok(());
+        }
+        let Some(info) = cycle.view.nodes.info(node) else {
+            return Ok(());
+        };
+        let wanted = self.wanted(cycle.pod)?;
+        let steps = self.answer(&wanted, info)?;
+        if !steps.is_empty() {
+            let node = info.name.to_string();
+            let plan = Plan {
+                node,
+                steps,
+                sent: None,
+            };
+            self.hold(&plan);
+            self.plans.insert(cycle.pod.uid.clone(), plan);
+        }
+        Ok(())
+    }
+    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {
+        self.let_go(&cycle.pod.uid);
+    }
+    fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+        let now = cycle.view.now;
+        let Some(plan) = self.plans.get_mut(&cycle.pod.uid) else {
+            return Permit::Allow;
+        };
+        let since = match plan.sent {
+            Some((first, _)) => first,
+            None => {
+                plan.sent = Some((now, now));
+                fx.writes.extend(plan.writes(&self.storage));
+                now
+            }
+        };
+        match plan.progress(&self.storage, node_info(&plan.node, cycle.view).as_deref()) {
+            Progress::Done => {
+                self.let_go(&cycle.pod.uid);
+                Permit::Allow
+            }
+            Progress::Pending => {
+                let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+                Permit::Wait(self.timeout.saturating_sub(waited))
+            }
+            Progress::Failed(problem) => {
+                let reason = format!("binding volumes: {problem}");
+                Permit::Reject(Rejection::unschedulable(reason))
+            }
+        }
+    }
+}

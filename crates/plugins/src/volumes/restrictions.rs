@@ -1,0 +1,205 @@
+//! `VolumeRestrictions`: disks that only one pod may write to, claims that only one pod may use.
+
+use super::storage::Storage;
+use super::{CLAIMS, Key, interest, uses, volumes};
+use k8s_openapi::api::core::v1::Volume;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange, Plugin, Points, PreFilter,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+const DISK: &str = "node(s) had no available disk";
+const ONE_POD: &str =
+    "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode";
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct VolumeRestrictions {
+    storage: Storage,
+    /// The pods on nodes that use a claim, by uid.
+    users: FxHashMap<Key, FxHashSet<Arc<str>>>,
+}
+
+/// The pod's claims that only one pod may use, with how many pods on nodes use them now.
+#[derive(Debug)]
+struct Exclusive {
+    claims: Vec<Key>,
+    users: i64,
+}
+
+fn claim_keys(pod: &PodInfo) -> impl Iterator<Item = Key> + '_ {
+    let claims = volumes(pod).iter();
+    claims
+        .filter_map(|volume| volume.persistent_volume_claim.as_ref())
+        .map(|claim| format!("{}/{}", pod.namespace, claim.claim_name))
+}
+
+fn is_disk(volume: &Volume) -> bool {
+    volume.gce_persistent_disk.is_some()
+        || volume.aws_elastic_block_store.is_some()
+        || volume.rbd.is_some()
+        || volume.iscsi.is_some()
+}
+
+/// Whether two pods cannot have these at the same time on one node.
+fn conflict(a: &Volume, b: &Volume) -> bool {
+    let writes = |a: Option<bool>, b: Option<bool>| !(a == Some(true) && b == Some(true));
+    if let (Some(a), Some(b)) = (&a.gce_persistent_disk, &b.gce_persistent_disk)
+        && a.pd_name == b.pd_name
+        && writes(a.read_only, b.read_only)
+    {
+        return true;
+    }
+    if let (Some(a), Some(b)) = (&a.aws_elastic_block_store, &b.aws_elastic_block_store)
+        && a.volume_id == b.volume_id
+    {
+        return true;
+    }
+    if let (Some(a), Some(b)) = (&a.iscsi, &b.iscsi)
+        && a.iqn == b.iqn
+        && writes(a.read_only, b.read_only)
+    {
+        return true;
+    }
+    let pool = |pool: &Option<String>| pool.clone().unwrap_or_else(|| "rbd".to_owned());
+    matches!((&a.rbd, &b.rbd), (Some(a), Some(b))
+        if a.monitors.iter().any(|monitor| b.monitors.contains(monitor))
+            && pool(&a.pool) == pool(&b.pool)
+            && a.image == b.image
+            && writes(a.read_only, b.read_only))
+}
+
+impl VolumeRestrictions {
+    fn exclusive(&self, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
+        let mut out = Vec::new();
+        for key in claim_keys(pod) {
+            let Some(claim) = self.storage.claims.get(&key) else {
+                let name = key.split_once('/').map_or(&*key, |(_, name)| name);
+                let text = format!("persistentvolumeclaim {name:?} not found");
+                return Err(Rejection::unresolvable(text));
+            };
+            let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
+            if modes.is_some_and(|modes| modes.iter().any(|mode| mode == "ReadWriteOncePod")) {
+                out.push(key);
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Plugin for VolumeRestrictions {
+    fn name(&self) -> &'static str {
+        "VolumeRestrictions"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::AssignedPod, Action::DELETE),
+            interest(Subject::Node, Action::ADD),
+            interest(Subject::Object(CLAIMS), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let helps = match (event.pod, event.object) {
+            (Some(gone), _) => {
+                let shares = claim_keys(gone).any(|key| claim_keys(pod).any(|own| own == key));
+                let disks = |a: &Volume| volumes(pod).iter().any(|b| conflict(a, b));
+                shares || volumes(gone).iter().any(disks)
+            }
+            (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        let concerned = |v: &Volume| is_disk(v) || v.persistent_volume_claim.is_some();
+        if volumes(pod).iter().any(concerned) {
+            Signable::No
+        } else {
+            Signable::Yes
+        }
+    }
+    fn watches(&self) -> Vec<Watch> {
+        Storage::watches(&[CLAIMS])
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        if change.kind == CLAIMS {
+            self.storage.apply(change);
+        }
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        for key in claim_keys(pod) {
+            self.users.entry(key).or_default().insert(pod.uid.clone());
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        for key in claim_keys(pod) {
+            if let Some(users) = self.users.get_mut(&key) {
+                users.remove(&pod.uid);
+                if users.is_empty() {
+                    self.users.remove(&key);
+                }
+            }
+        }
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let pod = cycle.pod;
+        let claims = match self.exclusive(pod) {
+            Ok(claims) => claims,
+            Err(rejection) => return PreFilter::Reject(rejection),
+        };
+        if claims.is_empty() && !volumes(pod).iter().any(is_disk) {
+            return PreFilter::Skip;
+        }
+        let users = claims.iter().filter_map(|key| self.users.get(key));
+        let users: usize = users.map(FxHashSet::len).sum();
+        let users = i64::try_from(users).unwrap_or(i64::MAX);
+        PreFilter::ready(Exclusive { claims, users })
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(exclusive) = state.get::<Exclusive>() else {
+            return Ok(());
+        };
+        let own = volumes(cycle.pod);
+        if own.iter().any(is_disk) {
+            let clashes = |other: &Arc<PodInfo>| {
+                let theirs = volumes(other);
+                theirs.iter().any(|b| own.iter().any(|a| conflict(a, b)))
+            };
+            if cycle.pods(node).any(clashes) {
+                return Err(Rejection::unschedulable(DISK));
+            }
+        }
+        if !exclusive.claims.is_empty() {
+            let uses = |pods: &[Arc<PodInfo>]| {
+                let keys = pods.iter().flat_map(|pod| claim_keys(pod));
+                let shared = keys.filter(|key| exclusive.claims.contains(key));
+                i64::try_from(shared.count()).unwrap_or(i64::MAX)
+            };
+            let overlay = cycle.overlay;
+            if exclusive.users - uses(overlay.removed) + uses(overlay.added) > 0 {
+                return Err(Rejection::unschedulable(ONE_POD));
+            }
+        }
+        Ok(())
+    }
+}

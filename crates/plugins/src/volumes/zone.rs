@@ -1,0 +1,176 @@
+//! `VolumeZone`: a pod goes where the zone and region labels of its volumes say.
+
+use super::storage::{Storage, claim_class, volume_name};
+use super::{CLAIMS, CLASSES, VOLUMES, interest, uses, volumes};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange, Plugin, Points, PreFilter,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use std::collections::BTreeSet;
+
+const CONFLICT: &str = "node(s) had no available volume zone";
+const ZONE: &str = "topology.kubernetes.io/zone";
+const REGION: &str = "topology.kubernetes.io/region";
+const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
+const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
+const LABELS: [&str; 4] = [OLD_ZONE, OLD_REGION, ZONE, REGION];
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct VolumeZone {
+    storage: Storage,
+}
+
+/// A label that nodes must have, with one of these values.
+#[derive(Debug, PartialEq)]
+struct Place {
+    label: &'static str,
+    values: BTreeSet<String>,
+}
+
+/// What a volume's labels demand; a label that cannot be read demands nothing.
+fn places(volume: &PersistentVolume) -> impl Iterator<Item = Place> + '_ {
+    LABELS.into_iter().filter_map(|label| {
+        let text = volume.metadata.labels.as_ref()?.get(label)?;
+        let values = text.split("__").map(|value| value.trim().to_owned());
+        let values: BTreeSet<String> = values.collect();
+        (!values.contains("")).then_some(Place { label, values })
+    })
+}
+
+fn claim_names(pod: &PodInfo) -> impl Iterator<Item = &str> {
+    let claims = volumes(pod).iter();
+    claims
+        .filter_map(|volume| volume.persistent_volume_claim.as_ref())
+        .map(|claim| claim.claim_name.as_str())
+}
+
+impl VolumeZone {
+    fn places(&self, pod: &PodInfo) -> Result<Vec<Place>, Rejection> {
+        let no = |text: String| Err(Rejection::unresolvable(text));
+        let mut out = Vec::new();
+        for name in claim_names(pod) {
+            if name.is_empty() {
+                return no("PersistentVolumeClaim had no name".to_owned());
+            }
+            let key = format!("{}/{name}", pod.namespace);
+            let Some(claim) = self.storage.claims.get(&key) else {
+                return no(format!("persistentvolumeclaim {name:?} not found"));
+            };
+            let volume = volume_name(claim);
+            if !volume.is_empty() {
+                let Some(volume) = self.storage.volumes.get(volume) else {
+                    return no(format!("persistentvolume {volume:?} not found"));
+                };
+                out.extend(places(volume));
+                continue;
+            }
+            let class = claim_class(claim);
+            if class.is_empty() {
+                let text = "PersistentVolumeClaim had no pv name and storageClass name";
+                return no(text.to_owned());
+            }
+            let Some(object) = self.storage.classes.get(&class) else {
+                return no(format!("storageclass.storage.k8s.io {class:?} not found"));
+            };
+            match object.volume_binding_mode.as_deref() {
+                None => {
+                    return no(format!(
+                        "VolumeBindingMode not set for StorageClass {class:?}"
+                    ));
+                }
+                Some("WaitForFirstConsumer") => {}
+                Some(_) => return no("PersistentVolume had no name".to_owned()),
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// What the pod's volumes demand of nodes.
+#[derive(Debug)]
+struct Places(Vec<Place>);
+
+impl Plugin for VolumeZone {
+    fn name(&self) -> &'static str {
+        "VolumeZone"
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::Object(CLASSES), Action::ADD),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(Subject::Object(CLAIMS), change),
+            interest(Subject::Object(VOLUMES), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let Some(change) = event.object else {
+            return Helps::Queue;
+        };
+        let old = change.old.as_ref().and_then(|old| old.downcast_ref());
+        let new = change.new_as::<PersistentVolume>();
+        let helps = match (old, new) {
+            (Some(old), Some(new)) => places(old).ne(places(new)),
+            _ => change.new_as().is_none_or(|claim| uses(pod, claim)),
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+        if claim_names(pod).next().is_some() {
+            Signable::No
+        } else {
+            Signable::Yes
+        }
+    }
+    fn watches(&self) -> Vec<Watch> {
+        Storage::watches(&[CLAIMS, VOLUMES, CLASSES])
+    }
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        if matches!(change.kind, CLAIMS | VOLUMES | CLASSES) {
+            self.storage.apply(change);
+        }
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if claim_names(cycle.pod).next().is_none() {
+            return PreFilter::Skip;
+        }
+        match self.places(cycle.pod) {
+            Ok(places) if places.is_empty() => PreFilter::Skip,
+            Ok(places) => PreFilter::ready(Places(places)),
+            Err(rejection) => PreFilter::Reject(rejection),
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(Places(places)), Some(info)) =
+            (state.get::<Places>(), cycle.view.nodes.info(node))
+        else {
+            return Ok(());
+        };
+        if LABELS.iter().all(|label| info.label(label).is_none()) {
+            // A cluster in one place need not say so.
+            return Ok(());
+        }
+        let here = |place: &Place| {
+            let current = match place.label {
+                OLD_ZONE => ZONE,
+                OLD_REGION => REGION,
+                label => label,
+            };
+            info.label(place.label)
+                .or_else(|| info.label(current))
+                .is_some_and(|value| place.values.contains(value))
+        };
+        if places.iter().all(here) {
+            Ok(())
+        } else {
+            Err(Rejection::unresolvable(CONFLICT))
+        }
+    }
+}

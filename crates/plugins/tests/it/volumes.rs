@@ -1,0 +1,679 @@
+//! The volume plugins: which nodes they allow, and how claims get their volumes.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{
+    CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
+};
+use koord_scheduler::engine::{Engine, Output};
+use koord_scheduler::framework::{Action, ObjectChange, Verb};
+use serde_json::{Value, json};
+use std::any::Any;
+use std::sync::Arc;
+
+const ALL: [&str; 4] = [
+    "VolumeBinding",
+    "VolumeRestrictions",
+    "NodeVolumeLimits",
+    "VolumeZone",
+];
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+fn typed(kind: &str, value: Value) -> (&'static str, Arc<dyn Any + Send + Sync>) {
+    fn read<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
+        value: Value,
+    ) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(serde_json::from_value::<T>(value).unwrap())
+    }
+    match kind {
+        "pvc" => (
+            "persistentvolumeclaims.v1.",
+            read::<PersistentVolumeClaim>(value),
+        ),
+        "pv" => ("persistentvolumes.v1.", read::<PersistentVolume>(value)),
+        "sc" => (
+            "storageclasses.v1.storage.k8s.io",
+            read::<StorageClass>(value),
+        ),
+        "csinode" => ("csinodes.v1.storage.k8s.io", read::<CSINode>(value)),
+        "driver" => ("csidrivers.v1.storage.k8s.io", read::<CSIDriver>(value)),
+        "capacity" => (
+            "csistoragecapacities.v1.storage.k8s.io",
+            read::<CSIStorageCapacity>(value),
+        ),
+        "attachment" => (
+            "volumeattachments.v1.storage.k8s.io",
+            read::<VolumeAttachment>(value),
+        ),
+        other => panic!("{other}"),
+    }
+}
+
+fn set(engine: &mut Engine, kind: &str, value: Value) {
+    let (kind, new) = typed(kind, value);
+    let change = ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new,
+    };
+    engine.object_changed(&change, at(0));
+}
+
+fn merge(mut base: Value, change: &Value) -> Value {
+    for (key, value) in change.as_object().into_iter().flatten() {
+        base[key] = if value.is_object() && base[key].is_object() {
+            merge(base[key].clone(), value)
+        } else {
+            value.clone()
+        };
+    }
+    base
+}
+
+/// A claim of 1Gi; `change` is merged in.
+fn claim(name: &str, class: &str, change: Value) -> Value {
+    let base = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": format!("claim-{name}")},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "resources": {"requests": {"storage": "1Gi"}}},
+        "status": {"phase": "Pending"}
+    });
+    merge(base, &change)
+}
+
+/// A claim that is bound to volume `volume`.
+fn bound(name: &str, volume: &str) -> Value {
+    let change = json!({
+        "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+        "spec": {"volumeName": volume}, "status": {"phase": "Bound"}
+    });
+    claim(name, "made", change)
+}
+
+fn volume(name: &str, class: &str, change: Value) -> Value {
+    let base = json!({
+        "metadata": {"name": name, "uid": format!("volume-{name}"), "resourceVersion": "7"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "capacity": {"storage": "1Gi"}},
+        "status": {"phase": "Available"}
+    });
+    merge(base, &change)
+}
+
+/// Reachable only from nodes of this zone.
+fn in_zone(zone: &str) -> Value {
+    json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+        {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
+    ]}]}}}})
+}
+
+fn class(name: &str, provisioner: &str, mode: &str, change: Value) -> Value {
+    let base = json!({"metadata": {"name": name}, "provisioner": provisioner,
+        "volumeBindingMode": mode});
+    merge(base, &change)
+}
+
+fn uses(claims: &[&str]) -> Value {
+    let volume = |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+    claims.iter().map(volume).collect()
+}
+
+fn pod(name: &str, volumes: Value, node: Option<&str>) -> Arc<Pod> {
+    Arc::new(
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")},
+            "spec": {"nodeName": node, "containers": [{"name": "c"}], "volumes": volumes}
+        }))
+        .unwrap(),
+    )
+}
+
+/// Node `a` in zone a and node `b` in zone b; classes `late` and `static` wait for their first
+/// consumer, `made` binds at once.
+fn cluster() -> Engine {
+    let mut engine = crate::small::engine(&ALL, json!({}));
+    for name in ["a", "b"] {
+        node(
+            &mut engine,
+            name,
+            json!({"topology.kubernetes.io/zone": name}),
+        );
+    }
+    let wait = "WaitForFirstConsumer";
+    set(
+        &mut engine,
+        "sc",
+        class("late", "csi.example", wait, json!({})),
+    );
+    let by_hand = "kubernetes.io/no-provisioner";
+    set(&mut engine, "sc", class("static", by_hand, wait, json!({})));
+    set(
+        &mut engine,
+        "sc",
+        class("made", "csi.example", "Immediate", json!({})),
+    );
+    engine
+}
+
+fn node(engine: &mut Engine, name: &str, labels: Value) {
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "status": {"allocatable": {"pods": "100"}}
+    }))
+    .unwrap();
+    engine.node_applied(Arc::new(node), at(0));
+}
+
+/// What the engine wants done: a node to bind to, a message, or what it writes.
+fn outputs(engine: &mut Engine) -> Vec<String> {
+    let text = |output| match output {
+        Output::Bind(bind) => format!("bind {}", bind.node),
+        Output::Failed(failure) => failure.message,
+        Output::Write(write) => match write.verb {
+            Verb::Patch(body) => format!("{}/{} {body}", write.plural, write.name),
+            other => format!("{other:?}"),
+        },
+        other => format!("{other:?}"),
+    };
+    engine.take_outputs().into_iter().map(text).collect()
+}
+
+fn place(engine: &mut Engine, pod: Arc<Pod>) -> Vec<String> {
+    engine.take_outputs();
+    engine.pod_applied(pod, at(0));
+    engine.schedule_one(at(0)).unwrap();
+    outputs(engine)
+}
+
+/// `0/2 nodes are available: …` for a reason that all nodes share.
+fn both(reason: &str) -> String {
+    format!("0/2 nodes are available: 2 {reason}.")
+}
+
+fn no(reason: &str) -> String {
+    format!("0/2 nodes are available: {reason}.")
+}
+
+const CONFLICT: &str = "node(s) had volume node affinity conflict";
+const NONE: &str = "node(s) didn't find available persistent volumes to bind";
+const NO_ROOM: &str = "node(s) did not have enough free storage";
+const GONE: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
+
+#[test]
+fn where_claims_allow_a_pod_to_go() {
+    let big = json!({"spec": {"resources": {"requests": {"storage": "5Gi"}}}});
+    let capacity = |zone: &str, size: &str| {
+        json!({"metadata": {"name": format!("c{zone}"), "namespace": "x"},
+            "storageClassName": "late", "capacity": size,
+            "nodeTopology": {"matchLabels": {"topology.kubernetes.io/zone": zone}}})
+    };
+    let asks = json!({"metadata": {"name": "csi.example"}, "spec": {"storageCapacity": true}});
+    let silent = json!({"metadata": {"name": "csi.example"}, "spec": {"storageCapacity": false}});
+    let ephemeral = json!([{"name": "scratch", "ephemeral": {}}]);
+    let owned = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
+        "name": "p", "uid": "pod-p", "controller": true}],
+        "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}, "spec": {"volumeName": "v"}});
+    let topologies = json!({"allowedTopologies": [{"matchLabelExpressions": [
+        {"key": "topology.kubernetes.io/zone", "values": ["b"]}]}]});
+    let wait = "WaitForFirstConsumer";
+    let selected = |node: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
+    // (case, objects, the pod's volumes, the message, or the start of the first output)
+    let rows: Vec<(&str, Vec<(&str, Value)>, Value, String)> = vec![
+        ("no volumes", vec![], json!([]), "bind".into()),
+        ("volumes without claims", vec![], json!([{"name": "x", "emptyDir": {}}]), "bind".into()),
+        ("bound, reachable from b",
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("b")))],
+            uses(&["c"]), "bind b".into()),
+        ("bound, reachable from nowhere",
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("z")))],
+            uses(&["c"]), both(CONFLICT)),
+        ("bound twice, in different zones",
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("a"))),
+                ("pvc", bound("d", "w")), ("pv", volume("w", "made", in_zone("b")))],
+            uses(&["c", "d"]), both(CONFLICT)),
+        ("no such claim", vec![], uses(&["c"]), no("persistentvolumeclaim \"c\" not found")),
+        ("immediate and unbound", vec![("pvc", claim("c", "made", json!({})))], uses(&["c"]),
+            no("pod has unbound immediate PersistentVolumeClaims")),
+        ("prebound and not complete",
+            vec![("pvc", claim("c", "late", json!({"spec": {"volumeName": "v"}})))], uses(&["c"]),
+            no("pod has unbound immediate PersistentVolumeClaims")),
+        ("lost", vec![("pvc", claim("c", "late",
+            json!({"spec": {"volumeName": "v"}, "status": {"phase": "Lost"}})))], uses(&["c"]),
+            no("persistentvolumeclaim \"c\" bound to non-existent persistentvolume \"v\"")),
+        ("deleting", vec![("pvc", claim("c", "late",
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})))], uses(&["c"]),
+            no("persistentvolumeclaim \"c\" is being deleted")),
+        ("ephemeral, not made yet", vec![], ephemeral.clone(),
+            no("waiting for ephemeral volume controller to create the persistentvolumeclaim \"p-scratch\"")),
+        ("ephemeral, somebody else's", vec![("pvc", bound("p-scratch", "v"))], ephemeral.clone(),
+            no("PVC \"ns/p-scratch\" was not created for pod \"ns/p\" (pod is not owner)")),
+        ("ephemeral, own",
+            vec![("pvc", claim("p-scratch", "made", owned)), ("pv", volume("v", "made", in_zone("b")))],
+            ephemeral, "bind b".into()),
+        ("late, by hand, no volume", vec![("pvc", claim("c", "static", json!({})))], uses(&["c"]),
+            both(NONE)),
+        ("late, by hand, a volume in b",
+            vec![("pvc", claim("c", "static", json!({}))), ("pv", volume("v", "static", in_zone("b")))],
+            uses(&["c"]), "persistentvolumes/v".into()),
+        ("late, by hand, too small",
+            vec![("pvc", claim("c", "static", big.clone())), ("pv", volume("v", "static", json!({})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, other mode",
+            vec![("pvc", claim("c", "static", json!({"spec": {"volumeMode": "Block"}}))),
+                ("pv", volume("v", "static", json!({})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, other access",
+            vec![("pvc", claim("c", "static", json!({"spec": {"accessModes": ["ReadWriteMany"]}}))),
+                ("pv", volume("v", "static", json!({})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, released",
+            vec![("pvc", claim("c", "static", json!({}))),
+                ("pv", volume("v", "static", json!({"status": {"phase": "Released"}})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, another's",
+            vec![("pvc", claim("c", "static", json!({}))),
+                ("pv", volume("v", "static", json!({"spec": {"claimRef": {"namespace": "ns", "name": "d"}}})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, labels",
+            vec![("pvc", claim("c", "static", json!({"spec": {"selector": {"matchLabels": {"k": "x"}}}}))),
+                ("pv", volume("v", "static", json!({})))],
+            uses(&["c"]), both(NONE)),
+        ("late, by hand, two claims and one volume",
+            vec![("pvc", claim("c", "static", json!({}))), ("pvc", claim("d", "static", json!({}))),
+                ("pv", volume("v", "static", json!({})))],
+            uses(&["c", "d"]), both(NONE)),
+        ("late, the smallest that suits",
+            vec![("pvc", claim("c", "static", json!({}))),
+                ("pv", volume("large", "static", json!({"spec": {"capacity": {"storage": "9Gi"}}}))),
+                ("pv", volume("small", "static", json!({"spec": {"capacity": {"storage": "2Gi"}}})))],
+            uses(&["c"]), "persistentvolumes/small".into()),
+        ("late, the one that names the claim",
+            vec![("pvc", claim("c", "static", json!({}))),
+                ("pv", volume("large", "static",
+                    json!({"spec": {"capacity": {"storage": "9Gi"}, "claimRef": {"namespace": "ns", "name": "c"}}}))),
+                ("pv", volume("small", "static", json!({})))],
+            uses(&["c"]), "persistentvolumes/large".into()),
+        ("late, to be made", vec![("pvc", claim("c", "late", json!({})))], uses(&["c"]),
+            "persistentvolumeclaims/c".into()),
+        ("late, made in b only",
+            vec![("sc", class("late", "csi.example", wait, topologies)), ("pvc", claim("c", "late", json!({}))),
+                ("pvc", bound("d", "w")), ("pv", volume("w", "made", in_zone("a")))],
+            uses(&["c", "d"]),
+            "0/2 nodes are available: 1 node(s) didn't find available persistent volumes to bind, \
+             1 node(s) had volume node affinity conflict.".into()),
+        ("late, room in b",
+            vec![("driver", asks.clone()), ("capacity", capacity("a", "1Gi")),
+                ("capacity", capacity("b", "9Gi")), ("pvc", claim("c", "late", big.clone()))],
+            uses(&["c"]), "persistentvolumeclaims/c {\"metadata\":{\"annotations\":{\"volume.kubernetes.io/selected-node\":\"b\"}".into()),
+        ("late, room nowhere",
+            vec![("driver", asks), ("capacity", capacity("a", "1Gi")), ("pvc", claim("c", "late", big.clone()))],
+            uses(&["c"]), both(NO_ROOM)),
+        ("late, the driver does not care",
+            vec![("driver", silent), ("capacity", capacity("a", "1Gi")), ("pvc", claim("c", "late", big))],
+            uses(&["c"]), "persistentvolumeclaims/c".into()),
+        ("late, chosen for b", vec![("pvc", claim("c", "late", selected("b")))], uses(&["c"]),
+            "persistentvolumeclaims/c {\"metadata\":{\"annotations\":{\"volume.kubernetes.io/selected-node\":\"b\"}".into()),
+        ("late, chosen for a node that is gone", vec![("pvc", claim("c", "late", selected("z")))],
+            uses(&["c"]), both(NONE)),
+    ];
+    for (case, objects, volumes, expected) in rows {
+        let mut engine = cluster();
+        for (kind, value) in objects {
+            set(&mut engine, kind, value);
+        }
+        let out = place(&mut engine, pod("p", volumes, None));
+        assert!(out[0].starts_with(&expected), "{case}: {out:?}");
+    }
+    // A volume that does not exist is VolumeBinding's to report when VolumeZone is not there.
+    let mut engine = crate::small::engine(&["VolumeBinding"], json!({}));
+    node(&mut engine, "a", json!({}));
+    set(&mut engine, "pvc", bound("c", "v"));
+    let out = place(&mut engine, pod("p", uses(&["c"]), None));
+    assert_eq!(out, [format!("0/1 nodes are available: 1 {GONE}.")]);
+}
+
+fn given(name: &str, claim: &str) -> Value {
+    volume(
+        name,
+        "static",
+        json!({"spec": {"claimRef": {"kind": "PersistentVolumeClaim",
+        "namespace": "ns", "name": claim, "uid": format!("claim-{claim}")}}, "status": {"phase": "Bound"}}),
+    )
+}
+
+#[test]
+fn a_pod_is_bound_when_its_claim_is() {
+    let mut engine = cluster();
+    set(&mut engine, "pvc", claim("c", "static", json!({})));
+    set(&mut engine, "pv", volume("v", "static", in_zone("b")));
+    let out = place(&mut engine, pod("p", uses(&["c"]), None));
+    assert_eq!(out.len(), 1, "{out:?}");
+    for part in [
+        "persistentvolumes/v",
+        "\"uid\":\"claim-c\"",
+        "\"pv.kubernetes.io/bound-by-controller\":\"yes\"",
+        "\"resourceVersion\":\"7\"",
+    ] {
+        assert!(out[0].contains(part), "{part}: {out:?}");
+    }
+    // Meanwhile the volume is nobody else's.
+    set(&mut engine, "pvc", claim("d", "static", json!({})));
+    let other = place(&mut engine, pod("q", uses(&["d"]), None));
+    assert_eq!(other, [both(NONE)]);
+
+    set(&mut engine, "pv", merge(given("v", "c"), &in_zone("b")));
+    assert_eq!(outputs(&mut engine), [""; 0]);
+    let mut done = bound("c", "v");
+    done["spec"]["storageClassName"] = json!("static");
+    set(&mut engine, "pvc", done);
+    assert_eq!(outputs(&mut engine), ["bind b"]);
+}
+
+#[test]
+fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
+    let selected =
+        json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "a"}}});
+    let start = |engine: &mut Engine, class: &str| {
+        set(engine, "pvc", claim("c", class, json!({})));
+        // The pod goes where its other claim is.
+        set(engine, "pvc", bound("here", "w"));
+        set(engine, "pv", volume("w", "made", in_zone("a")));
+        if class == "static" {
+            set(engine, "pv", volume("v", "static", json!({})));
+        }
+        let out = place(engine, pod("p", uses(&["c", "here"]), None));
+        assert!(
+            out.len() == 1 && out[0].starts_with("persistentvolume"),
+            "{out:?}"
+        );
+    };
+    let failed = |out: &[String], text: &str| {
+        assert!(out.len() == 1 && out[0].contains(text), "{text}: {out:?}");
+    };
+
+    let mut engine = cluster();
+    start(&mut engine, "late");
+    set(&mut engine, "pvc", claim("c", "late", selected));
+    assert_eq!(outputs(&mut engine), [""; 0]);
+    set(&mut engine, "pvc", claim("c", "late", json!({})));
+    failed(
+        &outputs(&mut engine),
+        "binding volumes: provisioning failed for PVC \"c\"",
+    );
+
+    let mut engine = cluster();
+    start(&mut engine, "static");
+    set(&mut engine, "pv", given("v", "stranger"));
+    failed(
+        &outputs(&mut engine),
+        "binding volumes: pv \"v\" went to another claim",
+    );
+
+    let mut engine = cluster();
+    start(&mut engine, "static");
+    set(&mut engine, "pv", given("v", "c"));
+    set(&mut engine, "pv", volume("v", "static", json!({})));
+    failed(
+        &outputs(&mut engine),
+        "binding volumes: ClaimRef got reset for pv \"v\"",
+    );
+
+    // Writes that are not seen are sent again; after ten minutes the pod is tried anew.
+    let mut engine = cluster();
+    start(&mut engine, "late");
+    assert_eq!(engine.next_deadline(), Some(at(10)));
+    assert!(engine.schedule_one(at(10)).is_none());
+    failed(&outputs(&mut engine), "persistentvolumeclaims/c");
+    while engine.next_deadline().is_some_and(|next| next < at(600)) {
+        let next = engine.next_deadline().unwrap();
+        assert!(engine.schedule_one(next).is_none());
+    }
+    outputs(&mut engine);
+    engine.schedule_one(at(600));
+    let out = outputs(&mut engine);
+    let late = "rejected due to timeout after waiting at plugin VolumeBinding";
+    assert!(out.iter().any(|text| text.contains(late)), "{out:?}");
+}
+
+#[test]
+fn zone_labels_of_volumes_bind_pods() {
+    let labelled = |label: &str, zone: &str| json!({"metadata": {"labels": {label: zone}}});
+    const ZONE: &str = "topology.kubernetes.io/zone";
+    const OLD: &str = "failure-domain.beta.kubernetes.io/zone";
+    let conflict = "node(s) had no available volume zone";
+    let rows = [
+        ("same zone", labelled(ZONE, "b"), "bind b".to_owned()),
+        (
+            "old label on the volume",
+            labelled(OLD, "b"),
+            "bind b".to_owned(),
+        ),
+        (
+            "one of several",
+            labelled(ZONE, "z__b"),
+            "bind b".to_owned(),
+        ),
+        ("elsewhere", labelled(ZONE, "z"), both(conflict)),
+        (
+            "a label that cannot be read",
+            labelled(ZONE, "z__"),
+            "bind".to_owned(),
+        ),
+        (
+            "a region that no node has",
+            labelled("topology.kubernetes.io/region", "r"),
+            both(conflict),
+        ),
+    ];
+    for (case, change, expected) in rows {
+        let mut engine = cluster();
+        set(&mut engine, "pvc", bound("c", "v"));
+        set(&mut engine, "pv", volume("v", "made", change));
+        let out = place(&mut engine, pod("p", uses(&["c"]), None));
+        assert!(out[0].starts_with(&expected), "{case}: {out:?}");
+    }
+    let mut engine = cluster();
+    node(&mut engine, "plain", json!({}));
+    set(&mut engine, "pvc", bound("c", "v"));
+    set(&mut engine, "pv", volume("v", "made", labelled(ZONE, "z")));
+    let out = place(&mut engine, pod("p", uses(&["c"]), None));
+    assert_eq!(
+        out,
+        ["bind plain"],
+        "a node without such labels takes anything"
+    );
+}
+
+#[test]
+fn disks_and_claims_for_one_pod_are_not_shared() {
+    let gce =
+        |ro: bool| json!([{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": ro}}]);
+    let ebs = json!([{"name": "d", "awsElasticBlockStore": {"volumeID": "x", "readOnly": true}}]);
+    let iscsi = |ro: bool, lun: i32| json!([{"name": "d", "iscsi": {"targetPortal": "t", "iqn": "x", "lun": lun, "readOnly": ro}}]);
+    let rbd = |monitor: &str, pool: Option<&str>, ro: bool| json!([{"name": "d", "rbd": {"monitors": [monitor, "m0"], "image": "i", "pool": pool, "readOnly": ro}}]);
+    let rows = [
+        ("GCE", gce(false), gce(true), true),
+        ("GCE, read only", gce(true), gce(true), false),
+        ("EBS", ebs.clone(), ebs, true),
+        ("iSCSI", iscsi(true, 0), iscsi(false, 1), true),
+        ("iSCSI, read only", iscsi(true, 0), iscsi(true, 0), false),
+        (
+            "RBD",
+            rbd("m1", None, false),
+            rbd("m2", Some("rbd"), false),
+            true,
+        ),
+        (
+            "RBD, other pool",
+            rbd("m1", Some("p"), false),
+            rbd("m1", None, false),
+            false,
+        ),
+        (
+            "RBD, read only",
+            rbd("m1", None, true),
+            rbd("m1", None, true),
+            false,
+        ),
+    ];
+    for (case, first, second, clash) in rows {
+        let mut engine = crate::small::engine(&["VolumeRestrictions"], json!({}));
+        node(&mut engine, "a", json!({}));
+        engine.pod_applied(pod("p", first, Some("a")), at(0));
+        let out = place(&mut engine, pod("q", second, None));
+        let expected = if clash {
+            "0/1 nodes are available: 1 node(s) had no available disk."
+        } else {
+            "bind a"
+        };
+        assert_eq!(out, [expected], "{case}");
+    }
+
+    let mut engine = crate::small::engine(&["VolumeRestrictions"], json!({}));
+    for name in ["a", "b"] {
+        node(&mut engine, name, json!({}));
+    }
+    let once = json!({"spec": {"accessModes": ["ReadWriteOncePod"]}});
+    set(&mut engine, "pvc", claim("once", "made", once));
+    set(&mut engine, "pvc", claim("shared", "made", json!({})));
+    let user = pod("p", uses(&["once", "shared"]), Some("a"));
+    engine.pod_applied(user.clone(), at(0));
+    assert!(place(&mut engine, pod("q", uses(&["shared"]), None))[0].starts_with("bind"));
+    let out = place(&mut engine, pod("r", uses(&["once"]), None));
+    assert_eq!(
+        out,
+        [both(
+            "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+        )]
+    );
+    engine.take_outputs();
+    engine.pod_deleted(&user, at(5));
+    engine.schedule_one(at(5)).unwrap();
+    assert!(outputs(&mut engine)[0].starts_with("bind"));
+}
+
+#[test]
+fn a_node_takes_as_many_volumes_as_its_driver_says() {
+    let csi = |name: &str, handle: &str| {
+        volume(
+            name,
+            "made",
+            json!({"spec": {"csi": {"driver": "csi.example", "volumeHandle": handle}}}),
+        )
+    };
+    let limit = |count: i32| {
+        json!({"metadata": {"name": "a"}, "spec": {"drivers": [
+            {"name": "csi.example", "nodeID": "a", "allocatable": {"count": count}}]}})
+    };
+    let old = json!({"metadata": {"name": "a", "annotations":
+        {"storage.alpha.kubernetes.io/migrated-plugins": "kubernetes.io/aws-ebs"}},
+        "spec": {"drivers": [{"name": "ebs.csi.aws.com", "nodeID": "a", "allocatable": {"count": 1}}]}});
+    let attached = json!({"metadata": {"name": "at"}, "spec": {"attacher": "csi.example",
+        "nodeName": "a", "source": {"persistentVolumeName": "v2"}}, "status": {"attached": true}});
+    let full = "0/1 nodes are available: 1 node(s) exceed max volume count.";
+    let ebs = |name: &str| {
+        volume(
+            name,
+            "made",
+            json!({"spec": {"awsElasticBlockStore": {"volumeID": name}}}),
+        )
+    };
+    // (case, objects, claims of the pod on the node, claims of the new pod, expected)
+    let rows: Vec<(&str, Vec<(&str, Value)>, &[&str], &[&str], &str)> = vec![
+        (
+            "room",
+            vec![("csinode", limit(2))],
+            &["c1"],
+            &["c2"],
+            "bind a",
+        ),
+        ("full", vec![("csinode", limit(1))], &["c1"], &["c2"], full),
+        (
+            "the same volume",
+            vec![("csinode", limit(1))],
+            &["c1"],
+            &["c1"],
+            "bind a",
+        ),
+        ("no limit known", vec![], &["c1"], &["c2"], "bind a"),
+        (
+            "two at once",
+            vec![("csinode", limit(2))],
+            &["c1"],
+            &["c2", "c3"],
+            full,
+        ),
+        (
+            "still attached",
+            vec![("csinode", limit(2)), ("attachment", attached)],
+            &["c1"],
+            &["c3"],
+            full,
+        ),
+        (
+            "not made yet",
+            vec![
+                ("csinode", limit(1)),
+                ("pvc", claim("new", "made", json!({}))),
+            ],
+            &["c1"],
+            &["new"],
+            full,
+        ),
+        (
+            "of another driver",
+            vec![
+                ("csinode", limit(1)),
+                ("pv", ebs("e1")),
+                ("pvc", bound("ce1", "e1")),
+            ],
+            &["c1"],
+            &["ce1"],
+            "bind a",
+        ),
+        (
+            "moved to CSI",
+            vec![
+                ("csinode", old),
+                ("pv", ebs("e1")),
+                ("pvc", bound("ce1", "e1")),
+                ("pv", ebs("e2")),
+                ("pvc", bound("ce2", "e2")),
+            ],
+            &["ce1"],
+            &["ce2"],
+            full,
+        ),
+        (
+            "no such claim",
+            vec![("csinode", limit(1))],
+            &["c1"],
+            &["nope"],
+            "0/1 nodes are available: 1 persistentvolumeclaim \"nope\" not found.",
+        ),
+    ];
+    for (case, objects, there, new, expected) in rows {
+        let mut engine = crate::small::engine(&["NodeVolumeLimits"], json!({}));
+        node(&mut engine, "a", json!({}));
+        set(
+            &mut engine,
+            "sc",
+            class("made", "csi.example", "Immediate", json!({})),
+        );
+        for number in 1..=3 {
+            let name = format!("v{number}");
+            set(&mut engine, "pv", csi(&name, &name));
+            set(&mut engine, "pvc", bound(&format!("c{number}"), &name));
+        }
+        for (kind, value) in objects {
+            set(&mut engine, kind, value);
+        }
+        engine.pod_applied(pod("p", uses(there), Some("a")), at(0));
+        let out = place(&mut engine, pod("q", uses(new), None));
+        assert_eq!(out, [expected], "{case}");
+    }
+}
