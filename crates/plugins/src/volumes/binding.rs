@@ -68,9 +68,10 @@ impl Default for Args {
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
-    _context: &BuildContext,
+    context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = decode(NAME, value)?;
+    let gate = context.gates.get("DisableCSIStorageCapacityInformer");
     let Ok(seconds) = u64::try_from(args.bind_timeout_seconds) else {
         let message = format!(
             "args.bindTimeoutSeconds: {} is below 0",
@@ -83,6 +84,7 @@ pub(crate) fn build(
     }
     Ok(Box::new(VolumeBinding {
         timeout: Duration::from_secs(seconds),
+        capacities: gate.is_none_or(|off| !off),
         storage: Storage::default(),
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
@@ -94,6 +96,8 @@ pub(crate) fn build(
 #[derive(Debug)]
 pub(crate) struct VolumeBinding {
     timeout: Duration,
+    /// Whether the room that drivers report is looked at.
+    capacities: bool,
     storage: Storage,
     /// Volumes given to claims by plans, by name.
     given: FxHashMap<String, ClaimId>,
@@ -267,7 +271,8 @@ impl VolumeBinding {
         node: &NodeInfo,
     ) -> bool {
         let driver = self.storage.csi_drivers.get(&class.provisioner);
-        let asks = driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
+        let asks = self.capacities
+            && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
         let (true, Some(size)) = (asks, request(claim)) else {
             return true;
         };
@@ -388,7 +393,13 @@ impl Plugin for VolumeBinding {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_DRIVERS, CAPACITIES])
+        let all = [CLAIMS, VOLUMES, CLASSES, CSI_DRIVERS, CAPACITIES];
+        let count = if self.capacities {
+            all.len()
+        } else {
+            all.len() - 1
+        };
+        Storage::watches(&all[..count])
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if self.storage.apply(change) && matches!(change.kind, CLAIMS | VOLUMES) {

@@ -14,3 +14,4 @@ mod profile;
 mod reservation;
 mod small;
 mod volumes;
+mod volumes_api;

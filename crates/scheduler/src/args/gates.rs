@@ -35,6 +35,10 @@ pub const GATES: &[Gate] = &[
     stable("CSIStorageCapacity"),
     stable("GenericEphemeralVolume"),
     stable("PodDisruptionBudget"),
+    // Where this scheduler differs from upstream on purpose, or can be told to be like it.
+    Gate::alpha("ExpirePendingReservations", false),
+    Gate::alpha("StraightSharedGPUScore", false),
+    Gate::alpha("UpstreamGPUPartitionOrder", false),
     // Kubernetes.
     Gate::alpha("CoordinatedLeaderElection", false),
     Gate::alpha("DRAConsumableCapacity", false),
@@ -91,10 +95,31 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "CompatibleCSIStorageCapacity",
         "storage.k8s.io/v1 is spoken",
     ),
-    ("DisableCSIStorageCapacityInformer", "the kind is watched"),
     ("CompatiblePodDisruptionBudget", "policy/v1 is spoken"),
-    ("DisablePodDisruptionBudgetInformer", "the kind is watched"),
     ("ResizePod", "not available yet"),
+    (
+        "EnableBatchScheduleNodeSnapshot",
+        "it has no effect upstream either",
+    ),
+    (
+        "DynamicSchedulerCheck",
+        "a pod that is gone or leaving is never bound",
+    ),
+    ("SkipReservationFitsNode", "not available yet"),
+    ("SupportParentQuotaSubmitPod", "not available yet"),
+    ("DisableDefaultQuota", "not available yet"),
+    ("ElasticQuotaGuaranteeUsage", "not available yet"),
+    (
+        "ElasticQuotaImmediateIgnoreTerminatingPod",
+        "not available yet",
+    ),
+    ("ElasticQuotaIgnoreTerminatingPod", "not available yet"),
+    ("ElasticQuotaIgnorePodOverhead", "not available yet"),
+    ("MultiQuotaTree", "not available yet"),
+    (
+        "DisableDynamicResourceAllocationInformer",
+        "resource claims are not watched",
+    ),
     (
         "LazyReservationRestore",
         "reservations are never restored wholesale",

@@ -53,9 +53,10 @@ fn what_has_no_effect_says_so() {
 
 #[test]
 fn gates_are_all_known_and_set() {
-    let options = parse("--feature-gates=MultiQuotaTree=true,SchedulerQueueingHints=true").unwrap();
+    let options =
+        parse("--feature-gates=PriorityTransformer=true,SchedulerQueueingHints=true").unwrap();
     let gate = |name: &str| options.build.gates.get(name).copied();
-    assert_eq!(gate("MultiQuotaTree"), Some(true));
+    assert_eq!(gate("PriorityTransformer"), Some(true));
     assert_eq!(gate("DynamicSchedulerCheck"), Some(true));
     assert_eq!(gate("GangPendingPodsConditionPatch"), Some(true));
     assert_eq!(gate("ResizePod"), Some(false));

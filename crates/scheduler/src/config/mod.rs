@@ -46,18 +46,12 @@ pub struct Configuration {
     /// The profiles; one named `default-scheduler` when empty.
     #[serde(default)]
     pub profiles: Vec<ProfileConfig>,
-    /// Extenders. None is supported yet; a list that is not empty is refused.
+    /// Accepted for compatibility: extenders are not called yet.
     #[serde(default)]
-    pub extenders: Vec<Value>,
+    pub extenders: Vec<Extender>,
     /// Whether informers wait for leadership.
     #[serde(default)]
     pub delay_cache_until_active: bool,
-    /// Accepted for compatibility; served by `--address` and `--port`.
-    #[serde(default)]
-    pub health_bind_address: Option<String>,
-    /// Accepted for compatibility.
-    #[serde(default)]
-    pub metrics_bind_address: Option<String>,
 }
 
 /// `leaderElection`.
@@ -126,6 +120,38 @@ impl Default for ClientConnection {
     }
 }
 
+/// One entry of `extenders`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[allow(
+    missing_docs,
+    reason = "upstream's fields by their names; not called yet"
+)]
+pub struct Extender {
+    pub url_prefix: String,
+    pub filter_verb: String,
+    pub preempt_verb: String,
+    pub prioritize_verb: String,
+    pub weight: i64,
+    pub bind_verb: String,
+    #[serde(rename = "enableHTTPS")]
+    pub enable_https: bool,
+    pub tls_config: Option<Value>,
+    pub http_timeout: GoDuration,
+    pub node_cache_capable: bool,
+    pub managed_resources: Vec<ManagedResource>,
+    pub ignorable: bool,
+}
+
+/// A resource that an extender manages.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[allow(missing_docs, reason = "upstream's fields by their names")]
+pub struct ManagedResource {
+    pub name: String,
+    pub ignored_by_scheduler: bool,
+}
+
 /// One entry of `profiles`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -158,6 +184,27 @@ pub struct PluginsConfig {
     pub bind: PluginSetConfig,
     pub post_bind: PluginSetConfig,
     pub multi_point: PluginSetConfig,
+}
+
+impl PluginsConfig {
+    /// All extension points by their names in files.
+    pub(crate) fn sets(&self) -> [(&'static str, &PluginSetConfig); 13] {
+        [
+            ("preEnqueue", &self.pre_enqueue),
+            ("queueSort", &self.queue_sort),
+            ("preFilter", &self.pre_filter),
+            ("filter", &self.filter),
+            ("postFilter", &self.post_filter),
+            ("preScore", &self.pre_score),
+            ("score", &self.score),
+            ("reserve", &self.reserve),
+            ("permit", &self.permit),
+            ("preBind", &self.pre_bind),
+            ("bind", &self.bind),
+            ("postBind", &self.post_bind),
+            ("multiPoint", &self.multi_point),
+        ]
+    }
 }
 
 /// Plugins switched on and off at one extension point.
@@ -209,8 +256,6 @@ impl Default for Configuration {
             profiles: Vec::new(),
             extenders: Vec::new(),
             delay_cache_until_active: false,
-            health_bind_address: None,
-            metrics_bind_address: None,
         }
     }
 }
@@ -247,6 +292,34 @@ impl Configuration {
             profiles,
             ..Self::default()
         }
+    }
+
+    /// What is set and not done, one line each.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (at, extender) in self.extenders.iter().enumerate() {
+            notes.push(format!(
+                "extenders[{at}] has no effect: {:?} is not called yet",
+                extender.url_prefix
+            ));
+        }
+        let profiles = self.profiles.iter().enumerate().map(|(at, profile)| {
+            let field = format!("profiles[{at}].percentageOfNodesToScore");
+            (field, profile.percentage_of_nodes_to_score)
+        });
+        let own = (
+            "percentageOfNodesToScore".to_owned(),
+            self.percentage_of_nodes_to_score,
+        );
+        for (field, percent) in std::iter::once(own).chain(profiles) {
+            if let Some(percent) = percent.filter(|percent| !matches!(percent, 0 | 100)) {
+                notes.push(format!(
+                    "{field}={percent} has no effect: every feasible node is scored"
+                ));
+            }
+        }
+        notes
     }
 
     /// Args by plugin of `profile`.

@@ -52,6 +52,41 @@ fn mistakes_are_refused_by_name() {
             "leaderElection: {leaseDuration: 5x}\n",
             "leaderElection.leaseDuration",
         ),
+        (
+            "leaderElection: {leaseDuration: 10s, renewDeadline: 10s}\n",
+            "leaderElection.leaseDuration",
+        ),
+        (
+            "leaderElection: {renewDeadline: 1s}\n",
+            "leaderElection.renewDeadline",
+        ),
+        (
+            "leaderElection: {retryPeriod: 0s}\n",
+            "leaderElection.retryPeriod",
+        ),
+        ("leaderElection: {resourceLock: endpoints}\n", "endpoints"),
+        (
+            "leaderElection: {resourceName: ''}\n",
+            "leaderElection.resourceName",
+        ),
+        ("parallelism: 0\n", "parallelism"),
+        (
+            "profiles: [{percentageOfNodesToScore: -1}]\n",
+            "profiles[0]",
+        ),
+        ("healthzBindAddress: 0.0.0.0\n", "healthzBindAddress"),
+        ("clientConnection: {qsp: 1}\n", "qsp"),
+        (
+            "profiles: [{plugins: {bind: {enabled: [{name: a}, {name: a}]}}}]\n",
+            "profiles[0].plugins.bind.enabled[1].name",
+        ),
+        (
+            "profiles: [{pluginConfig: [{name: a}, {name: a}]}]\n",
+            "profiles[0].pluginConfig[1].name",
+        ),
+        ("extenders: [{prioritizeVerb: p}]\n", "extenders[0].weight"),
+        ("extenders: [{urlPrefx: p}]\n", "urlPrefx"),
+        ("extenders: [{bindVerb: b}, {bindVerb: b}]\n", "extenders"),
     ] {
         let error = parse(body).unwrap_err().to_string();
         assert!(error.contains(expected), "{body}: {error}");
@@ -62,5 +97,21 @@ fn mistakes_are_refused_by_name() {
             .unwrap_err()
             .to_string()
             .contains("v1beta2")
+    );
+}
+
+#[test]
+fn what_is_not_done_is_said() {
+    let config = parse(
+        "percentageOfNodesToScore: 50\n\
+         extenders: [{urlPrefix: 'http://x', filterVerb: f, enableHTTPS: false, httpTimeout: 5s}]\n\
+         profiles: [{percentageOfNodesToScore: 100}]\n",
+    );
+    let notes = config.unwrap().notes();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[0].contains("http://x"), "{notes:?}");
+    assert!(
+        notes[1].contains("percentageOfNodesToScore=50"),
+        "{notes:?}"
     );
 }

@@ -1,6 +1,7 @@
 //! What a configuration may say.
 
 use super::{API_VERSION, Configuration, KIND};
+use koord_api::duration::GoDuration;
 use std::collections::HashSet;
 
 /// A configuration that cannot be used.
@@ -56,18 +57,66 @@ impl Configuration {
             );
             return refuse("podMaxBackoffSeconds", message);
         }
-        if self.leader_election.leader_elect && self.leader_election.resource_lock != "leases" {
-            let message = format!("{:?} is not \"leases\"", self.leader_election.resource_lock);
-            return refuse("leaderElection.resourceLock", message);
-        }
-        if !self.extenders.is_empty() {
-            return refuse("extenders", "extenders are not supported yet");
-        }
+        self.validate_election()?;
+        self.validate_extenders()?;
         percentage(
             "percentageOfNodesToScore",
             self.percentage_of_nodes_to_score,
         )?;
         self.validate_profiles()
+    }
+
+    fn validate_election(&self) -> Result<(), ConfigError> {
+        let election = &self.leader_election;
+        if !election.leader_elect {
+            return Ok(());
+        }
+        let times = [
+            ("leaseDuration", election.lease_duration),
+            ("renewDeadline", election.renew_deadline),
+            ("retryPeriod", election.retry_period),
+        ];
+        for (field, value) in times {
+            if value <= GoDuration::from_secs(0) {
+                let message = format!("{value} must be above 0");
+                return refuse(format!("leaderElection.{field}"), message);
+            }
+        }
+        for [(longer, long), (shorter, short)] in [[times[0], times[1]], [times[1], times[2]]] {
+            if long <= short {
+                let message = format!("{long} must be above {shorter} {short}");
+                return refuse(format!("leaderElection.{longer}"), message);
+            }
+        }
+        if election.resource_lock != "leases" {
+            let message = format!("{:?} is not \"leases\"", election.resource_lock);
+            return refuse("leaderElection.resourceLock", message);
+        }
+        for (field, value) in [
+            ("resourceName", &election.resource_name),
+            ("resourceNamespace", &election.resource_namespace),
+        ] {
+            if value.is_empty() {
+                return refuse(format!("leaderElection.{field}"), "must not be empty");
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_extenders(&self) -> Result<(), ConfigError> {
+        let mut binders = 0;
+        for (at, extender) in self.extenders.iter().enumerate() {
+            if !extender.prioritize_verb.is_empty() && extender.weight <= 0 {
+                let message = format!("{} must be above 0", extender.weight);
+                return refuse(format!("extenders[{at}].weight"), message);
+            }
+            binders += usize::from(!extender.bind_verb.is_empty());
+        }
+        if binders > 1 {
+            let message = format!("{binders} implement bind, at most one may");
+            return refuse("extenders", message);
+        }
+        Ok(())
     }
 
     fn validate_profiles(&self) -> Result<(), ConfigError> {
@@ -89,6 +138,16 @@ impl Configuration {
             }
             let field = format!("{path}.percentageOfNodesToScore");
             percentage(&field, profile.percentage_of_nodes_to_score)?;
+            for (point, set) in profile.plugins.sets() {
+                let mut seen = HashSet::new();
+                for (entry, plugin) in set.enabled.iter().enumerate() {
+                    if plugin.name.is_empty() || !seen.insert(&plugin.name) {
+                        let field = format!("{path}.plugins.{point}.enabled[{entry}].name");
+                        let message = format!("{:?} is empty or enabled twice", plugin.name);
+                        return refuse(field, message);
+                    }
+                }
+            }
             let mut seen = HashSet::new();
             for (entry, args) in profile.plugin_config.iter().enumerate() {
                 if !seen.insert(&args.name) {

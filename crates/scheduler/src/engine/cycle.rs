@@ -548,7 +548,7 @@ impl Engine {
                         on: vec![self.names[*instance]],
                         until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
                     };
-                    self.waiting.insert(pod.uid.clone(), waiting);
+                    self.wait(waiting);
                     answer = Ok(false);
                     break;
                 }

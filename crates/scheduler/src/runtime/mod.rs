@@ -160,7 +160,8 @@ pub fn run(
     async move {
         let (config, profiles) = options.resolve()?;
         let metrics = Metrics::register(&ctx.metrics)?;
-        for warning in options.notes.iter().chain(&profiles.warnings) {
+        let notes = config.notes();
+        for warning in options.notes.iter().chain(&notes).chain(&profiles.warnings) {
             tracing::warn!("{warning}");
         }
         let described = describe(&profiles);
@@ -320,12 +321,6 @@ impl Daemon {
         let writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
         let questions = options.debug.attach();
         let debug = options.debug.clone();
-        if config
-            .percentage_of_nodes_to_score
-            .is_some_and(|percent| percent != 0)
-        {
-            tracing::info!("percentageOfNodesToScore has no effect: every feasible node is scored");
-        }
         let task = Owner {
             engine,
             writer,
