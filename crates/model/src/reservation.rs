@@ -20,12 +20,6 @@ pub fn remaining(allocatable: &Amounts, taken: &Amounts) -> Amounts {
         .collect()
 }
 
-/// What is open to another owner of one resource: what remains, less what is set aside.
-#[must_use]
-pub fn available(remaining: &Amounts, reserved: &Amounts, id: ResourceId) -> i64 {
-    remaining.get(id).saturating_sub(reserved.get(id)).max(0)
-}
-
 /// A resource of which a restricted reservation has not enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
@@ -161,9 +155,6 @@ mod tests {
             remaining(&allocatable, &amounts(1000, 30)),
             amounts(3000, 0)
         );
-        let left = remaining(&allocatable, &Amounts::new());
-        assert_eq!(available(&left, &amounts(1000, 20), CPU), 3000);
-        assert_eq!(available(&left, &amounts(1000, 20), MEMORY), 0);
     }
 
     #[test]

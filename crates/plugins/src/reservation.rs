@@ -19,7 +19,7 @@ use control::Agenda;
 use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
-use koord_api::scheduling::Reservation;
+use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
@@ -191,24 +191,30 @@ impl Plugin for Reservations {
             },
         ]
     }
-    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         let Some(change) = event.object else {
             return Helps::Queue;
         };
-        let new = change.new_as::<Reservation>();
-        let old = change
-            .old
-            .as_ref()
-            .and_then(|old| old.downcast_ref::<Reservation>());
-        // Owners that come change the status and open nothing.
-        match (old, new) {
-            (Some(old), Some(new))
-                if change.action == Action::UPDATE && opens_nothing(old, new) =>
-            {
-                Helps::Skip
-            }
-            _ => Helps::Queue,
+        let Some(new) = change.new_as::<Reservation>() else {
+            return Helps::Skip;
+        };
+        // What is over or gone gives its room back, which is an event of its own.
+        let old = old_of(change);
+        let useful = opens(old, new) && owners::is_owner(&new.spec.owners, pod);
+        if useful || shrinks(old, new) {
+            Helps::Queue
+        } else {
+            Helps::Skip
         }
+    }
+    fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
+        // A node too small for an owner may be large enough with a reservation on it.
+        event.object.is_some_and(|change| {
+            let old = old_of(change);
+            change
+                .new_as::<Reservation>()
+                .is_some_and(|new| opens(old, new) || shrinks(old, new))
+        })
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         if pod.stands_for.is_some() {
@@ -589,19 +595,36 @@ impl Reservations {
     }
 }
 
-/// Whether a change of a reservation lets no pod in that was kept out: only owners or messages
-/// differ.
-fn opens_nothing(old: &Reservation, new: &Reservation) -> bool {
-    let (Some(a), Some(b)) = (&old.status, &new.status) else {
+fn old_of(change: &ObjectChange) -> Option<&Reservation> {
+    change.old.as_ref()?.downcast_ref()
+}
+
+fn is_available(object: &Reservation) -> bool {
+    let status = object.status.as_ref();
+    status.is_some_and(|s| s.phase == Some(ReservationPhase::Available) && !s.node_name.is_empty())
+}
+
+/// Whether a change may let a pod use the reservation that could not before. Owners that come only
+/// change its status, and messages open nothing.
+fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {
+    if !is_available(new) || new.metadata.deletion_timestamp.is_some() {
         return false;
+    }
+    let Some(old) = old.filter(|old| is_available(old)) else {
+        return true;
     };
     let meta = |r: &Reservation| (r.metadata.labels.clone(), r.metadata.annotations.clone());
-    a.phase == b.phase
-        && a.node_name == b.node_name
-        && a.allocatable == b.allocatable
-        && old.spec == new.spec
-        && meta(old) == meta(new)
-        && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+    let place = |r: &Reservation| {
+        let status = r.status.clone().unwrap_or_default();
+        (status.node_name, status.allocatable)
+    };
+    old.spec != new.spec || place(old) != place(new) || meta(old) != meta(new)
+}
+
+/// Whether a reservation on a node may hold less than before.
+fn shrinks(old: Option<&Reservation>, new: &Reservation) -> bool {
+    let held = |r: &Reservation| r.status.as_ref().map(|status| status.allocatable.clone());
+    old.is_some_and(|old| is_available(old) && is_available(new) && held(old) != held(new))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::args::Args;
 use super::pod::Policy;
 use super::side::{PodSide, Unmatched};
 use super::table::{Record, Table};
-use koord_model::reservation::{Restricted, available, remaining};
+use koord_model::reservation::Restricted;
 use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
 use koord_scheduler::framework::{Code, Cycle, Reason, Reasons, Rejection, Verdict};
 use koord_scheduler::state::NodeIndex;
@@ -40,20 +40,10 @@ impl<'a> Spot<'a> {
         node: NodeIndex,
         node_labels: bool,
     ) -> Self {
-        let usable = |record: &Record| {
-            record.is_matchable()
-                && (side.ignores
-                    || table
-                        .check(cycle.pod, side, record, cycle.view, node_labels)
-                        .is_ok())
-        };
         let matched = if side.is_plain() {
             Vec::new()
         } else {
-            table
-                .on(node)
-                .filter(|(_, record)| usable(record))
-                .collect()
+            table.usable(cycle.pod, side, node, cycle.view, node_labels)
         };
         let mut victims: FxHashMap<u32, (Amounts, i64)> = FxHashMap::default();
         for pod in cycle
@@ -190,6 +180,7 @@ impl<'a> Spot<'a> {
     pub(super) fn score(&self, at: u32, record: &Record) -> i64 {
         let mut allocated = record.allocated();
         if let Some((victims, _)) = self.victims.get(&at) {
+            let allocated = allocated.to_mut();
             for (id, amount) in victims.iter() {
                 allocated.set(id, allocated.get(id).saturating_sub(amount).max(0));
             }
@@ -216,7 +207,7 @@ impl<'a> Spot<'a> {
             let mut allocated = record.allocated();
             let mut pods = record.pods;
             if let Some((victims, gone)) = self.victims.get(&at) {
-                allocated.sub_all(victims);
+                allocated.to_mut().sub_all(victims);
                 pods -= gone;
             }
             let table = self.cycle.view.resources;
@@ -267,36 +258,31 @@ impl<'a> Spot<'a> {
     fn lacks_beside(&self, away: &[(u32, &Record)]) -> Vec<ResourceId> {
         let Self { cycle, node, .. } = self;
         let nodes = cycle.view.nodes;
-        // What is imagined away of reservations is back, except for the one in use.
-        let (mut stand_ins, mut held) = (0, Amounts::new());
-        for pod in cycle
-            .overlay
-            .removed
-            .iter()
-            .filter(|pod| pod.stands_for.is_some())
-        {
-            stand_ins += 1;
-            held.add_all(&pod.requests);
+        // What is imagined away of reservations is back, except for those that make way.
+        let mut stand_ins = 0;
+        for pod in cycle.overlay.removed {
+            stand_ins += i64::from(pod.stands_for.is_some());
         }
-        for (at, (victims, _)) in &self.victims {
-            if let Some(record) = self.table.record(*at) {
-                held.add_all(&self.left(record, victims));
-                held.sub_all(&record.pod.requests);
-            }
-        }
-        for (at, record) in away {
-            let victims = self.victims.get(at).map(|(amounts, _)| amounts);
-            let none = Amounts::new();
-            let left = self.left(record, victims.unwrap_or(&none));
-            for (id, _) in left.iter() {
-                held.add(
-                    id,
-                    available(&left, &record.terms.reserved, id).saturating_neg(),
-                );
-            }
-        }
+        let open = |at: u32, record: &Record, id: ResourceId| {
+            let left = self.left(at, record, id);
+            left.saturating_sub(record.terms.reserved.get(id)).max(0)
+        };
         let free = |id: ResourceId| {
-            let used = cycle.requested(*node, id).saturating_add(held.get(id));
+            let mut used = cycle.requested(*node, id);
+            for pod in cycle.overlay.removed {
+                if pod.stands_for.is_some() {
+                    used = used.saturating_add(pod.requests.get(id));
+                }
+            }
+            for at in self.victims.keys() {
+                if let Some(record) = self.table.record(*at) {
+                    let grows = self.left(*at, record, id) - record.pod.requests.get(id);
+                    used = used.saturating_add(grows);
+                }
+            }
+            for (at, record) in away {
+                used = used.saturating_sub(open(*at, record, id));
+            }
             nodes.allocatable(*node, id).saturating_sub(used)
         };
         let mut out = Vec::new();
@@ -325,14 +311,16 @@ impl<'a> Spot<'a> {
         out
     }
 
-    /// What `record` would hold once `victims` are gone.
-    fn left(&self, record: &Record, victims: &Amounts) -> Amounts {
-        if victims.is_empty() {
-            return record.pod.requests.clone();
+    /// What `record` holds of a resource once its victims are gone.
+    fn left(&self, at: u32, record: &Record, id: ResourceId) -> i64 {
+        let all = record.terms.pod.requests.get(id);
+        match self.victims.get(&at) {
+            None => record.pod.requests.get(id),
+            Some((victims, _)) => {
+                let taken = record.taken.get(id).saturating_sub(victims.get(id));
+                all.saturating_sub(taken).max(0)
+            }
         }
-        let mut taken = record.taken.clone();
-        taken.sub_all(victims);
-        remaining(&record.terms.pod.requests, &taken)
     }
 
     fn node_reasons(&self, lacking: &[ResourceId]) -> Vec<Reason> {

@@ -181,6 +181,11 @@ impl Owners {
     }
 }
 
+/// Whether `pod` matches any of `owners`.
+pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
+    owners.iter().any(|term| matches(term, &pod.object))
+}
+
 /// Whether every set part of `term` matches `pod`. A term with nothing set matches all pods.
 fn matches(term: &ReservationOwner, pod: &Pod) -> bool {
     let meta = &pod.metadata;

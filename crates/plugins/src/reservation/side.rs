@@ -101,6 +101,11 @@ impl PodSide {
         Ok(out)
     }
 
+    /// Whether the pod asks nothing of a reservation but to be its owner.
+    pub(super) fn is_simple(&self) -> bool {
+        self.affinity.is_none() && self.exact.is_empty()
+    }
+
     /// Whether no reservation concerns the pod.
     pub(super) fn is_plain(&self) -> bool {
         !self.ignores && self.owner_of.is_empty() && self.affinity.is_none()

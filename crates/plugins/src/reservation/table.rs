@@ -11,6 +11,7 @@ use koord_model::resources::Amounts;
 use koord_scheduler::framework::{Effects, Problem, View};
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// One reservation.
@@ -42,11 +43,25 @@ impl Record {
             && !(self.terms.once && self.pods > 0)
     }
 
-    /// What its owners use of the resources that it gives alone.
-    pub(super) fn allocated(&self) -> Amounts {
+    /// What its owners use of the resources that it gives alone. What they use of others may be
+    /// listed, too.
+    pub(super) fn allocated(&self) -> Cow<'_, Amounts> {
+        if self.terms.resources.len() >= self.terms.allocatable.iter().count() {
+            return Cow::Borrowed(&self.taken);
+        }
         let listed = |(id, _): &(_, i64)| self.terms.resources.contains(id);
-        self.taken.iter().filter(listed).collect()
+        Cow::Owned(self.taken.iter().filter(listed).collect())
     }
+}
+
+/// What of a reservation decides most cases, side by side with its neighbours on the node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seat {
+    at: u32,
+    /// Its owners' list while it is open to them, else 0.
+    spec: SpecId,
+    /// Whether it is closed to those who do not insist.
+    closed: bool,
 }
 
 /// A pod that uses a reservation.
@@ -66,7 +81,7 @@ pub(super) struct Table {
     by_uid: FxHashMap<Arc<str>, u32>,
     by_name: FxHashMap<Arc<str>, u32>,
     /// Per row of the node store, the reservations booked there.
-    by_row: Vec<Vec<u32>>,
+    by_row: Vec<Vec<Seat>>,
     /// By uid of the reservation, which may not be known (yet, or any more), then of the pod.
     owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Owner>>,
     owner_of: FxHashMap<Arc<str>, Arc<str>>,
@@ -99,7 +114,55 @@ impl Table {
     /// The reservations booked on `node`.
     pub(super) fn on(&self, node: NodeIndex) -> impl Iterator<Item = (u32, &Record)> {
         let listed = self.by_row.get(node.row()).into_iter().flatten();
-        listed.filter_map(|at| Some((*at, self.record(*at)?)))
+        listed.filter_map(|seat| Some((seat.at, self.record(seat.at)?)))
+    }
+
+    /// The reservations on `node` that `pod` may use now.
+    pub(super) fn usable<'a>(
+        &'a self,
+        pod: &PodInfo,
+        side: &PodSide,
+        node: NodeIndex,
+        view: View<'_>,
+        node_labels: bool,
+    ) -> Vec<(u32, &'a Record)> {
+        let mut out = Vec::new();
+        for seat in self.by_row.get(node.row()).into_iter().flatten() {
+            if seat.spec == 0 || !(side.ignores || side.owner_of.contains(&seat.spec)) {
+                continue;
+            }
+            // Nothing but the owners' list and this flag is asked for by most pods.
+            if side.is_simple() && seat.closed && !side.ignores {
+                continue;
+            }
+            let Some(record) = self.record(seat.at) else {
+                continue;
+            };
+            let usable = side.ignores
+                || side.is_simple()
+                || self.check(pod, side, record, view, node_labels).is_ok();
+            if usable {
+                out.push((seat.at, record));
+            }
+        }
+        out
+    }
+
+    /// Brings the seat of a reservation up to date with its record.
+    fn reseat(&mut self, at: u32) {
+        let Some(record) = self.record(at) else {
+            return;
+        };
+        let Some(row) = record.row else { return };
+        let fresh = Seat {
+            at,
+            spec: record.spec.filter(|_| record.is_matchable()).unwrap_or(0),
+            closed: record.terms.unschedulable,
+        };
+        let listed = self.by_row.get_mut(row.row()).into_iter().flatten();
+        for seat in listed.filter(|seat| seat.at == at) {
+            *seat = fresh;
+        }
     }
 
     /// The owners of the reservation with this uid, wherever they are.
@@ -276,6 +339,7 @@ impl Table {
         if let Some(slot) = self.records.get_mut(at as usize) {
             *slot = Some(record);
         }
+        self.reseat(at);
     }
 
     /// A Reservation is gone, or cannot be read any more.
@@ -313,7 +377,12 @@ impl Table {
         if self.by_row.len() <= node.row() {
             self.by_row.resize_with(node.row() + 1, Vec::new);
         }
-        self.by_row[node.row()].push(at);
+        self.by_row[node.row()].push(Seat {
+            at,
+            spec: 0,
+            closed: false,
+        });
+        self.reseat(at);
         self.dirty.insert(uid.into());
     }
 
@@ -328,7 +397,7 @@ impl Table {
 
     fn leave(&mut self, at: u32, row: NodeIndex) {
         if let Some(listed) = self.by_row.get_mut(row.row()) {
-            listed.retain(|other| *other != at);
+            listed.retain(|seat| seat.at != at);
         }
     }
 
@@ -402,6 +471,7 @@ impl Table {
             // Whether it is open to others may have changed with no change of what it holds.
             fx.touched.extend(record.row);
         }
+        self.reseat(at);
         self.dirty.insert(uid.clone());
     }
 

@@ -113,10 +113,12 @@ impl Engine {
             return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
         }
         let mut action = Action(0);
-        if old
-            .requests
-            .iter()
-            .any(|(id, amount)| info.requests.get(id) < amount)
+        // What stands for another object shrinks as others take its place: no room for anybody.
+        if info.stands_for.is_none()
+            && old
+                .requests
+                .iter()
+                .any(|(id, amount)| info.requests.get(id) < amount)
         {
             action = action.or(Action::POD_SCALE_DOWN);
         }

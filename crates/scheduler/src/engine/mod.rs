@@ -471,6 +471,12 @@ impl Engine {
                 interested |= 1 << instance;
             }
         }
+        let mut beyond: PluginSet = 0;
+        for (instance, plugin) in self.plugins.iter().enumerate() {
+            if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
+                beyond |= 1 << instance;
+            }
+        }
         let view = view!(self, now);
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
@@ -478,7 +484,7 @@ impl Engine {
             let asked = if by == 0 {
                 PluginSet::MAX
             } else {
-                by & interested
+                by & interested | beyond
             };
             if asked == 0 {
                 continue;

@@ -475,6 +475,11 @@ pub trait Plugin: Send + Sync {
     fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         Helps::Queue
     }
+    /// Whether `event` may also help pods that only other plugins refused, because of what this one
+    /// does for them: then [`Plugin::hint`] is asked about those, too.
+    fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
+        false
+    }
     /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read.
     fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
         Signable::No

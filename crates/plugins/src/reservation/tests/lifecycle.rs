@@ -343,3 +343,35 @@ fn what_is_malformed_is_named_and_harms_nobody_else() {
     );
     assert_eq!(world.booked("n1"), 5000);
 }
+
+#[test]
+fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    let waiting = json!({"phase": "Waiting", "nodeName": "n1", "allocatable": {"cpu": "6"}});
+    world.reserve("r", "6", "web", json!({ "status": waiting }));
+    for (name, app) in [("web", "web"), ("db", "db")] {
+        world.pod(name, "4", app, json!({}));
+    }
+    world.run();
+    let tries = |world: &World, name: &str| world.said.iter().filter(|(n, _)| n == name).count();
+    assert_eq!((tries(&world, "web"), tries(&world, "db")), (1, 1));
+    // Only the node was too small; the plugin had no say in it.
+    assert!(
+        world.fate("web").ends_with("1 Insufficient cpu."),
+        "{}",
+        world.fate("web")
+    );
+    world.edit("r", json!({"status": {"phase": "Available"}}));
+    world.run();
+    assert_eq!(world.fate("web"), "n1 (r)");
+    assert_eq!(
+        tries(&world, "db"),
+        1,
+        "what owners take is room for nobody"
+    );
+    // What a reservation gives back is.
+    world.edit("r", json!({"status": {"allocatable": {"cpu": "4"}}}));
+    world.run();
+    assert_eq!(world.fate("db"), "n1");
+}
