@@ -6,6 +6,8 @@
 //! may bind, when a member fails, or when no member is left. What an attempt held is given back in
 //! time proportional to what it held.
 
+mod attempt;
+mod groups;
 mod reading;
 pub mod spec;
 pub mod status;
@@ -166,6 +168,8 @@ struct Attempt {
 pub struct Gangs {
     gangs: FxHashMap<Arc<str>, Gang>,
     groups: FxHashMap<Arc<str>, Group>,
+    /// By gang, the groups of several gangs that list it, whatever it says itself.
+    listed: FxHashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// The gang of each pod.
     of: FxHashMap<Arc<str>, Arc<str>>,
     attempt: Option<Attempt>,
@@ -301,6 +305,7 @@ impl Gangs {
             attempt.left.push_back(uid.clone());
         }
         self.review(&group, fresh.then_some(&uid), false, moves);
+        self.review_others(&id, &group, false, moves);
     }
 
     /// A pod is gone, or belongs to no gang any more.
@@ -337,6 +342,7 @@ impl Gangs {
         }
         self.settle_binding(&group);
         self.review(&group, None, false, moves);
+        self.review_others(&id, &group, false, moves);
     }
 
     /// A PodGroup appeared or changed, or is gone.
@@ -366,6 +372,7 @@ impl Gangs {
             self.gangs.remove(id);
             self.drop_group(&old);
             self.review(&old, None, false, moves);
+            self.review_others(id, &old, false, moves);
             return;
         }
         let group = self.regroup(id);
@@ -373,417 +380,7 @@ impl Gangs {
             self.let_pass(id, moves);
         }
         self.review(&group, None, changed, moves);
-        // Groups of others may list this gang.
-        let listing: Vec<Arc<str>> = self
-            .groups
-            .iter()
-            .filter(|(other, members)| **other != group && members.gangs.contains(id))
-            .map(|(other, _)| other.clone())
-            .collect();
-        for other in listing {
-            self.review(&other, None, changed, moves);
-        }
-    }
-
-    /// A member has been placed. Whether it may bind.
-    pub fn permit(&mut self, uid: &str, moves: &mut Moves) -> Permission {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
-            return Permission::NotFound;
-        };
-        let (uid, id) = (uid.clone(), id.clone());
-        let number = self.attempt.as_ref().map_or(0, |a| a.number);
-        let Some(gang) = self.gangs.get_mut(&id) else {
-            return Permission::NotFound;
-        };
-        gang.set(&uid, Stage::Held(number));
-        let (group, wait) = (gang.group.clone(), gang.spec.as_ref().map(|spec| spec.wait));
-        self.changed.insert(id);
-        let Some(members) = self.groups.get(&group) else {
-            return Permission::NotFound;
-        };
-        let gangs = members.gangs.clone();
-        if !gangs.iter().all(|gang| self.may_bind(gang)) {
-            if self.attempt.as_ref().is_none_or(|a| a.group != group) {
-                self.finish(moves);
-                self.open(&group, &uid);
-                let number = self.attempt.as_ref().map_or(0, |a| a.number);
-                if let Some(gang) = self.of.get(&uid).and_then(|id| self.gangs.get_mut(id)) {
-                    gang.set(&uid, Stage::Held(number));
-                }
-            }
-            return Permission::Wait(wait.unwrap_or_default());
-        }
-        let binding = self.groups.get(&group).is_none_or(|g| g.binding.is_empty());
-        let mut together: FxHashSet<Arc<str>> = FxHashSet::default();
-        for id in &gangs {
-            let Some(gang) = self.gangs.get_mut(id) else {
-                continue;
-            };
-            if binding {
-                together.extend(gang.held.values().chain(gang.going.values()).cloned());
-            }
-            for held in std::mem::take(&mut gang.held).into_values() {
-                gang.set(&held, Stage::Going);
-                if held != uid {
-                    moves.allow.push(held);
-                }
-            }
-        }
-        self.end_attempt_of(&group);
-        if let Some(members) = self.groups.get_mut(&group) {
-            if binding {
-                members.binding = together;
-            }
-            members.representative = None;
-            members.failure = None;
-            members.short = false;
-        }
-        self.review(&group, None, false, moves);
-        Permission::Go
-    }
-
-    /// A member could not be placed: no node takes it, for the reason `fit`. Returns the text for the
-    /// members that are therefore not tried, when there is one.
-    pub fn failed(&mut self, uid: &str, fit: &str, moves: &mut Moves) -> Option<Arc<str>> {
-        let (uid, id) = self.of.get_key_value(uid)?;
-        let (uid, id) = (uid.clone(), id.clone());
-        let gang = self.gangs.get(&id)?;
-        let (group, strict, key) = (
-            gang.group.clone(),
-            gang.strict(),
-            gang.members.get(&uid)?.key.clone(),
-        );
-        if self.passes(&id) {
-            return None;
-        }
-        if self.collected(&group).is_err() {
-            let fresh = self.end_attempt_of(&group);
-            self.give_up(&group, fit, fresh, moves);
-            self.review(&group, None, false, moves);
-            return None;
-        }
-        let waiting: usize = self.gangs_of(&group).map(Gang::waiting).sum();
-        let message: Arc<str> = format!(
-            "GangGroup {group:?} gets rejected due to member Pod {key:?} is unschedulable with \
-             reason {fit:?}, alreadyWaitForBound: {waiting}",
-            group = &*group,
-            key = &*key,
-        )
-        .into();
-        if !strict {
-            if self.attempt.as_ref().is_none_or(|a| a.group != group) {
-                self.finish(moves);
-                self.open(&group, &uid);
-            }
-            let members = self.groups.get_mut(&group)?;
-            members.failure = Some(message);
-            members.representative.get_or_insert(uid);
-            return None;
-        }
-        let (fresh, tried) = match self.attempt.take_if(|a| a.group == group) {
-            Some(attempt) => (attempt.number, attempt.known),
-            None => (0, FxHashSet::default()),
-        };
-        for gang in self.gangs_of(&group) {
-            let others = gang.pending.values();
-            moves.skipped.extend(
-                others
-                    .filter(|other| **other != uid && !tried.contains(*other))
-                    .cloned(),
-            );
-        }
-        let members = self.groups.get_mut(&group)?;
-        members.binding.clear();
-        members.failure = Some(message.clone());
-        members.short = false;
-        let before = members.representative.replace(uid.clone());
-        moves.regate.extend(before.filter(|before| *before != uid));
-        self.give_up(&group, &message, fresh, moves);
-        Some(message)
-    }
-
-    /// A member gave back what it held: its wait or its binding failed, or another rule refused it
-    /// after it was placed.
-    pub fn released(&mut self, uid: &str, moves: &mut Moves) {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
-            return;
-        };
-        let (uid, id) = (uid.clone(), id.clone());
-        let passes = self.passes(&id);
-        let Some(gang) = self.gangs.get_mut(&id) else {
-            return;
-        };
-        let Some(member) = gang.members.get(&uid) else {
-            return;
-        };
-        let (group, strict) = (gang.group.clone(), gang.strict());
-        let attempted = self.attempt.as_ref().is_some_and(|a| a.group == group);
-        match member.stage {
-            Stage::Held(_) | Stage::Going => {}
-            // Given up with its gang: that is settled. In an attempt: another rule refused it.
-            Stage::Pending if attempted => {}
-            _ => return,
-        }
-        let name = member.key.split('/').next_back().unwrap_or_default();
-        let reason = format!("Gang {id:?} gets rejected due to Pod {name:?} in Unreserve");
-        gang.set(&uid, Stage::Pending);
-        self.changed.insert(id.clone());
-        self.settle_binding(&group);
-        if passes || !strict {
-            return;
-        }
-        let fresh = self.end_attempt_of(&group);
-        if let Some(members) = self.groups.get_mut(&group) {
-            members.failure = Some(reason.as_str().into());
-            let before = members.representative.replace(uid.clone());
-            moves.regate.extend(before.filter(|before| *before != uid));
-        }
-        self.give_up(&group, &reason, fresh, moves);
-    }
-
-    /// A member is bound.
-    pub fn bound(&mut self, uid: &str, moves: &mut Moves) {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
-            return;
-        };
-        let (uid, id) = (uid.clone(), id.clone());
-        let Some(gang) = self.gangs.get_mut(&id) else {
-            return;
-        };
-        if gang
-            .members
-            .get(&uid)
-            .is_none_or(|m| m.stage == Stage::Bound)
-        {
-            return;
-        }
-        gang.set(&uid, Stage::Bound);
-        let group = gang.group.clone();
-        self.changed.insert(id);
-        self.satisfied(&group, &uid, moves);
-        self.review(&group, None, false, moves);
-    }
-
-    /// The member to try next; none when no attempt is under way, or when this ends it.
-    pub fn next(&mut self, moves: &mut Moves) -> Option<Arc<str>> {
-        let group = self.attempt.as_ref()?.group.clone();
-        while let Some(uid) = self.attempt.as_mut()?.left.pop_front() {
-            let pending = self.of.get(&uid).is_some_and(|id| {
-                self.gangs.get(id).is_some_and(|gang| {
-                    gang.group == group
-                        && gang
-                            .members
-                            .get(&uid)
-                            .is_some_and(|m| m.stage == Stage::Pending)
-                })
-            });
-            let attempt = self.attempt.as_mut()?;
-            if pending && attempt.known.insert(uid.clone()) {
-                attempt.tried.push(uid.clone());
-                return Some(uid);
-            }
-        }
-        self.finish(moves);
-        None
-    }
-
-    /// Ends the present attempt, if any: every member was tried, and still the gang may not bind.
-    fn finish(&mut self, moves: &mut Moves) {
-        let Some(attempt) = self.attempt.take() else {
-            return;
-        };
-        let group = attempt.group;
-        // One that failed for its own reasons comes back by itself, and brings the others.
-        let comes_back = attempt.tried.iter().find(|uid| {
-            let gang = self.of.get(*uid).and_then(|id| self.gangs.get(id));
-            let member = gang.and_then(|gang| gang.members.get(*uid));
-            member.is_some_and(|member| member.stage == Stage::Pending)
-        });
-        let comes_back = comes_back.cloned();
-        if self.gangs_of(&group).any(Gang::strict) {
-            self.give_up(&group, ALL_TRIED, attempt.number, moves);
-        }
-        if let Some(members) = self.groups.get_mut(&group) {
-            members.short = comes_back.is_none();
-            members.representative = comes_back.or_else(|| attempt.tried.first().cloned());
-        }
-    }
-
-    /// Begins an attempt with `first`, which is being tried already.
-    fn open(&mut self, group: &Arc<str>, first: &Arc<str>) {
-        self.numbers += 1;
-        let mut left = VecDeque::new();
-        for gang in self.gangs_of(group).filter(|gang| gang.group == *group) {
-            left.extend(gang.pending.values().filter(|uid| *uid != first).cloned());
-        }
-        self.attempt = Some(Attempt {
-            number: self.numbers,
-            group: group.clone(),
-            left,
-            tried: vec![first.clone()],
-            known: FxHashSet::from_iter([first.clone()]),
-        });
-        if let Some(members) = self.groups.get_mut(group) {
-            members.representative = None;
-        }
-    }
-
-    /// Returns the number of the attempt that ends, 0 if none does.
-    fn end_attempt_of(&mut self, group: &str) -> u64 {
-        let ended = self.attempt.take_if(|attempt| *attempt.group == *group);
-        ended.map_or(0, |attempt| attempt.number)
-    }
-
-    /// Makes every held member of the group give back what it holds.
-    /// What the attempt `fresh` booked is rolled back.
-    fn give_up(&mut self, group: &str, reason: &str, fresh: u64, moves: &mut Moves) {
-        let Some(members) = self.groups.get(group) else {
-            return;
-        };
-        let reason: Arc<str> = reason.into();
-        for id in &members.gangs {
-            let Some(gang) = self.gangs.get_mut(id) else {
-                continue;
-            };
-            if gang.held.is_empty() {
-                continue;
-            }
-            self.changed.insert(id.clone());
-            let held: Vec<Arc<str>> = gang.held.values().cloned().collect();
-            for uid in held {
-                let stage = gang.members.get(&uid).map(|member| member.stage);
-                gang.set(&uid, Stage::Pending);
-                let list = if stage == Some(Stage::Held(fresh)) && fresh != 0 {
-                    &mut moves.rollback
-                } else {
-                    &mut moves.reject
-                };
-                list.push((uid, reason.clone()));
-            }
-        }
-    }
-
-    /// A member of the group is bound: late members need not wait for others any more.
-    fn satisfied(&mut self, group: &Arc<str>, uid: &Arc<str>, moves: &mut Moves) {
-        self.settle_binding(group);
-        let Some(members) = self.groups.get_mut(group) else {
-            return;
-        };
-        if members.representative.as_ref() == Some(uid) {
-            members.representative = None;
-        }
-        if std::mem::replace(&mut members.once, true) {
-            return;
-        }
-        members.failure = None;
-        for id in members.gangs.clone() {
-            self.let_pass(&id, moves);
-        }
-    }
-
-    /// Lets members that need not wait for others into the queue.
-    fn let_pass(&self, id: &str, moves: &mut Moves) {
-        if self.passes(id)
-            && let Some(gang) = self.gangs.get(id)
-        {
-            moves.regate.extend(gang.pending.values().cloned());
-            moves.activate.extend(gang.pending.values().cloned());
-        }
-    }
-
-    /// The members that were let go together are forgotten when the last of them has arrived.
-    fn settle_binding(&mut self, group: &str) {
-        if self.gangs_of(group).all(|gang| gang.waiting() == 0)
-            && let Some(members) = self.groups.get_mut(group)
-        {
-            members.binding.clear();
-        }
-    }
-
-    /// Chooses the one member that stands for the group in the queue, where that is due.
-    fn review(
-        &mut self,
-        group: &Arc<str>,
-        prefer: Option<&Arc<str>>,
-        poke: bool,
-        moves: &mut Moves,
-    ) {
-        if self.attempt.as_ref().is_some_and(|a| a.group == *group) {
-            return;
-        }
-        let complete = self.collected(group).is_ok();
-        let Some(members) = self.groups.get(group) else {
-            return;
-        };
-        let current = members.representative.clone();
-        let stands = current.as_ref().filter(|uid| self.stands_for(uid, group));
-        let next = if !complete {
-            None
-        } else if let Some(stands) = stands {
-            Some(stands.clone())
-        } else {
-            let preferred = prefer.filter(|uid| self.stands_for(uid, group)).cloned();
-            preferred.or_else(|| {
-                let gangs = members.gangs.iter().filter(|id| !self.passes(id));
-                let gangs = gangs.filter_map(|id| self.gangs.get(id));
-                gangs
-                    .filter(|gang| gang.group == *group)
-                    .find_map(|gang| gang.pending.values().next().cloned())
-            })
-        };
-        let short = members.short && prefer.is_some();
-        let moved = next != current;
-        if let Some(members) = self.groups.get_mut(group) {
-            members.representative.clone_from(&next);
-            members.short &= !moved && !short && !poke;
-        }
-        if moved {
-            moves.regate.extend(current);
-        }
-        if let Some(next) = next.filter(|_| moved || poke || short) {
-            moves.regate.push(next.clone());
-            moves.activate.push(next);
-        }
-    }
-
-    /// Puts a gang into the group its description names. Returns the group's id.
-    fn regroup(&mut self, id: &Arc<str>) -> Arc<str> {
-        let Some(gang) = self.gangs.get_mut(id) else {
-            return id.clone();
-        };
-        let gangs = match &gang.spec {
-            Some(spec) => spec.group.clone(),
-            None => vec![id.clone()],
-        };
-        let group: Arc<str> = if gangs.len() == 1 {
-            id.clone()
-        } else {
-            gangs.join(",").into()
-        };
-        let old = std::mem::replace(&mut gang.group, group.clone());
-        let began = gang.began;
-        let members = self.groups.entry(group.clone()).or_default();
-        members.gangs = gangs;
-        members.once |= began;
-        if old != group {
-            self.end_attempt_of(&old);
-            self.drop_group(&old);
-        }
-        group
-    }
-
-    /// Forgets a group that no gang is in any more.
-    fn drop_group(&mut self, group: &str) {
-        if !self.gangs_of(group).any(|gang| *gang.group == *group) {
-            self.groups.remove(group);
-            self.end_attempt_of(group);
-        }
-    }
-
-    /// Whether an attempt is under way.
-    #[must_use]
-    pub fn is_trying(&self) -> bool {
-        self.attempt.is_some()
+        self.review_others(id, &group, changed, moves);
     }
 
     /// The gangs whose members have changed since the last call.

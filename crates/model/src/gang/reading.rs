@@ -34,7 +34,7 @@ pub enum Blocked {
         /// Ids of the group's gangs.
         group: Vec<Arc<str>>,
         /// Which of them lack what.
-        lacks: Lacks,
+        lacks: Box<Lacks>,
         /// `namespace/name` of the gang.
         gang: Arc<str>,
         /// `namespace/name` of the pod.
@@ -194,7 +194,7 @@ impl Gangs {
         self.collected(&gang.group)
             .map_err(|lacks| Blocked::Incomplete {
                 group: spec.group.clone(),
-                lacks,
+                lacks: Box::new(lacks),
                 gang: id.clone(),
                 pod,
             })?;
@@ -233,7 +233,8 @@ impl Gangs {
         {
             return Err(Blocked::NotPending { pod });
         }
-        let members = self.groups.get(&group);
+        // Members of a lenient gang fail for their own reasons, and come back by their own events.
+        let members = self.groups.get(&group).filter(|_| gang.strict());
         match members.and_then(|members| members.representative.as_deref()) {
             Some(other) if other != uid => {
                 let key = self.find(other).map(|(_, _, key)| key);

@@ -10,6 +10,7 @@ mod api;
 mod config;
 mod devices;
 mod differential;
+mod gang;
 mod profile;
 mod reservation;
 mod small;

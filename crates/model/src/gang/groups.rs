@@ -1,0 +1,149 @@
+//! Gang groups: who is in them, what they have reached, and who stands for them in the queue.
+
+use super::{Gangs, Moves};
+use std::sync::Arc;
+
+impl Gangs {
+    /// A member of the group is bound: late members need not wait for others any more.
+    pub(super) fn satisfied(&mut self, group: &Arc<str>, uid: &Arc<str>, moves: &mut Moves) {
+        self.settle_binding(group);
+        let Some(members) = self.groups.get_mut(group) else {
+            return;
+        };
+        if members.representative.as_ref() == Some(uid) {
+            members.representative = None;
+        }
+        if std::mem::replace(&mut members.once, true) {
+            return;
+        }
+        members.failure = None;
+        for id in members.gangs.clone() {
+            self.let_pass(&id, moves);
+        }
+    }
+
+    /// Lets members that need not wait for others into the queue.
+    pub(super) fn let_pass(&self, id: &str, moves: &mut Moves) {
+        if self.passes(id)
+            && let Some(gang) = self.gangs.get(id)
+        {
+            moves.regate.extend(gang.pending.values().cloned());
+            moves.activate.extend(gang.pending.values().cloned());
+        }
+    }
+
+    /// The members that were let go together are forgotten when the last of them has arrived.
+    pub(super) fn settle_binding(&mut self, group: &str) {
+        if self.gangs_of(group).all(|gang| gang.waiting() == 0)
+            && let Some(members) = self.groups.get_mut(group)
+        {
+            members.binding.clear();
+        }
+    }
+
+    /// Chooses the one member that stands for the group in the queue, where that is due.
+    pub(super) fn review(
+        &mut self,
+        group: &Arc<str>,
+        prefer: Option<&Arc<str>>,
+        poke: bool,
+        moves: &mut Moves,
+    ) {
+        if self.attempt.as_ref().is_some_and(|a| a.group == *group) {
+            return;
+        }
+        let complete = self.collected(group).is_ok();
+        let Some(members) = self.groups.get(group) else {
+            return;
+        };
+        let current = members.representative.clone();
+        let stands = current.as_ref().filter(|uid| self.stands_for(uid, group));
+        let next = if !complete {
+            None
+        } else if let Some(stands) = stands {
+            Some(stands.clone())
+        } else {
+            let preferred = prefer.filter(|uid| self.stands_for(uid, group)).cloned();
+            preferred.or_else(|| {
+                let gangs = members.gangs.iter().filter(|id| !self.passes(id));
+                let gangs = gangs.filter_map(|id| self.gangs.get(id));
+                gangs
+                    .filter(|gang| gang.group == *group)
+                    .find_map(|gang| gang.pending.values().next().cloned())
+            })
+        };
+        let short = members.short && prefer.is_some();
+        let moved = next != current;
+        if let Some(members) = self.groups.get_mut(group) {
+            members.representative.clone_from(&next);
+            members.short &= !moved && !short && !poke;
+        }
+        if moved {
+            moves.regate.extend(current);
+        }
+        if let Some(next) = next.filter(|_| moved || poke || short) {
+            moves.regate.push(next.clone());
+            moves.activate.push(next);
+        }
+    }
+
+    /// As `review`, for groups of others that list gang `id`.
+    pub(super) fn review_others(&mut self, id: &str, own: &str, poke: bool, moves: &mut Moves) {
+        let Some(listed) = self.listed.get(id) else {
+            return;
+        };
+        for group in listed.clone() {
+            if *group != *own {
+                self.review(&group, None, poke, moves);
+            }
+        }
+    }
+
+    /// Puts a gang into the group its description names. Returns the group's id.
+    pub(super) fn regroup(&mut self, id: &Arc<str>) -> Arc<str> {
+        let Some(gang) = self.gangs.get_mut(id) else {
+            return id.clone();
+        };
+        let gangs = match &gang.spec {
+            Some(spec) => spec.group.clone(),
+            None => vec![id.clone()],
+        };
+        let group: Arc<str> = if gangs.len() == 1 {
+            id.clone()
+        } else {
+            gangs.join(",").into()
+        };
+        let old = std::mem::replace(&mut gang.group, group.clone());
+        let began = gang.began;
+        let members = self.groups.entry(group.clone()).or_default();
+        if members.gangs.is_empty() && gangs.len() > 1 {
+            for id in &gangs {
+                let listed = self.listed.entry(id.clone()).or_default();
+                listed.insert(group.clone());
+            }
+        }
+        members.gangs = gangs;
+        members.once |= began;
+        if old != group {
+            self.end_attempt_of(&old);
+            self.drop_group(&old);
+        }
+        group
+    }
+
+    /// Forgets a group that no gang is in any more.
+    pub(super) fn drop_group(&mut self, group: &str) {
+        if self.gangs_of(group).any(|gang| *gang.group == *group) {
+            return;
+        }
+        self.end_attempt_of(group);
+        for id in self.groups.remove(group).iter().flat_map(|g| &g.gangs) {
+            if let Some(listed) = self.listed.get_mut(id) {
+                listed.remove(group);
+                if listed.is_empty() {
+                    self.listed.remove(id);
+                }
+            }
+        }
+    }
+}

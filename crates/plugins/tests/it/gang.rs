@@ -1,0 +1,141 @@
+//! Gangs from the API server to the API server.
+
+use crate::api::{Cluster, room};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::PodGroup;
+use koord_kube::Api;
+use koord_kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+impl Cluster {
+    async fn member(&self, name: &str, group: &str, more: Value) {
+        let mut pod = json!({
+            "metadata": {
+                "name": name, "namespace": "default",
+                "labels": {"pod-group.scheduling.sigs.k8s.io": group},
+                "ownerReferences": [{
+                    "apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u"
+                }],
+            },
+            "spec": {
+                "schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "image": "i", "resources": {
+                    "requests": {"cpu": "1"}, "limits": {"cpu": "1"}
+                }}]
+            }
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            pod["spec"][key] = value.clone();
+        }
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let created = self.pods().create(&PostParams::default(), &pod).await;
+        created.unwrap();
+    }
+
+    async fn pod_group(&self, name: &str, min: i32) {
+        let group: PodGroup = serde_json::from_value(json!({
+            "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"minMember": min}
+        }))
+        .unwrap();
+        let api: Api<PodGroup> = Api::namespaced(self.client.clone(), "default");
+        api.create(&PostParams::default(), &group).await.unwrap();
+    }
+
+    /// The status of the PodGroup, once it has this phase.
+    async fn phase(&self, wanted: &str) -> Value {
+        self.until(wanted, |group: &PodGroup| {
+            let status = serde_json::to_value(group.status.as_ref()?).ok()?;
+            (status["phase"] == *wanted).then_some(status)
+        })
+        .await
+    }
+
+    async fn all_bound(&self, names: &[&str]) -> Vec<Pod> {
+        let mut missing: BTreeSet<&str> = names.iter().copied().collect();
+        let mut pods = Vec::new();
+        self.until("all are bound", |pod: &Pod| {
+            let bound = pod.spec.as_ref()?.node_name.is_some();
+            if bound && missing.remove(pod.metadata.name.as_deref()?) {
+                pods.push(pod.clone());
+            }
+            missing.is_empty().then_some(())
+        })
+        .await;
+        pods
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
+    let cluster = Cluster::start().await;
+    cluster.node("small", room("2"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    let names = ["a", "b", "c"];
+    for name in names {
+        cluster.member(name, "gang", json!({})).await;
+    }
+    // The PodGroup comes after its pods.
+    cluster.pod_group("gang", 3).await;
+    for name in names {
+        let (reason, message) = cluster
+            .refused(name, |text| {
+                text.contains("GangGroup") || text.contains("Insufficient")
+            })
+            .await;
+        assert_eq!(reason, "Unschedulable");
+        let own = "0/1 nodes are available: 1 Insufficient cpu.";
+        if !message.starts_with(own) {
+            let opening = "0/1 nodes are available: GangGroup \"default/gang\" gets rejected due \
+                           to member Pod \"default/";
+            let end = format!("is unschedulable with reason \"{own}\", alreadyWaitForBound: 2.");
+            assert!(
+                message.starts_with(opening) && message.contains(&end),
+                "{message}"
+            );
+        }
+    }
+    let status = cluster.phase("Scheduling").await;
+    assert_eq!(status["occupiedBy"], "default/train");
+    assert!(status["scheduleStartTime"].is_string(), "{status}");
+
+    cluster.node("large", room("8"), json!([])).await;
+    let pods = cluster.all_bound(&names).await;
+    for pod in pods {
+        let annotations = pod.metadata.annotations.unwrap();
+        let count = "internal.scheduling.koordinator.sh/bind-gang-member-count";
+        assert_eq!(annotations[count], "3");
+    }
+    let status = cluster.phase("Scheduled").await;
+    assert_eq!(status["scheduled"], 3);
+    for name in names {
+        let running = json!({"status": {"phase": "Running"}});
+        let params = PatchParams::default();
+        let patched = cluster
+            .pods()
+            .patch_status(name, &params, &Patch::Merge(&running))
+            .await;
+        patched.unwrap();
+    }
+    let status = cluster.phase("Running").await;
+    assert!(status["running"].as_i64() >= Some(3), "{status}");
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    cluster.pod_group("gang", 3).await;
+    // The leader before had bound one of three.
+    cluster.member("a", "gang", json!({"nodeName": "n"})).await;
+    cluster.member("b", "gang", json!({})).await;
+    cluster.member("c", "gang", json!({})).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster.all_bound(&["a", "b", "c"]).await;
+    let status = cluster.phase("Scheduled").await;
+    assert_eq!(status["scheduled"], 3);
+    scheduler.stop().await;
+}
