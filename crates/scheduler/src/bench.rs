@@ -1,133 +1,364 @@
 //! The engine fed directly, without any API: what a decision costs.
+//!
+//! The objects are those that informers would deliver, bindings succeed at once and are confirmed
+//! at once. The JSON has the fields of upstream's performance results, and more.
+
+mod objects;
+mod scenario;
+mod usage;
+
+pub use scenario::{Scenario, UnknownScenario};
+pub use usage::{cpu, rss_mib};
 
 use crate::config::Configuration;
-use crate::engine::{Engine, EngineOptions, Output};
-use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
+use crate::engine::{BindRequest, Engine, EngineOptions, Output};
+use crate::framework::{BindPlan, BuildContext, ProfileError, Profiles, Registry};
+use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use serde_json::json;
+use k8s_openapi::api::core::v1::Pod;
+use rustc_hash::FxHashMap;
+use scenario::{Fixture, Step};
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What is scheduled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
-    /// Equal nodes (32 CPU, 256 GiB, 110 pods), equal pods (500m, 512 MiB).
-    Basic,
-    /// As basic, but each pod in turn has one of ten shapes.
-    Mixed,
-}
+/// The baseline is not measured for longer than this.
+const BASELINE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What was measured.
+/// What to measure.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured {
+pub struct Options {
+    /// What is scheduled.
+    pub scenario: Scenario,
     /// Nodes.
     pub nodes: usize,
-    /// Pods offered.
+    /// Pods to be placed.
     pub pods: usize,
-    /// Pods placed.
+    /// Pods that are on the nodes before.
+    pub bound: usize,
+    /// The profile with all Koordinator plugins, rather than kube-scheduler's.
+    pub koord: bool,
+    /// Whether to measure the exhaustive engine too.
+    pub baseline: bool,
+}
+
+/// The figures of a run; the first block has the names of upstream's results.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "names and units say it")]
+pub struct Report {
+    pub name: String,
+    #[serde(rename = "runID")]
+    pub run_id: String,
+    pub timestamp: String,
+    pub koordinator_version: String,
+    pub node_count: usize,
+    pub pod_count: usize,
+    pub throughput_pods_per_sec: f64,
+    pub api_creation_duration_sec: f64,
+    pub total_duration_sec: f64,
+    #[serde(rename = "latencyP50Sec")]
+    pub latency_p50_sec: f64,
+    #[serde(rename = "latencyP90Sec")]
+    pub latency_p90_sec: f64,
+    #[serde(rename = "latencyP99Sec")]
+    pub latency_p99_sec: f64,
+    pub threshold_breached: bool,
+    pub timed_out: bool,
+    pub scheduling_failure_count: usize,
+    pub scheduling_failure_rate: f64,
+    #[serde(
+        rename = "gangCompletionP50Sec",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gang_completion_p50_sec: Option<f64>,
+    #[serde(
+        rename = "gangCompletionP99Sec",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gang_completion_p99_sec: Option<f64>,
+
+    /// `engine` or `api`.
+    pub path: String,
+    /// `plain` or `koord`.
+    pub profile: String,
+    pub cpus: usize,
+    pub pods_bound_before: usize,
+    /// Scheduling cycles, with those that refused or that made room.
+    pub attempts: usize,
+    pub cpu_seconds_per_1000_pods: f64,
+    pub rss_mib: f64,
+    /// The engine that looks at every node for every pod, in the same process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<Baseline>,
+}
+
+/// The exhaustive engine on the same scenario.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "names and units say it")]
+pub struct Baseline {
+    pub throughput_pods_per_sec: f64,
+    /// How many pods were placed: fewer than in the run where that takes too long.
     pub placed: usize,
-    /// Wall time of all decisions, without building the objects.
-    pub elapsed: Duration,
-    /// The slowest hundredth of decisions took at least this long.
-    pub p99: Duration,
+    pub sampled: bool,
+    /// How many times faster the run was.
+    pub speedup: f64,
 }
 
-impl Measured {
-    /// Decisions per second.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
-    pub fn pods_per_second(&self) -> f64 {
-        self.placed as f64 / self.elapsed.as_secs_f64().max(1e-9)
-    }
-}
-
-/// Schedules `pods` pods on `nodes` nodes; bindings succeed at once. With `cached` off, every pod is
-/// evaluated against every node: the baseline.
+/// Runs a scenario.
 ///
 /// # Errors
 /// The registry's plugins cannot be built with their defaults.
-pub fn engine(
-    registry: &Registry,
-    nodes: usize,
-    pods: usize,
-    scenario: Scenario,
-    koord: bool,
-    cached: bool,
-) -> Result<Measured, ProfileError> {
-    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
-    let profiles = Profiles::build(&config, registry, &BuildContext::default(), koord)?;
-    let mut engine = Engine::new(&config, profiles, EngineOptions::default());
-    engine.set_caching(cached);
-    let mut now = Timestamp::UNIX_EPOCH;
-    for number in 0..nodes {
-        engine.node_applied(Arc::new(node(number)), now);
+pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileError> {
+    let Options {
+        scenario,
+        nodes,
+        pods,
+        ..
+    } = *options;
+    let building = Instant::now();
+    let fixture = Fixture::new(scenario, nodes, pods, options.bound);
+    let creation = building.elapsed().as_secs_f64();
+    let mut run = Run::new(registry, options.koord, true, &fixture)?;
+    let before = cpu();
+    run.all(&fixture, None);
+    let cpu = cpu().saturating_sub(before).as_secs_f64();
+    let rss = rss_mib();
+    let placed = run.placed.len();
+    let failed = pods.saturating_sub(run.arrived_and_placed());
+    let throughput = rate(placed, run.busy);
+    let of = |values: &mut Vec<Duration>, percent| percentile(values, percent).as_secs_f64();
+    let mut gangs = std::mem::take(&mut run.gangs);
+    let is_gang = scenario == Scenario::Gang && !gangs.is_empty();
+    let mut report = Report {
+        name: scenario.name().to_owned(),
+        run_id: format!("{}-{nodes}n-{pods}p", scenario.name()),
+        timestamp: Timestamp::now().to_string(),
+        koordinator_version: concat!("koord-", env!("CARGO_PKG_VERSION")).to_owned(),
+        node_count: nodes,
+        pod_count: pods,
+        throughput_pods_per_sec: throughput,
+        api_creation_duration_sec: creation,
+        total_duration_sec: run.busy.as_secs_f64(),
+        latency_p50_sec: of(&mut run.latencies, 50),
+        latency_p90_sec: of(&mut run.latencies, 90),
+        latency_p99_sec: of(&mut run.latencies, 99),
+        timed_out: run.gave_up,
+        scheduling_failure_count: failed,
+        scheduling_failure_rate: ratio(failed, pods),
+        gang_completion_p50_sec: is_gang.then(|| of(&mut gangs, 50)),
+        gang_completion_p99_sec: is_gang.then(|| of(&mut gangs, 99)),
+        path: "engine".to_owned(),
+        profile: if options.koord { "koord" } else { "plain" }.to_owned(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        pods_bound_before: options.bound,
+        attempts: run.attempts,
+        cpu_seconds_per_1000_pods: 1000.0 * cpu / as_f64(placed.max(1)),
+        rss_mib: rss,
+        ..Report::default()
+    };
+    if options.baseline {
+        drop(run);
+        let mut run = Run::new(registry, options.koord, false, &fixture)?;
+        let sampled = run.all(&fixture, Some(BASELINE_LIMIT));
+        let slow = rate(run.placed.len(), run.busy);
+        report.baseline = Some(Baseline {
+            throughput_pods_per_sec: slow,
+            placed: run.placed.len(),
+            sampled,
+            speedup: throughput / slow.max(1e-9),
+        });
     }
-    let offered: Vec<Arc<Pod>> = (0..pods)
-        .map(|number| Arc::new(pod(number, scenario)))
-        .collect();
-    let mut latencies = Vec::with_capacity(pods);
-    let mut placed = 0;
-    let started = Instant::now();
-    for pod in offered {
-        now = now
-            .saturating_add(SignedDuration::from_micros(1))
-            .unwrap_or(now);
-        engine.pod_applied(pod, now);
-        let before = Instant::now();
-        while let Some(outcome) = engine.schedule_one(now) {
-            placed += usize::from(outcome.node.is_some());
+    Ok(report)
+}
+
+/// An engine at work.
+struct Run {
+    engine: Engine,
+    now: Timestamp,
+    /// Time spent in the engine.
+    busy: Duration,
+    /// When pods arrived, by `busy`.
+    arrived: FxHashMap<Arc<str>, Duration>,
+    latencies: Vec<Duration>,
+    gangs: Vec<Duration>,
+    /// In order.
+    placed: Vec<Arc<Pod>>,
+    attempts: usize,
+    gave_up: bool,
+}
+
+impl Run {
+    fn new(
+        registry: &Registry,
+        koord: bool,
+        cached: bool,
+        fixture: &Fixture,
+    ) -> Result<Self, ProfileError> {
+        let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+        let profiles = Profiles::build(&config, registry, &BuildContext::default(), koord)?;
+        let mut engine = Engine::new(&config, profiles, EngineOptions::default());
+        engine.set_caching(cached);
+        let now = objects::epoch();
+        for node in &fixture.nodes {
+            engine.node_applied(node.clone(), now);
         }
-        latencies.push(before.elapsed());
-        for output in engine.take_outputs() {
-            if let Output::Bind(request) = output {
-                engine.bind_finished(&request.pod.uid, Ok(()), now);
+        for object in &fixture.objects {
+            engine.object_changed(object, now);
+        }
+        for pod in &fixture.bound {
+            engine.pod_applied(pod.clone(), now);
+        }
+        let mut run = Self {
+            engine,
+            now,
+            busy: Duration::ZERO,
+            arrived: FxHashMap::default(),
+            latencies: Vec::new(),
+            gangs: Vec::new(),
+            placed: Vec::new(),
+            attempts: 0,
+            gave_up: false,
+        };
+        // What the objects ask for before any pod comes, such as pods that stand for them.
+        run.settle();
+        run.busy = Duration::ZERO;
+        run.attempts = 0;
+        Ok(run)
+    }
+
+    /// Returns whether it stopped early.
+    fn all(&mut self, fixture: &Fixture, limit: Option<Duration>) -> bool {
+        let most = 20 * fixture.steps.len() + 100_000;
+        for step in &fixture.steps {
+            if limit.is_some_and(|limit| self.busy > limit) {
+                return true;
+            }
+            if self.attempts > most {
+                self.gave_up = true;
+                return true;
+            }
+            self.step(step);
+        }
+        false
+    }
+
+    fn step(&mut self, step: &Step) {
+        let micros = SignedDuration::from_micros(100);
+        self.now = self.now.saturating_add(micros).unwrap_or(self.now);
+        let now = self.now;
+        match step {
+            Step::Pods(pods) => {
+                let before = self.busy;
+                for pod in pods {
+                    if let Some(uid) = pod.metadata.uid.as_deref() {
+                        self.arrived.insert(uid.into(), self.busy);
+                    }
+                    self.timed(|engine| engine.pod_applied(pod.clone(), now));
+                }
+                self.settle();
+                if pods.len() > 1 {
+                    self.gangs.push(self.busy.saturating_sub(before));
+                }
+                return;
+            }
+            Step::Node(node) => self.timed(|engine| engine.node_applied(node.clone(), now)),
+            Step::NodeGone(name) => self.timed(|engine| engine.node_deleted(name, now)),
+            Step::PodGone(number) => {
+                if let Some(pod) = self.placed.get(*number).cloned() {
+                    self.timed(|engine| engine.pod_deleted(&pod, now));
+                }
+            }
+        }
+        self.settle();
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {
+        let started = Instant::now();
+        let out = work(&mut self.engine);
+        self.busy += started.elapsed();
+        out
+    }
+
+    /// Decides until no pod is ready, and does what the engine asks for.
+    fn settle(&mut self) {
+        let now = self.now;
+        let mut idle = 0;
+        while idle < 2 {
+            let decided = self.timed(|engine| engine.schedule_one(now)).is_some();
+            self.attempts += usize::from(decided);
+            let outputs = self.timed(Engine::take_outputs);
+            idle = if decided || !outputs.is_empty() {
+                0
+            } else {
+                idle + 1
+            };
+            for output in outputs {
+                match output {
+                    Output::Bind(request) => self.confirm(&request),
+                    Output::Evict { victims, .. } => self.evict(&victims),
+                    _ => {}
+                }
+            }
+            if self.attempts > 10_000_000 {
+                return;
             }
         }
     }
-    let elapsed = started.elapsed();
-    latencies.sort_unstable();
-    let p99 = latencies
-        .get(latencies.len() * 99 / 100)
-        .copied()
-        .unwrap_or_default();
-    Ok(Measured {
-        nodes,
-        pods,
-        placed,
-        elapsed,
-        p99,
-    })
+
+    fn confirm(&mut self, request: &BindRequest) {
+        let (now, uid) = (self.now, request.pod.uid.clone());
+        if let Some(at) = self.arrived.remove(&uid) {
+            self.latencies.push(self.busy.saturating_sub(at));
+        }
+        self.timed(|engine| engine.bind_finished(&uid, Ok(()), now));
+        if !matches!(request.plan, BindPlan::Binding) || request.pod.stands_for.is_some() {
+            return;
+        }
+        let mut pod = objects::bound(&request.pod.object, &request.node);
+        let extend = |into: &mut Option<BTreeMap<String, String>>, more: &BTreeMap<_, _>| {
+            if !more.is_empty() {
+                into.get_or_insert_default().extend(more.clone());
+            }
+        };
+        extend(&mut pod.metadata.annotations, &request.patch.annotations);
+        extend(&mut pod.metadata.labels, &request.patch.labels);
+        let pod = Arc::new(pod);
+        self.placed.push(pod.clone());
+        self.timed(|engine| engine.pod_applied(pod, now));
+    }
+
+    fn evict(&mut self, victims: &[Arc<PodInfo>]) {
+        let now = self.now;
+        for victim in victims {
+            self.timed(|engine| engine.pod_deleted(&victim.object, now));
+        }
+    }
+
+    /// How many of the pods that arrived were placed.
+    fn arrived_and_placed(&self) -> usize {
+        self.latencies.len()
+    }
 }
 
-fn node(number: usize) -> Node {
-    let name = format!("node-{number:05}");
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "uid": name, "labels": {
-            "kubernetes.io/hostname": name,
-            "topology.kubernetes.io/zone": format!("zone-{}", number % 3),
-        }},
-        "status": {"allocatable": {"cpu": "32", "memory": "256Gi", "pods": "110"}},
-    }))
-    .unwrap_or_default()
+#[allow(clippy::cast_precision_loss, reason = "figures for people")]
+fn as_f64(number: usize) -> f64 {
+    number as f64
 }
 
-fn pod(number: usize, scenario: Scenario) -> Pod {
-    let name = format!("pod-{number:06}");
-    let shape = match scenario {
-        Scenario::Basic => 0,
-        Scenario::Mixed => number % 10,
-    };
-    let cpu = format!("{}m", 500 + 10 * shape);
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "namespace": "bench", "uid": name},
-        "spec": {
-            "schedulerName": "koord-scheduler",
-            "priority": 9000,
-            "containers": [{"name": "c", "resources": {
-                "requests": {"cpu": cpu, "memory": "512Mi"}
-            }}],
-        },
-    }))
-    .unwrap_or_default()
+fn rate(count: usize, time: Duration) -> f64 {
+    as_f64(count) / time.as_secs_f64().max(1e-9)
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    as_f64(part) / as_f64(whole.max(1))
+}
+
+/// At least `percent` percent of `values` are at most this.
+pub fn percentile(values: &mut Vec<Duration>, percent: usize) -> Duration {
+    values.sort_unstable();
+    let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
+    values.get(at).copied().unwrap_or_default()
 }

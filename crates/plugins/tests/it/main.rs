@@ -7,6 +7,7 @@
 )]
 
 mod api;
+mod bench;
 mod config;
 mod devices;
 mod differential;

@@ -1,6 +1,5 @@
 //! The registry as profiles see it.
 
-use koord_scheduler::bench::{self, Scenario};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::framework::{BuildContext, Profiles};
 
@@ -69,11 +68,4 @@ fn mistakes_in_profiles_are_named() {
         let error = build(body).err().unwrap_or_default();
         assert!(error.contains(expected), "{body}: {error}");
     }
-}
-
-#[test]
-fn the_engine_bench_places_every_pod_and_both_paths_agree() {
-    let registry = koord_plugins::registry();
-    let run = |cached| bench::engine(&registry, 50, 400, Scenario::Mixed, true, cached).unwrap();
-    assert_eq!((run(true).placed, run(false).placed), (400, 400));
 }

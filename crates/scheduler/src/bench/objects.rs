@@ -1,0 +1,209 @@
+//! The objects of the scenarios, as informers would deliver them.
+
+use crate::framework::{Action, ObjectChange};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::scheduling::{Device, ElasticQuota, Reservation};
+use koord_api::slo::NodeMetric;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::any::Any;
+use std::sync::Arc;
+
+/// The time of all objects.
+pub(super) const EPOCH: i64 = 1_700_000_000;
+/// Namespace of all pods.
+pub(super) const NAMESPACE: &str = "bench";
+
+pub(super) fn epoch() -> Timestamp {
+    Timestamp::from_second(EPOCH).unwrap_or_default()
+}
+
+pub(super) fn node_name(number: usize) -> String {
+    format!("node-{number:05}")
+}
+
+/// Lays `change` over `base`, field by field.
+pub(super) fn merge(base: &mut Value, change: &Value) {
+    match (base, change) {
+        (Value::Object(base), Value::Object(change)) => {
+            for (key, value) in change {
+                merge(base.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (base, change) => *base = change.clone(),
+    }
+}
+
+fn parse<T: DeserializeOwned + Default>(value: Value) -> T {
+    let parsed = serde_json::from_value(value);
+    debug_assert!(parsed.is_ok(), "{:?}", parsed.as_ref().err());
+    parsed.unwrap_or_default()
+}
+
+/// 32 CPU, 256 GiB, 110 pods, in one of ten zones.
+pub(super) fn node(number: usize, change: &Value) -> Arc<Node> {
+    let name = node_name(number);
+    let mut value = json!({
+        "metadata": {"name": name, "uid": name, "labels": {
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "topology.kubernetes.io/zone": format!("zone-{}", number % 10),
+        }},
+        "status": {"allocatable": {"cpu": "32", "memory": "256Gi", "pods": "110"}},
+    });
+    merge(&mut value, change);
+    Arc::new(parse(value))
+}
+
+/// 500m and 512 MiB, priority of production pods.
+pub(super) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
+    let name = format!("{prefix}-{number:06}");
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name,
+            "labels": {"app": "bench"}},
+        "spec": {
+            "schedulerName": "koord-scheduler",
+            "priority": 9000,
+            "containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10", "resources": {
+                "requests": {"cpu": "500m", "memory": "512Mi"}
+            }}],
+        },
+    });
+    merge(&mut value, change);
+    Arc::new(parse(value))
+}
+
+/// Resources of the pod's only container.
+pub(super) fn requests(requests: Value) -> Value {
+    json!({"spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
+        "resources": {"requests": requests, "limits": requests}}]}})
+}
+
+/// `pod` as it is when it is bound to `node`.
+pub(super) fn bound(pod: &Pod, node: &str) -> Pod {
+    let mut pod = pod.clone();
+    if let Some(spec) = &mut pod.spec {
+        spec.node_name = Some(node.to_owned());
+    }
+    pod
+}
+
+fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {
+    ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+/// A third of the node is in use.
+pub(super) fn metric(number: usize) -> ObjectChange {
+    let cpu = format!("{}m", 8000 + 10 * (number % 400));
+    let metric: NodeMetric = parse(json!({
+        "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+        "metadata": {"name": node_name(number)},
+        "spec": {"metricCollectPolicy": {"reportIntervalSeconds": 60}},
+        "status": {
+            "updateTime": epoch().to_string(),
+            "nodeMetric": {"nodeUsage": {"resources": {"cpu": cpu, "memory": "64Gi"}}},
+        },
+    }));
+    added("nodemetrics.v1alpha1.slo.koordinator.sh", metric)
+}
+
+/// A quota group under `parent`.
+pub(super) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> ObjectChange {
+    let amounts = |cpu: usize| json!({"cpu": format!("{cpu}"), "memory": format!("{}Gi", 8 * cpu)});
+    let quota: ElasticQuota = parse(json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "labels": {
+            koord_api::labels::QUOTA_PARENT: parent,
+            koord_api::labels::QUOTA_IS_PARENT: if is_parent { "true" } else { "false" },
+        }},
+        "spec": {"min": amounts(cpu / 2), "max": amounts(cpu)},
+    }));
+    added("elasticquotas.v1alpha1.scheduling.sigs.k8s.io", quota)
+}
+
+/// Room for one pod of owner `number`, on a node.
+pub(super) fn reservation(number: usize, node: &str) -> ObjectChange {
+    let name = format!("reservation-{number:05}");
+    let room = json!({"cpu": "500m", "memory": "512Mi"});
+    let template = json!({"spec": {"schedulerName": "koord-scheduler", "containers": [
+        {"name": "c", "image": "i", "resources": {"requests": room}}]}});
+    let reservation: Reservation = parse(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": name, "uid": name, "creationTimestamp": epoch().to_string()},
+        "spec": {
+            "template": template,
+            "ttl": "24h0m0s",
+            "owners": [{"labelSelector": {"matchLabels": {"owner": format!("o{}", number % 100)}}}],
+        },
+        "status": {
+            "phase": "Available",
+            "nodeName": node,
+            "allocatable": room,
+            "conditions": [
+                {"type": "Scheduled", "status": "True", "reason": "Scheduled",
+                    "lastProbeTime": epoch().to_string(), "lastTransitionTime": epoch().to_string()},
+                {"type": "Ready", "status": "True", "reason": "Available",
+                    "lastProbeTime": epoch().to_string(), "lastTransitionTime": epoch().to_string()},
+            ],
+        },
+    }));
+    added(
+        "reservations.v1alpha1.scheduling.koordinator.sh",
+        reservation,
+    )
+}
+
+/// Two sockets of eight cores with two threads each.
+pub(super) fn topology(number: usize) -> ObjectChange {
+    let cpus: Vec<Value> = (0..32)
+        .map(|cpu| json!({"id": cpu, "core": cpu / 2, "socket": cpu / 16, "node": cpu / 16}))
+        .collect();
+    let zone = |id: usize| {
+        let resource = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
+        json!({"name": format!("node-{id}"), "type": "Node",
+            "resources": [resource("cpu", "16"), resource("memory", "128Gi")]})
+    };
+    let topology: NodeResourceTopology = parse(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
+        "metadata": {"name": node_name(number), "annotations": {
+            koord_api::annotations::NODE_CPU_TOPOLOGY: json!({"detail": cpus}).to_string(),
+        }},
+        "topologyPolicies": ["None"],
+        "zones": [zone(0), zone(1)],
+    }));
+    added(
+        "noderesourcetopologies.v1alpha1.topology.node.k8s.io",
+        topology,
+    )
+}
+
+/// Eight GPUs of 80 GiB.
+pub(super) fn device(number: usize) -> ObjectChange {
+    let gpu = |minor: usize| {
+        json!({
+            "id": format!("GPU-{number:05}-{minor}"), "minor": minor, "type": "gpu",
+            "health": true,
+            "resources": {
+                "koordinator.sh/gpu-core": "100",
+                "koordinator.sh/gpu-memory-ratio": "100",
+                "koordinator.sh/gpu-memory": "80Gi",
+            },
+            "topology": {"socketID": minor / 4, "nodeID": minor / 4,
+                "pcieID": format!("{}", minor / 2), "busID": format!("0000:{minor:02x}:00.0")},
+        })
+    };
+    let gpus: Vec<Value> = (0..8).map(gpu).collect();
+    let device: Device = parse(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+        "metadata": {"name": node_name(number)},
+        "spec": {"devices": gpus},
+    }));
+    added("devices.v1alpha1.scheduling.koordinator.sh", device)
+}

@@ -1,0 +1,333 @@
+//! What is measured: clusters and the pods that come to them.
+
+use super::objects::{
+    bound, device, merge, metric, node, node_name, pod, quota, requests, reservation, topology,
+};
+use crate::framework::ObjectChange;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde_json::{Value, json};
+use std::str::FromStr;
+use std::sync::Arc;
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+const HOST: &str = "kubernetes.io/hostname";
+
+/// What is scheduled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// Equal nodes, equal pods.
+    Basic,
+    /// Pods of ten shapes, while nodes and bound pods come and go.
+    MixedChurn,
+    /// Every fifth pod fits nowhere.
+    UnschedulableMixed,
+    /// Pods that may use two of ten zones, and prefer one.
+    NodeAffinity,
+    /// Pods of ten applications, spread over zones.
+    TopologySpread,
+    /// Pods of ten applications that want to share a zone.
+    PodAffinity,
+    /// Pods that avoid their like on a host.
+    PodAntiAffinity,
+    /// Full nodes, and pods that displace others.
+    Preemption,
+    /// Gangs of 1,000, or of a tenth of the pods where there are fewer than 10,000.
+    Gang,
+    /// Pods of a hundred quota groups in ten.
+    QuotaTree,
+    /// As many reservations as nodes; half of the pods own some.
+    ReservationHeavy,
+    /// Pods that bind CPUs.
+    Numa,
+    /// Pods that share GPUs.
+    GpuShare,
+    /// Measured load on all nodes, and production and batch pods in turn.
+    Colocation,
+}
+
+impl Scenario {
+    /// All scenarios with their names.
+    pub const ALL: [(Self, &'static str); 14] = [
+        (Self::Basic, "basic"),
+        (Self::MixedChurn, "mixed-churn"),
+        (Self::UnschedulableMixed, "unschedulable-mixed"),
+        (Self::NodeAffinity, "node-affinity"),
+        (Self::TopologySpread, "topology-spread"),
+        (Self::PodAffinity, "pod-affinity"),
+        (Self::PodAntiAffinity, "pod-anti-affinity"),
+        (Self::Preemption, "preemption"),
+        (Self::Gang, "gang"),
+        (Self::QuotaTree, "quota-tree"),
+        (Self::ReservationHeavy, "reservation-heavy"),
+        (Self::Numa, "numa"),
+        (Self::GpuShare, "gpu-share"),
+        (Self::Colocation, "colocation"),
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(scenario, _)| *scenario == self);
+        named.map_or("", |(_, name)| name)
+    }
+}
+
+/// A name that no scenario has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no scenario {0:?}; there are {names}", names = names())]
+pub struct UnknownScenario(String);
+
+fn names() -> String {
+    Scenario::ALL.map(|(_, name)| name).join(", ")
+}
+
+impl FromStr for Scenario {
+    type Err = UnknownScenario;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScenario> {
+        let named = Self::ALL.iter().find(|(_, name)| *name == text);
+        named
+            .map(|(scenario, _)| *scenario)
+            .ok_or_else(|| UnknownScenario(text.to_owned()))
+    }
+}
+
+/// What arrives next.
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    /// Pods to be placed, all at once.
+    Pods(Vec<Arc<Pod>>),
+    /// A node appears or changes.
+    Node(Arc<Node>),
+    /// A node goes.
+    NodeGone(String),
+    /// The n-th pod that was placed goes.
+    PodGone(usize),
+}
+
+/// A cluster and what happens in it.
+#[derive(Debug, Default)]
+pub(super) struct Fixture {
+    pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) objects: Vec<ObjectChange>,
+    /// Pods that are there before.
+    pub(super) bound: Vec<Arc<Pod>>,
+    pub(super) steps: Vec<Step>,
+}
+
+impl Fixture {
+    pub(super) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
+        let mut out = Self {
+            nodes: (0..nodes)
+                .map(|number| node(number, &node_change(scenario)))
+                .collect(),
+            ..Self::default()
+        };
+        out.objects = objects(scenario, nodes);
+        let plain = json!({});
+        for number in 0..before {
+            let pod = pod("before", number, &plain);
+            out.bound
+                .push(Arc::new(bound(&pod, &node_name(number % nodes.max(1)))));
+        }
+        match scenario {
+            Scenario::Preemption => out.fill(nodes),
+            Scenario::Gang => {
+                let size = (pods / 10).clamp(1, 1000);
+                for start in (0..pods).step_by(size) {
+                    let members = start..(start + size).min(pods);
+                    let name = format!("gang-{}", start / size);
+                    let change = gang(&name, members.len());
+                    let members = members.map(|number| pod("pod", number, &change));
+                    out.steps.push(Step::Pods(members.collect()));
+                }
+                return out;
+            }
+            _ => {}
+        }
+        for number in 0..pods {
+            if scenario == Scenario::MixedChurn {
+                out.churn(number, nodes);
+            }
+            let change = pod_change(scenario, number, nodes);
+            out.steps
+                .push(Step::Pods(vec![pod("pod", number, &change)]));
+        }
+        out
+    }
+
+    /// Four pods of low priority on each node, which leave too little for another.
+    fn fill(&mut self, nodes: usize) {
+        let mut change = requests(json!({"cpu": "7", "memory": "1Gi"}));
+        merge(&mut change, &json!({"spec": {"priority": 5000}}));
+        for number in 0..4 * nodes {
+            let pod = pod("low", number, &change);
+            self.bound
+                .push(Arc::new(bound(&pod, &node_name(number % nodes))));
+        }
+    }
+
+    fn churn(&mut self, number: usize, nodes: usize) {
+        if number % 10 == 5 {
+            let extra = nodes + number % 20;
+            if number % 20 == 5 {
+                self.steps.push(Step::Node(node(extra, &json!({}))));
+            } else {
+                self.steps.push(Step::NodeGone(node_name(extra - 10)));
+            }
+        }
+        if number % 10 == 7 {
+            self.steps.push(Step::PodGone(number / 3));
+        }
+        if number % 10 == 9 {
+            let labels = json!({"metadata": {"labels": {"seen": format!("{number}")}}});
+            self.steps
+                .push(Step::Node(node(number % nodes.max(1), &labels)));
+        }
+    }
+}
+
+fn node_change(scenario: Scenario) -> Value {
+    match scenario {
+        Scenario::Colocation => json!({"status": {"allocatable": {
+            koord_api::resources::BATCH_CPU: "16000",
+            koord_api::resources::BATCH_MEMORY: "128Gi",
+        }}}),
+        Scenario::GpuShare => json!({"status": {"allocatable": {
+            "koordinator.sh/gpu-core": "800",
+            "koordinator.sh/gpu-memory-ratio": "800",
+            "koordinator.sh/gpu-memory": "640Gi",
+        }}}),
+        _ => json!({}),
+    }
+}
+
+fn objects(scenario: Scenario, nodes: usize) -> Vec<ObjectChange> {
+    let each = |make: fn(usize) -> ObjectChange| (0..nodes).map(make).collect();
+    match scenario {
+        Scenario::Colocation => each(metric),
+        Scenario::Numa => each(topology),
+        Scenario::GpuShare => each(device),
+        Scenario::QuotaTree => {
+            let room = 32 * nodes;
+            let mut out = Vec::new();
+            for parent in 0..10 {
+                let name = format!("team-{parent}");
+                out.push(quota(&name, "koordinator-root-quota", true, room));
+                for child in 0..10 {
+                    out.push(quota(&format!("{name}-{child}"), &name, false, room / 10));
+                }
+            }
+            out
+        }
+        Scenario::ReservationHeavy => (0..nodes)
+            .map(|number| reservation(number, &node_name(number)))
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn gang(name: &str, size: usize) -> Value {
+    json!({"metadata": {"annotations": {
+        koord_api::annotations::GANG_NAME: name,
+        koord_api::annotations::GANG_MIN_AVAILABLE: size.to_string(),
+    }}})
+}
+
+fn labelled(app: &str, spec: &Value) -> Value {
+    json!({"metadata": {"labels": {"app": app}}, "spec": spec})
+}
+
+/// What tells the n-th pod from a basic one.
+fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
+    let app = format!("app-{}", number % 10);
+    let selector = json!({"matchLabels": {"app": app}});
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    match scenario {
+        Scenario::Basic | Scenario::Gang => json!({}),
+        Scenario::MixedChurn => requests(json!({
+            "cpu": format!("{}m", 300 + 20 * (number % 10)), "memory": "512Mi"
+        })),
+        Scenario::UnschedulableMixed if number % 5 == 4 => {
+            requests(json!({"cpu": "100", "memory": "512Mi"}))
+        }
+        Scenario::UnschedulableMixed => json!({}),
+        Scenario::NodeAffinity => {
+            let zones = |zones: &[usize]| {
+                let zones: Vec<String> = zones.iter().map(|zone| format!("zone-{zone}")).collect();
+                json!({"matchExpressions": [{"key": ZONE, "operator": "In", "values": zones}]})
+            };
+            let first = number % 9;
+            json!({"spec": {"affinity": {"nodeAffinity": {
+                required: {"nodeSelectorTerms": [zones(&[first, first + 1])]},
+                "preferredDuringSchedulingIgnoredDuringExecution":
+                    [{"weight": 10, "preference": zones(&[first])}],
+            }}}})
+        }
+        Scenario::TopologySpread => labelled(
+            &app,
+            &json!({"topologySpreadConstraints": [{
+                "maxSkew": 5, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": selector,
+            }, {
+                "maxSkew": 3, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": selector,
+            }]}),
+        ),
+        Scenario::PodAffinity => labelled(
+            &app,
+            &json!({"affinity": {"podAffinity": {
+                required: [{"topologyKey": ZONE, "labelSelector": selector}]
+            }}}),
+        ),
+        Scenario::PodAntiAffinity => {
+            // No application has more pods than there are hosts.
+            let app = format!("app-{}", number / (nodes / 2).max(1));
+            let selector = json!({"matchLabels": {"app": app}});
+            labelled(
+                &app,
+                &json!({"affinity": {"podAntiAffinity": {
+                    required: [{"topologyKey": HOST, "labelSelector": selector}]
+                }}}),
+            )
+        }
+        Scenario::Preemption => requests(json!({"cpu": "6", "memory": "1Gi"})),
+        Scenario::QuotaTree => json!({"metadata": {"labels": {
+            koord_api::labels::POD_QUOTA_NAME:
+                format!("team-{}-{}", number % 10, number / 10 % 10),
+        }}}),
+        Scenario::ReservationHeavy if number % 2 == 0 => {
+            json!({"metadata": {"labels": {"owner": format!("o{}", number / 2 % 100)}}})
+        }
+        Scenario::ReservationHeavy => json!({}),
+        Scenario::Numa => {
+            let mut change = requests(json!({"cpu": "4", "memory": "4Gi"}));
+            let policy = json!({"requiredCPUBindPolicy": "FullPCPUs"}).to_string();
+            merge(
+                &mut change,
+                &json!({"metadata": {
+                    "labels": {koord_api::labels::POD_QOS: "LSR"},
+                    "annotations": {koord_api::annotations::RESOURCE_SPEC: policy},
+                }, "spec": {"priority": 9500}}),
+            );
+            change
+        }
+        Scenario::GpuShare => requests(json!({
+            "cpu": "1", "memory": "4Gi",
+            "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50",
+        })),
+        Scenario::Colocation if number % 2 == 0 => {
+            let mut change = requests(json!({
+                koord_api::resources::BATCH_CPU: "1000",
+                koord_api::resources::BATCH_MEMORY: "2Gi",
+            }));
+            merge(
+                &mut change,
+                &json!({"metadata": {"labels": {koord_api::labels::POD_QOS: "BE"}},
+                    "spec": {"priority": 5500}}),
+            );
+            change
+        }
+        Scenario::Colocation => json!({}),
+    }
+}
