@@ -1,5 +1,7 @@
 //! `koord bench`: one component measured by itself.
 
+mod scheduler;
+
 use crate::{cluster, console};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -14,6 +16,8 @@ pub enum Command {
     Koordlet(KoordletArgs),
     /// What the API server does per second, and the memory it takes.
     Apiserver(ApiserverArgs),
+    /// How many pods the scheduler places per second, and what that costs.
+    Scheduler(scheduler::Args),
 }
 
 /// The fixture of `koord bench koordlet`.
@@ -89,6 +93,10 @@ pub fn main(command: Command) -> Result<()> {
     cluster::init_logging("warn");
     cluster::install_crypto_provider();
     match command {
+        Command::Scheduler(args) => {
+            let report = scheduler::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
         Command::Koordlet(args) => match daemon_binary() {
             Some(binary) => {
                 let status = std::process::Command::new(&binary)

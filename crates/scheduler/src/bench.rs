@@ -3,10 +3,13 @@
 //! The objects are those that informers would deliver, bindings succeed at once and are confirmed
 //! at once. The JSON has the fields of upstream's performance results, and more.
 
+mod api;
 mod objects;
 mod scenario;
 mod usage;
 
+pub use api::{ApiObjects, api_objects, api_report};
+pub use objects::NAMESPACE;
 pub use scenario::{Scenario, UnknownScenario};
 pub use usage::{cpu, rss_mib};
 
@@ -87,6 +90,9 @@ pub struct Report {
     pub pods_bound_before: usize,
     /// Scheduling cycles, with those that refused or that made room.
     pub attempts: usize,
+    /// Shared answers that the pod's own check of the chosen node refused: 0, or a plugin's
+    /// signature is incomplete.
+    pub mismatches: u64,
     pub cpu_seconds_per_1000_pods: f64,
     pub rss_mib: f64,
     /// The engine that looks at every node for every pod, in the same process.
@@ -129,7 +135,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
     let placed = run.placed.len();
     let failed = pods.saturating_sub(run.arrived_and_placed());
     let throughput = rate(placed, run.busy);
-    let of = |values: &mut Vec<Duration>, percent| percentile(values, percent).as_secs_f64();
+    let of = |values: &mut [Duration], percent| percentile(values, percent).as_secs_f64();
     let mut gangs = std::mem::take(&mut run.gangs);
     let is_gang = scenario == Scenario::Gang && !gangs.is_empty();
     let mut report = Report {
@@ -155,6 +161,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         pods_bound_before: options.bound,
         attempts: run.attempts,
+        mismatches: run.engine.mismatches(),
         cpu_seconds_per_1000_pods: 1000.0 * cpu / as_f64(placed.max(1)),
         rss_mib: rss,
         ..Report::default()
@@ -357,7 +364,7 @@ fn ratio(part: usize, whole: usize) -> f64 {
 }
 
 /// At least `percent` percent of `values` are at most this.
-pub fn percentile(values: &mut Vec<Duration>, percent: usize) -> Duration {
+pub fn percentile(values: &mut [Duration], percent: usize) -> Duration {
     values.sort_unstable();
     let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
     values.get(at).copied().unwrap_or_default()

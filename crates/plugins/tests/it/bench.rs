@@ -32,6 +32,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
             let report = run(scenario, 20, 100, koord, 0);
             let baseline = report.baseline.unwrap();
             assert_eq!(report.scheduling_failure_count, 0, "{}", report.name);
+            assert_eq!(report.mismatches, 0, "{}", report.name);
             assert!(
                 baseline.placed == 100 || baseline.sampled,
                 "{}",

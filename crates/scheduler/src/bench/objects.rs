@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The time of all objects.
 pub(super) const EPOCH: i64 = 1_700_000_000;
 /// Namespace of all pods.
-pub(super) const NAMESPACE: &str = "bench";
+pub const NAMESPACE: &str = "bench";
 
 pub(super) fn epoch() -> Timestamp {
     Timestamp::from_second(EPOCH).unwrap_or_default()
@@ -88,6 +88,18 @@ pub(super) fn bound(pod: &Pod, node: &str) -> Pod {
         spec.node_name = Some(node.to_owned());
     }
     pod
+}
+
+/// A custom resource as JSON.
+pub(super) fn to_value(object: &ObjectChange) -> Option<Value> {
+    fn json<T: serde::Serialize + 'static>(object: &ObjectChange) -> Option<Value> {
+        serde_json::to_value(object.new_as::<T>()?).ok()
+    }
+    json::<NodeMetric>(object)
+        .or_else(|| json::<ElasticQuota>(object))
+        .or_else(|| json::<Reservation>(object))
+        .or_else(|| json::<NodeResourceTopology>(object))
+        .or_else(|| json::<Device>(object))
 }
 
 fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {

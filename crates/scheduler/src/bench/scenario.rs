@@ -296,7 +296,7 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             koord_api::labels::POD_QUOTA_NAME:
                 format!("team-{}-{}", number % 10, number / 10 % 10),
         }}}),
-        Scenario::ReservationHeavy if number % 2 == 0 => {
+        Scenario::ReservationHeavy if number.is_multiple_of(2) => {
             json!({"metadata": {"labels": {"owner": format!("o{}", number / 2 % 100)}}})
         }
         Scenario::ReservationHeavy => json!({}),
@@ -316,7 +316,7 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             "cpu": "1", "memory": "4Gi",
             "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50",
         })),
-        Scenario::Colocation if number % 2 == 0 => {
+        Scenario::Colocation if number.is_multiple_of(2) => {
             let mut change = requests(json!({
                 koord_api::resources::BATCH_CPU: "1000",
                 koord_api::resources::BATCH_MEMORY: "2Gi",

@@ -1,0 +1,281 @@
+//! `koord bench scheduler`: the engine alone, or the scheduler against the embedded API server.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use koord_kube::client::{ClientOptions, from_kubeconfig};
+use koord_kube::{Api, Change, Client, Informer};
+use koord_scheduler::bench::{self, ApiObjects, Report, Scenario};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Creations in progress at a time, as in upstream's harness.
+const WORKERS: usize = 50;
+/// A run that makes no progress for this long is over.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The cluster and the pods that come to it.
+    #[arg(long, default_value = "basic", value_parser = scenario)]
+    pub scenario: Scenario,
+    /// Nodes.
+    #[arg(long, default_value_t = 1000)]
+    pub nodes: usize,
+    /// Pods to be placed.
+    #[arg(long, default_value_t = 10_000)]
+    pub pods: usize,
+    /// Pods that are on the nodes before.
+    #[arg(long, default_value_t = 0)]
+    pub bound: usize,
+    /// The plugins: kube-scheduler's, or all.
+    #[arg(long, default_value = "koord", value_parser = ["plain", "koord"])]
+    pub profile: String,
+    /// The engine fed directly, or the scheduler against the embedded API server over HTTPS.
+    #[arg(long, default_value = "engine", value_parser = ["engine", "api"])]
+    pub path: String,
+    /// Leave out the exhaustive engine.
+    #[arg(long)]
+    pub no_baseline: bool,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+fn scenario(text: &str) -> Result<Scenario, bench::UnknownScenario> {
+    text.parse()
+}
+
+impl Args {
+    fn options(&self) -> bench::Options {
+        bench::Options {
+            scenario: self.scenario,
+            nodes: self.nodes,
+            pods: self.pods,
+            bound: self.bound,
+            koord: self.profile == "koord",
+            baseline: !self.no_baseline,
+        }
+    }
+}
+
+/// Measures.
+///
+/// # Errors
+/// The profile cannot be built, or the API server cannot be started.
+pub(super) fn run(args: &Args) -> Result<Report> {
+    let options = args.options();
+    if args.path == "engine" {
+        return Ok(bench::run(&koord_plugins::registry(), &options)?);
+    }
+    if options.scenario == Scenario::MixedChurn || options.scenario == Scenario::Preemption {
+        let name = options.scenario.name();
+        bail!("--path api: scenario {name} is measured on the engine only");
+    }
+    crate::cluster::runtime()?.block_on(over_http(&options))
+}
+
+async fn over_http(options: &bench::Options) -> Result<Report> {
+    let directory = tempfile::tempdir().context("temporary directory")?;
+    let mut config = Config::memory(Clock::system());
+    config.controllers = false;
+    config.bind = ([127, 0, 0, 1], 0).into();
+    let server = ApiServer::open(config).await?;
+    server.install_crds(koord_api::crd_values()).await?;
+    let listener = server.listen().await?;
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn({
+        let (server, stop) = (server.clone(), stop.clone());
+        async move { server.serve(listener, stop).await }
+    });
+    let kubeconfig = directory.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig)?;
+    let connect = |name: &str| {
+        let options = ClientOptions {
+            qps: 0.0,
+            burst: 0,
+            user_agent: name.to_owned(),
+            context: None,
+        };
+        let kubeconfig = kubeconfig.clone();
+        async move { from_kubeconfig(Some(&kubeconfig), &options).await }
+    };
+    let objects = bench::api_objects(options);
+    let client = connect("bench").await?;
+    prepare(&client, &objects).await?;
+
+    let context = Context::new();
+    let scheduler = koord_scheduler::Options {
+        leader_elect: false,
+        config: (!options.koord).then(plain),
+        ..koord_scheduler::Options::new(koord_plugins::registry())
+    };
+    let debug = scheduler.debug.clone();
+    let running = tokio::spawn(koord_scheduler::run(
+        scheduler,
+        connect("koord-scheduler").await?,
+        context.clone(),
+    ));
+    // A pod informer of our own sees bindings as any client does.
+    let mut informer =
+        Informer::<Pod>::start(connect("watcher").await?, Default::default(), stop.clone());
+    while !debug.is_ready() && !running.is_finished() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    let created: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
+    let (started, before) = (Instant::now(), bench::cpu());
+    let creating = tokio::spawn(create(client, objects.pods.clone(), created.clone()));
+    let mut latencies: Vec<Duration> = Vec::new();
+    let mut last = Instant::now();
+    while latencies.len() < objects.pods.len() {
+        let change = tokio::time::timeout(PATIENCE, informer.changes.recv()).await;
+        let Ok(Some(change)) = change else {
+            break;
+        };
+        let Change::Applied { new, .. } = change else {
+            continue;
+        };
+        let bound = new.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+        let name = new.metadata.name.as_deref().unwrap_or_default();
+        if bound {
+            let mut created = created.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(at) = created.remove(name) {
+                last = Instant::now();
+                latencies.push(last.duration_since(at));
+            }
+        }
+    }
+    let elapsed = last.duration_since(started);
+    let cpu = bench::cpu().saturating_sub(before);
+    let creation = match creating.await? {
+        Ok(creation) => creation,
+        Err(error) => bail!("creating pods: {error}"),
+    };
+    let rss = bench::rss_mib();
+    context.shutdown.cancel();
+    stop.cancel();
+    let _ = running.await;
+    let _ = serving.await;
+    Ok(bench::api_report(
+        options, latencies, elapsed, creation, cpu, rss,
+    ))
+}
+
+/// kube-scheduler's plugins under our scheduler name.
+fn plain() -> koord_scheduler::config::Configuration {
+    koord_scheduler::config::Configuration::koord(&["koord-scheduler".to_owned()])
+}
+
+/// Nodes and everything else that is there before the pods.
+async fn prepare(client: &Client, objects: &ApiObjects) -> Result<()> {
+    let post = PostParams::default();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    for name in objects.namespaces() {
+        let namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        namespaces.create(&post, &namespace).await?;
+    }
+    let nodes: Api<Node> = Api::all(client.clone());
+    let work = objects.nodes.iter().map(|node| {
+        let (nodes, post) = (nodes.clone(), post.clone());
+        async move {
+            nodes.create(&post, node).await?;
+            let status = json!({"status": node.status});
+            let name = node.metadata.name.clone().unwrap_or_default();
+            let patch = Patch::Merge(&status);
+            nodes
+                .patch_status(&name, &PatchParams::default(), &patch)
+                .await?;
+            Ok::<_, koord_kube::Error>(())
+        }
+    });
+    all(work).await?;
+    for (kind, value) in &objects.others {
+        other(client, kind, value)
+            .await
+            .with_context(|| format!("creating an object of {kind}"))?;
+    }
+    let pods = objects.bound.iter().map(|pod| {
+        let api: Api<Pod> = Api::namespaced(client.clone(), bench::NAMESPACE);
+        let post = post.clone();
+        async move { api.create(&post, pod).await.map(|_| ()) }
+    });
+    all(pods).await?;
+    Ok(())
+}
+
+async fn all<F>(work: impl Iterator<Item = F>) -> Result<(), koord_kube::Error>
+where
+    F: Future<Output = Result<(), koord_kube::Error>>,
+{
+    let mut running = futures::stream::iter(work).buffer_unordered(WORKERS);
+    while let Some(done) = running.next().await {
+        done?;
+    }
+    Ok(())
+}
+
+/// Creates a custom resource, and writes its status where it has one.
+async fn other(client: &Client, kind: &str, value: &Value) -> Result<()> {
+    let mut parts = kind.splitn(3, '.');
+    let mut part = || parts.next().unwrap_or_default().to_owned();
+    let (plural, version, group) = (part(), part(), part());
+    let resource = ApiResource {
+        api_version: format!("{group}/{version}"),
+        group,
+        version,
+        kind: value["kind"].as_str().unwrap_or_default().to_owned(),
+        plural,
+    };
+    let object: DynamicObject = serde_json::from_value(value.clone())?;
+    let name = object.metadata.name.clone();
+    let name = name.ok_or_else(|| anyhow!("an object without a name"))?;
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    api.create(&PostParams::default(), &object).await?;
+    if let Some(status) = value.get("status") {
+        let patch = json!({"status": status});
+        let written = api
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        if let Err(error) = written
+            && !koord_kube::patch::is_not_found(&error)
+        {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// Creates the pods; returns how long that took.
+async fn create(
+    client: Client,
+    pods: Vec<Arc<Pod>>,
+    created: Arc<Mutex<HashMap<String, Instant>>>,
+) -> Result<Duration, koord_kube::Error> {
+    let started = Instant::now();
+    let api: Api<Pod> = Api::namespaced(client, bench::NAMESPACE);
+    let work = pods.into_iter().map(move |pod| {
+        let (api, created) = (api.clone(), created.clone());
+        async move {
+            let name = pod.metadata.name.clone().unwrap_or_default();
+            created
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(name, Instant::now());
+            api.create(&PostParams::default(), &pod).await.map(|_| ())
+        }
+    });
+    all(work).await?;
+    Ok(started.elapsed())
+}
