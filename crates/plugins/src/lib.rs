@@ -35,7 +35,6 @@ use std::collections::BTreeMap;
 const ACCEPTED: &[&str] = &[
     "DynamicResources",
     "GangScheduling",
-    "NodeNUMAResource",
 ];
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
@@ -98,6 +97,7 @@ pub fn registry() -> Registry {
             koord_weight: Some(1),
             build: load_aware::build,
         },
+        koord("NodeNUMAResource", numa::build),
         Factory {
             name: reservation::NAME,
             default_weight: None,

@@ -1,1 +1,706 @@
-//! NodeNUMAResource: CPU sets and NUMA alignment.
+//! `NodeNUMAResource`: binds pods to CPUs and NUMA nodes.
+//!
+//! Each node has a [`Book`]: the machine as the NodeResourceTopology describes it, and what every
+//! pod was given of it. What was given is written to the pod before it is bound, and read back from
+//! there after a restart: the books are never more than the annotations of the pods on the node plus
+//! what is reserved for pods about to be bound.
+
+mod allocate;
+mod args;
+mod book;
+mod inspect;
+mod node;
+mod pod;
+#[cfg(test)]
+mod tests;
+
+use allocate::{Given, Plan, Room, Stage, Way};
+use args::{Args, Settings};
+use book::Book;
+use koord_api::annotations;
+use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
+use koord_api::quantity::{self, Format, Quantity};
+use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_model::cpuset::BindPolicy;
+use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, amplify};
+use koord_model::resources::{
+    BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId,
+};
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, PodPatch,
+    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use node::{Report, Side, milli};
+use pod::{Allocation, Incoming};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::Value;
+use std::sync::Arc;
+
+const NAME: &str = "NodeNUMAResource";
+const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha1.topology.node.k8s.io";
+const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Numa {
+    settings: Settings,
+    /// By node name; a report may be here before its node.
+    reports: FxHashMap<String, Arc<Report>>,
+    /// By node index.
+    books: Vec<Book>,
+    /// Uids of the reservations that owners may not exceed.
+    restricted: FxHashSet<String>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    _context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    Ok(Box::new(Numa {
+        settings: args.settings()?,
+        reports: FxHashMap::default(),
+        books: Vec::new(),
+        restricted: FxHashSet::default(),
+    }))
+}
+
+impl Numa {
+    fn book(&mut self, node: NodeIndex) -> &mut Book {
+        if self.books.len() <= node.row() {
+            self.books.resize_with(node.row() + 1, Book::default);
+        }
+        &mut self.books[node.row()]
+    }
+
+    fn known(&self, node: NodeIndex) -> Option<(&Book, &Side)> {
+        let book = self.books.get(node.row())?;
+        Some((book, book.side.as_ref()?))
+    }
+
+    fn refresh(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        let side = view.nodes.info(node).map(|info| {
+            let report = self.reports.get(&*info.name).cloned().unwrap_or_default();
+            let (side, problems) = Side::new(info, report, view.resources);
+            fx.problems.extend(problems);
+            side
+        });
+        self.book(node).set_side(side);
+    }
+
+    /// How the pod is to be served on the node.
+    fn plan<'a>(&self, incoming: &'a Incoming, side: &'a Side) -> Result<Plan<'a>, Rejection> {
+        let policy = match (side.policy, incoming.policy) {
+            (Some(node), Some(pod)) if node != pod => {
+                let reason = "node(s) NUMA Topology policy not match";
+                return Err(Rejection::unresolvable(reason));
+            }
+            (node, pod) => pod.or(node),
+        };
+        let bound = incoming.wish.is_some() || (side.bind.is_some() && incoming.cpu() > 0);
+        if bound && incoming.cpu() % 1000 != 0 {
+            let reason = "the requested CPUs must be integer";
+            return Err(Rejection::unresolvable(reason));
+        }
+        let bind = bound.then(|| {
+            let wish = incoming.wish;
+            match (wish.and_then(|wish| wish.required), side.bind) {
+                (Some(required), _) => (required, true),
+                (None, Some(node)) => (node, true),
+                // Not bound without a wish or a policy of the node.
+                (None, None) => (
+                    wish.map_or(BindPolicy::FullPCpus, |wish| wish.preferred),
+                    false,
+                ),
+            }
+        });
+        Ok(Plan {
+            incoming,
+            side,
+            bind,
+            policy,
+        })
+    }
+
+    /// Whether the machine and its policies allow the plan at all.
+    fn check(&self, plan: &Plan<'_>) -> Verdict {
+        let Some((bind, required)) = plan.bind else {
+            return Ok(());
+        };
+        let topology = plan.side.topology();
+        if !topology.is_valid() {
+            return Err(Rejection::unresolvable("node(s) invalid CPU Topology"));
+        }
+        let own = plan.incoming.wish.and_then(|wish| wish.required);
+        if own.is_some() && plan.side.bind.is_some_and(|node| Some(node) != own) {
+            return Err(Rejection::unresolvable(
+                "node(s) cpu bind policy conflicts with pod's required cpu bind policy",
+            ));
+        }
+        let threads = topology.per_core().max(1);
+        let odd = !plan.incoming.cpus().is_multiple_of(threads);
+        if required && bind == BindPolicy::FullPCpus && odd {
+            return Err(Rejection::unresolvable(
+                "node(s) requested cpus not multiple cpus per core",
+            ));
+        }
+        Ok(())
+    }
+
+    /// CPU of amplified nodes: bound pods take as much of it as their CPUs would have given others.
+    fn check_amplified(&self, cycle: &Cycle<'_>, plan: &Plan<'_>, node: NodeIndex) -> Verdict {
+        if plan.incoming.cpu() == 0 {
+            return Ok(());
+        }
+        let Some(ratio) = plan.side.node_ratio else {
+            return Err(Rejection::unresolvable(
+                "node(s) invalid CPU amplification ratio",
+            ));
+        };
+        if ratio <= 1.0 {
+            return Ok(());
+        }
+        let asked = match plan.bind {
+            Some(_) => amplify(plan.incoming.cpu(), ratio),
+            None => plan.incoming.cpu(),
+        };
+        let bound = self.known(node).map_or(0, |(book, side)| {
+            let stage = self.stage(cycle, book, plan);
+            milli(allocate::widest(book, side, &stage).held.cpus.len())
+        });
+        let mut requested = cycle.requested(node, CPU);
+        if bound > 0 && requested >= bound {
+            requested += amplify(bound, ratio) - bound;
+        }
+        if asked > cycle.view.nodes.allocatable(node, CPU) - requested {
+            return Err(Rejection::unschedulable("Insufficient amplified cpu"));
+        }
+        Ok(())
+    }
+
+    /// What is imagined of the node, as far as this plugin holds books on it.
+    fn stage<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Stage<'a> {
+        let mut stage = Stage::default();
+        for pod in cycle.overlay.removed {
+            match book.pods.get(&pod.uid) {
+                Some(known) if known.is_reservation => {
+                    let restricted = self.restricted.contains(&*pod.uid);
+                    stage.open.push((&*pod.uid, restricted));
+                }
+                Some(_) => stage.gone.push(&*pod.uid),
+                None => {}
+            }
+        }
+        for pod in cycle.overlay.added {
+            if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
+                stage.more.push(given);
+            }
+        }
+        if let Some(nominated) = cycle.nominated
+            && book.pods.contains_key(&nominated.uid)
+        {
+            let restricted = self.restricted.contains(&*nominated.uid);
+            stage.open = vec![(&*nominated.uid, restricted)];
+            stage.nominated = !plan.incoming.ignores_reservations;
+        }
+        stage
+    }
+
+    /// As [`Self::stage`]; a pod that ignores reservations may use all of them at reserve too.
+    fn with_ignored<'a>(mut stage: Stage<'a>, book: &'a Book, plan: &Plan<'_>) -> Stage<'a> {
+        if plan.incoming.ignores_reservations {
+            let held = book.pods.iter().filter(|(_, pod)| pod.is_reservation);
+            stage.open = held.map(|(uid, _)| (&**uid, false)).collect();
+        }
+        stage
+    }
+
+    fn ways(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> (Vec<Way>, Room) {
+        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
+        let ways = allocate::ways(book, plan, &stage);
+        (ways, allocate::widest(book, plan.side, &stage))
+    }
+
+    /// What the pod would get.
+    fn serve(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> Result<Given, Rejection> {
+        let (ways, _) = self.ways(cycle, book, plan);
+        self.serve_by(cycle, plan, &ways)
+    }
+
+    fn serve_by(
+        &self,
+        cycle: &Cycle<'_>,
+        plan: &Plan<'_>,
+        ways: &[Way],
+    ) -> Result<Given, Rejection> {
+        let mask = cycle.numa.filter(|_| plan.policy.is_some());
+        allocate::serve(plan, &self.settings, ways, mask, cycle.view.resources)
+    }
+
+    /// Reads what a pod on the node says it was given.
+    fn read(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, fx: &mut Effects) -> bool {
+        // A pod that is only assumed says nothing of this placement yet.
+        if pod.node.is_none() {
+            return false;
+        }
+        match Allocation::read(pod, view.resources) {
+            Ok(Some(allocation)) => self.book(node).give(&pod.uid, allocation),
+            Ok(None) => false,
+            Err(message) => {
+                fx.problems.push(problem(pod, message));
+                false
+            }
+        }
+    }
+
+    fn is_empty_on(&self, node: NodeIndex) -> bool {
+        self.books
+            .get(node.row())
+            .is_none_or(|book| book.pods.is_empty())
+    }
+}
+
+fn problem(pod: &PodInfo, message: String) -> Problem {
+    let kind = pod.stands_for.as_ref().map_or("Pod", |_| "Reservation");
+    let namespace = match pod.stands_for {
+        Some(_) => String::new(),
+        None => pod.namespace.to_string(),
+    };
+    let name = pod
+        .stands_for
+        .as_ref()
+        .and_then(|object| object.name.clone());
+    Problem {
+        kind,
+        namespace,
+        name: name.unwrap_or_else(|| pod.name.to_string()),
+        uid: pod.uid.to_string(),
+        message: format!("{message}; what the pod was given before stays booked"),
+    }
+}
+
+impl Plugin for Numa {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::RESERVE)
+            .or(Points::PRE_BIND)
+            .or(Points::NUMA)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD
+            .or(Action::NODE_ALLOCATABLE)
+            .or(Action::NODE_LABEL)
+            .or(Action::NODE_ANNOTATION);
+        [
+            (Subject::AssignedPod, Action::DELETE),
+            (Subject::Object(TOPOLOGIES), any),
+            (Subject::Node, node),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .to_vec()
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        match Incoming::new(pod, &self.settings) {
+            Ok(Some(incoming)) => incoming.sign(signature),
+            Ok(None) => signature.number(0),
+            Err(message) => signature.text(&message),
+        }
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![
+            Watch::of::<NodeResourceTopology>(TOPOLOGIES),
+            Watch::of::<Reservation>(RESERVATIONS),
+        ]
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let gone = change.action == Action::DELETE;
+        if let Some(reservation) = change.new_as::<Reservation>() {
+            let uid = reservation.metadata.uid.clone().unwrap_or_default();
+            let policy = reservation.spec.allocate_policy.as_ref();
+            if !gone && policy == Some(&ReservationAllocatePolicy::Restricted) {
+                self.restricted.insert(uid);
+            } else {
+                self.restricted.remove(&uid);
+            }
+            return;
+        }
+        let Some(object) = change.new_as::<NodeResourceTopology>() else {
+            return;
+        };
+        let name = object.metadata.name.clone().unwrap_or_default();
+        if gone {
+            self.reports.remove(&name);
+        } else {
+            let (report, problems) = Report::new(object, view.resources);
+            // koordlet renews the object all the time; most of it is not read here.
+            if self
+                .reports
+                .get(&name)
+                .is_some_and(|known| **known == report)
+            {
+                return;
+            }
+            fx.problems.extend(problems);
+            self.reports.insert(name.clone(), Arc::new(report));
+        }
+        if let Some(node) = view.nodes.find(&name) {
+            self.refresh(node, view, fx);
+            fx.touched.push(node);
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        self.refresh(node, view, fx);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        self.read(pod, node, view, fx);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let of = |pod: &PodInfo| pod.object.metadata.annotations.clone();
+        if old.node == new.node && of(old) == of(new) {
+            return;
+        }
+        if self.read(new, node, view, fx) {
+            fx.touched.push(node);
+        } else if let Ok(Some(reservation)) = pod::reservation_of(new)
+            && let Some(known) = self.book(node).pods.get(&new.uid).cloned()
+        {
+            let allocation = Allocation {
+                reservation: Some(reservation),
+                ..(*known).clone()
+            };
+            if self.book(node).give(&new.uid, allocation) {
+                fx.touched.push(node);
+            }
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(node).take_back(&pod.uid);
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match Incoming::new(cycle.pod, &self.settings) {
+            Ok(Some(incoming)) => PreFilter::ready(incoming),
+            Ok(None) => PreFilter::Skip,
+            Err(message) => PreFilter::Reject(Rejection::unresolvable(message)),
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return Ok(());
+        };
+        let plan = self.plan(incoming, side)?;
+        self.check_amplified(cycle, &plan, node)?;
+        self.check(&plan)?;
+        if plan.policy.is_some() {
+            if side.zones.is_empty() {
+                return Err(Rejection::unresolvable("node(s) missing NUMA resources"));
+            }
+            return Ok(());
+        }
+        match plan.bind {
+            Some((_, true)) => self.serve(cycle, book, &plan).map(drop),
+            // Any CPUs will do: counting them is enough.
+            Some((_, false)) => {
+                let (_, widest) = self.ways(cycle, book, &plan);
+                if widest.free_cpus() < incoming.cpus() {
+                    let error = koord_model::cpuset::NotEnough;
+                    return Err(Rejection::unschedulable(error.to_string()));
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        match Incoming::new(cycle.pod, &self.settings) {
+            Ok(Some(incoming)) => PreScore::Ready(State::of(incoming)),
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let own;
+        let incoming = match state.get::<Incoming>() {
+            Some(incoming) => incoming,
+            // Profiles may name the plugin for scoring alone.
+            None => match Incoming::new(cycle.pod, &self.settings) {
+                Ok(Some(incoming)) => {
+                    own = incoming;
+                    &own
+                }
+                _ => return 0,
+            },
+        };
+        let Some((book, side)) = self.known(node) else {
+            return 0;
+        };
+        let Ok(plan) = self.plan(incoming, side) else {
+            return 0;
+        };
+        if plan.bind.is_some() && !side.topology().is_valid() {
+            return 0;
+        }
+        let (settings, table) = (&self.settings, cycle.view.resources);
+        let whole = |id| {
+            let there = cycle.view.nodes.allocatable(node, id);
+            (there, cycle.requested(node, id))
+        };
+        let bound = |cpus: usize| amplify(milli(cpus), side.ratio);
+        let Some(policy) = plan.policy else {
+            return allocate::score(&plan, settings, settings.nodes, table, |id| {
+                let (there, mut used) = whole(id);
+                if id == CPU && incoming.cpu() > 0 && side.ratio > 1.0 {
+                    let cpus = book.held.cpus.len();
+                    used += bound(cpus) - milli(cpus);
+                }
+                (there, used)
+            });
+        };
+        let (ways, widest) = self.ways(cycle, book, &plan);
+        // Without strict alignment the NUMA nodes do not weigh in.
+        let cycle = Cycle {
+            numa: cycle.numa.filter(|_| policy != NumaPolicyKind::BestEffort),
+            ..*cycle
+        };
+        let Ok(given) = self.serve_by(&cycle, &plan, &ways) else {
+            return 0;
+        };
+        allocate::score(&plan, settings, settings.nodes, table, |id| {
+            let sum = |zones: &[(u8, koord_model::resources::Amounts)]| -> i64 {
+                let used = |zone: u8| given.zones.iter().any(|(id, _)| *id == zone);
+                let zones = zones.iter().filter(|(zone, _)| used(*zone));
+                zones.map(|(_, zone)| zone.get(id)).sum()
+            };
+            let (there, mut used) = if given.zones.is_empty() {
+                whole(id)
+            } else {
+                let there = sum(&side.zones);
+                (there, there - sum(widest.zones()))
+            };
+            if id == CPU && !given.cpus.is_empty() {
+                used = bound(widest.held.cpus.len());
+            }
+            (there, used)
+        })
+    }
+
+    fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
+        let incoming = state.get::<Incoming>()?;
+        let (book, side) = self.known(node)?;
+        let plan = self.plan(incoming, side).ok()?;
+        let kind = plan.policy?;
+        let stage = self.stage(cycle, book, &plan);
+        Some(NumaPolicy {
+            kind,
+            exclusive: incoming.exclusive(),
+            nodes: side.mask(),
+            states: allocate::widest(book, side, &stage).held.states,
+        })
+    }
+    fn numa_hints(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        _policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection> {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return Ok(Vec::new());
+        };
+        let plan = self.plan(incoming, side)?;
+        let (ways, widest) = self.ways(cycle, book, &plan);
+        let table = cycle.view.resources;
+        Ok(allocate::hints(
+            &plan,
+            &self.settings,
+            &ways,
+            &widest,
+            table,
+        ))
+    }
+    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return Ok(());
+        };
+        let plan = self.plan(incoming, side)?;
+        self.serve(cycle, book, &plan).map(drop)
+    }
+
+    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
+        let Ok(Some(incoming)) = Incoming::new(cycle.pod, &self.settings) else {
+            return Ok(());
+        };
+        let Some((book, side)) = self.known(node) else {
+            return Ok(());
+        };
+        let plan = self.plan(&incoming, side)?;
+        if plan.bind.is_none() && plan.policy.is_none() {
+            return Ok(());
+        }
+        if plan.bind.is_some() && !side.topology().is_valid() {
+            return Err(Rejection::error("node(s) invalid CPU Topology"));
+        }
+        let given = self.serve(cycle, book, &plan).map_err(|rejection| {
+            if cycle.nominated.is_some() && !incoming.reserved_only {
+                Rejection::unschedulable(
+                    "pod has a nominated reservation but cannot be allocated within its NUMA scope",
+                )
+            } else {
+                rejection
+            }
+        })?;
+        let nominated = cycle
+            .nominated
+            .filter(|pod| book.pods.contains_key(&pod.uid));
+        let allocation = Allocation {
+            cpus: given.cpus,
+            zones: given.zones,
+            exclusive: incoming.wish.map(|wish| wish.exclusive).unwrap_or_default(),
+            reservation: nominated.map(|pod| pod.uid.clone()),
+            ..Allocation::of(cycle.pod)
+        };
+        self.book(node).give(&cycle.pod.uid, allocation);
+        Ok(())
+    }
+    fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) {
+        self.book(node).take_back(&cycle.pod.uid);
+    }
+    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        if self.is_empty_on(node) {
+            return Ok(());
+        }
+        let Some((book, side)) = self.known(node) else {
+            return Ok(());
+        };
+        let Some(given) = book.pods.get(&cycle.pod.uid) else {
+            return Ok(());
+        };
+        let failed = |error: serde_json::Error| Rejection::error(error.to_string());
+        if let Ok(Some(incoming)) = Incoming::new(cycle.pod, &self.settings)
+            && let Ok(plan) = self.plan(&incoming, side)
+            && let Some((bind, required)) = plan.bind
+            && let Some(spec) = completed(cycle.pod, bind, required)
+        {
+            let key = annotations::RESOURCE_SPEC;
+            extension::write(&mut patch.annotations, key, &spec).map_err(failed)?;
+        }
+        let status = ResourceStatus {
+            cpuset: given.cpus.to_string(),
+            numa_node_resources: given
+                .zones
+                .iter()
+                .map(|(id, amounts)| extension::NumaNodeResource {
+                    node: i32::from(*id),
+                    resources: amounts
+                        .iter()
+                        .map(|(id, amount)| {
+                            let name = cycle.view.resources.name(id);
+                            let quantity = quantity_of(id, amount, &name, Some(cycle.pod));
+                            (name.to_string(), quantity)
+                        })
+                        .collect(),
+                })
+                .collect(),
+        };
+        let key = annotations::RESOURCE_STATUS;
+        extension::write(&mut patch.annotations, key, &status).map_err(failed)
+    }
+
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        inspect::explain(self, pod, view)
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &std::collections::BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Option<Value> {
+        match path {
+            ["nodes", name] => inspect::node(self, name, view),
+            _ => None,
+        }
+    }
+}
+
+/// The pod's CPU wish with what it left to others filled in; `None` when it left nothing.
+fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<ResourceSpec> {
+    let key = annotations::RESOURCE_SPEC;
+    let annotations = pod.object.metadata.annotations.as_ref();
+    let mut spec: ResourceSpec = extension::read(annotations, key).ok()?.unwrap_or_default();
+    let before = spec.clone();
+    let policy = CpuBindPolicy::from(bind.as_str());
+    let unset = |policy: &Option<CpuBindPolicy>| {
+        policy
+            .as_ref()
+            .is_none_or(|policy| policy.as_str().is_empty())
+    };
+    let default = Some(CpuBindPolicy::Default);
+    let open = unset(&spec.required_cpu_bind_policy) || spec.required_cpu_bind_policy == default;
+    if required && open {
+        spec.required_cpu_bind_policy = Some(policy.clone());
+    }
+    if spec.preferred_cpu_bind_policy == default {
+        spec.preferred_cpu_bind_policy = Some(policy.clone());
+    }
+    if unset(&spec.required_cpu_bind_policy) && unset(&spec.preferred_cpu_bind_policy) {
+        spec.preferred_cpu_bind_policy = Some(policy);
+    }
+    (spec != before).then_some(spec)
+}
+
+/// `amount` of resource `id`, written like the pod writes its own request.
+fn quantity_of(id: ResourceId, amount: i64, name: &str, pod: Option<&PodInfo>) -> Quantity {
+    let binary = [MEMORY, EPHEMERAL_STORAGE, BATCH_MEMORY, MID_MEMORY].contains(&id)
+        || name.starts_with("hugepages-");
+    let containers = pod.and_then(PodInfo::spec).map(|spec| &spec.containers);
+    let requested = containers.into_iter().flatten().find_map(|container| {
+        let requests = container.resources.as_ref()?.requests.as_ref()?;
+        quantity::parse(requests.get(name)?).ok()
+    });
+    let format = match requested {
+        Some(requested) => requested.format(),
+        None if binary => Format::BinarySi,
+        None => Format::DecimalSi,
+    };
+    let quantity = if id == CPU {
+        Quantity::from_milli(amount)
+    } else {
+        Quantity::from_value(amount)
+    };
+    quantity.with_format(format)
+}

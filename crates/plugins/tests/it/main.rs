@@ -11,6 +11,7 @@ mod bench;
 mod config;
 mod devices;
 mod differential;
+mod numa;
 mod gang;
 mod profile;
 mod reservation;

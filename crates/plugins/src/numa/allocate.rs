@@ -1,0 +1,478 @@
+//! What a pod would get on a node, and the NUMA nodes it could get it from.
+
+use super::args::Settings;
+use super::book::{Book, Held};
+use super::node::{Side, milli};
+use super::pod::{Allocation, Incoming};
+use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy, NotEnough, Want, take, usable};
+use koord_model::numa::{Hint, NumaMask, NumaPolicyKind, Offers, Unit, Usage, amplify, split};
+use koord_model::numa::{least_allocated, most_allocated};
+use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
+use koord_scheduler::framework::{Code, Reason, Reasons, Rejection};
+use std::sync::Arc;
+
+/// How a pod is to be served on one node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) incoming: &'a Incoming,
+    pub(super) side: &'a Side,
+    /// Bound to CPUs: how, and whether any other way is out of the question.
+    pub(super) bind: Option<(BindPolicy, bool)>,
+    pub(super) policy: Option<NumaPolicyKind>,
+}
+
+/// What is free on a node, under one assumption about whose place the pod takes.
+#[derive(Debug)]
+pub(super) struct Room {
+    cpus: CpuSet,
+    /// By NUMA node, ascending, amplified.
+    zones: Vec<(u8, Amounts)>,
+    preferred: CpuSet,
+    pub(super) held: Held,
+}
+
+/// One way to serve a pod.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) room: Room,
+    /// Out of a reservation.
+    reservation: bool,
+    /// All of it must come from what this reservation has left.
+    only: Option<Room>,
+}
+
+/// What a pod gets.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Given {
+    pub(super) cpus: CpuSet,
+    pub(super) zones: Vec<(u8, Amounts)>,
+}
+
+/// Which reservations a pod may use, and which pods are to be imagined away.
+#[derive(Debug, Default)]
+pub(super) struct Stage<'a> {
+    /// Not there: victims of a preemption.
+    pub(super) gone: Vec<&'a str>,
+    /// Open to the pod: by uid, and whether nothing may be added from the node.
+    pub(super) open: Vec<(&'a str, bool)>,
+    /// There beside what is booked.
+    pub(super) more: Vec<Allocation>,
+    /// The pod must end up in the reservation that is open.
+    pub(super) nominated: bool,
+}
+
+impl Room {
+    fn new(side: &Side, held: Held, preferred: CpuSet) -> Self {
+        let mut cpus = side.topology().all().without(&held.cpus);
+        cpus.subtract(&side.report.reserved);
+        let zones = side.zones.iter().map(|(id, there)| {
+            let mut free = there.clone();
+            let taken = held.on_zone(side, *id);
+            for (resource, amount) in there.iter() {
+                free.set(resource, amount.saturating_sub(taken.get(resource)).max(0));
+            }
+            (*id, free)
+        });
+        Self {
+            zones: zones.collect(),
+            cpus,
+            preferred,
+            held,
+        }
+    }
+
+    pub(super) fn free_cpus(&self) -> usize {
+        self.cpus.len()
+    }
+
+    pub(super) fn zones(&self) -> &[(u8, Amounts)] {
+        &self.zones
+    }
+
+    pub(super) fn cpus(&self) -> &CpuSet {
+        &self.cpus
+    }
+}
+
+/// What is free of `book` as it is.
+pub(super) fn room(book: &Book, side: &Side) -> Room {
+    Room::new(side, book.held.clone(), CpuSet::new())
+}
+
+/// What is free when everyone that `stage` opens or removes is away.
+pub(super) fn widest(book: &Book, side: &Side, stage: &Stage<'_>) -> Room {
+    if stage.gone.is_empty() && stage.open.is_empty() && stage.more.is_empty() {
+        return room(book, side);
+    }
+    let away = |uid: &str| stage.gone.contains(&uid) || stage.open.iter().any(|(r, _)| *r == uid);
+    Room::new(side, book.without(away, &stage.more), CpuSet::new())
+}
+
+/// The ways to serve a pod, in the order in which they are tried.
+pub(super) fn ways(book: &Book, plan: &Plan<'_>, stage: &Stage<'_>) -> Vec<Way> {
+    let side = plan.side;
+    let gone = |uid: &str| stage.gone.contains(&uid);
+    let mut out = Vec::new();
+    let shares = if stage.open.is_empty() {
+        Vec::new()
+    } else {
+        book.shares(gone)
+    };
+    let share_of = |reservation: &str| {
+        let found = shares.iter().find(|(uid, _)| **uid == *reservation);
+        found.map(|(_, share)| share)
+    };
+    if plan.incoming.ignores_reservations {
+        let mut room = widest(book, side, stage);
+        for share in stage.open.iter().filter_map(|(uid, _)| share_of(uid)) {
+            room.preferred.add(&share.cpus);
+        }
+        return vec![Way {
+            room,
+            reservation: false,
+            only: None,
+        }];
+    }
+    for (uid, restricted) in &stage.open {
+        let Some(share) = share_of(uid) else { continue };
+        let away = |other: &str| gone(other) || other == *uid;
+        let held = book.without(away, &stage.more);
+        let room = Room::new(side, held, share.cpus.clone());
+        let only = restricted.then(|| Room {
+            cpus: room.cpus.and(&share.cpus),
+            // A reservation of no NUMA resources restricts none.
+            zones: if share.zones.is_empty() {
+                room.zones.clone()
+            } else {
+                share.zones.clone()
+            },
+            preferred: share.cpus.clone(),
+            held: room.held.clone(),
+        });
+        out.push(Way {
+            room,
+            reservation: true,
+            only,
+        });
+    }
+    let must = plan.incoming.reserved_only || stage.nominated;
+    if out.is_empty() || !must {
+        let room = if stage.gone.is_empty() && stage.more.is_empty() {
+            room(book, side)
+        } else {
+            Room::new(side, book.without(gone, &stage.more), CpuSet::new())
+        };
+        out.push(Way {
+            room,
+            reservation: false,
+            only: None,
+        });
+    }
+    out
+}
+
+/// Serves the pod in the first way that works, from the NUMA nodes of `mask` if there is one.
+pub(super) fn serve(
+    plan: &Plan<'_>,
+    settings: &Settings,
+    ways: &[Way],
+    mask: Option<NumaMask>,
+    table: &ResourceTable,
+) -> Result<Given, Rejection> {
+    let mut reasons = Vec::new();
+    for way in ways {
+        match way.serve(plan, settings, mask, table) {
+            Ok(given) => return Ok(given),
+            Err(rejection) if way.reservation => {
+                let texts = rejection.reasons.as_slice().iter();
+                reasons
+                    .extend(texts.map(|reason| Reason::from(format!("Reservation(s) {reason}"))));
+            }
+            Err(rejection) => return Err(rejection),
+        }
+    }
+    Err(Rejection {
+        code: Code::Unschedulable,
+        reasons: Reasons::Many(reasons.into()),
+    })
+}
+
+impl Way {
+    fn serve(
+        &self,
+        plan: &Plan<'_>,
+        settings: &Settings,
+        mask: Option<NumaMask>,
+        table: &ResourceTable,
+    ) -> Result<Given, Rejection> {
+        let given = self.room.serve(plan, settings, mask, table)?;
+        let Some(only) = &self.only else {
+            return Ok(given);
+        };
+        if plan.bind.is_some() && plan.incoming.cpus() > only.cpus.len() {
+            return Err(Rejection::unschedulable(not_enough()));
+        }
+        only.serve(plan, settings, mask, table)
+    }
+}
+
+fn not_enough() -> String {
+    NotEnough.to_string()
+}
+
+impl Room {
+    fn serve(
+        &self,
+        plan: &Plan<'_>,
+        settings: &Settings,
+        mask: Option<NumaMask>,
+        table: &ResourceTable,
+    ) -> Result<Given, Rejection> {
+        let mut given = Given::default();
+        if let Some(mask) = mask.filter(|_| !self.zones.is_empty()) {
+            let parts = split(
+                &plan.incoming.requests,
+                &self.usable_zones(plan),
+                mask,
+                unit(plan),
+            );
+            given.zones = parts.map_err(|missing| {
+                let reason = |id| Reason::from(format!("Insufficient NUMA {}", table.name(id)));
+                Rejection {
+                    code: Code::Unschedulable,
+                    reasons: Reasons::Many(missing.into_iter().map(reason).collect()),
+                }
+            })?;
+        }
+        if let Some((bind, required)) = plan.bind {
+            given.cpus = self.take(plan, settings, &given.zones, bind, required)?;
+        }
+        Ok(given)
+    }
+
+    /// The room on the NUMA nodes as far as a bound pod can use it.
+    fn usable_zones(&self, plan: &Plan<'_>) -> Vec<(u8, Amounts)> {
+        let mut zones = self.zones.clone();
+        let Some((bind, required)) = plan.bind else {
+            return zones;
+        };
+        let fitting = required.then(|| usable(plan.side.topology(), &self.cpus, bind));
+        for (id, amounts) in &mut zones {
+            let mut cpu = amounts.get(CPU);
+            if cpu == 0 {
+                continue;
+            }
+            if let Some(fitting) = &fitting {
+                let on = plan.side.topology().on_node(*id);
+                cpu = cpu.min(milli(on.map_or(0, |all| all.and(fitting).len())));
+            }
+            if plan.side.ratio > 1.0 {
+                cpu = unamplified(cpu, amounts.get(CPU), plan.side.ratio);
+            }
+            amounts.set(CPU, cpu);
+        }
+        zones
+    }
+
+    fn take(
+        &self,
+        plan: &Plan<'_>,
+        settings: &Settings,
+        zones: &[(u8, Amounts)],
+        bind: BindPolicy,
+        required: bool,
+    ) -> Result<CpuSet, Rejection> {
+        let topology = plan.side.topology();
+        let available = if required {
+            usable(topology, &self.cpus, bind)
+        } else {
+            self.cpus.clone()
+        };
+        let needed = plan.incoming.cpus();
+        let refuse = |error: NotEnough| Rejection::unschedulable(error.to_string());
+        if available.len() < needed {
+            return Err(refuse(NotEnough));
+        }
+        let wish = plan.incoming.wish;
+        let want = |available, needed| Want {
+            topology,
+            available,
+            preferred: &self.preferred,
+            owned: &self.held.owned,
+            needed,
+            bind,
+            exclusive: wish.map_or(ExclusivePolicy::None, |wish| wish.exclusive),
+            strategy: plan.side.strategy.unwrap_or(settings.numa),
+        };
+        let part = |(id, amounts): &(u8, Amounts)| {
+            let all = topology.on_node(*id);
+            let here = all.map(|all| all.and(&available)).unwrap_or_default();
+            let count = usize::try_from(amounts.get(CPU) / 1000).unwrap_or(0);
+            (count.min(here.len()), here)
+        };
+        let parts: Vec<(usize, CpuSet)> = if zones.is_empty() {
+            vec![(needed, available.clone())]
+        } else {
+            zones.iter().map(part).collect()
+        };
+        let mut taken = CpuSet::new();
+        for (count, from) in &parts {
+            taken.add(&take(&want(from, *count)).map_err(refuse)?);
+        }
+        if taken.len() != needed {
+            return Err(refuse(NotEnough));
+        }
+        let cores = topology.cores_of(&taken);
+        let satisfied = match bind {
+            BindPolicy::FullPCpus => cores * topology.per_core() == taken.len(),
+            BindPolicy::SpreadByPCpus => cores == taken.len(),
+        };
+        if required && !satisfied {
+            return Err(Rejection::unschedulable(format!(
+                "insufficient CPUs to satisfy required cpu bind policy {}",
+                bind.as_str()
+            )));
+        }
+        Ok(taken)
+    }
+}
+
+/// The most whole CPUs, in milli-cores and up to `cpu`, that count for no more than `room` once
+/// amplified.
+fn unamplified(cpu: i64, room: i64, ratio: f64) -> i64 {
+    let mut whole = cpu / 1000 * 1000;
+    // Few steps: a guess by division is at most one CPU off.
+    let guess = (room as f64 / ratio) as i64 / 1000 * 1000 + 1000;
+    whole = whole.min(guess);
+    while whole > 0 && amplify(whole, ratio) > room {
+        whole -= 1000;
+    }
+    whole.max(0)
+}
+
+fn unit(plan: &Plan<'_>) -> Unit {
+    match plan.bind {
+        None => Unit::Milli,
+        Some((BindPolicy::FullPCpus, true)) => {
+            Unit::Core(i64::try_from(plan.side.topology().per_core()).unwrap_or(1))
+        }
+        Some(_) => Unit::Cpu,
+    }
+}
+
+/// Above this many NUMA nodes, only sets of the smallest size that works are offered.
+const ALL_SIZES: u32 = 8;
+
+/// Which sets of NUMA nodes can serve the pod, per resource.
+pub(super) fn hints(
+    plan: &Plan<'_>,
+    settings: &Settings,
+    ways: &[Way],
+    widest: &Room,
+    table: &ResourceTable,
+) -> Offers {
+    let zones = widest.usable_zones(plan);
+    let listed: Vec<ResourceId> = plan
+        .incoming
+        .requests
+        .iter()
+        .map(|(id, _)| id)
+        .filter(|id| plan.side.zones.iter().any(|(_, zone)| zone.contains(*id)))
+        .collect();
+    let mut found: Vec<Vec<Hint>> = vec![Vec::new(); listed.len()];
+    let mask = plan.side.mask();
+    let mut size = 0;
+    for mask in mask.subsets() {
+        let wider = mask.count() > size;
+        let served = found.iter().any(|hints| !hints.is_empty());
+        if wider && served && plan.side.mask().count() > ALL_SIZES {
+            break;
+        }
+        size = mask.count();
+        let room = |id: ResourceId| -> i64 {
+            let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
+            inside.map(|(_, zone)| zone.get(id)).sum()
+        };
+        // Cheaper than trying, and never wrong: a split cannot exceed the room.
+        let hopeless = listed
+            .iter()
+            .any(|id| room(*id) < plan.incoming.requests.get(*id));
+        if hopeless || serve(plan, settings, ways, Some(mask), table).is_err() {
+            continue;
+        }
+        let score = zone_score(plan, settings, &zones, mask, table);
+        for (id, hints) in listed.iter().zip(&mut found) {
+            let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
+            if inside.clone().all(|(_, zone)| zone.get(*id) > 0) {
+                hints.push(Hint {
+                    mask: Some(mask),
+                    preferred: false,
+                    score,
+                });
+            }
+        }
+    }
+    let restricted = plan.policy == Some(NumaPolicyKind::Restricted);
+    let offers = listed.into_iter().zip(found).map(|(id, mut hints)| {
+        let width = |hint: &Hint| hint.mask.map_or(0, NumaMask::count);
+        let least = hints.iter().map(width).min();
+        for hint in &mut hints {
+            hint.preferred = restricted || Some(width(hint)) == least;
+        }
+        (table.name(id), Some(hints))
+    });
+    offers.collect::<Vec<(Arc<str>, Option<Vec<Hint>>)>>()
+}
+
+/// How well the pod would fill the NUMA nodes of `mask`.
+fn zone_score(
+    plan: &Plan<'_>,
+    settings: &Settings,
+    free: &[(u8, Amounts)],
+    mask: NumaMask,
+    table: &ResourceTable,
+) -> i64 {
+    let inside = |zones: &[(u8, Amounts)], id| -> i64 {
+        let zones = zones.iter().filter(|(zone, _)| mask.has(*zone));
+        zones.map(|(_, zone)| zone.get(id)).sum()
+    };
+    score(plan, settings, settings.numa, table, |id| {
+        let there = inside(&plan.side.zones, id);
+        (there, (there - inside(free, id)).max(0))
+    })
+}
+
+/// The score of a place, given what is there and what is in use of each resource.
+pub(super) fn score(
+    plan: &Plan<'_>,
+    settings: &Settings,
+    strategy: koord_model::cpuset::Strategy,
+    table: &ResourceTable,
+    place: impl Fn(ResourceId) -> (i64, i64),
+) -> i64 {
+    let usages = settings.weights.iter().filter_map(|(name, weight)| {
+        let id = table.get(name)?;
+        let mut own = plan.incoming.requests.get(id);
+        if own == 0 && is_extended(name) {
+            return None;
+        }
+        if id == CPU && plan.bind.is_some() {
+            own = amplify(own, plan.side.ratio);
+        }
+        let (allocatable, requested) = place(id);
+        Some(Usage {
+            allocatable,
+            requested: requested.saturating_add(own),
+            weight: *weight,
+        })
+    });
+    match strategy {
+        koord_model::cpuset::Strategy::LeastAllocated => least_allocated(usages),
+        koord_model::cpuset::Strategy::MostAllocated => most_allocated(usages),
+    }
+}
+
+/// Whether a resource counts only for pods that ask for it.
+fn is_extended(name: &str) -> bool {
+    !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods")
+}

@@ -1,0 +1,130 @@
+//! `NodeNUMAResourceArgs`.
+
+use crate::args::invalid;
+use koord_model::cpuset::{BindPolicy, Strategy};
+use koord_scheduler::framework::BuildError;
+use serde::Deserialize;
+
+/// The plugin's arguments.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Args {
+    #[serde(rename = "defaultCPUBindPolicy")]
+    default_cpu_bind_policy: String,
+    scoring_strategy: Scoring,
+    numa_scoring_strategy: Scoring,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            default_cpu_bind_policy: BindPolicy::FullPCpus.as_str().to_owned(),
+            scoring_strategy: Scoring::default(),
+            numa_scoring_strategy: Scoring::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Scoring {
+    #[serde(rename = "type")]
+    kind: Kind,
+    resources: Vec<ResourceSpec>,
+}
+
+impl Default for Scoring {
+    fn default() -> Self {
+        let resources = ["cpu", "memory"].map(|name| ResourceSpec {
+            name: name.to_owned(),
+            weight: 1,
+        });
+        Self {
+            kind: Kind::default(),
+            resources: resources.to_vec(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
+enum Kind {
+    #[default]
+    LeastAllocated,
+    MostAllocated,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ResourceSpec {
+    name: String,
+    #[serde(default = "one")]
+    weight: i64,
+}
+
+fn one() -> i64 {
+    1
+}
+
+/// What the arguments come down to.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    /// For pods that are to be bound to CPUs and do not say how; `None`: they are not bound.
+    pub(super) bind: Option<BindPolicy>,
+    /// How full nodes should be.
+    pub(super) nodes: Strategy,
+    /// How full NUMA nodes should be.
+    pub(super) numa: Strategy,
+    /// Resource names and weights, for both scores.
+    pub(super) weights: Vec<(String, i64)>,
+}
+
+impl Args {
+    /// Checks the arguments.
+    pub(super) fn settings(self) -> Result<Settings, BuildError> {
+        let bind = match self.default_cpu_bind_policy.as_str() {
+            "" => None,
+            "FullPCPUs" => Some(BindPolicy::FullPCpus),
+            "SpreadByPCPUs" => Some(BindPolicy::SpreadByPCpus),
+            other => {
+                let message = format!("{other:?} is not one of FullPCPUs, SpreadByPCPUs");
+                return refuse("defaultCPUBindPolicy", &message);
+            }
+        };
+        let strategies = [
+            ("scoringStrategy", &self.scoring_strategy),
+            ("numaScoringStrategy", &self.numa_scoring_strategy),
+        ];
+        for (field, strategy) in strategies {
+            for spec in &strategy.resources {
+                if !(1..=100).contains(&spec.weight) {
+                    let field = format!("{field}.resources[{}].weight", spec.name);
+                    return refuse(&field, &format!("{} is not within 1 and 100", spec.weight));
+                }
+            }
+        }
+        if self.numa_scoring_strategy.resources != self.scoring_strategy.resources {
+            tracing::warn!(
+                plugin = super::NAME,
+                "numaScoringStrategy.resources is not used: NUMA nodes are scored by \
+                 scoringStrategy.resources"
+            );
+        }
+        let strategy = |scoring: &Scoring| match scoring.kind {
+            Kind::LeastAllocated => Strategy::LeastAllocated,
+            Kind::MostAllocated => Strategy::MostAllocated,
+        };
+        let weights = self.scoring_strategy.resources.iter();
+        Ok(Settings {
+            bind,
+            nodes: strategy(&self.scoring_strategy),
+            numa: strategy(&self.numa_scoring_strategy),
+            weights: weights
+                .map(|spec| (spec.name.clone(), spec.weight))
+                .collect(),
+        })
+    }
+}
+
+fn refuse<T>(field: &str, message: &str) -> Result<T, BuildError> {
+    Err(invalid(super::NAME, format!("args.{field}: {message}")))
+}

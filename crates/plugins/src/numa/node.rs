@@ -1,0 +1,331 @@
+//! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::extension::{
+    self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, NodeReservation, PodCpuAlloc,
+    SystemQosResource,
+};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
+use koord_api::{annotations, labels, resources};
+use koord_model::cpuset::{BindPolicy, Cpu, CpuSet, Strategy, Topology};
+use koord_model::numa::{NumaMask, NumaPolicyKind, amplify};
+use koord_model::resources::{Amounts, CPU, ResourceTable, amount};
+use koord_scheduler::framework::Problem;
+use koord_scheduler::state::NodeInfo;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// What a NodeResourceTopology says.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Report {
+    pub(super) topology: Topology,
+    /// CPUs that no pod is bound to.
+    pub(super) reserved: CpuSet,
+    pub(super) kubelet: Option<KubeletCpuManagerPolicy>,
+    policy: Option<NumaPolicyKind>,
+    /// Allocatable by NUMA node, ascending, without the reserved CPUs.
+    zones: Vec<(u8, Amounts)>,
+    /// When given here, the amounts are amplified already.
+    ratios: Option<AmplificationRatios>,
+}
+
+/// Everything the plugin needs to know of a node.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    pub(super) report: Arc<Report>,
+    /// Allocatable by NUMA node, ascending, amplified.
+    pub(super) zones: Vec<(u8, Amounts)>,
+    /// How much more CPU the NUMA nodes are said to have than they have; 1 when not amplified.
+    pub(super) ratio: f64,
+    /// The same for the node as a whole; `None` when the annotation is malformed.
+    pub(super) node_ratio: Option<f64>,
+    /// Every pod with CPU is bound this way.
+    pub(super) bind: Option<BindPolicy>,
+    pub(super) policy: Option<NumaPolicyKind>,
+    /// The node's own choice between NUMA nodes.
+    pub(super) strategy: Option<Strategy>,
+}
+
+/// Collects what could not be understood of one object.
+pub(super) struct Reader<'a> {
+    kind: &'static str,
+    meta: &'a ObjectMeta,
+    pub(super) problems: Vec<Problem>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(kind: &'static str, meta: &'a ObjectMeta) -> Self {
+        Self {
+            kind,
+            meta,
+            problems: Vec::new(),
+        }
+    }
+
+    pub(super) fn problem(&mut self, message: String) {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        self.problems.push(Problem {
+            kind: self.kind,
+            namespace: text(&self.meta.namespace),
+            name: text(&self.meta.name),
+            uid: text(&self.meta.uid),
+            message,
+        });
+    }
+
+    /// The JSON annotation `key`; ignored, with a problem, when malformed.
+    pub(super) fn read<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
+        match extension::read(self.meta.annotations.as_ref(), key) {
+            Ok(value) => value,
+            Err(error) => {
+                self.problem(format!("{error}; it is ignored"));
+                None
+            }
+        }
+    }
+
+    /// A CPU list out of annotation `key`; ignored, with a problem, when malformed.
+    fn cpus(&mut self, key: &str, text: &str) -> CpuSet {
+        text.parse().unwrap_or_else(|error| {
+            self.problem(format!("annotation {key}: {error}; it is ignored"));
+            CpuSet::new()
+        })
+    }
+}
+
+impl Report {
+    /// Reads a NodeResourceTopology. Also returns what was ignored.
+    pub(super) fn new(
+        object: &NodeResourceTopology,
+        table: &ResourceTable,
+    ) -> (Self, Vec<Problem>) {
+        let mut reader = Reader::new("NodeResourceTopology", &object.metadata);
+        let topology = topology(&mut reader);
+        let reserved = reserved(&mut reader);
+        let kubelet = reader.read(annotations::KUBELET_CPU_MANAGER_POLICY);
+        let ratios = ratios(&mut reader).unwrap_or_default();
+        let mut zones: Vec<(u8, Amounts)> = Vec::new();
+        for zone in object
+            .spec
+            .zones
+            .iter()
+            .filter(|z| z.type_ == ZONE_TYPE_NODE)
+        {
+            let id = zone_id(&zone.name).and_then(|id| u8::try_from(id).ok());
+            let Some(id) = id.filter(|id| *id < 64) else {
+                reader.problem(format!(
+                    "zone {:?} is ignored: not node-0 to node-63",
+                    zone.name
+                ));
+                continue;
+            };
+            if zones.iter().any(|(known, _)| *known == id) {
+                reader.problem(format!("zone {:?} is ignored: listed twice", zone.name));
+                continue;
+            }
+            let mut amounts = Amounts::new();
+            for resource in &zone.resources {
+                let id = table.intern(&resource.name);
+                amounts.set(id, amount(id, &resource.allocatable).max(0));
+            }
+            let taken = topology
+                .on_node(id)
+                .map_or(0, |cpus| milli(cpus.and(&reserved).len()));
+            // Where the amounts are amplified already, so is what the reserved CPUs would give.
+            let ratio = ratios.as_ref().and_then(|all| all.of(resources::CPU));
+            let taken = amplify(taken, ratio.unwrap_or(1.0));
+            if amounts.get(CPU) > 0 {
+                amounts.set(CPU, (amounts.get(CPU) - taken).max(0));
+            }
+            zones.push((id, amounts));
+        }
+        zones.sort_by_key(|(id, _)| *id);
+        let policy = object
+            .spec
+            .topology_policies
+            .iter()
+            .find_map(|name| match name.as_str() {
+                "BestEffort" => Some(NumaPolicyKind::BestEffort),
+                "Restricted" => Some(NumaPolicyKind::Restricted),
+                "SingleNUMANodePodLevel" => Some(NumaPolicyKind::SingleNumaNode),
+                _ => None,
+            });
+        let report = Self {
+            topology,
+            reserved,
+            kubelet,
+            policy,
+            zones,
+            ratios,
+        };
+        (report, reader.problems)
+    }
+}
+
+/// Milli-cores of `cpus` CPUs.
+pub(super) fn milli(cpus: usize) -> i64 {
+    i64::try_from(cpus).unwrap_or(i64::MAX).saturating_mul(1000)
+}
+
+fn topology(reader: &mut Reader<'_>) -> Topology {
+    let key = annotations::NODE_CPU_TOPOLOGY;
+    let listed: CpuTopology = reader.read(key).unwrap_or_default();
+    let mut cpus = Vec::new();
+    for cpu in &listed.detail {
+        let id = u32::try_from(cpu.id).ok().filter(|id| *id <= CpuSet::MAX);
+        let node = u8::try_from(cpu.node).ok().filter(|node| *node < 64);
+        match (id, u32::try_from(cpu.core).ok(), node) {
+            (Some(id), Some(core), Some(node)) if cpu.socket >= 0 => {
+                cpus.push(Cpu::new(id, core, cpu.socket, node));
+            }
+            _ => {
+                // Half a machine would be worse than none: pods would get wrong neighbours.
+                reader.problem(format!("annotation {key} is ignored: impossible {cpu:?}"));
+                return Topology::default();
+            }
+        }
+    }
+    Topology::new(cpus)
+}
+
+fn reserved(reader: &mut Reader<'_>) -> CpuSet {
+    let key = annotations::NODE_CPU_ALLOCS;
+    let allocs: Option<Vec<PodCpuAlloc>> = reader.read(key);
+    let mut reserved = CpuSet::new();
+    for alloc in allocs.into_iter().flatten() {
+        if alloc.managed_by_kubelet && !alloc.uid.is_empty() {
+            reserved.add(&reader.cpus(key, &alloc.cpuset));
+        }
+    }
+    let key = annotations::KUBELET_CPU_MANAGER_POLICY;
+    // Reported where the whole of it is read.
+    let annotations = reader.meta.annotations.as_ref();
+    if let Ok(Some(policy)) = extension::read::<KubeletCpuManagerPolicy>(annotations, key) {
+        reserved.add(&reader.cpus(key, &policy.reserved_cpus));
+    }
+    let key = annotations::NODE_RESERVATION;
+    if let Some(reservation) = reader.read::<NodeReservation>(key) {
+        reserved.add(&reader.cpus(key, &reservation.reserved_cpus));
+    }
+    let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
+    if let Some(system) = reader.read::<SystemQosResource>(key)
+        && system.is_exclusive()
+    {
+        reserved.add(&reader.cpus(key, &system.cpuset));
+    }
+    reserved
+}
+
+/// The amplification annotation; `None` when malformed, `Some(None)` when absent.
+fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
+    let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
+    let Some(text) = reader
+        .meta
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(key))
+    else {
+        return Some(None);
+    };
+    match AmplificationRatios::parse(text) {
+        Ok(ratios) => Some(Some(ratios)),
+        Err(error) => {
+            reader.problem(format!("annotation {key} is ignored: {error}: {text:?}"));
+            None
+        }
+    }
+}
+
+impl Side {
+    /// Puts a node and the report about it together. Also returns what was ignored of the node.
+    pub(super) fn new(
+        node: &NodeInfo,
+        report: Arc<Report>,
+        table: &ResourceTable,
+    ) -> (Self, Vec<Problem>) {
+        let mut reader = Reader::new("Node", &node.object.metadata);
+        let own = ratios(&mut reader);
+        let node_ratio = own.as_ref().map(|own| cpu_ratio(own.as_ref()));
+        let own = own.flatten();
+        let mut zones = report.zones.clone();
+        let ratio = match (&report.ratios, &own) {
+            (Some(ratios), _) => cpu_ratio(Some(ratios)),
+            (None, own) => {
+                for (_, amounts) in &mut zones {
+                    for (name, ratio) in own.iter().flat_map(|own| &own.0) {
+                        if let Some(id) = table.get(name).filter(|id| amounts.contains(*id)) {
+                            amounts.set(id, amplify(amounts.get(id), *ratio));
+                        }
+                    }
+                }
+                cpu_ratio(own.as_ref())
+            }
+        };
+        let policy = match node.label(labels::NODE_NUMA_TOPOLOGY_POLICY) {
+            None | Some("") => report.policy,
+            Some(name) => match policy_named(name) {
+                Some(policy) => Some(policy),
+                None => {
+                    let key = labels::NODE_NUMA_TOPOLOGY_POLICY;
+                    reader.problem(format!(
+                        "label {key} is ignored: {name:?} is not one of BestEffort, Restricted, \
+                         SingleNUMANode"
+                    ));
+                    report.policy
+                }
+            },
+        };
+        let kubelet = report.kubelet.as_ref();
+        let full_only = kubelet.is_some_and(|kubelet| {
+            let option = kubelet.options.get("full-pcpus-only");
+            kubelet.policy == "static" && option.is_some_and(|value| value == "true")
+        });
+        let bind = match node.label(labels::NODE_CPU_BIND_POLICY) {
+            Some("FullPCPUsOnly") => Some(BindPolicy::FullPCpus),
+            _ if full_only => Some(BindPolicy::FullPCpus),
+            Some("SpreadByPCPUs") => Some(BindPolicy::SpreadByPCpus),
+            _ => None,
+        };
+        let strategy = match node.label(labels::NODE_NUMA_ALLOCATE_STRATEGY) {
+            None | Some("") => None,
+            Some("MostAllocated") => Some(Strategy::MostAllocated),
+            // `DistributeEvenly` has no meaning of its own within a node.
+            Some(_) => Some(Strategy::LeastAllocated),
+        };
+        let side = Self {
+            report,
+            zones,
+            ratio,
+            node_ratio,
+            bind,
+            policy,
+            strategy,
+        };
+        (side, reader.problems)
+    }
+
+    /// The NUMA nodes.
+    pub(super) fn mask(&self) -> NumaMask {
+        self.zones.iter().map(|(id, _)| *id).collect()
+    }
+
+    /// The machine's CPUs.
+    pub(super) fn topology(&self) -> &Topology {
+        &self.report.topology
+    }
+}
+
+fn cpu_ratio(ratios: Option<&AmplificationRatios>) -> f64 {
+    ratios.and_then(|all| all.of(resources::CPU)).unwrap_or(1.0)
+}
+
+/// The policy with this name in labels and annotations.
+pub(super) fn policy_named(name: &str) -> Option<NumaPolicyKind> {
+    match name {
+        "BestEffort" => Some(NumaPolicyKind::BestEffort),
+        "Restricted" => Some(NumaPolicyKind::Restricted),
+        "SingleNUMANode" => Some(NumaPolicyKind::SingleNumaNode),
+        _ => None,
+    }
+}

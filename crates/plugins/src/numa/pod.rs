@@ -1,0 +1,258 @@
+//! A pod's side: what it asks for, and what it was given.
+
+use super::args::Settings;
+use super::node::policy_named;
+use koord_api::extension::{
+    self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity,
+    ReservationAllocated, ResourceSpec, ResourceStatus,
+};
+use koord_api::priority::PriorityClass;
+use koord_api::qos::{self, QosClass};
+use koord_api::{annotations, labels};
+use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy};
+use koord_model::numa::{NumaExclusive, NumaPolicyKind};
+use koord_model::resources::{Amounts, CPU, ResourceTable, amount};
+use koord_scheduler::framework::Signature;
+use koord_scheduler::state::PodInfo;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// How a pod wants its CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) required: Option<BindPolicy>,
+    pub(super) preferred: BindPolicy,
+    pub(super) exclusive: ExclusivePolicy,
+}
+
+/// What a pod asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Incoming {
+    /// Without zeros.
+    pub(super) requests: Amounts,
+    /// It must be bound to CPUs on every node.
+    pub(super) wish: Option<Wish>,
+    pub(super) policy: Option<NumaPolicyKind>,
+    exclusive: Option<NumaExclusive>,
+    /// It runs nowhere but in a reservation.
+    pub(super) reserved_only: bool,
+    /// It may use what reservations hold.
+    pub(super) ignores_reservations: bool,
+}
+
+impl Incoming {
+    /// Reads `pod`; `None` when it asks for nothing.
+    ///
+    /// # Errors
+    /// An annotation is malformed, or it wants a part of a CPU for itself.
+    pub(super) fn new(pod: &PodInfo, settings: &Settings) -> Result<Option<Self>, String> {
+        let requests: Amounts = pod.requests.iter().filter(|(_, n)| *n > 0).collect();
+        if requests.is_empty() {
+            return Ok(None);
+        }
+        let numa: NumaTopologySpec = read(pod, annotations::NUMA_TOPOLOGY_SPEC)?;
+        let affinity: ReservationAffinity = read(pod, annotations::RESERVATION_AFFINITY)?;
+        let policy = numa.numa_topology_policy.as_ref();
+        let policy = match policy.map_or("", |policy| policy.as_str()) {
+            "" => None,
+            name => Some(policy_named(name).ok_or_else(|| {
+                let key = annotations::NUMA_TOPOLOGY_SPEC;
+                format!("annotation {key}: numaTopologyPolicy {name:?} is not known")
+            })?),
+        };
+        let exclusive = match numa.single_numa_node_exclusive.as_deref() {
+            Some("Required") => Some(NumaExclusive::Required),
+            Some("Preferred") => Some(NumaExclusive::Preferred),
+            None | Some("") => None,
+            Some(_) => Some(NumaExclusive::None),
+        };
+        let label = |key: &str| {
+            pod.object
+                .metadata
+                .labels
+                .as_ref()
+                .and_then(|all| all.get(key))
+        };
+        let wish = wish(pod, settings)?.filter(|_| requests.get(CPU) > 0);
+        if wish.is_some() && requests.get(CPU) % 1000 != 0 {
+            return Err("the requested CPUs must be integer".to_owned());
+        }
+        Ok(Some(Self {
+            wish,
+            policy,
+            exclusive,
+            reserved_only: !affinity.name.is_empty()
+                || !affinity.reservation_selector.is_empty()
+                || affinity
+                    .required_during_scheduling_ignored_during_execution
+                    .is_some(),
+            ignores_reservations: label(labels::RESERVATION_IGNORED)
+                .is_some_and(|value| value == "true"),
+            requests,
+        }))
+    }
+
+    /// Milli-cores.
+    pub(super) fn cpu(&self) -> i64 {
+        self.requests.get(CPU)
+    }
+
+    /// Whole CPUs.
+    pub(super) fn cpus(&self) -> usize {
+        usize::try_from(self.cpu() / 1000).unwrap_or(0)
+    }
+
+    /// A pod with a policy of its own keeps off NUMA nodes of other such pods unless it says
+    /// otherwise; a node's policy asks nothing of the kind.
+    pub(super) fn exclusive(&self) -> NumaExclusive {
+        let default = match self.policy {
+            Some(_) => NumaExclusive::Required,
+            None => NumaExclusive::None,
+        };
+        self.exclusive.unwrap_or(default)
+    }
+
+    /// Writes all of it.
+    pub(super) fn sign(&self, signature: &mut Signature) {
+        signature.amounts(&self.requests);
+        let wish = self.wish.map_or(0, |wish| {
+            let bind = |policy| match policy {
+                BindPolicy::FullPCpus => 1,
+                BindPolicy::SpreadByPCpus => 2,
+            };
+            let exclusive = wish.exclusive as i64;
+            1 + 100 * wish.required.map_or(0, bind) + 10 * bind(wish.preferred) + exclusive
+        });
+        signature.number(wish);
+        let policy = self.policy.map_or(0, |policy| policy as i64 + 1);
+        let exclusive = self.exclusive.map_or(0, |exclusive| exclusive as i64 + 1);
+        let flags = i64::from(self.reserved_only) + 2 * i64::from(self.ignores_reservations);
+        signature.number(policy * 100 + exclusive * 10 + flags);
+    }
+}
+
+fn wish(pod: &PodInfo, settings: &Settings) -> Result<Option<Wish>, String> {
+    let class = qos::of_pod(&pod.object);
+    let spec: ResourceSpec = read(pod, annotations::RESOURCE_SPEC)?;
+    let bound = matches!(class, QosClass::Lse | QosClass::Lsr);
+    if !bound || pod.priority_class != PriorityClass::Prod {
+        return Ok(None);
+    }
+    // The outer option: there is an opinion; the inner one: it is to be bound.
+    let read = |policy: Option<&CpuBindPolicy>| match policy {
+        None => None,
+        Some(CpuBindPolicy::Default) => Some(settings.bind),
+        Some(CpuBindPolicy::FullPCPUs) => Some(Some(BindPolicy::FullPCpus)),
+        Some(CpuBindPolicy::SpreadByPCPUs) => Some(Some(BindPolicy::SpreadByPCpus)),
+        Some(other) if other.as_str().is_empty() => None,
+        Some(_) => Some(None),
+    };
+    let required = read(spec.required_cpu_bind_policy.as_ref());
+    let preferred = read(spec.preferred_cpu_bind_policy.as_ref()).unwrap_or(settings.bind);
+    // A default that binds nothing is no requirement.
+    let asked_default = spec.required_cpu_bind_policy == Some(CpuBindPolicy::Default);
+    let required = required.filter(|policy| !(asked_default && policy.is_none()));
+    let Some(effective) = required.unwrap_or(preferred) else {
+        return Ok(None);
+    };
+    Ok(Some(Wish {
+        required: required.flatten(),
+        preferred: effective,
+        exclusive: exclusive(&spec),
+    }))
+}
+
+fn exclusive(spec: &ResourceSpec) -> ExclusivePolicy {
+    match spec.preferred_cpu_exclusive_policy {
+        Some(CpuExclusivePolicy::PcpuLevel) => ExclusivePolicy::PCpuLevel,
+        Some(CpuExclusivePolicy::NumaNodeLevel) => ExclusivePolicy::NumaNodeLevel,
+        _ => ExclusivePolicy::None,
+    }
+}
+
+fn read<T: DeserializeOwned + Default>(pod: &PodInfo, key: &str) -> Result<T, String> {
+    extension::read(pod.object.metadata.annotations.as_ref(), key)
+        .map(Option::unwrap_or_default)
+        .map_err(|error| error.to_string())
+}
+
+/// What a pod was given on its node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Allocation {
+    pub(super) namespace: Arc<str>,
+    pub(super) name: Arc<str>,
+    pub(super) cpus: CpuSet,
+    pub(super) exclusive: ExclusivePolicy,
+    /// By NUMA node, ascending.
+    pub(super) zones: Vec<(u8, Amounts)>,
+    /// The uid of the reservation it took this from.
+    pub(super) reservation: Option<Arc<str>>,
+    /// Whether this is held for the owners of a reservation.
+    pub(super) is_reservation: bool,
+}
+
+impl Allocation {
+    /// For `pod`, nothing given yet.
+    pub(super) fn of(pod: &PodInfo) -> Self {
+        Self {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            is_reservation: pod.stands_for.is_some(),
+            ..Self::default()
+        }
+    }
+
+    /// What the annotations of `pod` say it was given; `None`: nothing.
+    ///
+    /// # Errors
+    /// An annotation is malformed.
+    pub(super) fn read(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Self>, String> {
+        let key = annotations::RESOURCE_STATUS;
+        if pod.annotation(key).is_none() {
+            return Ok(None);
+        }
+        let status: ResourceStatus = read(pod, key)?;
+        let spec: ResourceSpec = read(pod, annotations::RESOURCE_SPEC)?;
+        let parsed = status.cpuset.parse::<CpuSet>();
+        let cpus = parsed.map_err(|error| format!("annotation {key}: cpuset: {error}"))?;
+        if cpus.is_empty() && status.numa_node_resources.is_empty() {
+            return Ok(None);
+        }
+        let mut zones: Vec<(u8, Amounts)> = Vec::new();
+        for given in &status.numa_node_resources {
+            let node = u8::try_from(given.node).ok().filter(|node| *node < 64);
+            let node = node.ok_or_else(|| {
+                format!(
+                    "annotation {key}: numaNodeResources: node {} is impossible",
+                    given.node
+                )
+            })?;
+            let mut amounts = Amounts::new();
+            for (name, quantity) in &given.resources {
+                let id = table.intern(name);
+                amounts.add(id, amount(id, quantity).max(0));
+            }
+            match zones.iter_mut().find(|(id, _)| *id == node) {
+                Some((_, known)) => known.add_all(&amounts),
+                None => zones.push((node, amounts)),
+            }
+        }
+        zones.sort_by_key(|(id, _)| *id);
+        Ok(Some(Self {
+            cpus,
+            zones,
+            exclusive: exclusive(&spec),
+            reservation: reservation_of(pod)?,
+            ..Self::of(pod)
+        }))
+    }
+}
+
+/// The uid of the reservation whose place `pod` takes, by its annotation.
+///
+/// # Errors
+/// The annotation is malformed.
+pub(super) fn reservation_of(pod: &PodInfo) -> Result<Option<Arc<str>>, String> {
+    let taken: ReservationAllocated = read(pod, annotations::RESERVATION_ALLOCATED)?;
+    Ok((!taken.uid.is_empty()).then(|| taken.uid.as_str().into()))
+}

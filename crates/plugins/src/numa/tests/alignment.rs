@@ -1,0 +1,248 @@
+//! Pods that are held to NUMA nodes.
+
+use super::*;
+
+const SINGLE: &str = r#"{"numaTopologyPolicy":"SingleNUMANode"}"#;
+const RESTRICTED: &str = r#"{"numaTopologyPolicy":"Restricted"}"#;
+const BEST: &str = r#"{"numaTopologyPolicy":"BestEffort"}"#;
+
+fn policy(name: &str) -> Value {
+    json!({"node.koordinator.sh/numa-topology-policy": name})
+}
+
+#[test]
+fn a_single_numa_node_gives_cpu_and_memory_together() {
+    let mut engine = one(policy("SingleNUMANode"));
+    let memory = |name: &str, cpu: &str, memory: &str| {
+        let requests = json!({"cpu": cpu, "memory": memory});
+        let containers = json!([{"name": "c", "resources": {"requests": requests}}]);
+        pod(name, "1", json!({"spec": {"containers": containers}}))
+    };
+    assert_eq!(
+        place(&mut engine, memory("a", "2", "24Gi")),
+        "n 0: cpu 2, memory 24Gi"
+    );
+    assert_eq!(
+        place(&mut engine, memory("b", "6500m", "4Gi")),
+        "n 1: cpu 6500m, memory 4Gi"
+    );
+    // CPU is free on 0, memory on 1.
+    assert_eq!(
+        place(&mut engine, memory("c", "4", "16Gi")),
+        "1 Unaligned NUMA Hint cause cpu prefer [11] among [11],memory prefer [11] among [11]"
+    );
+    assert_eq!(
+        place(&mut engine, memory("d", "4", "8Gi")),
+        "n 0: cpu 4, memory 8Gi"
+    );
+}
+
+#[test]
+fn the_reference_example_of_topology_aware_scheduling() {
+    // Node a: 10 CPUs per NUMA node; node b: 20.
+    let (small, large) = (Machine([2, 1, 5, 2]), Machine([2, 1, 10, 2]));
+    let run = |policy_name: &str, nodes: &[&str]| {
+        let mut engine = engine(json!({}));
+        for (name, machine) in [("a", small), ("b", large)] {
+            if nodes.contains(&name) {
+                let node = machine.node(name, policy(policy_name), json!({}), machine.cpus());
+                engine.node_applied(node, now());
+                engine.object_changed(&machine.topology(name, json!([]), json!({})), now());
+            }
+        }
+        place(&mut engine, pod("p", "20", json!({})))
+    };
+    let cause =
+        "1 Unaligned NUMA Hint cause cpu prefer [11] among [11],memory prefer [11] among [11]";
+    let split = "a 0: cpu 10, memory 512Mi | 1: cpu 10, memory 512Mi";
+    assert_eq!(run("SingleNUMANode", &["a"]), cause);
+    assert_eq!(
+        run("SingleNUMANode", &["a", "b"]),
+        "b 0: cpu 20, memory 1Gi"
+    );
+    assert_eq!(run("Restricted", &["a"]), split);
+    assert_eq!(run("BestEffort", &["a"]), split);
+}
+
+#[test]
+fn bound_cpus_come_from_the_agreed_numa_nodes() {
+    let mut engine = one(policy("SingleNUMANode"));
+    assert_eq!(
+        place(&mut engine, lsr("a", "6", FULL)),
+        "n 0-5 | 0: cpu 6, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("b", "4", FULL)),
+        "n 8-11 | 1: cpu 4, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("c", "3", SPREAD)),
+        "1 Unaligned NUMA Hint cause cpu prefer [11] among [11],memory prefer [11] among [11]"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("d", "2", SPREAD)),
+        "n 12,14 | 1: cpu 2, memory 1Gi"
+    );
+    // A shared pod counts beside them.
+    let shared = pod("e", "3", json!({}));
+    assert_eq!(
+        place(&mut engine, shared),
+        "1 Unaligned NUMA Hint cause cpu prefer [11] among [11],memory prefer [11] among [11]"
+    );
+    let mut engine = one(policy("Restricted"));
+    assert_eq!(
+        place(&mut engine, lsr("x", "2", FULL)),
+        "n 0-1 | 0: cpu 2, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("y", "12", FULL)),
+        "n 2-13 | 0: cpu 6, memory 512Mi | 1: cpu 6, memory 512Mi"
+    );
+    let mut engine = one(policy("Restricted"));
+    assert_eq!(
+        place(&mut engine, lsr("z", "10", FULL)),
+        "n 0-3,8-13 | 0: cpu 4, memory 512Mi | 1: cpu 6, memory 512Mi"
+    );
+}
+
+#[test]
+fn pods_and_nodes_must_not_disagree() {
+    let mut engine = one(policy("Restricted"));
+    assert_eq!(
+        place(&mut engine, aligned("a", "1", SINGLE)),
+        "1 node(s) NUMA Topology policy not match"
+    );
+    assert_eq!(
+        place(&mut engine, aligned("b", "1", RESTRICTED)),
+        "n 0: cpu 1, memory 1Gi"
+    );
+    let mut engine = one(json!({}));
+    assert_eq!(
+        place(&mut engine, aligned("a", "2", SINGLE)),
+        "n 0: cpu 2, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, aligned("b", "14", BEST)),
+        "n 0: cpu 6, memory 512Mi | 1: cpu 8, memory 512Mi"
+    );
+    // The kubelet's policy counts where the node has no label.
+    for (name, expected) in [
+        ("Restricted", "n 0: cpu 1, memory 1Gi"),
+        ("SingleNUMANodePodLevel", "n 0: cpu 1, memory 1Gi"),
+        ("SingleNUMANodeContainerLevel", "n -"),
+        ("None", "n -"),
+    ] {
+        let mut engine = one(json!({}));
+        engine.object_changed(&TWO.topology("n", json!(["x", name]), json!({})), now());
+        assert_eq!(
+            place(&mut engine, pod("p", "1", json!({}))),
+            expected,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn pods_within_a_numa_node_and_pods_across_keep_apart() {
+    let both = |name: &str, cpu: &str, spec: &str| {
+        let mut pod = lsr(name, cpu, "");
+        let all = pod.metadata.annotations.get_or_insert_default();
+        all.insert(annotations::NUMA_TOPOLOGY_SPEC.to_owned(), spec.to_owned());
+        pod
+    };
+    let mut engine = one(json!({}));
+    assert_eq!(
+        place(&mut engine, both("a", "2", SINGLE)),
+        "n 0-1 | 0: cpu 2, memory 1Gi"
+    );
+    // Across both, although one of them has a pod of its own: not by default.
+    let apart =
+        "1 Unaligned NUMA Hint cause cpu prefer [11] among [11] & memory prefer [11] among [11]";
+    assert_eq!(place(&mut engine, both("b", "10", RESTRICTED)), apart);
+    let preferred = r#"{"numaTopologyPolicy":"Restricted","singleNUMANodeExclusive":"Preferred"}"#;
+    let split = "n 2-5,8-13 | 0: cpu 4, memory 512Mi | 1: cpu 6, memory 512Mi";
+    let got = place(&mut engine, both("c", "10", preferred));
+    assert!(got == split || got.starts_with("n 2-6,8-12"), "{got}");
+    // Both NUMA nodes are shared now.
+    let shared = "1 Unaligned NUMA Hint cause cpu prefer [01 10] among [01 10 11],memory prefer [01 10] among [01 10 11]";
+    assert_eq!(place(&mut engine, both("d", "1", SINGLE)), shared);
+}
+
+#[test]
+fn the_emptier_numa_node_or_the_fuller_one() {
+    let run = |kind: &str| {
+        let strategy = json!({"type": kind});
+        let args = json!({"scoringStrategy": strategy, "numaScoringStrategy": strategy});
+        let mut engine = engine(args);
+        engine.node_applied(
+            TWO.node("n", policy("SingleNUMANode"), json!({}), 16),
+            now(),
+        );
+        engine.object_changed(&TWO.topology("n", json!([]), json!({})), now());
+        place(&mut engine, pod("a", "1", json!({})));
+        place(&mut engine, pod("b", "1", json!({})))
+    };
+    assert_eq!(run("LeastAllocated"), "n 1: cpu 1, memory 1Gi");
+    assert_eq!(run("MostAllocated"), "n 0: cpu 1, memory 1Gi");
+}
+
+#[test]
+fn nodes_are_scored_by_the_numa_nodes_that_would_be_used() {
+    let run = |kind: &str, labels: Value| {
+        let strategy = json!({"type": kind});
+        let mut engine =
+            engine(json!({"scoringStrategy": strategy, "numaScoringStrategy": strategy}));
+        for name in ["x", "y"] {
+            engine.node_applied(TWO.node(name, labels.clone(), json!({}), 16), now());
+            engine.object_changed(&TWO.topology(name, json!([]), json!({})), now());
+        }
+        let first = place(&mut engine, pod("a", "4", json!({})));
+        let second = place(&mut engine, pod("b", "4", json!({})));
+        (first.split(' ').next() == second.split(' ').next(), second)
+    };
+    for labels in [json!({}), policy("SingleNUMANode"), policy("BestEffort")] {
+        assert!(run("MostAllocated", labels.clone()).0, "{labels}");
+    }
+    assert!(!run("LeastAllocated", json!({})).0);
+    assert!(!run("LeastAllocated", policy("BestEffort")).0);
+}
+
+#[test]
+fn one_numa_node_that_is_the_whole_machine_holds_nobody() {
+    let mut engine = cluster(Machine([1, 1, 4, 2]), &["n"], policy("SingleNUMANode"));
+    assert_eq!(place(&mut engine, lsr("a", "2", FULL)), "n 0-1");
+    assert_eq!(place(&mut engine, pod("b", "2", json!({}))), "n ");
+}
+
+#[test]
+fn numa_nodes_are_amplified_with_the_node() {
+    let mut engine = engine(json!({}));
+    let ratio = json!({"node.koordinator.sh/resource-amplification-ratio": r#"{"cpu":1.5}"#});
+    engine.node_applied(TWO.node("n", policy("SingleNUMANode"), ratio, 24), now());
+    engine.object_changed(&TWO.topology("n", json!([]), json!({})), now());
+    assert_eq!(
+        place(&mut engine, pod("a", "9", json!({}))),
+        "n 0: cpu 9, memory 1Gi"
+    );
+    // 3 of 12 are left on 0: room for two bound CPUs.
+    assert_eq!(
+        place(&mut engine, lsr("b", "2", "")),
+        "n 8-9 | 1: cpu 2, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("c", "6", "")),
+        "n 10-15 | 1: cpu 6, memory 1Gi"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("d", "4", "")),
+        "1 Insufficient amplified cpu"
+    );
+    assert_eq!(
+        place(&mut engine, lsr("e", "2", "")),
+        "n 0-1 | 0: cpu 2, memory 1Gi"
+    );
+    assert_eq!(
+        table(&engine, "n")["remainingNUMANodeResources"][0]["resources"]["cpu"],
+        "0"
+    );
+}

@@ -1,0 +1,203 @@
+//! Reservations that hold CPUs, by a stand-in for the plugin that manages them.
+
+use super::*;
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_scheduler::framework::{Factory, Registry};
+
+/// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
+struct StandIn;
+
+impl StandIn {
+    fn open<'a>(pod: &PodInfo, view: View<'a>, node: NodeIndex) -> Vec<&'a Arc<PodInfo>> {
+        let label = |key: &str| pod.object.metadata.labels.as_ref()?.get(key).cloned();
+        let names = label("use").unwrap_or_default();
+        let mut open: Vec<_> = view
+            .nodes
+            .pods(node)
+            .filter(|held| held.stands_for.is_some())
+            .filter(|held| names.split('.').any(|name| *name == *held.uid))
+            .collect();
+        open.sort_by(|a, b| a.uid.cmp(&b.uid));
+        open
+    }
+}
+
+impl Plugin for StandIn {
+    fn name(&self) -> &'static str {
+        "StandIn"
+    }
+    fn points(&self) -> Points {
+        Points::FILTER.or(Points::RELEASE)
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.debug(&pod.object.metadata.labels);
+        Signable::Yes
+    }
+    fn release(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex, out: &mut Vec<Arc<PodInfo>>) {
+        out.extend(Self::open(cycle.pod, cycle.view, node).into_iter().cloned());
+    }
+    fn nominate(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        let open = Self::open(cycle.pod, cycle.view, node);
+        open.first().map(|pod| (*pod).clone())
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let Some(reservation) = change.new_as::<Reservation>() else {
+            return;
+        };
+        let name = reservation.metadata.name.clone().unwrap_or_default();
+        let annotations = reservation.metadata.annotations.clone().unwrap_or_default();
+        let change = json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
+        let held = Arc::new(pod(&name, "8", change));
+        let mut info = PodInfo::new(held, view.resources).unwrap();
+        info.stands_for = Some(Arc::new(ObjectReference {
+            name: Some(name),
+            ..ObjectReference::default()
+        }));
+        fx.apply.push(Arc::new(info));
+    }
+}
+
+fn with_reservations(machine: Machine, labels: Value, annotations: Value, cpu: u32) -> Engine {
+    let mut registry: Registry = crate::registry();
+    registry.factories.push(Factory {
+        name: "StandIn",
+        default_weight: None,
+        koord_weight: None,
+        build: |_, _| Ok(Box::new(StandIn)),
+    });
+    let mut engine = build_engine(json!({}), &["StandIn"], registry);
+    engine.node_applied(machine.node("n", labels, annotations, cpu), now());
+    engine.object_changed(&machine.topology("n", json!([]), json!({})), now());
+    engine
+}
+
+fn reserve(engine: &mut Engine, name: &str, policy: &str, status: Value) {
+    let object: Reservation = serde_json::from_value(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": name, "uid": name, "annotations": {
+            "scheduling.koordinator.sh/resource-status": status.to_string()}},
+        "spec": {"allocatePolicy": policy, "owners": [], "template": {}}
+    }))
+    .unwrap();
+    let change = ObjectChange {
+        kind: RESERVATIONS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(object),
+    };
+    engine.object_changed(&change, now());
+}
+
+fn owner(name: &str, cpu: &str, of: &str) -> Pod {
+    let labels = json!({"use": of, "koordinator.sh/qosClass": "LSR"});
+    pod(name, cpu, json!({"metadata": {"labels": labels}}))
+}
+
+/// As the reservation plugin and the informer would show the bound owner.
+fn owned(bind: &BindRequest, of: &str) -> Pod {
+    let mut pod = bound(bind);
+    let text = json!({"name": of, "uid": of}).to_string();
+    let all = pod.metadata.annotations.get_or_insert_default();
+    all.insert(annotations::RESERVATION_ALLOCATED.to_owned(), text);
+    pod
+}
+
+#[test]
+fn owners_use_what_is_reserved_and_others_do_not() {
+    let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
+    reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
+    assert_eq!(table(&engine, "n")["availableCPUs"], "8-15");
+    assert_eq!(place(&mut engine, lsr("x", "6", "")), "n 8-13");
+    assert_eq!(table(&engine, "n")["availableCPUs"], "14-15");
+    let bind = try_bind(&mut engine, owner("a", "4", "r")).unwrap();
+    assert_eq!(status(&bind), "0-3");
+    assert_eq!(
+        table(&engine, "n")["availableCPUs"],
+        "14-15",
+        "nothing is counted twice"
+    );
+    // What is left of it comes first, the rest from the node.
+    let more = try_bind(&mut engine, owner("b", "6", "r")).unwrap();
+    assert_eq!(status(&more), "4-7,14-15");
+    engine.pod_applied(Arc::new(owned(&bind, "r")), now());
+    engine.pod_applied(Arc::new(owned(&more, "r")), now());
+    assert_eq!(table(&engine, "n")["availableCPUs"], "");
+    // An owner leaves: the reservation has its CPUs again, nobody else.
+    engine.pod_deleted(&owned(&bind, "r"), now());
+    assert_eq!(table(&engine, "n")["availableCPUs"], "");
+    assert_eq!(place(&mut engine, owner("c", "4", "r")), "n 0-3");
+}
+
+#[test]
+fn a_restricted_reservation_gives_no_more_than_it_has() {
+    let cases = [("Aligned", "n 0-3,8-9"), ("Restricted", "not enough cpus")];
+    for (policy, expected) in cases {
+        let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
+        reserve(&mut engine, "r", policy, json!({"cpuset": "0-3"}));
+        let required = owner("a", "6", "r");
+        let got = place(&mut engine, required);
+        assert!(
+            got.contains(expected) || got.contains("NUMA scope"),
+            "{policy}: {got}"
+        );
+        assert_eq!(
+            place(&mut engine, owner("b", "4", "r")).starts_with("n 0-3"),
+            policy == "Restricted"
+        );
+    }
+}
+
+#[test]
+fn reserved_numa_resources_are_for_owners() {
+    let labels = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
+    let mut engine = with_reservations(TWO, labels, json!({}), 20);
+    let zone = json!({"node": 1, "resources": {"cpu": "8", "memory": "8Gi"}});
+    reserve(
+        &mut engine,
+        "r",
+        "Aligned",
+        json!({"numaNodeResources": [zone]}),
+    );
+    assert_eq!(
+        place(&mut engine, pod("x", "8", json!({}))),
+        "n 0: cpu 8, memory 1Gi"
+    );
+    let none = "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory";
+    assert_eq!(place(&mut engine, pod("y", "2", json!({}))), none);
+    let uses = json!({"metadata": {"labels": {"use": "r"}}});
+    assert_eq!(
+        place(&mut engine, pod("a", "6", uses.clone())),
+        "n 1: cpu 6, memory 1Gi"
+    );
+    assert_eq!(place(&mut engine, pod("b", "6", uses)), none);
+}
+
+#[test]
+fn owners_use_reserved_cpus_on_amplified_nodes() {
+    // 16 CPUs sold as 32, 8 of them (16 of 32) reserved and 16 taken by a shared pod.
+    let ratio = json!({"node.koordinator.sh/resource-amplification-ratio": r#"{"cpu":2}"#});
+    let mut engine = with_reservations(TWO, json!({}), ratio, 32);
+    reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
+    assert_eq!(place(&mut engine, pod("x", "16", json!({}))), "n -");
+    assert_eq!(
+        place(&mut engine, lsr("y", "2", "")),
+        "1 Insufficient amplified cpu"
+    );
+    assert_eq!(place(&mut engine, owner("a", "8", "r")), "n 0-7");
+}
+
+#[test]
+fn a_restart_knows_whose_cpus_an_owner_took() {
+    let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
+    let bind = {
+        let mut first = with_reservations(TWO, json!({}), json!({}), 16);
+        reserve(&mut first, "r", "Aligned", json!({"cpuset": "0-7"}));
+        try_bind(&mut first, owner("a", "4", "r")).unwrap()
+    };
+    engine.pod_applied(Arc::new(owned(&bind, "r")), now());
+    reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
+    assert_eq!(place(&mut engine, owner("b", "4", "r")), "n 4-7");
+    engine.pod_deleted(&owned(&bind, "r"), now());
+    assert_eq!(table(&engine, "n")["availableCPUs"], "8-15");
+    assert_eq!(table(&engine, "n")["allocatedCPUs"]["0"]["refCount"], 1);
+}

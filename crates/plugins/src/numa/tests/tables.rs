@@ -1,0 +1,164 @@
+//! How pods and arguments are read.
+
+use super::*;
+
+#[test]
+fn only_production_pods_of_the_bound_classes_are_bound() {
+    let settings = |policy: &str| {
+        let args: Args = serde_json::from_value(json!({"defaultCPUBindPolicy": policy})).unwrap();
+        args.settings().unwrap()
+    };
+    let read = |class: &str, priority: i32, cpu: &str, spec: Value, default: &str| {
+        let change = json!({
+            "metadata": {
+                "labels": {"koordinator.sh/qosClass": class},
+                "annotations": {"scheduling.koordinator.sh/resource-spec": spec.to_string()}
+            },
+            "spec": {"priority": priority}
+        });
+        let table = koord_model::resources::ResourceTable::new();
+        let info = PodInfo::new(Arc::new(pod("p", cpu, change)), &table).unwrap();
+        Incoming::new(&info, &settings(default)).map(|incoming| {
+            let wish = incoming.unwrap().wish?;
+            let required = wish.required.map_or("-", BindPolicy::as_str);
+            Some(format!("{required} {}", wish.preferred.as_str()))
+        })
+    };
+    let preferred = |policy: &str| json!({"preferredCPUBindPolicy": policy});
+    let required = |policy: &str| json!({"requiredCPUBindPolicy": policy});
+    let some = |text: &str| Ok(Some(text.to_owned()));
+    let whole = Err("the requested CPUs must be integer".to_owned());
+    for (name, class, priority, cpu, spec, expected) in [
+        (
+            "LSR",
+            "LSR",
+            9500,
+            "4",
+            preferred("FullPCPUs"),
+            some("- FullPCPUs"),
+        ),
+        (
+            "LSE",
+            "LSE",
+            9500,
+            "4",
+            preferred("SpreadByPCPUs"),
+            some("- SpreadByPCPUs"),
+        ),
+        (
+            "required",
+            "LSR",
+            9500,
+            "4",
+            required("SpreadByPCPUs"),
+            some("SpreadByPCPUs SpreadByPCPUs"),
+        ),
+        (
+            "required by default",
+            "LSR",
+            9500,
+            "4",
+            required("Default"),
+            some("FullPCPUs FullPCPUs"),
+        ),
+        ("no wish", "LSR", 9500, "4", json!({}), some("- FullPCPUs")),
+        (
+            "shared class",
+            "LS",
+            9500,
+            "4",
+            preferred("FullPCPUs"),
+            Ok(None),
+        ),
+        ("batch", "LSR", 5500, "4", preferred("FullPCPUs"), Ok(None)),
+        ("mid", "LSR", 7500, "4", preferred("FullPCPUs"), Ok(None)),
+        ("no cpu", "LSR", 9500, "0", preferred("FullPCPUs"), Ok(None)),
+        (
+            "a part of a CPU",
+            "LSR",
+            9500,
+            "1500m",
+            preferred("FullPCPUs"),
+            whole,
+        ),
+        (
+            "another policy",
+            "LSR",
+            9500,
+            "4",
+            preferred("ConstrainedBurst"),
+            Ok(None),
+        ),
+        (
+            "required another",
+            "LSR",
+            9500,
+            "4",
+            required("ConstrainedBurst"),
+            Ok(None),
+        ),
+    ] {
+        assert_eq!(
+            read(class, priority, cpu, spec, "FullPCPUs"),
+            expected,
+            "{name}"
+        );
+    }
+    assert_eq!(
+        read("LSR", 9500, "4", json!({}), ""),
+        Ok(None),
+        "no default"
+    );
+    assert_eq!(read("LSR", 9500, "4", required("Default"), ""), Ok(None));
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    for (args, expected) in [
+        (
+            json!({"defaultCPUBindPolicy": "Half"}),
+            "defaultCPUBindPolicy: \"Half\"",
+        ),
+        (json!({"scoringStrategy": {"type": "Balanced"}}), "Balanced"),
+        (
+            json!({"scoringStrategy": {"resources": [{"name": "cpu", "weight": 0}]}}),
+            "scoringStrategy.resources[cpu].weight: 0",
+        ),
+        (
+            json!({"numaScoringStrategy": {"resources": [{"name": "cpu", "weight": 101}]}}),
+            "numaScoringStrategy.resources[cpu].weight: 101",
+        ),
+        (json!({"defaultCpuBindPolicy": ""}), "defaultCpuBindPolicy"),
+    ] {
+        let error = build(Some(&args), &BuildContext::default()).err().unwrap();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    assert!(build(None, &BuildContext::default()).is_ok());
+}
+
+#[test]
+fn the_tables_can_be_looked_at() {
+    let mut engine = one(json!({}));
+    place(
+        &mut engine,
+        lsr("a", "2", r#"{"preferredCPUExclusivePolicy":"PCPULevel"}"#),
+    );
+    let table = table(&engine, "n");
+    assert_eq!(table["cpuTopology"]["numCPUs"], 16);
+    assert_eq!(
+        table["cpuTopology"]["cpuDetails"]["9"],
+        json!({
+            "cpuID": 9, "coreID": 65540, "nodeID": 1, "socketID": 1, "refCount": 0, "exclusivePolicy": ""
+        })
+    );
+    assert_eq!(table["allocatedCPUs"]["1"]["refCount"], 1);
+    assert_eq!(table["allocatedCPUs"]["1"]["exclusivePolicy"], "PCPULevel");
+    assert_eq!(table["availableCPUs"], "2-15");
+    assert_eq!(table["allocatedPods"][0]["cpuset"], "0-1");
+    assert_eq!(
+        table["remainingNUMANodeResources"][0]["resources"],
+        json!({"cpu": "6", "memory": "32Gi"})
+    );
+    let query = std::collections::BTreeMap::new();
+    assert_eq!(engine.inspect(NAME, &["nodes", "x"], &query, now()), None);
+}
