@@ -21,7 +21,7 @@ use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
 use koord_api::quantity::{self, Format, Quantity};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, amplify};
 use koord_model::resources::{
@@ -41,7 +41,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "NodeNUMAResource";
-const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha1.topology.node.k8s.io";
+const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
 const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 
 /// See the module documentation.

@@ -5,7 +5,7 @@ use koord_api::extension::{
     self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, NodeReservation, PodCpuAlloc,
     SystemQosResource,
 };
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_api::{annotations, labels, resources};
 use koord_model::cpuset::{BindPolicy, Cpu, CpuSet, Strategy, Topology};

@@ -2,6 +2,7 @@ mod alignment;
 mod binding;
 mod books;
 mod reservations;
+mod shares;
 mod tables;
 
 use super::*;
@@ -88,7 +89,7 @@ impl Machine {
             all[key] = value.clone();
         }
         let object: NodeResourceTopology = serde_json::from_value(json!({
-            "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
+            "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
             "metadata": {"name": name, "annotations": all},
             "topologyPolicies": policies, "zones": zones
         }))

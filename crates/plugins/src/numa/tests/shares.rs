@@ -1,0 +1,186 @@
+//! What one node offers and gives, beside one pod that is there already.
+
+use super::*;
+use koord_model::numa::NumaMask;
+use koord_model::resources::ResourceTable;
+use koord_scheduler::state::NodeInfo;
+
+/// A pod that is there, and one that comes, on a machine of 2 x 26 cores with 2 threads each.
+struct Case {
+    ratio: &'static str,
+    taken: &'static str,
+    zones: [Value; 2],
+    wanted: Value,
+    bind: Option<BindPolicy>,
+}
+
+impl Case {
+    fn ask<T>(&self, answer: impl FnOnce(&Numa, &Book, &Plan<'_>, &ResourceTable) -> T) -> T {
+        let table = ResourceTable::new();
+        let machine = Machine([2, 1, 26, 2]);
+        let mut topology = machine.topology("n", json!([]), json!({}));
+        let mut object = topology.new_as::<NodeResourceTopology>().cloned().unwrap();
+        for zone in &mut object.spec.zones {
+            for (name, amount) in [("memory", "128Gi"), ("hugepages-1Gi", "4Gi")] {
+                zone.resources.retain(|resource| resource.name != name);
+                zone.resources.push(koord_api::topology::ResourceInfo {
+                    name: name.to_owned(),
+                    allocatable: amount.parse().unwrap(),
+                    ..koord_api::topology::ResourceInfo::default()
+                });
+            }
+        }
+        topology.new = Arc::new(object.clone());
+        let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
+        let ratio = json!({key: format!(r#"{{"cpu":{}}}"#, self.ratio)});
+        let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), &table).unwrap();
+        let (report, _) = Report::new(&object, &table);
+        let (side, _) = Side::new(&node, Arc::new(report), &table);
+
+        let mut zones = Vec::new();
+        for (id, resources) in self.zones.iter().enumerate() {
+            zones.push(json!({"node": id, "resources": resources}));
+        }
+        let status = json!({"cpuset": self.taken, "numaNodeResources": zones}).to_string();
+        let annotations = json!({annotations::RESOURCE_STATUS: status});
+        let there = pod(
+            "there",
+            "1",
+            json!({"metadata": {"annotations": annotations}}),
+        );
+        let there = PodInfo::new(Arc::new(there), &table).unwrap();
+        let mut book = Book::default();
+        book.set_side(Some(side));
+        if let Some(allocation) = Allocation::read(&there, &table).unwrap() {
+            book.give(&there.uid, allocation);
+        }
+        let containers = json!([{"name": "c", "resources": {"requests": self.wanted}}]);
+        let comes = pod("comes", "1", json!({"spec": {"containers": containers}}));
+        let comes = PodInfo::new(Arc::new(comes), &table).unwrap();
+        let plugin = Numa {
+            settings: Args::default().settings().unwrap(),
+            reports: FxHashMap::default(),
+            books: Vec::new(),
+            restricted: FxHashSet::default(),
+        };
+        let incoming = Incoming::new(&comes, &plugin.settings).unwrap().unwrap();
+        let plan = Plan {
+            incoming: &incoming,
+            side: book.side.as_ref().unwrap(),
+            bind: self.bind.map(|bind| (bind, true)),
+            policy: Some(NumaPolicyKind::BestEffort),
+        };
+        answer(&plugin, &book, &plan, &table)
+    }
+
+    /// `cpuset; cpu of 0, cpu of 1`, or the reason.
+    fn given(&self, mask: u64) -> String {
+        self.ask(|plugin, book, plan, table| {
+            let ways = allocate::ways(book, plan, &Stage::default());
+            let mask = Some(NumaMask(mask));
+            match allocate::serve(plan, &plugin.settings, &ways, mask, table) {
+                Ok(given) => {
+                    let zones = given
+                        .zones
+                        .iter()
+                        .map(|(id, zone)| format!("{id}: {}", zone.get(CPU)));
+                    format!("{}; {}", given.cpus, zones.collect::<Vec<_>>().join(", "))
+                }
+                Err(rejection) => rejection.message(),
+            }
+        })
+    }
+
+    /// Per resource its hints, the preferred ones marked.
+    fn hints(&self) -> String {
+        self.ask(|plugin, book, plan, table| {
+            let stage = Stage::default();
+            let ways = allocate::ways(book, plan, &stage);
+            let widest = allocate::widest(book, plan.side, &stage);
+            let offers = allocate::hints(plan, &plugin.settings, &ways, &widest, table);
+            let list = offers.iter().map(|(name, hints)| {
+                let hints = hints.iter().flatten().map(|hint| {
+                    let mark = if hint.preferred { "!" } else { "" };
+                    format!(" {}{mark}", hint.mask.unwrap_or_default())
+                });
+                format!("{name}:{}", hints.collect::<String>())
+            });
+            list.collect::<Vec<_>>().join("; ")
+        })
+    }
+}
+
+fn none() -> [Value; 2] {
+    [json!({}), json!({})]
+}
+
+fn cpus(a: u32, b: u32) -> [Value; 2] {
+    [a, b].map(|cpus| json!({"cpu": cpus.to_string()}))
+}
+
+fn cpu(cpus: &str) -> Value {
+    json!({"cpu": cpus})
+}
+
+const WHOLE: Option<BindPolicy> = Some(BindPolicy::FullPCpus);
+const THREADS: Option<BindPolicy> = Some(BindPolicy::SpreadByPCpus);
+
+#[test]
+fn a_pod_across_numa_nodes_is_laid_out_evenly() {
+    let gpu = json!({"cpu": "4", "koordinator.sh/gpu-memory": "10Gi"});
+    #[rustfmt::skip]
+    let rows = [
+        ("a resource no NUMA node has", "1", "", none(), gpu, None, 3, "; 0: 2000, 1: 2000"),
+        ("too much", "1", "", none(), cpu("108"), None, 3, "Insufficient NUMA cpu"),
+        ("cores", "1", "", none(), cpu("4"), WHOLE, 3, "0-1,52-53; 0: 2000, 1: 2000"),
+        ("cores beside others", "1", "4-101", cpus(48, 50), cpu("4"), WHOLE, 3, "0-1,102-103; 0: 2000, 1: 2000"),
+        ("no whole core", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), WHOLE, 1, "Insufficient NUMA cpu"),
+        ("threads", "1", "", none(), cpu("4"), THREADS, 3, "0,2,52,54; 0: 2000, 1: 2000"),
+        ("threads, uneven", "1", "1,3,5,7-101,103", cpus(48, 50), cpu("4"), THREADS, 3, "0,2,4,102; 0: 3000, 1: 1000"),
+        ("threads, even", "1", "4-100", cpus(48, 49), cpu("4"), THREADS, 3, "0,2,101-102; 0: 2000, 1: 2000"),
+        ("an odd number", "1", "1,3,5,7-97,103", cpus(48, 47), cpu("5"), THREADS, 3, "0,2,4,98,100; 0: 3000, 1: 2000"),
+        ("too few cores", "1", "4-103", cpus(48, 52), cpu("4"), THREADS, 3, "Insufficient NUMA cpu"),
+        ("amplified", "1.5", "", none(), cpu("4"), THREADS, 3, "0,2,52,54; 0: 2000, 1: 2000"),
+        ("amplified, uneven", "1.5", "1,3,5,7-101", cpus(48, 50), cpu("4"), THREADS, 3, "0,2,4,102; 0: 3000, 1: 1000"),
+        ("amplified, shared", "1.5", "0-49,52-101", cpus(50, 50), cpu("3.5"), None, 3, "; 0: 1750, 1: 1750"),
+        ("amounts without CPUs", "1", "0-101", cpus(2, 2), cpu("4"), WHOLE, 2, "Insufficient NUMA cpu"),
+    ];
+    for (name, ratio, taken, zones, wanted, bind, mask, expected) in rows {
+        let case = Case {
+            ratio,
+            taken,
+            zones,
+            wanted,
+            bind,
+        };
+        assert_eq!(case.given(mask), expected, "{name}");
+    }
+}
+
+#[test]
+fn only_numa_nodes_that_can_serve_are_offered() {
+    let full = |memory: &str| json!({"cpu": "4", "memory": memory, "hugepages-1Gi": "4Gi"});
+    let all = "cpu: 01! 10! 11";
+    #[rustfmt::skip]
+    let rows = [
+        ("cores", "1", "", none(), cpu("4"), WHOLE, all),
+        ("cores beside others", "1", "4-103", cpus(48, 52), cpu("4"), WHOLE, "cpu: 01!"),
+        ("no whole core", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), WHOLE, "cpu:"),
+        ("threads", "1", "", none(), cpu("4"), THREADS, all),
+        ("threads beside others", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), THREADS, "cpu: 01!"),
+        ("too few cores", "1", "4-103", cpus(48, 52), cpu("4"), THREADS, "cpu:"),
+        ("shared, amplified", "1.5", "0-49,52-101", cpus(50, 50), cpu("4"), None, "cpu: 11!"),
+        ("one resource lacks", "1", "", [full("120Gi"), full("120Gi")], full("4Gi"), None,
+            "cpu:; memory:; hugepages-1Gi:"),
+    ];
+    for (name, ratio, taken, zones, wanted, bind, expected) in rows {
+        let case = Case {
+            ratio,
+            taken,
+            zones,
+            wanted,
+            bind,
+        };
+        assert_eq!(case.hints(), expected, "{name}");
+    }
+}
