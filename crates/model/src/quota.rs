@@ -113,14 +113,17 @@ impl Quota {
     /// What it passes on to its parent: its request, at most its maximum.
     #[must_use]
     pub fn limited_request(&self) -> Amounts {
-        let limit = |(id, amount): (ResourceId, i64)| {
-            if self.spec.max.contains(id) {
-                (id, amount.min(self.spec.max.get(id)))
-            } else {
-                (id, amount)
-            }
-        };
-        self.sums.request.iter().map(limit).collect()
+        let ids = self.sums.request.iter().map(|(id, _)| id);
+        ids.map(|id| (id, self.limited(id))).collect()
+    }
+
+    fn limited(&self, id: ResourceId) -> i64 {
+        let asked = self.sums.request.get(id);
+        if self.spec.max.contains(id) {
+            asked.min(self.spec.max.get(id))
+        } else {
+            asked
+        }
     }
 
     /// Recomputes the request from [`Quota::child_request`].

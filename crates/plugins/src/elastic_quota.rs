@@ -424,7 +424,8 @@ impl Plugin for ElasticQuotas {
         diagnosis: &mut Diagnosis,
         _fx: &mut Effects,
     ) {
-        if diagnosis.plugins.contains(&NAME) {
+        let uid = &cycle.pod.uid;
+        if diagnosis.plugins.contains(&NAME) && self.ledger.get(uid).is_some() {
             self.refused.insert(cycle.pod.uid.clone());
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Claim, Id, Quota, ROOT, Tree, divide, scale_min};
 use crate::resources::{Amounts, ResourceId};
+use std::collections::BTreeMap;
 
 impl Tree {
     /// A quota with its sums and what it may use now.
@@ -23,13 +24,9 @@ impl Tree {
             self.divisible()
         } else {
             // Nobody divides anything for it: it has what it is guaranteed.
-            let quota = self.get_mut(top)?;
-            let alone = [(top, quota.limited_request())];
-            let keys: Vec<ResourceId> = quota.spec.max.iter().map(|(id, _)| id).collect();
-            let runtime = self.divide_one(&keys, &Amounts::new(), &alone).pop()?;
-            let quota = self.get_mut(top)?;
-            quota.runtime.clone_from(&runtime);
-            runtime
+            let keys = keys(self.get(top)?);
+            self.divide_among(&[top], &keys, &Amounts::new());
+            self.get(top)?.runtime.clone()
         };
         for pair in path.windows(2).rev() {
             let (child, parent) = (pair[0], pair[1]);
@@ -46,84 +43,74 @@ impl Tree {
         let Some(quota) = self.get(parent) else {
             return;
         };
-        let children: Vec<(Id, Amounts)> = quota
-            .children
-            .iter()
-            .filter_map(|id| Some((*id, self.get(*id)?)))
-            .filter(|(_, child)| !child.is_outside())
-            .map(|(id, child)| (id, child.limited_request()))
-            .collect();
-        let keys: Vec<ResourceId> = if parent == ROOT {
+        let inside = |id: &&Id| self.get(**id).is_some_and(|child| !child.is_outside());
+        let children: Vec<Id> = quota.children.iter().filter(inside).copied().collect();
+        let keys = if parent == ROOT {
             self.keys.iter().copied().collect()
         } else {
-            quota.spec.max.iter().map(|(id, _)| id).collect()
+            keys(quota)
         };
         if self.options.scale_min {
-            self.scale(&total, &children);
+            self.scale(&children, &total);
         }
-        let runtimes = self.divide_one(&keys, &total, &children);
-        for ((id, _), runtime) in children.iter().zip(runtimes) {
-            if let Some(child) = self.get_mut(*id) {
-                child.runtime = runtime;
-            }
-        }
+        self.divide_among(&children, &keys, &total);
         if let Some(quota) = self.get_mut(parent) {
             quota.divided = Some(total);
             quota.version += 1;
         }
     }
 
-    fn scale(&mut self, total: &Amounts, children: &[(Id, Amounts)]) {
-        let mut short = Vec::new();
-        for (resource, amount) in total.iter() {
-            let mins = children.iter().filter_map(|(id, _)| self.get(*id));
-            let sum: i128 = mins
-                .map(|child| i128::from(child.spec.min.get(resource)))
-                .sum();
-            if i128::from(amount) < sum {
-                short.push((resource, amount, sum));
+    /// Shrinks what `children` are guaranteed to what there is.
+    fn scale(&mut self, children: &[Id], total: &Amounts) {
+        let mut sums: BTreeMap<ResourceId, i128> = BTreeMap::new();
+        for child in children.iter().filter_map(|id| self.get(*id)) {
+            for (resource, min) in child.spec.min.iter() {
+                *sums.entry(resource).or_default() += i128::from(min);
             }
         }
-        for (id, _) in children {
+        // Of a resource that no node has ever listed, nothing is known to be short.
+        sums.retain(|id, sum| total.contains(*id) && i128::from(total.get(*id)) < *sum);
+        for id in children {
             let Some(child) = self.get_mut(*id) else {
                 continue;
             };
-            child.scaled_min.clone_from(&child.spec.min);
-            for (resource, amount, sum) in &short {
+            if sums.is_empty() && child.scaled_min == child.spec.min {
+                continue;
+            }
+            child.scaled_min = child.spec.min.clone();
+            for (resource, sum) in &sums {
                 let min = child.spec.min.get(*resource);
-                child
-                    .scaled_min
-                    .set(*resource, scale_min(*amount, min, *sum));
+                let scaled = scale_min(total.get(*resource), min, *sum);
+                child.scaled_min.set(*resource, scaled);
             }
         }
     }
 
-    /// The runtimes of `children`, whose limited requests are given, over the resources `keys`.
-    fn divide_one(
-        &self,
-        keys: &[ResourceId],
-        total: &Amounts,
-        children: &[(Id, Amounts)],
-    ) -> Vec<Amounts> {
-        let mut runtimes = vec![Amounts::new(); children.len()];
+    /// Divides `total`, resource by resource, among `children`, which are in order of name.
+    fn divide_among(&mut self, children: &[Id], keys: &[ResourceId], total: &Amounts) {
+        let mut claims = Vec::with_capacity(children.len());
         for key in keys {
-            let claims: Vec<Claim> = children
-                .iter()
-                .map(|(id, request)| {
-                    self.get(*id).map_or_else(Claim::default, |child| Claim {
-                        request: request.get(*key),
-                        min: child.scaled_min.get(*key),
-                        guaranteed: child.guaranteed.get(*key),
-                        weight: child.spec.weight.get(*key),
-                        lendable: child.spec.lendable,
-                    })
+            claims.clear();
+            claims.extend(children.iter().map(|id| {
+                self.get(*id).map_or_else(Claim::default, |child| Claim {
+                    request: child.limited(*key),
+                    min: child.scaled_min.get(*key),
+                    guaranteed: child.guaranteed.get(*key),
+                    weight: child.spec.weight.get(*key),
+                    lendable: child.spec.lendable,
                 })
-                .collect();
+            }));
             let shares = divide(total.get(*key), &claims);
-            for (runtime, share) in runtimes.iter_mut().zip(shares) {
-                runtime.set(*key, share);
+            for (id, share) in children.iter().zip(shares) {
+                if let Some(child) = self.get_mut(*id) {
+                    child.runtime.set(*key, share);
+                }
             }
         }
-        runtimes
     }
+}
+
+/// The resources that a quota's maximum names.
+fn keys(quota: &Quota) -> Vec<ResourceId> {
+    quota.spec.max.iter().map(|(id, _)| id).collect()
 }

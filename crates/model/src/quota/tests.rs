@@ -435,3 +435,33 @@ fn a_limit_binds_what_it_lists() {
     assert_eq!(exceeded(&used, &limit), [CPU]);
     assert_eq!(exceeded(&used, &Amounts::new()), []);
 }
+
+#[test]
+fn a_thousand_siblings_are_divided_only_when_something_moved() {
+    let mut tree = tree((10_000, 10_000), true);
+    let names: Vec<String> = (0..1000).map(|at| format!("q{at:04}")).collect();
+    for name in &names {
+        tree.set(name, spec("", (100, 100), (5, 5)));
+        ask(&mut tree, name, 20, 20);
+    }
+    assert_eq!(runtime(&mut tree, "q0000"), (10.0, 10));
+    let divided = |tree: &mut Tree| tree.quota(ROOT_QUOTA).unwrap().version;
+    let once = divided(&mut tree);
+    for name in &names {
+        runtime(&mut tree, name);
+        use_(&mut tree, name, 10, 10);
+    }
+    assert_eq!(divided(&mut tree), once, "use moves no shares");
+    ask(&mut tree, "q0500", 100, 100);
+    ask(&mut tree, "q0500", 100, 100);
+    runtime(&mut tree, "q0000");
+    runtime(&mut tree, "q0001");
+    assert_eq!(divided(&mut tree), once + 1);
+    ask(&mut tree, "q0500", 100, 100);
+    runtime(&mut tree, "q0500");
+    assert_eq!(
+        divided(&mut tree),
+        once + 1,
+        "beyond the maximum nothing changes"
+    );
+}

@@ -15,6 +15,7 @@ mod failover;
 mod gang;
 mod numa;
 mod profile;
+mod quota;
 mod reservation;
 mod small;
 mod volumes;
