@@ -11,7 +11,7 @@ mod usage;
 pub use api::{ApiObjects, api_objects, api_report};
 pub use objects::NAMESPACE;
 pub use scenario::{Scenario, UnknownScenario};
-pub use usage::{cpu, rss_mib};
+pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 
 use crate::config::Configuration;
 use crate::engine::{BindRequest, Engine, EngineOptions, Output};

@@ -1,14 +1,17 @@
 //! `koord bench scheduler`: the engine alone, or the scheduler against the embedded API server.
 
+mod running;
+
 use anyhow::{Context as _, Result, anyhow, bail};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use koord_apiserver::{ApiServer, Config};
-use koord_app::{Clock, Context};
+use koord_app::Clock;
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
 use koord_kube::{Api, Change, Client, Informer};
 use koord_scheduler::bench::{self, ApiObjects, Report, Scenario};
+use running::Running;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -45,6 +48,14 @@ pub struct Args {
     /// Leave out the exhaustive engine.
     #[arg(long)]
     pub no_baseline: bool,
+    /// With `--path api`: the scheduler to measure is this program, with `{kubeconfig}` replaced, and
+    /// CPU and memory are those of its process alone. Its client must not be limited.
+    #[arg(long, value_name = "COMMAND")]
+    pub scheduler: Option<String>,
+    /// With `--path api`: all pods are there before the scheduler starts. Throughput counts from the
+    /// first binding to the last.
+    #[arg(long)]
+    pub backlog: bool,
     /// Write the figures to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -74,16 +85,19 @@ impl Args {
 pub(super) fn run(args: &Args) -> Result<Report> {
     let options = args.options();
     if args.path == "engine" {
+        if args.scheduler.is_some() || args.backlog {
+            bail!("--scheduler and --backlog need --path api");
+        }
         return Ok(bench::run(&koord_plugins::registry(), &options)?);
     }
     if options.scenario == Scenario::MixedChurn || options.scenario == Scenario::Preemption {
         let name = options.scenario.name();
         bail!("--path api: scenario {name} is measured on the engine only");
     }
-    crate::cluster::runtime()?.block_on(over_http(&options))
+    crate::cluster::runtime()?.block_on(over_http(&options, args))
 }
 
-async fn over_http(options: &bench::Options) -> Result<Report> {
+async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let mut config = Config::memory(Clock::system());
     config.controllers = false;
@@ -112,28 +126,27 @@ async fn over_http(options: &bench::Options) -> Result<Report> {
     let client = connect("bench").await?;
     prepare(&client, &objects).await?;
 
-    let context = Context::new();
-    let scheduler = koord_scheduler::Options {
-        leader_elect: false,
-        config: (!options.koord).then(plain),
-        ..koord_scheduler::Options::new(koord_plugins::registry())
-    };
-    let debug = scheduler.debug.clone();
-    let running = tokio::spawn(koord_scheduler::run(
-        scheduler,
-        connect("koord-scheduler").await?,
-        context.clone(),
-    ));
     // A pod informer of our own sees bindings as any client does.
     let mut informer =
         Informer::<Pod>::start(connect("watcher").await?, Default::default(), stop.clone());
-    while !debug.is_ready() && !running.is_finished() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-
     let created: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
-    let (started, before) = (Instant::now(), bench::cpu());
-    let creating = tokio::spawn(create(client, objects.pods.clone(), created.clone()));
+    let backlog = match args.backlog {
+        true => Some(create(client.clone(), objects.pods.clone(), created.clone()).await?),
+        false => None,
+    };
+    let mut scheduler = match &args.scheduler {
+        Some(command) => Running::outside(command, &kubeconfig)?,
+        None => Running::inside(options, connect("koord-scheduler").await?),
+    };
+    if backlog.is_none() {
+        scheduler.ready(&client, &objects).await?;
+    }
+    let mut started = Instant::now();
+    let mut before = scheduler.cpu();
+    let creating = match backlog {
+        Some(took) => tokio::spawn(std::future::ready(Ok(took))),
+        None => tokio::spawn(create(client, objects.pods.clone(), created.clone())),
+    };
     let mut latencies: Vec<Duration> = Vec::new();
     let mut last = Instant::now();
     while latencies.len() < objects.pods.len() {
@@ -150,29 +163,26 @@ async fn over_http(options: &bench::Options) -> Result<Report> {
             let mut created = created.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(at) = created.remove(name) {
                 last = Instant::now();
+                if args.backlog && latencies.is_empty() {
+                    (started, before) = (last, scheduler.cpu());
+                }
                 latencies.push(last.duration_since(at));
             }
         }
     }
     let elapsed = last.duration_since(started);
-    let cpu = bench::cpu().saturating_sub(before);
+    let cpu = scheduler.cpu().saturating_sub(before);
     let creation = match creating.await? {
         Ok(creation) => creation,
         Err(error) => bail!("creating pods: {error}"),
     };
-    let rss = bench::rss_mib();
-    context.shutdown.cancel();
+    let rss = scheduler.rss_mib();
+    scheduler.stop().await;
     stop.cancel();
-    let _ = running.await;
     let _ = serving.await;
     Ok(bench::api_report(
         options, latencies, elapsed, creation, cpu, rss,
     ))
-}
-
-/// kube-scheduler's plugins under our scheduler name.
-fn plain() -> koord_scheduler::config::Configuration {
-    koord_scheduler::config::Configuration::koord(&["koord-scheduler".to_owned()])
 }
 
 /// Nodes and everything else that is there before the pods.

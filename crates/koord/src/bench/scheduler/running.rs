@@ -1,0 +1,136 @@
+//! The scheduler under test: ours in this process, or any program that takes a kubeconfig.
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use koord_app::Context;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client};
+use koord_scheduler::DebugHandle;
+use koord_scheduler::bench::{self, ApiObjects};
+use serde_json::json;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+/// How long a scheduler may take to start.
+const START: Duration = Duration::from_secs(60);
+/// How often it is looked whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const PROBE: &str = "probe";
+
+/// A scheduler that runs.
+pub(super) enum Running {
+    Inside {
+        task: JoinHandle<Result<(), koord_scheduler::Error>>,
+        context: Context,
+        debug: DebugHandle,
+    },
+    Outside(Process),
+}
+
+/// A child that does not outlive the measurement.
+pub(super) struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Ours, as a task.
+    pub(super) fn inside(options: &bench::Options, client: Client) -> Self {
+        let context = Context::new();
+        // Without a configuration file every koord plugin is on, with one kube-scheduler's are.
+        let plain =
+            || koord_scheduler::config::Configuration::koord(&["koord-scheduler".to_owned()]);
+        let scheduler = koord_scheduler::Options {
+            leader_elect: false,
+            config: (!options.koord).then(plain),
+            ..koord_scheduler::Options::new(koord_plugins::registry())
+        };
+        let debug = scheduler.debug.clone();
+        let task = tokio::spawn(koord_scheduler::run(scheduler, client, context.clone()));
+        Self::Inside {
+            task,
+            context,
+            debug,
+        }
+    }
+
+    /// Another program; `{kubeconfig}` in its arguments is replaced.
+    pub(super) fn outside(command: &str, kubeconfig: &Path) -> Result<Self> {
+        let kubeconfig = kubeconfig.to_string_lossy();
+        let mut words = command
+            .split_whitespace()
+            .map(|word| word.replace("{kubeconfig}", &kubeconfig));
+        let program = words.next().context("--scheduler names no program")?;
+        let child = Command::new(&program)
+            .args(words)
+            .spawn()
+            .with_context(|| format!("--scheduler: cannot start {program}"))?;
+        Ok(Self::Outside(Process(child)))
+    }
+
+    /// Waits until it places pods. Another program is tried with a pod of its own.
+    pub(super) async fn ready(&mut self, client: &Client, objects: &ApiObjects) -> Result<()> {
+        let until = Instant::now() + START;
+        match self {
+            Self::Inside { task, debug, .. } => {
+                while !debug.is_ready() {
+                    if task.is_finished() || Instant::now() > until {
+                        bail!("the scheduler does not become ready");
+                    }
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+            }
+            Self::Outside(_) => {
+                let name = objects.pods.first().and_then(|pod| {
+                    let spec = pod.spec.as_ref()?;
+                    spec.scheduler_name.clone()
+                });
+                let probe: Pod = serde_json::from_value(json!({
+                    "metadata": {"name": PROBE},
+                    "spec": {"schedulerName": name, "containers": [{"name": "c", "image": "none"}]}
+                }))?;
+                let api: Api<Pod> = Api::namespaced(client.clone(), bench::NAMESPACE);
+                api.create(&PostParams::default(), &probe).await?;
+                let placed = |pod: &Pod| pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+                while !placed(&api.get(PROBE).await?) {
+                    if Instant::now() > until {
+                        bail!("--scheduler places no pod");
+                    }
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+                api.delete(PROBE, &Default::default()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn process(&self) -> String {
+        match self {
+            Self::Inside { .. } => "self".to_owned(),
+            Self::Outside(process) => process.0.id().to_string(),
+        }
+    }
+
+    /// CPU time so far: of its process, which for ours is this one.
+    pub(super) fn cpu(&self) -> Duration {
+        bench::cpu_of(&self.process())
+    }
+
+    /// Memory now, of the same process.
+    pub(super) fn rss_mib(&self) -> f64 {
+        bench::rss_mib_of(&self.process())
+    }
+
+    pub(super) async fn stop(self) {
+        if let Self::Inside { task, context, .. } = self {
+            context.shutdown.cancel();
+            let _ = task.await;
+        }
+    }
+}
