@@ -43,6 +43,8 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
         EngineOptions {
             seed: 7,
             max_classes: 3,
+            // One of the twins asks several threads.
+            parallel_rows: if cached { 2 } else { usize::MAX },
         },
     );
     engine.set_caching(cached);

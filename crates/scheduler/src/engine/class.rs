@@ -12,6 +12,7 @@ use crate::framework::{
 };
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::NumaMask;
+use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub(crate) struct Scope<'a> {
     /// pod too where it is nominated.
     pub(super) shared: bool,
     pub(super) seed: u64,
+    /// From this many rows on, several threads judge them.
+    pub(super) parallel_rows: usize,
 }
 
 impl Scope<'_> {
@@ -172,6 +175,26 @@ impl Scope<'_> {
         })
     }
 
+    /// Judges one row and appends its raw scores, if it fits, to `raws`: all that pods of one
+    /// shape share.
+    fn look(&self, node: NodeIndex, raws: &mut Vec<i64>) -> Looked {
+        let verdict = self.judge_stable(node, &[]);
+        let mut releases = false;
+        if let RowVerdict::Fits(numa) = &verdict {
+            let removed = self.released(node);
+            releases = !removed.is_empty();
+            let cycle = Cycle {
+                numa: *numa,
+                ..self.imagine(&removed, &[])
+            };
+            let scores = self.prepared.scores.iter();
+            raws.extend(
+                scores.map(|(plugin, _, state)| self.plugins[*plugin].score(&cycle, state, node)),
+            );
+        }
+        Looked { verdict, releases }
+    }
+
     /// The filters of all but the volatile plugins.
     fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         for (plugin, state) in &self.prepared.filters {
@@ -219,6 +242,14 @@ impl Scope<'_> {
         }
         RowVerdict::Fits(mask)
     }
+}
+
+/// What was found of one row.
+#[derive(Debug)]
+struct Looked {
+    verdict: RowVerdict,
+    /// Whether the pod may take the place of others there.
+    releases: bool,
 }
 
 /// One score plugin's raw scores.
@@ -410,12 +441,40 @@ impl Evaluation {
                 at_max: 0,
             })
             .collect();
-        for row in 0..rows {
-            let Ok(number) = u32::try_from(row) else {
-                break;
-            };
-            self.seen[row] = nodes.version(NodeIndex(number));
-            self.enter(scope, NodeIndex(number));
+        for (row, seen) in (0_u32..).zip(&mut self.seen) {
+            *seen = nodes.version(NodeIndex(row));
+        }
+        // Rows are judged by several threads and recorded in order: no result depends on timing.
+        let threads = rayon::current_num_threads();
+        if rows < scope.parallel_rows || threads < 2 {
+            for row in 0..u32::try_from(rows).unwrap_or(u32::MAX) {
+                self.enter(scope, NodeIndex(row));
+            }
+        } else {
+            let last = u32::try_from(rows).unwrap_or(u32::MAX);
+            let part = rows.div_ceil(4 * threads);
+            let starts: Vec<u32> = (0..last).step_by(part).collect();
+            let part = u32::try_from(part).unwrap_or(u32::MAX);
+            let looked: Vec<(Vec<Looked>, Vec<i64>)> = starts
+                .par_iter()
+                .map(|start| {
+                    let mut raws = Vec::new();
+                    let looked = (*start..start.saturating_add(part).min(last))
+                        .map(|row| scope.look(NodeIndex(row), &mut raws))
+                        .collect();
+                    (looked, raws)
+                })
+                .collect();
+            for (start, (looked, raws)) in starts.iter().zip(looked) {
+                let mut raws = &raws[..];
+                for (row, looked) in (*start..).zip(looked) {
+                    let fits = matches!(looked.verdict, RowVerdict::Fits(_));
+                    let own = if fits { self.columns.len() } else { 0 };
+                    let (own, rest) = raws.split_at(own);
+                    self.record(NodeIndex(row), looked, own);
+                    raws = rest;
+                }
+            }
         }
         self.rank(scope);
     }
@@ -433,37 +492,34 @@ impl Evaluation {
     }
 
     fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
+        let mut raws = Vec::with_capacity(self.columns.len());
+        let looked = scope.look(node, &mut raws);
+        self.record(node, looked, &raws);
+    }
+
+    /// Takes in what was found of one row.
+    fn record(&mut self, node: NodeIndex, looked: Looked, raws: &[i64]) {
         let row = node.row();
-        let verdict = scope.judge_stable(node, &[]);
-        if !scope.prepared.releasing.is_empty() {
+        if looked.releases {
+            self.releasing.insert(node);
+        } else {
             self.releasing.remove(&node);
         }
-        match &verdict {
+        match &looked.verdict {
             RowVerdict::Absent => {}
             RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
-            RowVerdict::Fits(numa) => {
-                let removed = scope.released(node);
-                if !removed.is_empty() {
-                    self.releasing.insert(node);
-                }
-                let cycle = Cycle {
-                    numa: *numa,
-                    ..scope.imagine(&removed, &[])
-                };
-                for (column, (plugin, _, state)) in
-                    self.columns.iter_mut().zip(&scope.prepared.scores)
-                {
-                    let raw = scope.plugins[*plugin].score(&cycle, state, node);
-                    column.raw[row] = raw;
-                    if raw > column.max {
-                        column.max = raw;
+            RowVerdict::Fits(_) => {
+                for (column, raw) in self.columns.iter_mut().zip(raws) {
+                    column.raw[row] = *raw;
+                    if *raw > column.max {
+                        column.max = *raw;
                         column.at_max = 0;
                     }
-                    column.at_max += usize::from(raw == column.max);
+                    column.at_max += usize::from(*raw == column.max);
                 }
             }
         }
-        self.verdicts[row] = verdict;
+        self.verdicts[row] = looked.verdict;
     }
 
     /// Recomputes every total.

@@ -179,6 +179,7 @@ impl Engine {
             nominator: &self.nominator,
             shared: false,
             seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
         };
         // Room was made there: if it is enough now, nothing else is looked at.
         let own = self.nominator.node_of(&pod.uid);
@@ -247,6 +248,7 @@ impl Engine {
             nominator: &self.nominator,
             shared: false,
             seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
         };
         let fresh = Evaluation::fresh(&scope);
         answer(

@@ -51,6 +51,9 @@ pub struct EngineOptions {
     pub seed: u64,
     /// How many shapes of pods are remembered.
     pub max_classes: usize,
+    /// From this many nodes on, several threads look at them for a shape that is new. The result
+    /// is the same.
+    pub parallel_rows: usize,
 }
 
 impl Default for EngineOptions {
@@ -58,6 +61,7 @@ impl Default for EngineOptions {
         Self {
             seed: 0,
             max_classes: 64,
+            parallel_rows: 1024,
         }
     }
 }

@@ -85,6 +85,7 @@ impl Engine {
             nominator: &self.nominator,
             shared: false,
             seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
         };
         if let Some(node) = self.nominated_node(&pod.uid)
             && let Some(node) = self.nodes.find(node)
