@@ -54,6 +54,9 @@ pub(crate) struct DeviceShare {
     rows: Vec<Row>,
     /// Reservations (by uid) whose devices owners may not mix with others of the node.
     restricted: FxHashSet<Arc<str>>,
+    /// Whether the Device object that was seen last said anything new. Some are written every few
+    /// seconds, and need not wake every pod that waits for devices.
+    news: bool,
 }
 
 /// Builds the plugin.
@@ -76,6 +79,7 @@ pub(crate) fn build(
         known: FxHashMap::default(),
         rows: Vec::new(),
         restricted: FxHashSet::default(),
+        news: false,
     }))
 }
 
@@ -309,6 +313,7 @@ impl DeviceShare {
     }
 
     fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        self.news = false;
         let Some(object) = change.new_as::<scheduling::Device>() else {
             return;
         };
@@ -324,8 +329,7 @@ impl DeviceShare {
             Inventory::new(object)
         };
         let before = self.known.get(&name);
-        let news = before.is_none_or(|known| known.problems != problems);
-        if news {
+        if before.is_none_or(|known| known.problems != problems) {
             let problem = |message: &String| Problem {
                 kind: "Device",
                 namespace: String::new(),
@@ -336,6 +340,7 @@ impl DeviceShare {
             fx.problems.extend(problems.iter().map(problem));
         }
         let same = before.is_some_and(|known| *known.inventory == inventory);
+        self.news = !same;
         let inventory = match before {
             Some(known) if same => known.inventory.clone(),
             _ => Arc::new(inventory),
@@ -426,6 +431,7 @@ impl Plugin for DeviceShare {
             {
                 Helps::Skip
             }
+            (Subject::Object(DEVICES), _) if !self.news => Helps::Skip,
             _ => Helps::Queue,
         }
     }
@@ -638,6 +644,23 @@ impl Plugin for DeviceShare {
         };
         let placed = self.place(cycle, pod, node, how);
         placed.map(|_| ()).map_err(|No(rejection)| rejection)
+    }
+
+    fn agrees(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        from: &Arc<PodInfo>,
+    ) -> bool {
+        let Some(pod) = state.get::<Incoming>() else {
+            return true;
+        };
+        let cycle = Cycle {
+            nominated: Some(from),
+            ..*cycle
+        };
+        self.place(&cycle, pod, node, How::default()).is_ok()
     }
 
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {

@@ -32,10 +32,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
-const ACCEPTED: &[&str] = &[
-    "DynamicResources",
-    "GangScheduling",
-];
+const ACCEPTED: &[&str] = &["DynamicResources", "GangScheduling"];
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
 /// weights and the weights of the profile that is used without a configuration file.

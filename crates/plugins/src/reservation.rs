@@ -382,7 +382,14 @@ impl Plugin for Reservations {
     fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
         match state.get::<Side>()? {
             Side::Pod(side) if !side.is_plain() => {
-                let (_, record) = self.spot(cycle, side, node).nominee()?;
+                let mut spot = self.spot(cycle, side, node);
+                // Of several, those that the other plugins agree to.
+                let agreed = cycle.overlay;
+                if !agreed.is_empty() {
+                    spot.matched
+                        .retain(|(_, record)| agreed.removes(&record.pod.uid));
+                }
+                let (_, record) = spot.nominee()?;
                 Some(record.pod.clone())
             }
             _ => None,

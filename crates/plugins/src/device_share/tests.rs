@@ -347,7 +347,19 @@ fn a_pod_that_waits_is_tried_when_its_device_recovers() {
         place(&mut engine, gpu("a", 100)),
         refused("Insufficient GPU Devices")
     );
+    // The same again, with a new time stamp of a condition, is no news.
+    let condition = json!({"type": "Healthy", "status": "False", "reason": "Xid",
+        "message": "", "lastTransitionTime": "2023-11-14T22:13:20Z"});
+    let sick = changed(
+        devices(1),
+        "gpu",
+        0,
+        json!({"health": false, "conditions": [condition]}),
+    );
     let later = Timestamp::from_second(1_700_000_100).unwrap();
+    engine.object_changed(&device("n", sick), later);
+    engine.take_outputs();
+    assert!(engine.schedule_one(later).is_none());
     engine.object_changed(&device("n", devices(1)), later);
     engine.take_outputs();
     assert!(engine.schedule_one(later).unwrap().node.is_some());
@@ -492,4 +504,69 @@ fn devices_of_an_earlier_decision_are_used_again_when_asked() {
         .unwrap()
         .remove("scheduling.koordinator.sh/scheduling-hint");
     assert_eq!(place(&mut engine, pod("c", requests, meta)), "n: gpu 2");
+}
+
+#[test]
+fn a_pod_of_high_priority_takes_the_gpu_of_one_of_low_priority() {
+    let mut engine = engine_with(json!({}), crate::registry(), &["DefaultPreemption"], &[]);
+    engine.node_applied(node("n", json!({})), now());
+    engine.object_changed(&device("n", devices(2)), now());
+    let with_priority = |name: &str, percent: u32, priority: i32| {
+        let mut pod = gpu(name, percent);
+        pod["spec"]["priority"] = json!(priority);
+        pod
+    };
+    for (name, percent, priority) in [("low", 100, 1), ("high", 100, 9)] {
+        engine.pod_applied(object(with_priority(name, percent, priority)), now());
+        let pod = bound(&decide(&mut engine).unwrap());
+        engine.pod_applied(pod, now());
+    }
+    engine.pod_applied(object(with_priority("middle", 50, 5)), now());
+    engine.take_outputs();
+    engine.schedule_one(now()).unwrap();
+    let evicted: Vec<String> = engine
+        .take_outputs()
+        .into_iter()
+        .filter_map(|output| match output {
+            Output::Evict { victims, .. } => Some(victims),
+            _ => None,
+        })
+        .flatten()
+        .map(|pod| pod.name.to_string())
+        .collect();
+    assert_eq!(evicted, ["low"]);
+    engine.pod_deleted(&object(gpu("low", 100)), now());
+    let later = Timestamp::from_second(1_700_000_100).unwrap();
+    engine.take_outputs();
+    assert!(engine.schedule_one(later).unwrap().node.is_some());
+}
+
+#[test]
+fn nodes_can_be_inspected_in_upstreams_form() {
+    let mut engine = one_node(1, json!({}));
+    assert_eq!(place(&mut engine, gpu("a", 50)), "n: gpu 0 ".trim_end());
+    let ask = |engine: &Engine, path: &[&str]| engine.inspect(NAME, path, &BTreeMap::new(), now());
+    let one = ask(&engine, &["nodeDeviceSummaries", "n"]).unwrap();
+    let all = ask(&engine, &["nodeDeviceSummaries"]).unwrap();
+    assert_eq!(all, json!({"n": one}));
+    assert_eq!(
+        one["deviceFree"],
+        json!({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "40Gi",
+            "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/rdma": "100"})
+    );
+    assert_eq!(
+        one["deviceTotalDetail"]["gpu"]["0"]["koordinator.sh/gpu-memory"],
+        "80Gi"
+    );
+    assert_eq!(
+        one["deviceUsedDetail"]["gpu"]["0"]["koordinator.sh/gpu-core"],
+        "50"
+    );
+    assert_eq!(
+        one["allocateSet"],
+        json!({"gpu": {"ns/a": {"0": {"koordinator.sh/gpu-core": "50",
+            "koordinator.sh/gpu-memory": "40Gi", "koordinator.sh/gpu-memory-ratio": "50"}}}})
+    );
+    assert_eq!(ask(&engine, &["nodeDeviceSummaries", "other"]), None);
+    assert_eq!(ask(&engine, &["x"]), None);
 }

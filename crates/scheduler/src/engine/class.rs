@@ -154,8 +154,23 @@ impl Scope<'_> {
 
     /// The released pod whose place this pod takes on `node`.
     pub(super) fn nominate(&self, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        if self.prepared.releasing.is_empty() {
+            return None;
+        }
+        let mut released = self.released(node);
+        if released.len() > 1 {
+            released.retain(|from| {
+                let mut filters = self.prepared.filters.iter();
+                filters.all(|(plugin, state)| {
+                    self.plugins[*plugin].agrees(&self.cycle, state, node, from)
+                })
+            });
+        } else {
+            released.clear();
+        }
+        let cycle = self.imagine(&released, &[]);
         self.states(&self.prepared.releasing)
-            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&self.cycle, state, node))
+            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node))
     }
 
     fn imagine<'b>(&self, removed: &'b [Arc<PodInfo>], added: &'b [Arc<PodInfo>]) -> Cycle<'b>

@@ -636,6 +636,18 @@ pub trait Plugin: Send + Sync {
         _out: &mut Vec<Arc<PodInfo>>,
     ) {
     }
+    /// Whether the pod would be served on `node` if it took the place of `from`, one of several pods
+    /// released there. The released pods that all plugins agree to are in the overlay of
+    /// [`Plugin::nominate`].
+    fn agrees(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+        _from: &Arc<PodInfo>,
+    ) -> bool {
+        true
+    }
     /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
     fn nominate(
         &self,

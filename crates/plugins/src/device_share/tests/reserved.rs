@@ -45,12 +45,17 @@ impl Plugin for Holder {
             .nodes
             .pods(node)
             .filter(|pod| pod.stands_for.is_some());
-        out.extend(held.filter(|pod| wanted == Some(&pod.uid)).cloned());
+        // `r` owns `r`, `r2`, …
+        let own = |pod: &&Arc<PodInfo>| wanted.is_some_and(|wanted| pod.uid.starts_with(wanted));
+        out.extend(held.filter(own).cloned());
     }
     fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
-        let mut out = Vec::new();
-        self.release(cycle, state, node, &mut out);
-        out.pop()
+        let mut out = cycle.overlay.removed.to_vec();
+        if out.is_empty() {
+            self.release(cycle, state, node, &mut out);
+        }
+        out.sort_by(|a, b| a.uid.cmp(&b.uid));
+        out.into_iter().next()
     }
 }
 
@@ -74,28 +79,37 @@ fn reserved(policy: Option<&str>) -> Engine {
         object["spec"]["allocatePolicy"] = json!(policy);
     }
     let object: scheduling::Reservation = serde_json::from_value(object).unwrap();
-    let change = |kind, new| ObjectChange {
-        kind,
+    let change = ObjectChange {
+        kind: RESERVATIONS,
         action: Action::ADD,
         old: None,
-        new,
+        new: Arc::new(object),
     };
-    engine.object_changed(&change(RESERVATIONS, Arc::new(object)), now());
-    let held = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
+    engine.object_changed(&change, now());
+    stand_in(&mut engine, "r", 1);
+    engine
+}
+
+/// A reservation that holds half of a GPU.
+fn stand_in(engine: &mut Engine, uid: &str, minor: u8) {
+    let held = json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-core": "50",
         "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": "40Gi"}}]});
-    let mut stand_in = gpu("r", 50);
-    stand_in["spec"]["nodeName"] = json!("n");
-    stand_in["metadata"]["annotations"] =
-        annotated("device-allocated", &held)["annotations"].clone();
-    let stand_in: Arc<Pod> = Arc::new(serde_json::from_value(stand_in).unwrap());
-    let mut info = PodInfo::new(stand_in, &ResourceTable::new()).unwrap();
+    let mut pod = gpu(uid, 50);
+    pod["spec"]["nodeName"] = json!("n");
+    pod["metadata"]["annotations"] = annotated("device-allocated", &held)["annotations"].clone();
+    let mut info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
     info.stands_for = Some(Arc::new(ObjectReference {
         kind: Some("Reservation".to_owned()),
-        name: Some("r".to_owned()),
+        name: Some(uid.to_owned()),
         ..ObjectReference::default()
     }));
-    engine.object_changed(&change(HOLDS, Arc::new(info)), now());
-    engine
+    let change = ObjectChange {
+        kind: HOLDS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(info),
+    };
+    engine.object_changed(&change, now());
 }
 
 fn owned(name: &str, percent: u32) -> Value {
@@ -191,4 +205,27 @@ fn who_ignores_reservations_takes_what_is_reserved() {
     let mut pod = gpu("b", 100);
     pod["metadata"]["labels"] = json!({"scheduling.koordinator.sh/reservation-ignored": "true"});
     assert_eq!(place(&mut engine, pod), "n: gpu 1");
+}
+
+#[test]
+fn of_several_reservations_one_is_nominated_that_has_the_devices() {
+    let mut engine = reserved(None);
+    stand_in(&mut engine, "r2", 0);
+    assert_eq!(place(&mut engine, gpu("a", 50)), "n: gpu 0");
+    // `r` comes first and has half of minor 1, the other half of which is free; `r2` has half of
+    // minor 0, the other half of which is taken.
+    assert_eq!(place(&mut engine, owned("b", 100)), "n: gpu 1");
+    let mut engine = reserved(None);
+    stand_in(&mut engine, "r2", 0);
+    engine.pod_applied(object(gpu("a", 50)), now());
+    let first = decide(&mut engine).unwrap();
+    assert_eq!(told(&first), "n: gpu 0");
+    assert_eq!(place(&mut engine, gpu("c", 50)), "n: gpu 1");
+    engine.pod_applied(bound(&first), now());
+    engine.pod_deleted(&bound(&first), now());
+    assert_eq!(
+        place(&mut engine, owned("d", 100)),
+        "n: gpu 0",
+        "now only r2 has what it takes"
+    );
 }
