@@ -9,12 +9,12 @@ mod allocate;
 mod args;
 mod book;
 mod inspect;
+mod judge;
 mod node;
 mod pod;
 #[cfg(test)]
 mod tests;
 
-use allocate::{Given, Plan, Room, Stage, Way};
 use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
@@ -25,13 +25,13 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, amplify};
 use koord_model::resources::{
-    BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId,
+    BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, PodPatch,
-    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, BuildContext, BuildError, Cycle, Effects, Interest, Lack, ObjectChange, Plugin,
+    PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use node::{Report, Side, milli};
@@ -54,6 +54,8 @@ pub(crate) struct Numa {
     books: Vec<Book>,
     /// Uids of the reservations that owners may not exceed.
     restricted: FxHashSet<String>,
+    /// Resource numbers for signatures, which are made without the engine's state at hand.
+    unnumbered: ResourceTable,
 }
 
 /// Builds the plugin.
@@ -67,6 +69,7 @@ pub(crate) fn build(
         reports: FxHashMap::default(),
         books: Vec::new(),
         restricted: FxHashSet::default(),
+        unnumbered: ResourceTable::new(),
     }))
 }
 
@@ -76,6 +79,10 @@ impl Numa {
             self.books.resize_with(node.row() + 1, Book::default);
         }
         &mut self.books[node.row()]
+    }
+
+    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<Incoming>, String> {
+        Incoming::new(pod, &self.settings, view.resources)
     }
 
     fn known(&self, node: NodeIndex) -> Option<(&Book, &Side)> {
@@ -91,155 +98,6 @@ impl Numa {
             side
         });
         self.book(node).set_side(side);
-    }
-
-    /// How the pod is to be served on the node.
-    fn plan<'a>(&self, incoming: &'a Incoming, side: &'a Side) -> Result<Plan<'a>, Rejection> {
-        let policy = match (side.policy, incoming.policy) {
-            (Some(node), Some(pod)) if node != pod => {
-                let reason = "node(s) NUMA Topology policy not match";
-                return Err(Rejection::unresolvable(reason));
-            }
-            (node, pod) => pod.or(node),
-        };
-        let bound = incoming.wish.is_some() || (side.bind.is_some() && incoming.cpu() > 0);
-        if bound && incoming.cpu() % 1000 != 0 {
-            let reason = "the requested CPUs must be integer";
-            return Err(Rejection::unresolvable(reason));
-        }
-        let bind = bound.then(|| {
-            let wish = incoming.wish;
-            match (wish.and_then(|wish| wish.required), side.bind) {
-                (Some(required), _) => (required, true),
-                (None, Some(node)) => (node, true),
-                // Not bound without a wish or a policy of the node.
-                (None, None) => (
-                    wish.map_or(BindPolicy::FullPCpus, |wish| wish.preferred),
-                    false,
-                ),
-            }
-        });
-        Ok(Plan {
-            incoming,
-            side,
-            bind,
-            policy,
-        })
-    }
-
-    /// Whether the machine and its policies allow the plan at all.
-    fn check(&self, plan: &Plan<'_>) -> Verdict {
-        let Some((bind, required)) = plan.bind else {
-            return Ok(());
-        };
-        let topology = plan.side.topology();
-        if !topology.is_valid() {
-            return Err(Rejection::unresolvable("node(s) invalid CPU Topology"));
-        }
-        let own = plan.incoming.wish.and_then(|wish| wish.required);
-        if own.is_some() && plan.side.bind.is_some_and(|node| Some(node) != own) {
-            return Err(Rejection::unresolvable(
-                "node(s) cpu bind policy conflicts with pod's required cpu bind policy",
-            ));
-        }
-        let threads = topology.per_core().max(1);
-        let odd = !plan.incoming.cpus().is_multiple_of(threads);
-        if required && bind == BindPolicy::FullPCpus && odd {
-            return Err(Rejection::unresolvable(
-                "node(s) requested cpus not multiple cpus per core",
-            ));
-        }
-        Ok(())
-    }
-
-    /// CPU of amplified nodes: bound pods take as much of it as their CPUs would have given others.
-    fn check_amplified(&self, cycle: &Cycle<'_>, plan: &Plan<'_>, node: NodeIndex) -> Verdict {
-        if plan.incoming.cpu() == 0 {
-            return Ok(());
-        }
-        let Some(ratio) = plan.side.node_ratio else {
-            return Err(Rejection::unresolvable(
-                "node(s) invalid CPU amplification ratio",
-            ));
-        };
-        if ratio <= 1.0 {
-            return Ok(());
-        }
-        let asked = match plan.bind {
-            Some(_) => amplify(plan.incoming.cpu(), ratio),
-            None => plan.incoming.cpu(),
-        };
-        let bound = self.known(node).map_or(0, |(book, side)| {
-            let stage = self.stage(cycle, book, plan);
-            milli(allocate::widest(book, side, &stage).held.cpus.len())
-        });
-        let mut requested = cycle.requested(node, CPU);
-        if bound > 0 && requested >= bound {
-            requested += amplify(bound, ratio) - bound;
-        }
-        if asked > cycle.view.nodes.allocatable(node, CPU) - requested {
-            return Err(Rejection::unschedulable("Insufficient amplified cpu"));
-        }
-        Ok(())
-    }
-
-    /// What is imagined of the node, as far as this plugin holds books on it.
-    fn stage<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Stage<'a> {
-        let mut stage = Stage::default();
-        for pod in cycle.overlay.removed {
-            match book.pods.get(&pod.uid) {
-                Some(known) if known.is_reservation => {
-                    let restricted = self.restricted.contains(&*pod.uid);
-                    stage.open.push((&*pod.uid, restricted));
-                }
-                Some(_) => stage.gone.push(&*pod.uid),
-                None => {}
-            }
-        }
-        for pod in cycle.overlay.added {
-            if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
-                stage.more.push(given);
-            }
-        }
-        if let Some(nominated) = cycle.nominated
-            && book.pods.contains_key(&nominated.uid)
-        {
-            let restricted = self.restricted.contains(&*nominated.uid);
-            stage.open = vec![(&*nominated.uid, restricted)];
-            stage.nominated = !plan.incoming.ignores_reservations;
-        }
-        stage
-    }
-
-    /// As [`Self::stage`]; a pod that ignores reservations may use all of them at reserve too.
-    fn with_ignored<'a>(mut stage: Stage<'a>, book: &'a Book, plan: &Plan<'_>) -> Stage<'a> {
-        if plan.incoming.ignores_reservations {
-            let held = book.pods.iter().filter(|(_, pod)| pod.is_reservation);
-            stage.open = held.map(|(uid, _)| (&**uid, false)).collect();
-        }
-        stage
-    }
-
-    fn ways(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> (Vec<Way>, Room) {
-        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
-        let ways = allocate::ways(book, plan, &stage);
-        (ways, allocate::widest(book, plan.side, &stage))
-    }
-
-    /// What the pod would get.
-    fn serve(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> Result<Given, Rejection> {
-        let (ways, _) = self.ways(cycle, book, plan);
-        self.serve_by(cycle, plan, &ways)
-    }
-
-    fn serve_by(
-        &self,
-        cycle: &Cycle<'_>,
-        plan: &Plan<'_>,
-        ways: &[Way],
-    ) -> Result<Given, Rejection> {
-        let mask = cycle.numa.filter(|_| plan.policy.is_some());
-        allocate::serve(plan, &self.settings, ways, mask, cycle.view.resources)
     }
 
     /// Reads what a pod on the node says it was given.
@@ -312,7 +170,7 @@ impl Plugin for Numa {
         .to_vec()
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
-        match Incoming::new(pod, &self.settings) {
+        match Incoming::new(pod, &self.settings, &self.unnumbered) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),
             Err(message) => signature.text(&message),
@@ -411,7 +269,7 @@ impl Plugin for Numa {
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        match Incoming::new(cycle.pod, &self.settings) {
+        match self.incoming(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreFilter::ready(incoming),
             Ok(None) => PreFilter::Skip,
             Err(message) => PreFilter::Reject(Rejection::unresolvable(message)),
@@ -425,6 +283,9 @@ impl Plugin for Numa {
         let plan = self.plan(incoming, side)?;
         self.check_amplified(cycle, &plan, node)?;
         self.check(&plan)?;
+        if incoming.designated.is_some() && (plan.bind.is_some() || plan.policy.is_some()) {
+            return self.serve(cycle, book, &plan).map(drop);
+        }
         if plan.policy.is_some() {
             if side.zones.is_empty() {
                 return Err(Rejection::unresolvable("node(s) missing NUMA resources"));
@@ -434,19 +295,18 @@ impl Plugin for Numa {
         match plan.bind {
             Some((_, true)) => self.serve(cycle, book, &plan).map(drop),
             // Any CPUs will do: counting them is enough.
-            Some((_, false)) => {
-                let (_, widest) = self.ways(cycle, book, &plan);
-                if widest.free_cpus() < incoming.cpus() {
+            Some((_, false)) => match self.missing(cycle, book, &plan) {
+                0 => Ok(()),
+                _ => {
                     let error = koord_model::cpuset::NotEnough;
-                    return Err(Rejection::unschedulable(error.to_string()));
+                    Err(Rejection::unschedulable(error.to_string()))
                 }
-                Ok(())
-            }
+            },
             None => Ok(()),
         }
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        match Incoming::new(cycle.pod, &self.settings) {
+        match self.incoming(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreScore::Ready(State::of(incoming)),
             _ => PreScore::Skip,
         }
@@ -456,7 +316,7 @@ impl Plugin for Numa {
         let incoming = match state.get::<Incoming>() {
             Some(incoming) => incoming,
             // Profiles may name the plugin for scoring alone.
-            None => match Incoming::new(cycle.pod, &self.settings) {
+            None => match self.incoming(cycle.pod, cycle.view) {
                 Ok(Some(incoming)) => {
                     own = incoming;
                     &own
@@ -521,7 +381,7 @@ impl Plugin for Numa {
         let incoming = state.get::<Incoming>()?;
         let (book, side) = self.known(node)?;
         let plan = self.plan(incoming, side).ok()?;
-        let kind = plan.policy?;
+        let kind = plan.policy.filter(|_| incoming.designated.is_none())?;
         let stage = self.stage(cycle, book, &plan);
         Some(NumaPolicy {
             kind,
@@ -562,7 +422,7 @@ impl Plugin for Numa {
     }
 
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
-        let Ok(Some(incoming)) = Incoming::new(cycle.pod, &self.settings) else {
+        let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
             return Ok(());
         };
         let Some((book, side)) = self.known(node) else {
@@ -611,7 +471,7 @@ impl Plugin for Numa {
             return Ok(());
         };
         let failed = |error: serde_json::Error| Rejection::error(error.to_string());
-        if let Ok(Some(incoming)) = Incoming::new(cycle.pod, &self.settings)
+        if let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view)
             && let Ok(plan) = self.plan(&incoming, side)
             && let Some((bind, required)) = plan.bind
             && let Some(spec) = completed(cycle.pod, bind, required)
@@ -641,6 +501,17 @@ impl Plugin for Numa {
         extension::write(&mut patch.annotations, key, &status).map_err(failed)
     }
 
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let incoming = state.get::<Incoming>()?;
+        let (book, side) = self.known(node)?;
+        let plan = self.plan(incoming, side).ok()?;
+        plan.bind?;
+        let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
+        (missing > 0).then(|| Lack {
+            text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
+            distance: missing as f64 / needed as f64,
+        })
+    }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         inspect::explain(self, pod, view)
     }

@@ -81,10 +81,6 @@ impl Room {
         }
     }
 
-    pub(super) fn free_cpus(&self) -> usize {
-        self.cpus.len()
-    }
-
     pub(super) fn zones(&self) -> &[(u8, Amounts)] {
         &self.zones
     }
@@ -106,6 +102,11 @@ pub(super) fn widest(book: &Book, side: &Side, stage: &Stage<'_>) -> Room {
     }
     let away = |uid: &str| stage.gone.contains(&uid) || stage.open.iter().any(|(r, _)| *r == uid);
     Room::new(side, book.without(away, &stage.more), CpuSet::new())
+}
+
+/// How many CPUs are free when everyone that `stage` opens or removes is away.
+pub(super) fn free_cpus(book: &Book, side: &Side, stage: &Stage<'_>) -> usize {
+    widest(book, side, stage).cpus.len()
 }
 
 /// The ways to serve a pod, in the order in which they are tried.
@@ -229,13 +230,22 @@ impl Room {
         table: &ResourceTable,
     ) -> Result<Given, Rejection> {
         let mut given = Given::default();
+        let designated = plan.incoming.designated.as_ref();
+        let mask = match designated {
+            Some(designated) if designated.zones.is_empty() => None,
+            Some(designated) => Some(designated.zones.iter().map(|(id, _)| *id).collect()),
+            None => mask,
+        };
         if let Some(mask) = mask.filter(|_| !self.zones.is_empty()) {
-            let parts = split(
-                &plan.incoming.requests,
-                &self.usable_zones(plan),
-                mask,
-                unit(plan),
-            );
+            let mut zones = self.usable_zones(plan);
+            for (id, chosen) in designated.iter().flat_map(|designated| &designated.zones) {
+                if let Some((_, zone)) = zones.iter_mut().find(|(zone, _)| zone == id) {
+                    let cap =
+                        |(resource, n): (ResourceId, i64)| (resource, n.min(chosen.get(resource)));
+                    *zone = zone.iter().map(cap).collect();
+                }
+            }
+            let parts = split(&plan.incoming.requests, &zones, mask, unit(plan));
             given.zones = parts.map_err(|missing| {
                 let reason = |id| Reason::from(format!("Insufficient NUMA {}", table.name(id)));
                 Rejection {
@@ -246,6 +256,9 @@ impl Room {
         }
         if let Some((bind, required)) = plan.bind {
             given.cpus = self.take(plan, settings, &given.zones, bind, required)?;
+        }
+        if designated.is_some_and(|designated| designated.cpus != given.cpus) {
+            return Err(Rejection::unschedulable(not_enough()));
         }
         Ok(given)
     }
@@ -297,7 +310,10 @@ impl Room {
         let want = |available, needed| Want {
             topology,
             available,
-            preferred: &self.preferred,
+            preferred: match &plan.incoming.designated {
+                Some(designated) => &designated.cpus,
+                None => &self.preferred,
+            },
             owned: &self.held.owned,
             needed,
             bind,

@@ -67,7 +67,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Option<Value> {
 /// How a pod is understood, and what it was given.
 pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Value> {
     let mut value = Map::new();
-    match Incoming::new(pod, &plugin.settings) {
+    match Incoming::new(pod, &plugin.settings, view.resources) {
         Ok(Some(incoming)) => {
             if let Some(wish) = incoming.wish {
                 value.insert("cpuBindPolicy".to_owned(), json!(wish.preferred.as_str()));

@@ -4,7 +4,7 @@ use super::args::Settings;
 use super::node::policy_named;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity,
-    ReservationAllocated, ResourceSpec, ResourceStatus,
+    ReservationAllocated, ResourceSpec, ResourceStatus, SchedulingHint,
 };
 use koord_api::priority::PriorityClass;
 use koord_api::qos::{self, QosClass};
@@ -38,6 +38,15 @@ pub(super) struct Incoming {
     pub(super) reserved_only: bool,
     /// It may use what reservations hold.
     pub(super) ignores_reservations: bool,
+    /// Another component has chosen for it: this or nothing.
+    pub(super) designated: Option<Designated>,
+}
+
+/// CPUs and amounts by NUMA node that were chosen beforehand.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Designated {
+    pub(super) cpus: CpuSet,
+    pub(super) zones: Vec<(u8, Amounts)>,
 }
 
 impl Incoming {
@@ -45,7 +54,11 @@ impl Incoming {
     ///
     /// # Errors
     /// An annotation is malformed, or it wants a part of a CPU for itself.
-    pub(super) fn new(pod: &PodInfo, settings: &Settings) -> Result<Option<Self>, String> {
+    pub(super) fn new(
+        pod: &PodInfo,
+        settings: &Settings,
+        table: &ResourceTable,
+    ) -> Result<Option<Self>, String> {
         let requests: Amounts = pod.requests.iter().filter(|(_, n)| *n > 0).collect();
         if requests.is_empty() {
             return Ok(None);
@@ -88,6 +101,7 @@ impl Incoming {
                     .is_some(),
             ignores_reservations: label(labels::RESERVATION_IGNORED)
                 .is_some_and(|value| value == "true"),
+            designated: designated(pod, table)?,
             requests,
         }))
     }
@@ -128,7 +142,28 @@ impl Incoming {
         let exclusive = self.exclusive.map_or(0, |exclusive| exclusive as i64 + 1);
         let flags = i64::from(self.reserved_only) + 2 * i64::from(self.ignores_reservations);
         signature.number(policy * 100 + exclusive * 10 + flags);
+        if let Some(designated) = &self.designated {
+            signature.debug(designated);
+        }
     }
+}
+
+/// What the pod's own annotation says it is to be given, if a scheduling hint makes it binding.
+fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>, String> {
+    let keys = [
+        annotations::SCHEDULING_HINT,
+        annotations::SCHEDULING_HINT_DEPRECATED,
+    ];
+    let Some(key) = keys.into_iter().find(|key| pod.annotation(key).is_some()) else {
+        return Ok(None);
+    };
+    let hint: SchedulingHint = read(pod, key)?;
+    let named = |all: &koord_api::slo::ExtensionsMap| all.contains_key(super::NAME);
+    if !hint.extensions.as_ref().is_some_and(named) {
+        return Ok(None);
+    }
+    let chosen = Allocation::read(pod, table)?;
+    Ok(chosen.map(|Allocation { cpus, zones, .. }| Designated { cpus, zones }))
 }
 
 fn wish(pod: &PodInfo, settings: &Settings) -> Result<Option<Wish>, String> {

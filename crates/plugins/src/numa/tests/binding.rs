@@ -232,3 +232,66 @@ fn amplified_cpu_is_counted_for_what_it_is() {
         "1 node(s) invalid CPU amplification ratio"
     );
 }
+
+#[test]
+fn lower_priority_gives_up_its_cpus() {
+    let registry = crate::registry();
+    let mut engine = build_engine(json!({}), &["DefaultPreemption"], registry);
+    engine.node_applied(TWO.node("n", json!({}), json!({}), 32), now());
+    engine.object_changed(&TWO.topology("n", json!([]), json!({})), now());
+    for (name, cpus) in [("a", "10"), ("b", "6")] {
+        let bind = try_bind(&mut engine, lsr(name, cpus, "")).unwrap();
+        engine.pod_applied(Arc::new(bound(&bind)), now());
+    }
+    // There is plain CPU enough, but no CPU to be bound to.
+    let mut urgent = lsr("urgent", "4", FULL);
+    if let Some(spec) = &mut urgent.spec {
+        spec.priority = Some(9900);
+    }
+    engine.take_outputs();
+    engine.pod_applied(Arc::new(urgent), now());
+    engine.schedule_one(now()).unwrap();
+    let evicted = engine
+        .take_outputs()
+        .into_iter()
+        .find_map(|output| match output {
+            Output::Evict { victims, .. } => Some(victims),
+            _ => None,
+        });
+    let names: Vec<String> = evicted
+        .unwrap()
+        .iter()
+        .map(|pod| pod.name.to_string())
+        .collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[test]
+fn a_designated_allocation_is_given_or_nothing() {
+    let hint = json!({"extensions": {NAME: {}}}).to_string();
+    let designated = |name: &str, cpus: &str| {
+        let mut pod = lsr(name, "4", "");
+        let all = pod.metadata.annotations.get_or_insert_default();
+        all.insert(annotations::SCHEDULING_HINT.to_owned(), hint.clone());
+        let status = json!({"cpuset": cpus}).to_string();
+        all.insert(annotations::RESOURCE_STATUS.to_owned(), status);
+        pod
+    };
+    let mut engine = one(json!({}));
+    assert_eq!(
+        place(&mut engine, designated("a", "2-3,12,15")),
+        "n 2-3,12,15"
+    );
+    let taken = "1 not enough cpus available to satisfy request";
+    assert_eq!(place(&mut engine, designated("b", "12-15")), taken);
+    assert_eq!(place(&mut engine, designated("c", "8-11")), "n 8-11");
+
+    let mut engine = one(json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"}));
+    let mut pod = pod("d", "4", json!({}));
+    let all = pod.metadata.annotations.get_or_insert_default();
+    all.insert(annotations::SCHEDULING_HINT.to_owned(), hint.clone());
+    let zone = json!({"node": 1, "resources": {"cpu": "4", "memory": "1Gi"}});
+    let status = json!({"numaNodeResources": [zone]}).to_string();
+    all.insert(annotations::RESOURCE_STATUS.to_owned(), status);
+    assert_eq!(place(&mut engine, pod), "n 1: cpu 4, memory 1Gi");
+}

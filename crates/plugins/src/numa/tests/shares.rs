@@ -1,8 +1,8 @@
 //! What one node offers and gives, beside one pod that is there already.
 
+use super::super::allocate::{Plan, Stage};
 use super::*;
 use koord_model::numa::NumaMask;
-use koord_model::resources::ResourceTable;
 use koord_scheduler::state::NodeInfo;
 
 /// A pod that is there, and one that comes, on a machine of 2 x 26 cores with 2 threads each.
@@ -62,8 +62,11 @@ impl Case {
             reports: FxHashMap::default(),
             books: Vec::new(),
             restricted: FxHashSet::default(),
+            unnumbered: ResourceTable::new(),
         };
-        let incoming = Incoming::new(&comes, &plugin.settings).unwrap().unwrap();
+        let incoming = Incoming::new(&comes, &plugin.settings, &table)
+            .unwrap()
+            .unwrap();
         let plan = Plan {
             incoming: &incoming,
             side: book.side.as_ref().unwrap(),

@@ -18,7 +18,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
         });
         let table = koord_model::resources::ResourceTable::new();
         let info = PodInfo::new(Arc::new(pod("p", cpu, change)), &table).unwrap();
-        Incoming::new(&info, &settings(default)).map(|incoming| {
+        Incoming::new(&info, &settings(default), &table).map(|incoming| {
             let wish = incoming.unwrap().wish?;
             let required = wish.required.map_or("-", BindPolicy::as_str);
             Some(format!("{required} {}", wish.preferred.as_str()))

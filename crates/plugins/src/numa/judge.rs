@@ -1,0 +1,188 @@
+//! Whether and how a node serves a pod.
+
+use super::Numa;
+use super::allocate::{self, Given, Plan, Room, Stage, Way};
+use super::book::Book;
+use super::node::{Side, milli};
+use super::pod::{Allocation, Incoming};
+use koord_model::cpuset::BindPolicy;
+use koord_model::numa::amplify;
+use koord_model::resources::CPU;
+use koord_scheduler::framework::{Cycle, Rejection, Verdict};
+use koord_scheduler::state::NodeIndex;
+
+impl Numa {
+    /// How the pod is to be served on the node.
+    pub(super) fn plan<'a>(
+        &self,
+        incoming: &'a Incoming,
+        side: &'a Side,
+    ) -> Result<Plan<'a>, Rejection> {
+        let policy = match (side.policy, incoming.policy) {
+            (Some(node), Some(pod)) if node != pod => {
+                let reason = "node(s) NUMA Topology policy not match";
+                return Err(Rejection::unresolvable(reason));
+            }
+            (node, pod) => pod.or(node),
+        };
+        let bound = incoming.wish.is_some() || (side.bind.is_some() && incoming.cpu() > 0);
+        if bound && incoming.cpu() % 1000 != 0 {
+            let reason = "the requested CPUs must be integer";
+            return Err(Rejection::unresolvable(reason));
+        }
+        let bind = bound.then(|| {
+            let wish = incoming.wish;
+            match (wish.and_then(|wish| wish.required), side.bind) {
+                (Some(required), _) => (required, true),
+                (None, Some(node)) => (node, true),
+                // Not bound without a wish or a policy of the node.
+                (None, None) => (
+                    wish.map_or(BindPolicy::FullPCpus, |wish| wish.preferred),
+                    false,
+                ),
+            }
+        });
+        Ok(Plan {
+            incoming,
+            side,
+            bind,
+            policy,
+        })
+    }
+
+    /// Whether the machine and its policies allow the plan at all.
+    pub(super) fn check(&self, plan: &Plan<'_>) -> Verdict {
+        let Some((bind, required)) = plan.bind else {
+            return Ok(());
+        };
+        let topology = plan.side.topology();
+        if !topology.is_valid() {
+            return Err(Rejection::unresolvable("node(s) invalid CPU Topology"));
+        }
+        let own = plan.incoming.wish.and_then(|wish| wish.required);
+        if own.is_some() && plan.side.bind.is_some_and(|node| Some(node) != own) {
+            return Err(Rejection::unresolvable(
+                "node(s) cpu bind policy conflicts with pod's required cpu bind policy",
+            ));
+        }
+        let threads = topology.per_core().max(1);
+        let odd = !plan.incoming.cpus().is_multiple_of(threads);
+        if required && bind == BindPolicy::FullPCpus && odd {
+            return Err(Rejection::unresolvable(
+                "node(s) requested cpus not multiple cpus per core",
+            ));
+        }
+        Ok(())
+    }
+
+    /// CPU of amplified nodes: bound pods take as much of it as their CPUs would have given others.
+    pub(super) fn check_amplified(
+        &self,
+        cycle: &Cycle<'_>,
+        plan: &Plan<'_>,
+        node: NodeIndex,
+    ) -> Verdict {
+        if plan.incoming.cpu() == 0 {
+            return Ok(());
+        }
+        let Some(ratio) = plan.side.node_ratio else {
+            return Err(Rejection::unresolvable(
+                "node(s) invalid CPU amplification ratio",
+            ));
+        };
+        if ratio <= 1.0 {
+            return Ok(());
+        }
+        let asked = match plan.bind {
+            Some(_) => amplify(plan.incoming.cpu(), ratio),
+            None => plan.incoming.cpu(),
+        };
+        let bound = self.known(node).map_or(0, |(book, side)| {
+            let stage = self.stage(cycle, book, plan);
+            milli(allocate::widest(book, side, &stage).held.cpus.len())
+        });
+        let mut requested = cycle.requested(node, CPU);
+        if bound > 0 && requested >= bound {
+            requested += amplify(bound, ratio) - bound;
+        }
+        if asked > cycle.view.nodes.allocatable(node, CPU) - requested {
+            return Err(Rejection::unschedulable("Insufficient amplified cpu"));
+        }
+        Ok(())
+    }
+
+    /// What is imagined of the node, as far as this plugin holds books on it.
+    pub(super) fn stage<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Stage<'a> {
+        let mut stage = Stage::default();
+        for pod in cycle.overlay.removed {
+            match book.pods.get(&pod.uid) {
+                Some(known) if known.is_reservation => {
+                    let restricted = self.restricted.contains(&*pod.uid);
+                    stage.open.push((&*pod.uid, restricted));
+                }
+                Some(_) => stage.gone.push(&*pod.uid),
+                None => {}
+            }
+        }
+        for pod in cycle.overlay.added {
+            if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
+                stage.more.push(given);
+            }
+        }
+        if let Some(nominated) = cycle.nominated
+            && book.pods.contains_key(&nominated.uid)
+        {
+            let restricted = self.restricted.contains(&*nominated.uid);
+            stage.open = vec![(&*nominated.uid, restricted)];
+            stage.nominated = !plan.incoming.ignores_reservations;
+        }
+        stage
+    }
+
+    /// As [`Self::stage`]; a pod that ignores reservations may use all of them at reserve too.
+    pub(super) fn with_ignored<'a>(
+        mut stage: Stage<'a>,
+        book: &'a Book,
+        plan: &Plan<'_>,
+    ) -> Stage<'a> {
+        if plan.incoming.ignores_reservations {
+            let held = book.pods.iter().filter(|(_, pod)| pod.is_reservation);
+            stage.open = held.map(|(uid, _)| (&**uid, false)).collect();
+        }
+        stage
+    }
+
+    pub(super) fn ways(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> (Vec<Way>, Room) {
+        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
+        let ways = allocate::ways(book, plan, &stage);
+        (ways, allocate::widest(book, plan.side, &stage))
+    }
+
+    /// What the pod would get.
+    pub(super) fn serve(
+        &self,
+        cycle: &Cycle<'_>,
+        book: &Book,
+        plan: &Plan<'_>,
+    ) -> Result<Given, Rejection> {
+        let (ways, _) = self.ways(cycle, book, plan);
+        self.serve_by(cycle, plan, &ways)
+    }
+
+    pub(super) fn serve_by(
+        &self,
+        cycle: &Cycle<'_>,
+        plan: &Plan<'_>,
+        ways: &[Way],
+    ) -> Result<Given, Rejection> {
+        let mask = cycle.numa.filter(|_| plan.policy.is_some());
+        allocate::serve(plan, &self.settings, ways, mask, cycle.view.resources)
+    }
+
+    /// How many CPUs the node lacks for a pod that is bound to any.
+    pub(super) fn missing(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> usize {
+        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
+        let free = allocate::free_cpus(book, plan.side, &stage);
+        plan.incoming.cpus().saturating_sub(free)
+    }
+}
