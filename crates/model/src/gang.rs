@@ -290,7 +290,7 @@ impl Gangs {
         self.changed.insert(id.clone());
         let group = self.regroup(&id);
         if described {
-            self.let_pass(&id, moves);
+            self.let_pass(&group, moves);
         }
         let before = old.map(|old| old.stage);
         if stage == Stage::Bound && before != Some(Stage::Bound) {
@@ -377,7 +377,7 @@ impl Gangs {
         }
         let group = self.regroup(id);
         if changed {
-            self.let_pass(id, moves);
+            self.let_pass(&group, moves);
         }
         self.review(&group, None, changed, moves);
         self.review_others(id, &group, changed, moves);

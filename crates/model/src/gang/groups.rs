@@ -17,18 +17,18 @@ impl Gangs {
             return;
         }
         members.failure = None;
-        for id in members.gangs.clone() {
-            self.let_pass(&id, moves);
-        }
+        self.let_pass(group, moves);
     }
 
     /// Lets members that need not wait for others into the queue.
-    pub(super) fn let_pass(&self, id: &str, moves: &mut Moves) {
-        if self.passes(id)
-            && let Some(gang) = self.gangs.get(id)
-        {
-            moves.regate.extend(gang.pending.values().cloned());
-            moves.activate.extend(gang.pending.values().cloned());
+    pub(super) fn let_pass(&self, group: &str, moves: &mut Moves) {
+        for id in self.groups.get(group).iter().flat_map(|g| &g.gangs) {
+            if self.passes(id)
+                && let Some(gang) = self.gangs.get(id)
+            {
+                moves.regate.extend(gang.pending.values().cloned());
+                moves.activate.extend(gang.pending.values().cloned());
+            }
         }
     }
 

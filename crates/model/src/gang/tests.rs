@@ -258,6 +258,23 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
 }
 
 #[test]
+fn a_new_leader_lets_the_rest_of_a_started_group_pass_in_any_order() {
+    let both = &["ns/a", "ns/b"];
+    for order in [["a", "b"], ["b", "a"]] {
+        let mut gangs = Gangs::default();
+        let mut moves = Moves::default();
+        gangs.observe(seen("started", "ns/b", None, true), &mut moves);
+        gangs.observe(seen("rest", "ns/a", None, false), &mut moves);
+        for name in order {
+            let id = format!("ns/{name}").into();
+            gangs.declare(&id, Some(described(1, "once-satisfied", both)), &mut moves);
+        }
+        assert!(moves.activate.contains(&"rest".into()), "{order:?}");
+        assert_eq!(gangs.admit("rest"), Ok(()));
+    }
+}
+
+#[test]
 fn a_gang_that_another_lists_completes_the_others_group() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();

@@ -8,7 +8,7 @@ use koord_model::gang::status::{advance, patch};
 use koord_scheduler::framework::{Verb, Write};
 use rustc_hash::FxHashMap;
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// A write whose effect has not been seen after this long is sent again.
@@ -30,6 +30,8 @@ pub(super) struct PodGroups {
     known: FxHashMap<Arc<str>, Known>,
     /// Writes whose effect has not been seen yet, and when to doubt them.
     asked: FxHashMap<Arc<str>, Timestamp>,
+    /// The same in order of time; entries that `asked` does not have are of writes that were seen.
+    doubts: VecDeque<(Timestamp, Arc<str>)>,
     /// To be looked at.
     dirty: BTreeSet<Arc<str>>,
 }
@@ -56,17 +58,17 @@ impl PodGroups {
 
     /// When a write is to be doubted.
     pub(super) fn next(&self) -> Option<Timestamp> {
-        self.asked.values().min().copied()
+        self.doubts.front().map(|(until, _)| *until)
     }
 
     /// The writes that are due.
     pub(super) fn sync(&mut self, gangs: &mut Gangs, now: Timestamp, writes: &mut Vec<Write>) {
         self.dirty.append(&mut gangs.take_changed());
-        let late = self.asked.iter().filter(|(_, until)| **until <= now);
-        let late: Vec<Arc<str>> = late.map(|(id, _)| id.clone()).collect();
-        for id in late {
-            self.asked.remove(&id);
-            self.dirty.insert(id);
+        while let Some((until, id)) = self.doubts.pop_front_if(|(until, _)| *until <= now) {
+            if self.asked.get(&id) == Some(&until) {
+                self.asked.remove(&id);
+                self.dirty.insert(id);
+            }
         }
         for id in std::mem::take(&mut self.dirty) {
             // What the last write did is seen first; that marks the object again.
@@ -95,6 +97,7 @@ impl PodGroups {
                 verb: Verb::Patch(body),
             });
             let until = now.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
+            self.doubts.push_back((until, id.clone()));
             self.asked.insert(id, until);
         }
     }

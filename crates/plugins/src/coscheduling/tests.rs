@@ -40,6 +40,10 @@ struct World {
 }
 
 fn world(args: Value) -> World {
+    gated_world(args, BTreeMap::new())
+}
+
+fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -56,7 +60,7 @@ fn world(args: Value) -> World {
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext::default();
+    let context = BuildContext { gates };
     let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
     World {
         engine: Engine::new(&config, profiles, EngineOptions::default()),

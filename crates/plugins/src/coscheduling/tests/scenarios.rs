@@ -43,6 +43,74 @@ fn a_complete_gang_is_bound_in_one_go() {
 }
 
 #[test]
+fn nothing_comes_between_the_members_of_a_gang() {
+    let mut world = world(json!({}));
+    world.node("n", 3);
+    for pod in gang(3, 3, STRICT()) {
+        world.apply(pod);
+    }
+    world.engine.schedule_one(at(0));
+    world.apply(pod("urgent", json!({"spec": {"priority": 1000}})));
+    world.run();
+    assert_eq!(world.bound(), ["a0", "a1", "a2"]);
+    let text = "0/1 nodes are available: 1 Insufficient cpu.";
+    assert_eq!(world.condition("urgent"), text);
+}
+
+#[test]
+fn the_gate_keeps_members_that_are_not_tried_without_a_condition() {
+    let gates = BTreeMap::from([(EXPLAIN_GATE.to_owned(), false)]);
+    let mut world = gated_world(json!({}), gates);
+    world.node("n", 1);
+    for pod in gang(3, 3, STRICT()) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!((world.conditions.len(), world.explained.len()), (2, 0));
+}
+
+#[test]
+fn a_status_write_is_repeated_until_it_is_seen() {
+    let mut world = world(json!({}));
+    world.declare(group("a", 2, json!({}), json!({})));
+    world.run();
+    let patch = |world: &mut World| -> Option<Value> {
+        let write = world.writes.pop()?;
+        assert!(world.writes.is_empty(), "one at a time");
+        assert_eq!(
+            (write.plural, &*write.namespace, &*write.name),
+            ("podgroups", "ns", "a")
+        );
+        match write.verb {
+            koord_scheduler::framework::Verb::Patch(body) => Some(body),
+            other => panic!("{other:?}: the kind has no status subresource"),
+        }
+    };
+    let pending = json!({"status": {"phase": "Pending"}, "metadata": {"uid": "pg-a"}});
+    assert_eq!(patch(&mut world), Some(pending.clone()));
+    world.later(1);
+    assert_eq!(patch(&mut world), None, "under way");
+    assert_eq!(world.engine.next_deadline(), Some(at(5)));
+    world.later(5);
+    assert_eq!(patch(&mut world), Some(pending), "not seen in time");
+    world.object(
+        group("a", 2, json!({}), json!({"phase": "Pending"})),
+        Action::UPDATE,
+    );
+    world.later(100);
+    assert_eq!(patch(&mut world), None, "nothing changed");
+    for name in ["a0", "a1"] {
+        world.apply(member(name, "a"));
+    }
+    world.run();
+    let body = patch(&mut world).unwrap();
+    assert_eq!(body["status"], json!({"phase": "PreScheduling"}));
+    world.object(group("a", 2, json!({}), json!({})), Action::DELETE);
+    world.later(100);
+    assert_eq!(patch(&mut world), None, "gone");
+}
+
+#[test]
 fn an_incomplete_gang_stays_out_of_the_queue_and_says_what_is_missing() {
     let mut world = world(json!({}));
     world.node("n", 10);
