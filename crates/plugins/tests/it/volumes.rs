@@ -440,3 +440,28 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
     let late = "rejected due to timeout after waiting at plugin VolumeBinding";
     assert!(out.iter().any(|text| text.contains(late)), "{out:?}");
 }
+
+#[test]
+fn a_pod_that_leaves_while_it_waits_is_not_bound_and_holds_nothing() {
+    let leaving: [fn(&mut Pod); 2] = [
+        |pod| {
+            pod.metadata.deletion_timestamp =
+                Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap())
+        },
+        |pod| pod.spec.as_mut().unwrap().scheduler_name = Some("another".to_owned()),
+    ];
+    for leave in leaving {
+        let mut engine = cluster();
+        set(&mut engine, "pvc", claim("c", "static", json!({})));
+        set(&mut engine, "pvc", claim("d", "static", json!({})));
+        set(&mut engine, "pv", volume("v", "static", json!({})));
+        let waiting = pod("p", uses(&["c"]), None);
+        assert!(place(&mut engine, waiting.clone())[0].starts_with("persistentvolumes/v"));
+        let mut left = (*waiting).clone();
+        leave(&mut left);
+        engine.pod_applied(Arc::new(left), at(1));
+        assert_eq!(engine.booked(), (0, 0));
+        let other = place(&mut engine, pod("q", uses(&["d"]), None));
+        assert!(other[0].starts_with("persistentvolumes/v"), "{other:?}");
+    }
+}

@@ -121,7 +121,7 @@ const ROWS: &[Row] = &[
         "write-config-to",
         Text,
         "",
-        "the configuration in force is served at /configz",
+        "the plugins in force are logged at start",
     ),
     ("emulated-version", Text, "", VERSION),
     ("emulation-forward-compatible", Switch, "false", VERSION),

@@ -107,15 +107,6 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     ("SkipReservationFitsNode", "not available yet"),
     ("SupportParentQuotaSubmitPod", "not available yet"),
-    ("DisableDefaultQuota", "not available yet"),
-    ("ElasticQuotaGuaranteeUsage", "not available yet"),
-    (
-        "ElasticQuotaImmediateIgnoreTerminatingPod",
-        "not available yet",
-    ),
-    ("ElasticQuotaIgnoreTerminatingPod", "not available yet"),
-    ("ElasticQuotaIgnorePodOverhead", "not available yet"),
-    ("MultiQuotaTree", "not available yet"),
     (
         "DisableDynamicResourceAllocationInformer",
         "resource claims are not watched",
@@ -124,7 +115,6 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "LazyReservationRestore",
         "reservations are never restored wholesale",
     ),
-    ("DevicePluginAdaption", "not available yet"),
     ("SkipFilterWithNominatedPods", "not available yet"),
     (
         "SyncBarrier",

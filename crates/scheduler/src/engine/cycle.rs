@@ -433,7 +433,8 @@ impl Engine {
                 }
                 PostFilter::Unhelpful(text) => text,
             };
-            if !text.is_empty() {
+            // Two plugins that look for victims in vain say the same; once is enough.
+            if !text.is_empty() && !messages.contains(&text) {
                 messages.push(text);
             }
         }

@@ -132,7 +132,12 @@ impl Engine {
 
     fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         if let Some(Record { assumed: true, .. }) = self.pods.get(&info.uid) {
-            // Our binding is under way; this is an echo of before, or of a status change.
+            // Our binding is under way; this is an echo of before, or of a status change. A pod that
+            // only waits for it still can be let go.
+            let leaves = info.deleting || self.profile_of(&info).is_none();
+            if leaves && self.waiting.contains_key(&info.uid) {
+                self.pod_gone(&info.uid, now);
+            }
             return;
         }
         let Some(profile) = self.profile_of(&info).filter(|_| !info.deleting) else {

@@ -342,12 +342,8 @@ impl World {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
         capacity(&bound, &self.list::<Reservation>().await, what);
-        if has("NodeNUMAResource") {
-            cpus(&bound, what);
-        }
-        if has("DeviceShare") {
-            gpus(&bound, what);
-        }
+        cpus(&bound, what);
+        gpus(&bound, what);
         gangs(&bound, what);
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -364,11 +360,6 @@ impl World {
             tokio::task::yield_now().await;
         }
     }
-}
-
-/// Whether this build has a plugin.
-fn has(plugin: &str) -> bool {
-    koord_plugins::registry().find(plugin).is_some()
 }
 
 fn milli(pod: &Pod, resource: &str) -> i64 {
@@ -489,7 +480,7 @@ fn counted(pods: &[Pod], quotas: &[ElasticQuota], reservations: &[Reservation]) 
     let expected: i64 = bound.iter().filter(of).map(|pod| milli(pod, "cpu")).sum();
     let status = as_json(quota);
     let used = &status["status"]["used"]["cpu"];
-    if has("ElasticQuota") && (used.is_null() || quantity(used) != expected) {
+    if used.is_null() || quantity(used) != expected {
         return Some(format!("quota q uses {used}, its pods {expected}m"));
     }
     for reservation in reservations {
