@@ -7,10 +7,12 @@
 //! them, and takes the place of the one that suits it best ([`Plugin::nominate`]).
 
 mod args;
+mod change;
 mod control;
 mod fit;
 mod owners;
 mod pod;
+mod show;
 mod side;
 mod table;
 
@@ -19,7 +21,7 @@ use control::Agenda;
 use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
-use koord_api::scheduling::{Reservation, ReservationPhase};
+use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
@@ -199,9 +201,9 @@ impl Plugin for Reservations {
             return Helps::Skip;
         };
         // What is over or gone gives its room back, which is an event of its own.
-        let old = old_of(change);
-        let useful = opens(old, new) && owners::is_owner(&new.spec.owners, pod);
-        if useful || shrinks(old, new) {
+        let old = change::old_of(change);
+        let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
+        if useful || change::shrinks(old, new) {
             Helps::Queue
         } else {
             Helps::Skip
@@ -210,10 +212,10 @@ impl Plugin for Reservations {
     fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
         // A node too small for an owner may be large enough with a reservation on it.
         event.object.is_some_and(|change| {
-            let old = old_of(change);
+            let old = change::old_of(change);
             change
                 .new_as::<Reservation>()
-                .is_some_and(|new| opens(old, new) || shrinks(old, new))
+                .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
         })
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
@@ -263,6 +265,7 @@ impl Plugin for Reservations {
         if self.clean_owners {
             self.forget_owners(uid, fx);
         }
+        self.agenda.drop(&object, uid);
         self.table.delete(uid, fx);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
@@ -523,24 +526,7 @@ impl Plugin for Reservations {
     }
 
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
-        if let Some(uid) = self.table.used_by(&pod.uid) {
-            let record = self.table.find(uid).and_then(|at| self.table.record(at));
-            let name = record.map(|record| record.name.to_string());
-            return Some(json!({"uses": {"uid": &**uid, "name": name}}));
-        }
-        let side = PodSide::new(pod, self.table.matching(pod), view.resources).ok()?;
-        let mut listed = Vec::new();
-        for record in self.table.owned(&side).take(20) {
-            let checked = self.table.check(pod, &side, record, view, self.node_labels);
-            listed.push(json!({
-                "name": &*record.name,
-                "node": record.terms.node.as_deref(),
-                "usable": checked.is_ok(),
-                "why": checked.err().map(|why| format!("{why:?}")),
-                "remaining": pod::resource_list(&record.pod.requests, view.resources),
-            }));
-        }
-        (!listed.is_empty()).then(|| json!({"reservations": listed}))
+        self.story(pod, view)
     }
     fn inspect(
         &self,
@@ -548,90 +534,11 @@ impl Plugin for Reservations {
         _query: &BTreeMap<String, String>,
         view: View<'_>,
     ) -> Option<Value> {
-        let ["nodeReservations", node] = path else {
-            return None;
-        };
-        let row = view.nodes.find(node);
-        let listed = row.into_iter().flat_map(|row| self.table.on(row));
-        let items: Vec<Value> = listed
-            .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
-            .map(|(_, record)| self.item(record, view))
-            .collect();
-        Some(if items.is_empty() {
-            json!({"items": []})
-        } else {
-            json!({ "items": items })
-        })
+        match path {
+            ["nodeReservations", node] => Some(self.on_node_named(node, view)),
+            _ => None,
+        }
     }
-}
-
-impl Reservations {
-    /// A reservation as the inspection API shows it.
-    fn item(&self, record: &table::Record, view: View<'_>) -> Value {
-        let list = |amounts: &koord_model::resources::Amounts| {
-            json!(pod::resource_list(amounts, view.resources))
-        };
-        let policy = record.object.spec.allocate_policy.as_ref();
-        let mut assigned: Vec<&PodInfo> = self
-            .table
-            .owners(&record.uid)
-            .map(|owner| &*owner.pod)
-            .collect();
-        assigned.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        let assigned: Vec<Value> = assigned
-            .into_iter()
-            .map(|pod| {
-                json!({"namespace": &*pod.namespace, "name": &*pod.name, "uid": &*pod.uid,
-                    "requests": list(&pod.requests)})
-            })
-            .collect();
-        json!({
-            "name": &*record.name,
-            "uid": &*record.uid,
-            "kind": "Reservation",
-            "available": true,
-            "allocateOnce": record.terms.once,
-            "allocatable": list(&record.terms.allocatable),
-            "reserved": list(&record.terms.reserved),
-            "allocated": list(&record.allocated()),
-            "remaining": list(&record.pod.requests),
-            "owners": record.object.spec.owners,
-            "allocatePolicy": policy.map(|p| p.as_str()).unwrap_or_default(),
-            "assignedPods": assigned,
-        })
-    }
-}
-
-fn old_of(change: &ObjectChange) -> Option<&Reservation> {
-    change.old.as_ref()?.downcast_ref()
-}
-
-fn is_available(object: &Reservation) -> bool {
-    let status = object.status.as_ref();
-    status.is_some_and(|s| s.phase == Some(ReservationPhase::Available) && !s.node_name.is_empty())
-}
-
-/// Whether a change may let a pod use the reservation that could not before. Owners that come only
-/// change its status, and messages open nothing.
-fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {
-    if !is_available(new) || new.metadata.deletion_timestamp.is_some() {
-        return false;
-    }
-    let Some(old) = old.filter(|old| is_available(old)) else {
-        return true;
-    };
-    let meta = |r: &Reservation| (r.metadata.labels.clone(), r.metadata.annotations.clone());
-    let place = |r: &Reservation| {
-        let status = r.status.clone().unwrap_or_default();
-        (status.node_name, status.allocatable)
-    };
-    old.spec != new.spec || place(old) != place(new) || meta(old) != meta(new)
-}
-
-/// Whether a reservation on a node may hold less than before.
-fn shrinks(old: Option<&Reservation>, new: &Reservation) -> bool {
-    let held = |r: &Reservation| r.status.as_ref().map(|status| status.allocatable.clone());
-    old.is_some_and(|old| is_available(old) && is_available(new) && held(old) != held(new))
 }
 
 #[cfg(test)]

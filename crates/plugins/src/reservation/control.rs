@@ -47,6 +47,13 @@ impl Agenda {
             .min()
     }
 
+    /// Forgets the end of a reservation that is gone.
+    pub(super) fn drop(&mut self, object: &Reservation, uid: &str) {
+        if let Some(end) = ends_at(object) {
+            self.due.remove(&(after(end, 1), uid.into()));
+        }
+    }
+
     fn add(&mut self, at: Timestamp, uid: &Arc<str>) {
         self.due.insert((at, uid.clone()));
     }

@@ -375,3 +375,37 @@ fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
     world.run();
     assert_eq!(world.fate("db"), "n1");
 }
+
+#[test]
+fn people_see_what_is_reserved_and_who_uses_it() {
+    let mut world = World::new();
+    world.node("n1", 8);
+    world.reserve(
+        "r",
+        "6",
+        "web",
+        json!({"spec": {"allocatePolicy": "Restricted"}}),
+    );
+    world.run();
+    world.pod("a", "4", "web", json!({}));
+    world.run();
+    let ask = |world: &World, path: &[&str]| {
+        world
+            .engine
+            .inspect(NAME, path, &BTreeMap::new(), world.now)
+    };
+    let items = ask(&world, &["nodeReservations", "n1"]).unwrap();
+    let item = &items["items"][0];
+    assert_eq!(
+        (&item["name"], &item["kind"]),
+        (&json!("r"), &json!("Reservation"))
+    );
+    assert_eq!(item["allocatePolicy"], "Restricted");
+    for (part, amount) in [("allocatable", "6"), ("allocated", "4"), ("remaining", "2")] {
+        assert_eq!(item[part], json!({"cpu": amount}), "{part}");
+    }
+    assert_eq!(item["assignedPods"][0]["uid"], "a");
+    let none = Some(json!({"items": []}));
+    assert_eq!(ask(&world, &["nodeReservations", "elsewhere"]), none);
+    assert_eq!(ask(&world, &["nope"]), None);
+}

@@ -1,0 +1,79 @@
+//! Reservations for people: explanations of pods and the inspection API.
+
+use super::side::PodSide;
+use super::table::Record;
+use super::{Reservations, pod};
+use koord_model::resources::Amounts;
+use koord_scheduler::framework::View;
+use koord_scheduler::state::PodInfo;
+use serde_json::{Value, json};
+
+impl Reservations {
+    /// The reservation a pod uses, or those it owns and what keeps it from them.
+    pub(super) fn story(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        if let Some(uid) = self.table.used_by(&pod.uid) {
+            let record = self.table.find(uid).and_then(|at| self.table.record(at));
+            let name = record.map(|record| record.name.to_string());
+            return Some(json!({"uses": {"uid": &**uid, "name": name}}));
+        }
+        let side = PodSide::new(pod, self.table.matching(pod), view.resources).ok()?;
+        let mut listed = Vec::new();
+        for record in self.table.owned(&side).take(20) {
+            let checked = self.table.check(pod, &side, record, view, self.node_labels);
+            listed.push(json!({
+                "name": &*record.name,
+                "node": record.terms.node.as_deref(),
+                "usable": checked.is_ok(),
+                "why": checked.err().map(|why| format!("{why:?}")),
+                "remaining": pod::resource_list(&record.pod.requests, view.resources),
+            }));
+        }
+        (!listed.is_empty()).then(|| json!({"reservations": listed}))
+    }
+
+    /// The reservations on the node of this name.
+    pub(super) fn on_node_named(&self, node: &str, view: View<'_>) -> Value {
+        let row = view.nodes.find(node);
+        let listed = row.into_iter().flat_map(|row| self.table.on(row));
+        let items: Vec<Value> = listed
+            .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
+            .map(|(_, record)| self.item(record, view))
+            .collect();
+        json!({ "items": items })
+    }
+
+    /// A reservation as the inspection API shows it.
+    fn item(&self, record: &Record, view: View<'_>) -> Value {
+        let list = |amounts: &Amounts| json!(pod::resource_list(amounts, view.resources));
+        let restricted = |(id, _): &(_, i64)| record.terms.resources.contains(id);
+        let allocated: Amounts = record.taken.iter().filter(restricted).collect();
+        let policy = record.object.spec.allocate_policy.as_ref();
+        let mut assigned: Vec<&PodInfo> = self
+            .table
+            .owners(&record.uid)
+            .map(|owner| &*owner.pod)
+            .collect();
+        assigned.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        let assigned: Vec<Value> = assigned
+            .into_iter()
+            .map(|pod| {
+                json!({"namespace": &*pod.namespace, "name": &*pod.name, "uid": &*pod.uid,
+                    "requests": list(&pod.requests)})
+            })
+            .collect();
+        json!({
+            "name": &*record.name,
+            "uid": &*record.uid,
+            "kind": "Reservation",
+            "available": true,
+            "allocateOnce": record.terms.once,
+            "allocatable": list(&record.terms.allocatable),
+            "reserved": list(&record.terms.reserved),
+            "allocated": list(&allocated),
+            "remaining": list(&record.pod.requests),
+            "owners": record.object.spec.owners,
+            "allocatePolicy": policy.map(|p| p.as_str()).unwrap_or_default(),
+            "assignedPods": assigned,
+        })
+    }
+}
