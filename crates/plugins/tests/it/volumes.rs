@@ -20,6 +20,9 @@ const ALL: [&str; 4] = [
     "VolumeZone",
 ];
 
+/// Kind and content.
+type Objects = Vec<(&'static str, Value)>;
+
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
 }
@@ -224,7 +227,7 @@ fn where_claims_allow_a_pod_to_go() {
     let wait = "WaitForFirstConsumer";
     let selected = |node: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
     // (case, objects, the pod's volumes, the message, or the start of the first output)
-    let rows: Vec<(&str, Vec<(&str, Value)>, Value, String)> = vec![
+    let rows: Vec<(&str, Objects, Value, String)> = vec![
         ("no volumes", vec![], json!([]), "bind".into()),
         ("volumes without claims", vec![], json!([{"name": "x", "emptyDir": {}}]), "bind".into()),
         ("bound, reachable from b",

@@ -146,7 +146,14 @@ fn a_node_takes_as_many_volumes_as_its_driver_says() {
         )
     };
     // (case, objects, claims of the pod on the node, claims of the new pod, expected)
-    let rows: Vec<(&str, Vec<(&str, Value)>, &[&str], &[&str], &str)> = vec![
+    type Row = (
+        &'static str,
+        Objects,
+        &'static [&'static str],
+        &'static [&'static str],
+        &'static str,
+    );
+    let rows: Vec<Row> = vec![
         (
             "room",
             vec![("csinode", limit(2))],
