@@ -60,7 +60,9 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             seed: 0,
-            max_classes: 64,
+            // Each owner list of reservations makes a shape of its own; less than 1 MiB each at 5,000
+            // nodes, and far cheaper than to start afresh.
+            max_classes: 128,
             parallel_rows: 1024,
         }
     }
