@@ -30,12 +30,11 @@ use koord_scheduler::framework::{
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use ledger::{Ledger, is_non_preemptible};
+use ledger::{Charge, Ledger, is_non_preemptible};
 use objects::{Objects, key_of};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use status::Writer;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -162,7 +161,7 @@ impl ElasticQuotas {
         }
     }
 
-    /// Whether the quota of `pod` has room for it.
+    /// Whether the quota of `pod` has room for it; if not, why.
     fn admit(&self, pod: &PodInfo, quota: &str, shift: &Shift, table: &ResourceTable) -> Verdict {
         let amounts = self.ledger.amounts(pod, table);
         let request = Request {
@@ -170,7 +169,19 @@ impl ElasticQuotas {
             amounts: &amounts,
             non_preemptible: is_non_preemptible(pod),
         };
-        self.rules.admit(&request, shift, &mut self.tree(), table)
+        let mut tree = self.tree();
+        self.rules.admit(&request, shift, &mut tree, Some(table))
+    }
+
+    /// The same without the reason, of a pod in the books.
+    fn fits(&self, charge: &Charge, quota: &str, shift: &Shift) -> bool {
+        let request = Request {
+            quota,
+            amounts: &charge.amounts,
+            non_preemptible: charge.non_preemptible,
+        };
+        let mut tree = self.tree();
+        self.rules.admit(&request, shift, &mut tree, None).is_ok()
     }
 
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
@@ -190,14 +201,17 @@ impl ElasticQuotas {
         let ledger = &self.ledger;
         self.refused
             .retain(|uid| ledger.get(uid).is_some_and(|charge| !charge.placed));
-        let mut pods: Vec<&ledger::Charge> = self
+        let mut pods: Vec<&Charge> = self
             .refused
             .iter()
             .filter_map(|uid| self.ledger.get(uid))
             .collect();
-        pods.sort_by_key(|charge| {
-            let pod = &charge.info;
-            (Reverse(pod.priority), pod.created, pod.uid.clone())
+        pods.sort_by(|a, b| {
+            let (a, b) = (&a.info, &b.info);
+            let order = b.priority.cmp(&a.priority);
+            order
+                .then(a.created.cmp(&b.created))
+                .then(a.uid.cmp(&b.uid))
         });
         let mut planned: FxHashMap<&str, Shift> = FxHashMap::default();
         let mut woken = Vec::new();
@@ -207,10 +221,7 @@ impl ElasticQuotas {
                 continue;
             };
             let shift = planned.entry(quota).or_default();
-            if self
-                .admit(&charge.info, quota, shift, view.resources)
-                .is_ok()
-            {
+            if self.fits(charge, quota, shift) {
                 shift.add(&charge.amounts, charge.non_preemptible, false);
                 woken.push(charge.info.uid.clone());
             }
@@ -410,7 +421,10 @@ impl Plugin for ElasticQuotas {
             suffices: Box::new(move |victims| {
                 let Some(quota) = &quota else { return true };
                 let shift = Shift::of(quota, victims, &[], &self.ledger);
-                self.admit(pod, quota, &shift, table).is_ok()
+                match self.ledger.get(&pod.uid) {
+                    Some(charge) => self.fits(charge, quota, &shift),
+                    None => self.admit(pod, quota, &shift, table).is_ok(),
+                }
             }),
             budgets: Box::new(|pod| {
                 let budgets = self.budgets.as_ref();

@@ -81,14 +81,22 @@ fn shifted(sum: &Amounts, shift: &Amounts, keys: &Amounts) -> Amounts {
     out.iter().filter(|(_, amount)| *amount > 0).collect()
 }
 
+/// A refusal. Its words cost more than the verdict: without a table there are none.
+fn refuse(table: Option<&ResourceTable>, words: impl FnOnce(&ResourceTable) -> String) -> Verdict {
+    Err(match table {
+        Some(table) => Rejection::unschedulable(words(table)),
+        None => Rejection::unschedulable("Insufficient quotas"),
+    })
+}
+
 impl Rules {
-    /// Whether there is room for `request`.
+    /// Whether there is room for `request`; with `table`, why not.
     pub(super) fn admit(
         self,
         request: &Request<'_>,
         shift: &Shift,
         tree: &mut Tree,
-        table: &ResourceTable,
+        table: Option<&ResourceTable>,
     ) -> Verdict {
         let name = request.quota;
         let quota = if self.runtime {
@@ -101,33 +109,36 @@ impl Rules {
                 "Could not find the specified ElasticQuota",
             ));
         };
-        let text = |amounts: &Amounts| text(amounts, table);
         let keys = &quota.spec.max;
         let asked = masked(request.amounts, keys);
         let used = shifted(&quota.sums.used, &shift.used, keys);
         let limit = if self.runtime { &quota.runtime } else { keys };
         let over = exceeded(&sum(&used, &asked), limit);
         if !over.is_empty() {
-            return Err(Rejection::unschedulable(format!(
-                "Insufficient quotas, quotaName: {name}, runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
-                text(limit),
-                text(&used),
-                text(&asked),
-                dimensions(&over, table)
-            )));
+            return refuse(table, |table| {
+                format!(
+                    "Insufficient quotas, quotaName: {name}, runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
+                    text(limit, table),
+                    text(&used, table),
+                    text(&asked, table),
+                    dimensions(&over, table)
+                )
+            });
         }
         if request.non_preemptible {
             let used = &quota.sums.non_preemptible_used;
             let used = shifted(used, &shift.non_preemptible, keys);
             let over = exceeded(&sum(&used, &asked), &quota.spec.min);
             if !over.is_empty() {
-                return Err(Rejection::unschedulable(format!(
-                    "Insufficient non-preemptible quotas, quotaName: {name}, min: {}, nonPreemptibleUsed: {}, pod's request: {}, exceedDimensions: {}",
-                    text(&quota.spec.min),
-                    text(&used),
-                    text(&asked),
-                    dimensions(&over, table)
-                )));
+                return refuse(table, |table| {
+                    format!(
+                        "Insufficient non-preemptible quotas, quotaName: {name}, min: {}, nonPreemptibleUsed: {}, pod's request: {}, exceedDimensions: {}",
+                        text(&quota.spec.min, table),
+                        text(&used, table),
+                        text(&asked, table),
+                        dimensions(&over, table)
+                    )
+                });
             }
         }
         if self.ancestors {
@@ -142,7 +153,7 @@ impl Rules {
         asked: &Amounts,
         shift: &Shift,
         tree: &mut Tree,
-        table: &ResourceTable,
+        table: Option<&ResourceTable>,
     ) -> Verdict {
         let mut path = vec![name.to_owned()];
         loop {
@@ -173,14 +184,16 @@ impl Rules {
             let total = masked(&sum(&used, asked), asked);
             let over = exceeded(&total, limit);
             if !over.is_empty() {
-                return Err(Rejection::unschedulable(format!(
-                    "Insufficient quotas, quotaNameTopo: [{}], runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
-                    path.join(" "),
-                    text(limit, table),
-                    text(&used, table),
-                    text(asked, table),
-                    dimensions(&over, table)
-                )));
+                return refuse(table, |table| {
+                    format!(
+                        "Insufficient quotas, quotaNameTopo: [{}], runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
+                        path.join(" "),
+                        text(limit, table),
+                        text(&used, table),
+                        text(asked, table),
+                        dimensions(&over, table)
+                    )
+                });
             }
         }
     }
