@@ -1,5 +1,6 @@
 //! Structured logs on standard error.
 
+use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
 /// How log lines look.
@@ -100,11 +101,40 @@ pub fn init(options: &LogOptions) -> Result<(), LoggingError> {
     match options.format {
         LogFormat::Text => {
             let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            builder.with_ansi(color).finish().try_init()
+            let builder = builder.with_ansi(color).with_filter_reloading();
+            let handle = builder.reload_handle();
+            let _ = RELOAD.set(Box::new(move |filter| handle.reload(filter).is_ok()));
+            builder.finish().try_init()
         }
-        LogFormat::Json => builder.json().flatten_event(true).finish().try_init(),
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let handle = builder.reload_handle();
+            let _ = RELOAD.set(Box::new(move |filter| handle.reload(filter).is_ok()));
+            builder.finish().try_init()
+        }
     }
     .map_err(LoggingError::Twice)
+}
+
+type Reload = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
+
+static RELOAD: OnceLock<Reload> = OnceLock::new();
+
+/// Changes klog's verbosity while the process runs.
+///
+/// # Errors
+///
+/// The value is no verbosity, or logging was not set up by [`init`].
+pub fn set_verbosity(value: &str) -> Result<(), &'static str> {
+    let mut options = LogOptions::default();
+    options.apply("v", value)?;
+    let filter = EnvFilter::try_new(options.filter()).map_err(|_| "cannot be applied")?;
+    let reload = RELOAD.get().ok_or("logging is set up elsewhere")?;
+    if reload(filter) {
+        Ok(())
+    } else {
+        Err("logging has ended")
+    }
 }
 
 #[cfg(test)]

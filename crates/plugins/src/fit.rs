@@ -3,11 +3,12 @@
 mod args;
 
 use args::{Args, Strategy};
+use koord_api::quantity::Quantity;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Interest, Plugin, Points,
-    PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Interest, Lack, Plugin,
+    Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -63,6 +64,15 @@ impl Fit {
 /// everything but the four native resources.
 pub(crate) fn is_scalar(id: ResourceId) -> bool {
     !matches!(id, CPU | MEMORY | PODS | resources::EPHEMERAL_STORAGE)
+}
+
+/// An amount as people write it.
+fn in_units(id: ResourceId, amount: i64) -> String {
+    match id {
+        CPU => Quantity::from_milli(amount).to_string(),
+        MEMORY | resources::EPHEMERAL_STORAGE => Quantity::from_bytes(amount).to_string(),
+        _ => amount.to_string(),
+    }
 }
 
 impl Plugin for Fit {
@@ -148,6 +158,29 @@ impl Plugin for Fit {
             Err(reasons) => Reasons::Many(reasons.into()),
         };
         Err(Rejection { code, reasons })
+    }
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let nodes = cycle.view.nodes;
+        let (mut texts, mut distance) = (Vec::new(), 0.0);
+        let mut note = |id: ResourceId, amount: i64| {
+            let total = nodes.allocatable(node, id);
+            let free = total.saturating_sub(cycle.requested(node, id)).max(0);
+            if amount > free {
+                let name = cycle.view.resources.name(id);
+                let [needs, free_text] = [amount, free].map(|value| in_units(id, value));
+                texts.push(format!("{name}: needs {needs}, free {free_text}"));
+                #[allow(clippy::cast_precision_loss, reason = "a ratio")]
+                let missing = (amount - free) as f64 / amount as f64;
+                // More than the whole node is farther away than anything evictions could give.
+                distance += if amount > total { 10.0 } else { missing };
+            }
+        };
+        note(PODS, 1);
+        for (id, amount, _) in state.get::<Needs>().iter().flat_map(|needs| &needs.0) {
+            note(*id, *amount);
+        }
+        let text = texts.join("; ");
+        (!text.is_empty()).then_some(Lack { text, distance })
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         let pod = cycle.pod;

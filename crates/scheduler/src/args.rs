@@ -16,6 +16,7 @@ use koord_api::duration::GoDuration;
 use koord_app::features::{GateError, Gates};
 use koord_app::flags::{self, Selection};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 /// Flags of koord-scheduler. Those that are accepted without effect say so.
 #[derive(Debug, Clone, Parser)]
@@ -73,6 +74,40 @@ pub struct Args {
     /// Which controllers of plugins run: *, Name or -Name, comma-separated.
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub controller_plugins: Selection,
+    /// Address of the TLS server that shows the same as --address.
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: String,
+    /// Its port; 0 turns it off.
+    #[arg(long, default_value_t = 10259)]
+    pub secure_port: u16,
+    /// Its certificate; one is made at start without it.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The certificate's private key.
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// How often to look for a decision that takes too long.
+    #[arg(long, default_value = "10s", value_parser = flags::duration)]
+    pub scheduler_monitor_period: std::time::Duration,
+    /// When a decision takes too long.
+    #[arg(long, default_value = "30s", value_parser = flags::duration)]
+    pub scheduling_timeout: std::time::Duration,
+    /// Log so many of the best nodes of each decision, with their scores.
+    #[arg(long, alias = "s", default_value_t = 0)]
+    pub debug_scores: usize,
+    /// Log every refusal.
+    #[arg(long, alias = "f", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub debug_filters: bool,
+    /// Log the diagnosis of each failed attempt as JSON.
+    #[arg(long, alias = "d", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub debug_diagnosis: bool,
+    /// Send annotations of pods along with their binding where that saves a request. Not in
+    /// upstream.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub bind_annotations_with_binding: bool,
     /// The rest of upstream's flags.
     #[command(flatten)]
     pub accepted: Accepted,
@@ -133,6 +168,15 @@ impl Args {
             options.leader_elect = elect;
         }
         options.election = self.election()?;
+        options.bind_annotations_with_binding = self.bind_annotations_with_binding;
+        options.monitor_period = self.scheduler_monitor_period;
+        options.scheduling_timeout = self.scheduling_timeout;
+        let flags = options.debug.flags();
+        flags.scores.store(self.debug_scores, Ordering::Relaxed);
+        flags.filters.store(self.debug_filters, Ordering::Relaxed);
+        flags
+            .diagnosis
+            .store(self.debug_diagnosis, Ordering::Relaxed);
         let gates = Gates::parse(GATES, &self.feature_gates)?;
         let named = gates.iter();
         options.build.gates = named.map(|(gate, on)| (gate.name.to_owned(), on)).collect();

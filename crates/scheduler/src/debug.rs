@@ -1,19 +1,18 @@
 //! What the running scheduler knows, for `koord explain` and for people.
 
+mod http;
+mod resources;
+
 use crate::engine::{Diagnosis, Engine};
 use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Json, Response};
-use axum::routing::get;
 use jiff::Timestamp;
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
 /// Why a pod is pending, as of its last attempt.
@@ -31,7 +30,18 @@ pub struct Explanation {
     pub diagnosis: Option<Arc<Diagnosis>>,
 }
 
-type Ask = Box<dyn FnOnce(&Engine) -> Value + Send>;
+type Ask = Box<dyn FnOnce(&Engine, Timestamp) -> Value + Send>;
+
+/// What can be switched while running, by `PUT /debug/flags/<letter>`.
+#[derive(Debug, Default)]
+pub(crate) struct Flags {
+    /// `s`: how many of the best nodes of each decision are logged.
+    pub(crate) scores: AtomicUsize,
+    /// `f`: whether refusals are logged.
+    pub(crate) filters: AtomicBool,
+    /// `d`: whether the diagnosis of each failed attempt is logged.
+    pub(crate) diagnosis: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -39,6 +49,8 @@ struct Shared {
     asks: RwLock<Option<mpsc::Sender<Question>>>,
     plugins: RwLock<Vec<Value>>,
     ready: AtomicBool,
+    config: RwLock<Value>,
+    pub(crate) flags: Flags,
 }
 
 /// A question to the task that owns the engine.
@@ -54,8 +66,8 @@ impl std::fmt::Debug for Question {
 }
 
 impl Question {
-    pub(crate) fn answer(self, engine: &Engine) {
-        let _ = self.answer.send((self.ask)(engine));
+    pub(crate) fn answer(self, engine: &Engine, now: Timestamp) {
+        let _ = self.answer.send((self.ask)(engine, now));
     }
 }
 
@@ -88,15 +100,10 @@ impl DebugHandle {
             .collect()
     }
 
-    /// The HTTP interface: `/apis/v1/...`, `/debug/scheduler/...`.
+    /// The HTTP interface: `/apis/v1/...`, `/configz`, `/metrics/resources`,
+    /// `/debug/scheduler/...`, `/debug/flags/...`.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/apis/v1/__services__", get(services))
-            .route("/apis/v1/nodes/{name}", get(node))
-            .route("/debug/scheduler/plugins", get(plugins))
-            .route("/debug/scheduler/pending", get(pending))
-            .route("/debug/scheduler/pods/{namespace}/{name}", get(pod))
-            .with_state(self.clone())
+        http::router(self.clone())
     }
 
     /// Whether the scheduler leads and has seen the whole cluster.
@@ -120,6 +127,14 @@ impl DebugHandle {
         self.shared.pending.write().remove(pod);
     }
 
+    pub(crate) fn flags(&self) -> &Flags {
+        &self.shared.flags
+    }
+
+    pub(crate) fn set_config(&self, config: Value) {
+        *self.shared.config.write() = config;
+    }
+
     pub(crate) fn set_plugins(&self, plugins: Vec<Value>) {
         *self.shared.plugins.write() = plugins;
     }
@@ -131,7 +146,10 @@ impl DebugHandle {
         receiver
     }
 
-    async fn ask(&self, ask: impl FnOnce(&Engine) -> Value + Send + 'static) -> Option<Value> {
+    async fn ask(
+        &self,
+        ask: impl FnOnce(&Engine, Timestamp) -> Value + Send + 'static,
+    ) -> Option<Value> {
         let sender = self.shared.asks.read().clone()?;
         let (answer, answered) = oneshot::channel();
         sender
@@ -143,89 +161,4 @@ impl DebugHandle {
             .ok()?;
         answered.await.ok()
     }
-}
-
-fn not_leader() -> Response {
-    let body = json!({"message": "the instance is not leader"});
-    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
-}
-
-async fn services() -> Json<Value> {
-    Json(json!({"GET": ["/apis/v1/__services__", "/apis/v1/nodes/:nodeName"]}))
-}
-
-async fn plugins(State(handle): State<DebugHandle>) -> Json<Value> {
-    Json(Value::Array(handle.shared.plugins.read().clone()))
-}
-
-async fn pending(State(handle): State<DebugHandle>) -> Response {
-    Json(handle.explanations()).into_response()
-}
-
-async fn pod(
-    State(handle): State<DebugHandle>,
-    Path((namespace, name)): Path<(String, String)>,
-) -> Response {
-    match handle.explain(&namespace, &name) {
-        Some(explanation) => Json(explanation).into_response(),
-        None => {
-            let message = format!("pod {namespace}/{name} has no failed attempt");
-            (StatusCode::NOT_FOUND, Json(json!({"message": message}))).into_response()
-        }
-    }
-}
-
-async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
-    let wanted = name.clone();
-    match handle
-        .ask(move |engine| describe_node(engine, &wanted))
-        .await
-    {
-        None => not_leader(),
-        Some(Value::Null) => {
-            let body = json!({"message": format!("cannot find node {name}")});
-            (StatusCode::NOT_FOUND, Json(body)).into_response()
-        }
-        Some(value) => Json(value).into_response(),
-    }
-}
-
-fn describe_node(engine: &Engine, name: &str) -> Value {
-    let nodes = engine.nodes();
-    let Some(index) = nodes
-        .find(name)
-        .filter(|index| nodes.info(*index).is_some())
-    else {
-        return Value::Null;
-    };
-    let mut requested = BTreeMap::new();
-    let mut allocatable = BTreeMap::new();
-    for number in 0..engine.resources().len() {
-        let Ok(number) = u16::try_from(number) else {
-            break;
-        };
-        let id = koord_model::resources::ResourceId(number);
-        let (used, total) = (nodes.requested(index, id), nodes.allocatable(index, id));
-        if used != 0 || total != 0 {
-            let resource = engine.resources().name(id);
-            requested.insert(resource.clone(), used);
-            allocatable.insert(resource, total);
-        }
-    }
-    let remaining: BTreeMap<_, _> = allocatable
-        .iter()
-        .map(|(name, total)| (name.clone(), total - requested[name]))
-        .collect();
-    let mut pods: Vec<String> = nodes.pods(index).map(ToString::to_string).collect();
-    pods.sort_unstable();
-    let [cpu, memory] = nodes.requested_for_scoring(index);
-    json!({
-        "node": name,
-        "pods": pods,
-        "requested": requested,
-        "nonZeroRequested": {"cpu": cpu, "memory": memory},
-        "remaining": remaining,
-        "allocatable": allocatable,
-        "generation": nodes.version(index),
-    })
 }

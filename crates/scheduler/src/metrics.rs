@@ -24,6 +24,7 @@ pub(crate) struct Metrics {
     mismatches: IntCounter,
     preemptions: IntCounter,
     victims: Histogram,
+    timeouts: IntCounterVec,
 }
 
 impl Metrics {
@@ -111,6 +112,13 @@ impl Metrics {
                 ),
                 &["event"],
             )?,
+            timeouts: IntCounterVec::new(
+                Opts::new(
+                    "scheduler_scheduling_timeout",
+                    "Decisions that took longer than --scheduling-timeout.",
+                ),
+                &["profile"],
+            )?,
             preemptions: IntCounter::new(
                 "scheduler_preemption_attempts_total",
                 "Attempts to make room by evicting pods.",
@@ -125,7 +133,7 @@ impl Metrics {
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 14] = [
+        let all: [Box<dyn prometheus::core::Collector>; 15] = [
             Box::new(metrics.attempts.clone()),
             Box::new(metrics.attempt_seconds.clone()),
             Box::new(metrics.algorithm_seconds.clone()),
@@ -140,6 +148,7 @@ impl Metrics {
             Box::new(metrics.mismatches.clone()),
             Box::new(metrics.preemptions.clone()),
             Box::new(metrics.victims.clone()),
+            Box::new(metrics.timeouts.clone()),
         ];
         for collector in all {
             match registry.register(collector) {
@@ -181,6 +190,16 @@ impl Metrics {
         self.extension_point
             .with_label_values(&["Bind", status, profile])
             .observe(seconds);
+    }
+
+    /// A decision does not end.
+    pub(crate) fn timed_out(&self) {
+        self.timeouts.with_label_values(&[""]).inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn timeouts(&self) -> u64 {
+        self.timeouts.with_label_values(&[""]).get()
     }
 
     /// Room is made for a pod by evicting so many.

@@ -57,6 +57,18 @@ pub(crate) struct QueuedPod {
     ticket: u64,
 }
 
+/// Where a pod is, for people.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueState {
+    pub(crate) place: &'static str,
+    /// Who keeps it there.
+    pub(crate) by: PluginSet,
+    /// It is not tried before, whatever happens.
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) attempts: u32,
+    pub(crate) first_seen: Timestamp,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct ActiveKey {
     priority: i32,
@@ -128,6 +140,38 @@ impl Queue {
 
     pub(crate) fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
         std::mem::take(&mut self.incoming)
+    }
+
+    /// A pod for which `is` holds.
+    pub(crate) fn find(&self, is: impl Fn(&PodInfo) -> bool) -> Option<&Arc<PodInfo>> {
+        self.pods.values().map(|pod| &pod.info).find(|pod| is(pod))
+    }
+
+    /// All pods, in no particular order.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<PodInfo>> {
+        self.pods.values().map(|pod| &pod.info)
+    }
+
+    /// Where a pod is and how it came there.
+    pub(crate) fn describe(&self, uid: &str) -> Option<QueueState> {
+        let pod = self.pods.get(uid)?;
+        let (place, by, until) = match pod.place {
+            Place::Active => ("active", 0, None),
+            Place::Backoff { until, .. } => ("backoff", 0, Some(until)),
+            Place::Refused { by } => {
+                let until = pod.since.saturating_add(self.delay(pod.refusals)).ok();
+                ("unschedulable", by, until.filter(|_| pod.refusals > 0))
+            }
+            Place::Gated { by } => ("gated", by, None),
+            Place::InFlight => ("inFlight", 0, None),
+        };
+        Some(QueueState {
+            place,
+            by,
+            until,
+            attempts: pod.attempts,
+            first_seen: pod.first_seen,
+        })
     }
 
     pub(crate) fn get(&self, uid: &str) -> Option<&QueuedPod> {

@@ -18,8 +18,7 @@ use Kind::{Duration, Number, Switch, Text};
 /// Name, form, default, and what is done instead.
 type Row = (&'static str, Kind, &'static str, &'static str);
 
-const PLAIN: &str = "health and metrics are served in plain HTTP on --address and --port";
-const NO_TLS: &str = "there is no second, TLS-protected server; see --address and --port";
+const NO_TLS: &str = "the TLS server takes its certificate from --tls-cert-file or makes its own";
 const NO_AUTH: &str = "the HTTP server asks nobody who they are; keep its port inside the cluster";
 const METRICS: &str = "all metrics are always served under their own names";
 const AUDIT: &str = "there is no workload auditor yet";
@@ -30,18 +29,14 @@ const VERSION: &str = "the behaviour of one Kubernetes version is implemented";
 const LOG: &str = "logs go to standard error as they happen";
 
 const ROWS: &[Row] = &[
-    ("secure-port", Number, "10259", NO_TLS),
-    ("bind-address", Text, "0.0.0.0", PLAIN),
     ("cert-dir", Text, "", NO_TLS),
     ("disable-http2-serving", Switch, "false", NO_TLS),
     ("http2-max-streams-per-connection", Number, "0", NO_TLS),
     ("permit-address-sharing", Switch, "false", NO_TLS),
     ("permit-port-sharing", Switch, "false", NO_TLS),
-    ("tls-cert-file", Text, "", NO_TLS),
     ("tls-cipher-suites", Text, "", NO_TLS),
     ("tls-curve-preferences", Text, "", NO_TLS),
     ("tls-min-version", Text, "", NO_TLS),
-    ("tls-private-key-file", Text, "", NO_TLS),
     ("tls-sni-cert-key", Text, "", NO_TLS),
     ("authentication-kubeconfig", Text, "", NO_AUTH),
     ("authentication-skip-lookup", Switch, "true", NO_AUTH),
@@ -140,17 +135,7 @@ const ROWS: &[Row] = &[
         "false",
         "there is no network topology manager yet",
     ),
-    ("scheduler-monitor-period", Duration, "10s", QUICK),
-    ("scheduling-timeout", Duration, "30s", QUICK),
     ("scheduling-drop-unhandled-timeout", Duration, "5s", QUICK),
-    (
-        "debug-scores",
-        Number,
-        "0",
-        "see `koord explain` for the scores of a bound pod",
-    ),
-    ("debug-filters", Switch, "false", DUMP),
-    ("debug-diagnosis", Switch, "false", DUMP),
     ("debug-diagnosis-blocking", Switch, "false", DUMP),
     ("debug-diagnosis-queue-size", Number, "1000", DUMP),
     ("debug-diagnosis-worker-count", Number, "10", DUMP),
@@ -188,13 +173,6 @@ const ROWS: &[Row] = &[
         "5m",
         AUDIT,
     ),
-];
-
-/// One-letter names.
-const SHORT: [(&str, &str); 3] = [
-    ("debug-scores", "s"),
-    ("debug-filters", "f"),
-    ("debug-diagnosis", "d"),
 ];
 
 /// The flags of this table that were set to something else than their default.
@@ -245,9 +223,6 @@ impl clap::Args for Accepted {
                     .num_args(0..=1)
                     .require_equals(true)
                     .default_missing_value("true");
-            }
-            if let Some((_, short)) = SHORT.iter().find(|(long, _)| long == name) {
-                arg = arg.alias(*short);
             }
             command = command.arg(arg);
         }

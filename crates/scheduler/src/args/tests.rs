@@ -30,10 +30,6 @@ fn what_has_no_effect_says_so() {
             "--enable-network-topology-manager=true",
             "--enable-network-topology-manager=true",
         ),
-        ("-s=3", "--debug-scores=3"),
-        ("-f", "--debug-filters=true"),
-        ("--debug-diagnosis", "--debug-diagnosis=true"),
-        ("--secure-port=443", "--secure-port=443"),
         (
             "--enable-workload-auditor",
             "--enable-workload-auditor=true",
@@ -108,4 +104,18 @@ fn flags_override_the_election_with_and_without_a_file() {
         Some(GoDuration::from_secs(30))
     );
     assert!(parse("--leader-elect").unwrap().leader_elect);
+}
+
+#[test]
+fn debugging_and_the_monitor_are_set_by_flags() {
+    let line = "-s=3 -f --debug-diagnosis --scheduling-timeout=2s --bind-annotations-with-binding";
+    let options = parse(line).unwrap();
+    let flags = options.debug.flags();
+    assert_eq!(flags.scores.load(Ordering::Relaxed), 3);
+    assert!(flags.filters.load(Ordering::Relaxed) && flags.diagnosis.load(Ordering::Relaxed));
+    assert_eq!(
+        options.scheduling_timeout,
+        std::time::Duration::from_secs(2)
+    );
+    assert!(options.bind_annotations_with_binding && options.notes.is_empty());
 }

@@ -7,12 +7,12 @@ mod validate;
 pub use validate::ConfigError;
 
 use koord_api::duration::GoDuration;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The scheduler's configuration, with upstream's names and defaults.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Configuration {
     /// `kubescheduler.config.k8s.io/v1`.
@@ -55,7 +55,7 @@ pub struct Configuration {
 }
 
 /// `leaderElection`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LeaderElection {
     /// Whether replicas elect one that works.
@@ -93,7 +93,7 @@ fn seconds(seconds: i64) -> GoDuration {
 }
 
 /// `clientConnection`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ClientConnection {
     /// Path of a kubeconfig; empty for the flags' or the in-cluster one.
@@ -153,7 +153,7 @@ pub struct ManagedResource {
 }
 
 /// One entry of `profiles`.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProfileConfig {
     /// Pods with this `spec.schedulerName` are placed by this profile.
@@ -167,7 +167,7 @@ pub struct ProfileConfig {
 }
 
 /// `plugins` of a profile.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "the extension points by their names")]
 pub struct PluginsConfig {
@@ -208,7 +208,7 @@ impl PluginsConfig {
 }
 
 /// Plugins switched on and off at one extension point.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PluginSetConfig {
     /// On, in this order, after the defaults.
@@ -218,7 +218,7 @@ pub struct PluginSetConfig {
 }
 
 /// A plugin by name.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PluginRef {
     /// The plugin's name.
@@ -229,7 +229,7 @@ pub struct PluginRef {
 }
 
 /// One entry of `pluginConfig`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PluginArgs {
     /// The plugin's name.

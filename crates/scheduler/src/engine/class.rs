@@ -99,7 +99,7 @@ impl Scope<'_> {
     }
 
     /// The pods to imagine away from `node`, and those to imagine there first.
-    fn imagined(
+    pub(super) fn imagined(
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
@@ -173,7 +173,11 @@ impl Scope<'_> {
             .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node))
     }
 
-    fn imagine<'b>(&self, removed: &'b [Arc<PodInfo>], added: &'b [Arc<PodInfo>]) -> Cycle<'b>
+    pub(super) fn imagine<'b>(
+        &self,
+        removed: &'b [Arc<PodInfo>],
+        added: &'b [Arc<PodInfo>],
+    ) -> Cycle<'b>
     where
         Self: 'b,
     {

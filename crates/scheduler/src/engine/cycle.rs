@@ -27,6 +27,18 @@ pub(super) struct Choice {
     numa: Option<NumaMask>,
     /// The pod whose place it takes.
     nominated: Option<Arc<PodInfo>>,
+    /// Why there, when it is to be remembered.
+    table: Option<Box<super::Table>>,
+}
+
+impl Choice {
+    /// Adds why it is the best, if that is to be `noted`.
+    fn with(mut self, evaluation: &Evaluation, scope: &Scope<'_>, noted: bool) -> Self {
+        if noted {
+            self.table = Some(Box::new(evaluation.table(scope, self.node)));
+        }
+        self
+    }
 }
 
 /// How a cycle ended short of a placement.
@@ -137,6 +149,10 @@ impl Engine {
         let name = self.nodes.name(node).clone();
         self.denominate(&pod.uid);
         self.assume(pod, &name, now);
+        if self.decisions.open() {
+            let table = choice.table.as_deref().cloned();
+            self.decisions.note(pod, &name, table, now);
+        }
         let reserved = self.reserve(pod, profile, &choice, now).and_then(|()| {
             let permit = self.permit(pod, profile, node, now)?;
             match permit {
@@ -164,6 +180,7 @@ impl Engine {
         if self.nodes.is_empty() {
             return Err(Stop::Refused(Box::default()));
         }
+        let noted = self.decisions.room(now);
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let prepared = self.prepare(&cycle, profile)?;
@@ -190,6 +207,7 @@ impl Engine {
                 node,
                 numa,
                 nominated: scope.nominate(node),
+                table: None,
             });
         }
         if let Some(choice) = self.preferred(&scope, profile) {
@@ -232,6 +250,7 @@ impl Engine {
                 .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
             if confirmed && !unlike {
                 let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
+                let answer = answer.map(|choice| choice.with(class, &scope, noted));
                 self.evict_classes();
                 return answer;
             }
@@ -251,14 +270,15 @@ impl Engine {
             parallel_rows: self.options.parallel_rows,
         };
         let fresh = Evaluation::fresh(&scope);
-        answer(
+        let answer = answer(
             &fresh,
             fresh.best(&scope),
             &scope,
             &self.names,
             None,
             victims,
-        )
+        );
+        answer.map(|choice| choice.with(&fresh, &scope, noted))
     }
 
     fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
@@ -359,6 +379,7 @@ impl Engine {
                 node,
                 numa,
                 nominated: scope.nominate(node),
+                table: None,
             }),
             _ => None,
         })
@@ -730,6 +751,7 @@ fn answer(
             node,
             numa: evaluation.numa(node),
             nominated: scope.nominate(node),
+            table: None,
         });
     }
     let mut tally = evaluation.refusals(scope);

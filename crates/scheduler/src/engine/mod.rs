@@ -20,12 +20,14 @@ mod class;
 mod cycle;
 mod diagnosis;
 mod events;
+mod explain;
 mod nominator;
 mod preempt;
 mod stage;
 mod tree;
 
 pub use diagnosis::{Diagnosis, NodeRefusal};
+pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 
 use crate::Watch;
 use crate::config::Configuration;
@@ -190,6 +192,7 @@ pub struct Engine {
     waiting: FxHashMap<Arc<str>, Waiting>,
     /// When waits end; entries of pods that wait no more are dropped when they come up.
     deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
+    decisions: explain::Decisions,
     nominator: Nominator,
     /// Booked pods by priority.
     priorities: BTreeMap<i32, usize>,
@@ -245,6 +248,7 @@ impl Engine {
             mismatches: 0,
             waiting: FxHashMap::default(),
             deadlines: BinaryHeap::new(),
+            decisions: explain::Decisions::default(),
             nominator: Nominator::default(),
             priorities: BTreeMap::new(),
             evicting: FxHashMap::default(),

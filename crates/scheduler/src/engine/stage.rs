@@ -77,7 +77,7 @@ impl Evaluation {
     }
 
     /// The rows that all other plugins accept, in order.
-    fn shared_fits(&self) -> Vec<NodeIndex> {
+    pub(super) fn shared_fits(&self) -> Vec<NodeIndex> {
         let keys = self.tree.rows();
         let mut rows = Vec::with_capacity(keys.len());
         for (row, key) in (0_u32..).zip(keys) {
@@ -88,7 +88,7 @@ impl Evaluation {
         rows
     }
 
-    fn drop_refused(&self, scope: &Scope<'_>, rows: &mut Vec<NodeIndex>) {
+    pub(super) fn drop_refused(&self, scope: &Scope<'_>, rows: &mut Vec<NodeIndex>) {
         if scope.prepared.moving.is_empty() {
             return;
         }

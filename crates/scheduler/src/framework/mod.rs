@@ -693,6 +693,10 @@ pub trait Plugin: Send + Sync {
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None
     }
+    /// The paths of [`Plugin::inspect`], parameters as `:name`.
+    fn inspections(&self) -> &'static [&'static str] {
+        &[]
+    }
     /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`; `None`: no such thing.
     fn inspect(
         &self,

@@ -1,5 +1,6 @@
 //! Writing decisions to the API: bindings, conditions, events.
 
+use super::nearest::says;
 use super::watch::Message;
 use crate::engine::{BindError, BindRequest, Failure};
 use crate::framework::{BindPlan, PodPatch, Problem, Verb, Write};
@@ -27,6 +28,8 @@ pub(super) struct Writer {
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
     /// Bindings under way.
     pub(super) binding: usize,
+    /// Whether annotations ride on the binding, where nothing else has to be patched.
+    pub(super) annotate_bindings: bool,
 }
 
 impl Writer {
@@ -45,6 +48,7 @@ impl Writer {
             sender,
             statuses: FxHashMap::default(),
             binding: 0,
+            annotate_bindings: false,
         }
     }
 
@@ -54,13 +58,14 @@ impl Writer {
         let before = self.statuses.remove(&request.pod.uid);
         let (client, permits) = (self.client.clone(), self.permits.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
+        let together = self.annotate_bindings;
         tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
             let _permit = permits.acquire_owned().await;
             let started = tokio::time::Instant::now();
-            let result = send_binding(client, &request).await;
+            let result = send_binding(client, &request, together).await;
             let pod = &request.pod;
             match &result {
                 Ok(()) => {
@@ -95,7 +100,8 @@ impl Writer {
     }
 
     /// Writes why a pod was not placed: an event always, the condition when it changed.
-    pub(super) fn report(&mut self, failure: &Failure) {
+    /// What is `nearest` follows kube-scheduler's text in the condition.
+    pub(super) fn report(&mut self, failure: &Failure, nearest: &str) {
         let pod = &failure.pod;
         self.recorder.event_with_action(
             reference(pod),
@@ -119,16 +125,21 @@ impl Writer {
                 message,
             );
         }
-        self.write_condition(failure);
+        self.write_condition(failure, nearest);
+    }
+
+    /// Whether the pod's condition has to be written.
+    pub(super) fn has_news(&self, failure: &Failure) -> bool {
+        failure.pod.stands_for.is_none() && status_patch(failure, "", self.clock.now()).is_some()
     }
 
     /// What stands for another object has no condition of its own: its plugin writes that object's.
-    fn write_condition(&mut self, failure: &Failure) {
+    fn write_condition(&mut self, failure: &Failure, nearest: &str) {
         let key = failure.pod.clone();
         if key.stands_for.is_some() {
             return;
         }
-        let Some(status) = status_patch(failure, self.clock.now()) else {
+        let Some(status) = status_patch(failure, nearest, self.clock.now()) else {
             return;
         };
         self.in_order(key.uid.clone(), move |client| async move {
@@ -161,7 +172,7 @@ impl Writer {
             nominated: None,
             diagnosis: None,
         };
-        self.write_condition(&failure);
+        self.write_condition(&failure, "");
     }
 
     /// Evicts the victims of a preemption: condition `DisruptionTarget`, deletion, event.
@@ -266,7 +277,11 @@ fn reference(pod: &PodInfo) -> ObjectReference {
     }
 }
 
-async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindError> {
+async fn send_binding(
+    client: Client,
+    request: &BindRequest,
+    together: bool,
+) -> Result<(), BindError> {
     let pod = &request.pod;
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     let failed = |error: koord_kube::Error| BindError {
@@ -286,7 +301,9 @@ async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindE
         }
         return Ok(());
     }
-    if !request.patch.is_empty() {
+    // The API server merges a binding's annotations into the pod, and nothing else.
+    let together = together && request.patch.labels.is_empty();
+    if !request.patch.is_empty() && !together {
         let body = json!({"metadata": {
             "uid": &*pod.uid,
             "annotations": request.patch.annotations,
@@ -304,12 +321,15 @@ async fn send_binding(client: Client, request: &BindRequest) -> Result<(), BindE
             });
         }
     }
-    let body = json!({
+    let mut body = json!({
         "apiVersion": "v1",
         "kind": "Binding",
         "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
         "target": {"apiVersion": "v1", "kind": "Node", "name": &*request.node},
     });
+    if together && !request.patch.is_empty() {
+        body["metadata"]["annotations"] = json!(request.patch.annotations);
+    }
     api.create_subresource::<Value, Value>("binding", &pod.name, &PostParams::default(), &body)
         .await
         .map(drop)
@@ -413,7 +433,7 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
 }
 
 /// The patch that makes the pod's condition say `failure`; none when it says so already.
-fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
+fn status_patch(failure: &Failure, nearest: &str, now: jiff::Timestamp) -> Option<Value> {
     let status = failure.pod.object.status.as_ref();
     let condition = status
         .and_then(|status| status.conditions.as_ref())
@@ -424,7 +444,10 @@ fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
     let same = condition.is_some_and(|condition| {
         condition.status == "False"
             && condition.reason.as_deref() == Some(failure.reason)
-            && condition.message.as_deref() == Some(&failure.message)
+            && condition
+                .message
+                .as_deref()
+                .is_some_and(|message| says(message, &failure.message))
     });
     let nominated = failure.nominated.as_deref();
     let known = failure.pod.nominated.as_deref();
@@ -440,7 +463,7 @@ fn status_patch(failure: &Failure, now: jiff::Timestamp) -> Option<Value> {
         "type": "PodScheduled",
         "status": "False",
         "reason": failure.reason,
-        "message": failure.message,
+        "message": format!("{}{nearest}", failure.message),
         "lastProbeTime": null,
         "lastTransitionTime": seconds(since),
     }]});
@@ -484,16 +507,16 @@ mod tests {
     fn the_condition_is_written_only_when_it_changes_and_keeps_its_transition_time() {
         let now = "2026-01-02T03:04:05.678Z".parse().unwrap();
         let fresh = failure(json!({"type": "Ready", "status": "False"}));
-        let patch = status_patch(&fresh, now).unwrap();
+        let patch = status_patch(&fresh, "", now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2026-01-02T03:04:05Z");
         assert_eq!(condition["reason"], "Unschedulable");
 
         let mut said = condition.clone();
-        assert_eq!(status_patch(&failure(said.clone()), now), None);
+        assert_eq!(status_patch(&failure(said.clone()), "", now), None);
         said["message"] = json!("another");
         said["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
-        let patch = status_patch(&failure(said), now).unwrap();
+        let patch = status_patch(&failure(said), "", now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
     }

@@ -1,6 +1,8 @@
 //! The daemon: one task owns the engine; everything reaches it through one ordered channel.
 
 mod binder;
+mod monitor;
+mod nearest;
 mod transform;
 mod watch;
 
@@ -9,7 +11,7 @@ pub use watch::Watch;
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Explanation, Question};
-use crate::engine::{Engine, EngineOptions, Output};
+use crate::engine::{Engine, EngineOptions, Failure, Outcome, Output};
 use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
 use crate::metrics::Metrics;
 use binder::Writer;
@@ -21,6 +23,7 @@ use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client, ObjectKey};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -57,6 +60,14 @@ pub struct Options {
     pub write_concurrency: usize,
     /// Ties and memory of the engine.
     pub engine: EngineOptions,
+    /// Whether annotations ride on the binding, where nothing else has to be patched.
+    pub bind_annotations_with_binding: bool,
+    /// Whether conditions end with the nearest nodes and what they lack.
+    pub nearest_in_conditions: bool,
+    /// How often to look for a decision that takes too long, and how long that is.
+    pub monitor_period: Duration,
+    /// See `monitor_period`.
+    pub scheduling_timeout: Duration,
     /// Feature gates and the like for plugins.
     pub build: BuildContext,
     /// A window into the running scheduler.
@@ -104,6 +115,10 @@ impl Options {
             identity: String::new(),
             write_concurrency: 64,
             engine: EngineOptions::default(),
+            bind_annotations_with_binding: false,
+            nearest_in_conditions: true,
+            monitor_period: Duration::from_secs(10),
+            scheduling_timeout: Duration::from_secs(30),
             build: BuildContext::default(),
             debug: DebugHandle::default(),
         }
@@ -169,6 +184,9 @@ pub fn run(
             tracing::info!(plugins = %profile, "profile");
         }
         options.debug.set_plugins(described);
+        options
+            .debug
+            .set_config(serde_json::to_value(&config).unwrap_or_default());
         let elector = if options.leader_elect {
             let election = election(&config, &options.identity)?;
             Some(LeaderElector::new(
@@ -318,7 +336,13 @@ impl Daemon {
             shutdown.clone(),
         );
         let concurrency = options.write_concurrency;
-        let writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
+        let mut writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
+        writer.annotate_bindings = options.bind_annotations_with_binding;
+        let limits = monitor::Limits {
+            period: options.monitor_period,
+            timeout: options.scheduling_timeout,
+        };
+        let monitor = monitor::Monitor::start(limits, metrics.clone(), shutdown.clone());
         let questions = options.debug.attach();
         let debug = options.debug.clone();
         let task = Owner {
@@ -329,6 +353,9 @@ impl Daemon {
             debug,
             names,
             concurrency,
+            monitor,
+            nearest: options.nearest_in_conditions,
+            next_nearest: Instant::now(),
         };
         let kinds = watches
             .iter()
@@ -349,6 +376,10 @@ struct Owner {
     debug: DebugHandle,
     names: Vec<String>,
     concurrency: usize,
+    monitor: monitor::Monitor,
+    /// Whether conditions name the nearest nodes, and when that is worth its time again.
+    nearest: bool,
+    next_nearest: Instant,
 }
 
 impl Owner {
@@ -374,7 +405,7 @@ impl Owner {
                 budget -= 1;
             }
             while let Ok(question) = questions.try_recv() {
-                question.answer(&self.engine);
+                question.answer(&self.engine, self.ctx.clock.now());
             }
             if unseen.is_empty() {
                 self.debug.set_ready(true);
@@ -408,7 +439,7 @@ impl Owner {
                     }
                     None => return,
                 },
-                Some(question) = questions.recv() => question.answer(&self.engine),
+                Some(question) = questions.recv() => question.answer(&self.engine, self.ctx.clock.now()),
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -500,16 +531,67 @@ impl Owner {
             }
             let now = self.ctx.clock.now();
             let started = Instant::now();
-            let Some(outcome) = self.engine.schedule_one(now) else {
+            self.monitor.begin(started);
+            let outcome = self.engine.schedule_one(now);
+            self.monitor.end();
+            let Some(outcome) = outcome else {
                 return false;
             };
             let seconds = started.elapsed().as_secs_f64();
             let profile = self.names.get(outcome.profile).map_or("", String::as_str);
             self.metrics.attempt(&outcome, profile, seconds, now);
+            self.log_scores(&outcome);
             tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "decided");
             self.dispatch();
         }
         true
+    }
+
+    /// The nearest nodes in short, for a condition that is about to change. Looking at all nodes
+    /// takes at most a twentieth of the time: in a storm of refusals most go without.
+    fn nearest(&mut self, failure: &Failure) -> String {
+        let now = Instant::now();
+        if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
+            return String::new();
+        }
+        let look = || self.engine.nearest(&failure.pod, 3, self.ctx.clock.now());
+        // A plugin that stumbles here must not stop the scheduler either.
+        let near = catch_unwind(AssertUnwindSafe(look)).unwrap_or_default();
+        self.next_nearest = Instant::now() + now.elapsed() * 20;
+        nearest::in_short(&near)
+    }
+
+    fn log_scores(&self, outcome: &Outcome) {
+        let top = self.debug.flags().scores.load(Ordering::Relaxed);
+        if top > 0
+            && let Some(table) = self
+                .engine
+                .decision(&outcome.pod.uid)
+                .and_then(|decision| decision.table.as_ref())
+        {
+            let ranking = &table.ranking[..top.min(table.ranking.len())];
+            tracing::info!(pod = %outcome.pod, feasible = table.feasible, ?ranking, "scores");
+        }
+    }
+
+    fn log_refusal(&self, failure: &Failure) {
+        let flags = self.debug.flags();
+        if flags.filters.load(Ordering::Relaxed) {
+            tracing::info!(pod = %failure.pod, message = %failure.message, "refused");
+        }
+        if flags.diagnosis.load(Ordering::Relaxed)
+            && let Some(diagnosis) = &failure.diagnosis
+        {
+            let dump = serde_json::json!({
+                "timestamp": self.ctx.clock.now(),
+                "questionedKey": failure.pod.to_string(),
+                "nominatedNode": diagnosis.nominated,
+                "preFilterMessage": diagnosis.pre_filter_message,
+                "scheduleDiagnosis": {"schedulingMode": "Pod", "nodeFailedDetails": diagnosis.refusals},
+                "preemptionDiagnosis": {"failedMessage": diagnosis.post_filter_message},
+            });
+            tracing::info!(diagnosis = %dump, "diagnosis");
+        }
     }
 
     fn dispatch(&mut self) {
@@ -528,7 +610,9 @@ impl Owner {
                         diagnosis: failure.diagnosis.clone(),
                     };
                     self.debug.failed(failure.pod.to_string(), explanation);
-                    self.writer.report(&failure);
+                    self.log_refusal(&failure);
+                    let nearest = self.nearest(&failure);
+                    self.writer.report(&failure, &nearest);
                 }
                 Output::Problem(problem) => self.writer.problem(&problem),
                 Output::Write(write) => self.writer.write(write),

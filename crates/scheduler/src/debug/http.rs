@@ -1,0 +1,215 @@
+//! The HTTP interface, answered by the task that owns the engine: only the leader has one.
+
+use super::{DebugHandle, resources};
+use crate::engine::Engine;
+use axum::Router;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, put};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+const SERVICES: &str = "/apis/v1/__services__";
+const NODE: &str = "/apis/v1/nodes/:nodeName";
+
+pub(super) fn router(handle: DebugHandle) -> Router {
+    Router::new()
+        .route(SERVICES, get(services))
+        .route("/apis/v1/nodes/{name}", get(node))
+        .route("/apis/v1/plugins/{plugin}/{*path}", get(plugin))
+        .route("/configz", get(configz))
+        .route("/metrics/resources", get(pod_resources))
+        .route("/debug/flags/{flag}", put(set_flag))
+        .route("/debug/scheduler/plugins", get(plugins))
+        .route("/debug/scheduler/pending", get(pending))
+        .route("/debug/scheduler/decisions", get(decisions))
+        .route("/debug/scheduler/pods/{namespace}/{name}", get(pod))
+        .with_state(handle)
+}
+
+fn message(code: StatusCode, text: impl Into<String>) -> Response {
+    (code, Json(json!({"message": text.into()}))).into_response()
+}
+
+fn not_leader() -> Response {
+    let text = "the instance is not leader";
+    message(StatusCode::SERVICE_UNAVAILABLE, text)
+}
+
+/// The engine's answer, 404 with `missing` when it is null, 503 when nobody owns an engine here.
+fn found(answer: Option<Value>, missing: impl FnOnce() -> String) -> Response {
+    match answer {
+        None => not_leader(),
+        Some(Value::Null) => message(StatusCode::NOT_FOUND, missing()),
+        Some(value) => Json(value).into_response(),
+    }
+}
+
+async fn services(State(handle): State<DebugHandle>) -> Response {
+    let answer = handle
+        .ask(|engine, _| {
+            let mut paths = vec![SERVICES.to_owned(), NODE.to_owned()];
+            paths.extend(engine.inspections());
+            json!({"GET": paths})
+        })
+        .await;
+    found(answer, String::new)
+}
+
+async fn plugins(State(handle): State<DebugHandle>) -> Json<Value> {
+    Json(Value::Array(handle.shared.plugins.read().clone()))
+}
+
+async fn pending(State(handle): State<DebugHandle>) -> Response {
+    Json(handle.explanations()).into_response()
+}
+
+async fn decisions(State(handle): State<DebugHandle>) -> Response {
+    let answer = handle
+        .ask(|engine, _| json!(engine.decisions().take(100).collect::<Vec<_>>()))
+        .await;
+    found(answer, String::new)
+}
+
+async fn configz(State(handle): State<DebugHandle>) -> Json<Value> {
+    Json(json!({"componentconfig": *handle.shared.config.read()}))
+}
+
+async fn pod(
+    State(handle): State<DebugHandle>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let failed = handle.explain(&namespace, &name);
+    let key = format!("{namespace}/{name}");
+    let answer = handle
+        .ask(move |engine, now| {
+            engine
+                .explain_pod(&namespace, &name, now)
+                .unwrap_or_default()
+        })
+        .await;
+    let answer = answer.map(|mut known| {
+        if let (Some(failed), false) = (failed, known.is_null()) {
+            known["lastAttempt"] = json!(*failed);
+        }
+        known
+    });
+    found(answer, || {
+        format!("pod {key} is not known to this scheduler")
+    })
+}
+
+async fn plugin(
+    State(handle): State<DebugHandle>,
+    Path((plugin, path)): Path<(String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let missing = format!("plugin {plugin} has nothing at {path}");
+    let answer = handle
+        .ask(move |engine, now| {
+            let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+            engine
+                .inspect(&plugin, &parts, &query, now)
+                .unwrap_or_default()
+        })
+        .await;
+    found(answer, || missing)
+}
+
+async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
+    let wanted = name.clone();
+    let answer = handle
+        .ask(move |engine, _| describe_node(engine, &wanted))
+        .await;
+    found(answer, || format!("cannot find node {name}"))
+}
+
+async fn pod_resources(State(handle): State<DebugHandle>) -> Response {
+    match handle.ask(|engine, _| json!(resources::text(engine))).await {
+        Some(Value::String(text)) => {
+            let kind = "text/plain; version=0.0.4; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        _ => not_leader(),
+    }
+}
+
+async fn set_flag(
+    State(handle): State<DebugHandle>,
+    Path(flag): Path<String>,
+    body: String,
+) -> Response {
+    let value = body.trim();
+    let flags = handle.flags();
+    let switch = |to: &std::sync::atomic::AtomicBool| {
+        let parsed = koord_app::flags::boolean(value).map_err(|error| error.to_string())?;
+        to.store(parsed, Ordering::Relaxed);
+        Ok(())
+    };
+    let (name, set) = match flag.as_str() {
+        "s" => {
+            let parsed = value.parse::<usize>().map_err(|error| error.to_string());
+            let stored = parsed.map(|n| flags.scores.store(n, Ordering::Relaxed));
+            ("debugTopNScores", stored)
+        }
+        "f" => ("debugFilterFailure", switch(&flags.filters)),
+        "d" => ("dumpDiagnosis", switch(&flags.diagnosis)),
+        "v" => {
+            let set = koord_app::logging::set_verbosity(value);
+            (
+                "klog.logging.verbosity",
+                set.map_err(|error| error.to_string()),
+            )
+        }
+        _ => return message(StatusCode::NOT_FOUND, format!("no flag {flag:?}")),
+    };
+    match set {
+        Ok(()) => format!("successfully set {name} to {value}").into_response(),
+        Err(why) => {
+            let text = format!("failed to set {name} to {value:?}: {why}");
+            (StatusCode::BAD_REQUEST, text).into_response()
+        }
+    }
+}
+
+fn describe_node(engine: &Engine, name: &str) -> Value {
+    let nodes = engine.nodes();
+    let Some(index) = nodes
+        .find(name)
+        .filter(|index| nodes.info(*index).is_some())
+    else {
+        return Value::Null;
+    };
+    let mut requested = BTreeMap::new();
+    let mut allocatable = BTreeMap::new();
+    for number in 0..engine.resources().len() {
+        let Ok(number) = u16::try_from(number) else {
+            break;
+        };
+        let id = koord_model::resources::ResourceId(number);
+        let (used, total) = (nodes.requested(index, id), nodes.allocatable(index, id));
+        if used != 0 || total != 0 {
+            let resource = engine.resources().name(id);
+            requested.insert(resource.clone(), used);
+            allocatable.insert(resource, total);
+        }
+    }
+    let remaining: BTreeMap<_, _> = allocatable
+        .iter()
+        .map(|(name, total)| (name.clone(), total - requested[name]))
+        .collect();
+    let mut pods: Vec<String> = nodes.pods(index).map(ToString::to_string).collect();
+    pods.sort_unstable();
+    let [cpu, memory] = nodes.requested_for_scoring(index);
+    json!({
+        "node": name,
+        "pods": pods,
+        "requested": requested,
+        "nonZeroRequested": {"cpu": cpu, "memory": memory},
+        "remaining": remaining,
+        "allocatable": allocatable,
+        "generation": nodes.version(index),
+    })
+}

@@ -1,0 +1,394 @@
+//! Why a pod waits, what the nearest nodes lack for it, and why a placed pod is where it is.
+
+use super::Engine;
+use super::class::{Evaluation, Scope, normal};
+use super::diagnosis::RowVerdict;
+use crate::framework::{Code, Cycle, Lack, Normalize, Rejection};
+use crate::queue::PluginSet;
+use crate::state::{NodeIndex, PodInfo};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How many decisions are remembered.
+const REMEMBERED: usize = 4096;
+/// How many per second, so that a burst costs nothing.
+const PER_SECOND: u32 = 500;
+/// How many other nodes a decision names.
+const RUNNERS_UP: usize = 2;
+
+/// What one plugin gave one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PluginScore {
+    /// The plugin.
+    pub plugin: &'static str,
+    /// Its own figure.
+    pub raw: i64,
+    /// Brought to 0..=100; absent where that depends on all nodes and is not kept.
+    pub score: Option<i64>,
+    /// What it is multiplied with.
+    pub weight: i64,
+}
+
+/// A node with what the plugins gave it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScoredNode {
+    /// Its name.
+    pub node: Arc<str>,
+    /// The weighted sum of the scores that are known.
+    pub total: i64,
+    /// By plugin.
+    pub scores: Vec<PluginScore>,
+}
+
+/// Why a node was chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Table {
+    /// How many nodes fitted.
+    pub feasible: usize,
+    /// How many there were.
+    pub nodes: usize,
+    /// The chosen one, then the next best.
+    pub ranking: Vec<ScoredNode>,
+}
+
+/// One placement, as it was decided.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Decision {
+    /// `namespace/name`.
+    pub pod: String,
+    #[serde(skip)]
+    uid: Arc<str>,
+    /// Where it went.
+    pub node: Arc<str>,
+    /// When.
+    pub time: Timestamp,
+    /// Absent where no comparison took place: room had been made there, or a plugin preferred it.
+    #[serde(flatten)]
+    pub table: Option<Table>,
+}
+
+/// The latest decisions.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    ring: VecDeque<Decision>,
+    second: i64,
+    noted: u32,
+}
+
+impl Decisions {
+    /// Whether one more may be noted in this second.
+    pub(super) fn room(&mut self, now: Timestamp) -> bool {
+        if self.second != now.as_second() {
+            (self.second, self.noted) = (now.as_second(), 0);
+        }
+        self.noted += 1;
+        self.noted <= PER_SECOND
+    }
+
+    /// Whether the decision of the present cycle is one of those to note.
+    pub(super) fn open(&self) -> bool {
+        self.noted <= PER_SECOND
+    }
+
+    pub(super) fn note(
+        &mut self,
+        pod: &PodInfo,
+        node: &Arc<str>,
+        table: Option<Table>,
+        now: Timestamp,
+    ) {
+        if self.ring.len() >= REMEMBERED {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(Decision {
+            pod: pod.to_string(),
+            uid: pod.uid.clone(),
+            node: node.clone(),
+            time: now,
+            table,
+        });
+    }
+}
+
+/// A node that refuses a pod, and what it lacks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Near {
+    /// The node.
+    pub node: Arc<str>,
+    /// For people.
+    pub lacks: String,
+    /// The smaller the nearer.
+    pub distance: f64,
+}
+
+impl Engine {
+    /// The latest decision about the pod with this uid, if it is remembered.
+    #[must_use]
+    pub fn decision(&self, uid: &str) -> Option<&Decision> {
+        self.decisions.ring.iter().rev().find(|it| *it.uid == *uid)
+    }
+
+    /// The latest decisions, newest first.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.decisions.ring.iter().rev()
+    }
+
+    /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
+    /// before any node is looked at. Costs one look at every node.
+    #[must_use]
+    pub fn nearest(&self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
+        let Some(profile) = self.profile_of(pod) else {
+            return Vec::new();
+        };
+        let cycle = Cycle::new(pod, view!(self, now));
+        let Ok(prepared) = self.prepare_despite(&cycle, profile, None) else {
+            return Vec::new();
+        };
+        let scope = Scope {
+            cycle,
+            plugins: &self.plugins,
+            prepared: &prepared,
+            nominator: &self.nominator,
+            shared: false,
+            seed: self.options.seed,
+        };
+        let mut near: Vec<(f64, NodeIndex)> = Vec::new();
+        for node in self.nodes.indices() {
+            let lacks = scope.lacks(node);
+            if !lacks.is_empty() {
+                near.push((lacks.iter().map(|lack| lack.distance).sum(), node));
+            }
+        }
+        near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let describe = |(distance, node): (f64, NodeIndex)| {
+            let texts: Vec<String> = scope
+                .lacks(node)
+                .into_iter()
+                .map(|lack| lack.text)
+                .collect();
+            Near {
+                node: self.nodes.name(node).clone(),
+                lacks: texts.join("; "),
+                distance,
+            }
+        };
+        near.into_iter().take(count).map(describe).collect()
+    }
+
+    /// Everything known about a pod, for people; `None` when the pod is not known.
+    #[must_use]
+    pub fn explain_pod(&self, namespace: &str, name: &str, now: Timestamp) -> Option<Value> {
+        let is = |pod: &PodInfo| *pod.name == *name && *pod.namespace == *namespace;
+        let booked = self.pods.values().find(|record| is(&record.info));
+        let pod = match booked {
+            Some(record) => record.info.clone(),
+            None => self.queue.find(is)?.clone(),
+        };
+        let mut plugins = serde_json::Map::new();
+        for plugin in &self.plugins {
+            if let Some(said) = plugin.explain(&pod, view!(self, now)) {
+                plugins.insert(plugin.name().to_owned(), said);
+            }
+        }
+        let mut out = json!({
+            "pod": pod.to_string(),
+            "uid": &*pod.uid,
+            "priority": pod.priority,
+            "schedulerName": pod.scheduler_name(),
+            "nominatedNode": self.nominated_node(&pod.uid),
+            "plugins": plugins,
+        });
+        let Some(record) = booked else {
+            out["state"] = json!("pending");
+            out["queue"] = self.queue_state(&pod, now);
+            out["nearest"] = json!(self.nearest(&pod, 3, now));
+            return Some(out);
+        };
+        out["node"] = json!(self.nodes.name(record.node));
+        out["decision"] = json!(self.decision(&pod.uid));
+        out["state"] = match (self.waiting.get(&pod.uid), record.assumed) {
+            (Some(waiting), _) => {
+                out["waitsFor"] = json!({"plugins": waiting.on, "until": waiting.until});
+                json!("waiting")
+            }
+            (None, true) => json!("binding"),
+            (None, false) => json!("bound"),
+        };
+        Some(out)
+    }
+
+    fn queue_state(&self, pod: &PodInfo, now: Timestamp) -> Value {
+        let names = |set: PluginSet| -> Vec<&str> {
+            let named = self.names.iter().enumerate();
+            named
+                .filter(|(instance, _)| set & (1 << instance) != 0)
+                .map(|(_, name)| *name)
+                .collect()
+        };
+        let Some(state) = self.queue.describe(&pod.uid) else {
+            return Value::Null;
+        };
+        let mut out = json!({
+            "place": state.place,
+            "attempts": state.attempts,
+            "firstSeen": state.first_seen,
+        });
+        if let Some(until) = state.until.filter(|until| *until > now) {
+            out["backoffUntil"] = json!(until);
+        }
+        if state.by != 0 {
+            out[if state.place == "gated" {
+                "gatedBy"
+            } else {
+                "refusedBy"
+            }] = json!(names(state.by));
+        }
+        if state.place == "gated" {
+            let reasons: Vec<String> = self
+                .plugins
+                .iter()
+                .filter_map(|plugin| Some(plugin.pre_enqueue(pod).err()?.message()))
+                .collect();
+            out["reasons"] = json!(reasons);
+        }
+        out
+    }
+
+    /// All pods that are known, with the node of those that have one, in no particular order.
+    pub(crate) fn known_pods(&self) -> impl Iterator<Item = (&PodInfo, &str)> {
+        let booked = self.pods.values();
+        let booked = booked.map(|record| (&*record.info, &**self.nodes.name(record.node)));
+        let waiting = self.queue.pods();
+        let waiting = waiting.filter(|pod| !self.pods.contains_key(&pod.uid));
+        booked.chain(waiting.map(|pod| (&**pod, "")))
+    }
+
+    /// What plugins show of themselves under `/apis/v1/plugins/<plugin>/<path>`.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        plugin: &str,
+        path: &[&str],
+        query: &std::collections::BTreeMap<String, String>,
+        now: Timestamp,
+    ) -> Option<Value> {
+        let named = self.plugins.iter().filter(|found| found.name() == plugin);
+        named
+            .filter_map(|found| found.inspect(path, query, view!(self, now)))
+            .next()
+    }
+
+    /// The paths of [`Engine::inspect`], with their prefix.
+    #[must_use]
+    pub fn inspections(&self) -> Vec<String> {
+        let mut out: Vec<String> = self
+            .plugins
+            .iter()
+            .flat_map(|plugin| {
+                let name = plugin.name();
+                let paths = plugin.inspections().iter();
+                paths.map(move |path| format!("/apis/v1/plugins/{name}/{path}"))
+            })
+            .collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+}
+
+impl Scope<'_> {
+    /// What every plugin that refuses `node` finds lacking there; empty when the pod fits.
+    fn lacks(&self, node: NodeIndex) -> Vec<Lack> {
+        let verdict = self.judge(node);
+        let RowVerdict::Refused(_, refused) = verdict else {
+            return Vec::new();
+        };
+        let (removed, added) = self.imagined(node, &[]);
+        let cycle = self.imagine(&removed, &added);
+        let mut out = Vec::new();
+        for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
+            let plugin = &self.plugins[*plugin];
+            if let Err(rejection) = plugin.filter(&cycle, state, node) {
+                let lack = plugin.lack(&cycle, state, node);
+                out.push(lack.unwrap_or_else(|| in_words(&rejection)));
+            }
+        }
+        if out.is_empty() {
+            // Outside the list of nodes, or the NUMA resources do not align.
+            out.push(in_words(&refused));
+        }
+        out
+    }
+}
+
+/// A refusal without figures counts as much as lacking everything of one resource, and as ten such
+/// when evictions cannot help.
+fn in_words(rejection: &Rejection) -> Lack {
+    Lack {
+        text: rejection.message(),
+        distance: if rejection.code == Code::Unresolvable {
+            10.0
+        } else {
+            1.0
+        },
+    }
+}
+
+impl Evaluation {
+    /// How `best` compares with the next ones.
+    pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
+        let mut rows = self.shared_fits();
+        self.drop_refused(scope, &mut rows);
+        let feasible = rows.len();
+        let keys = self.tree.rows();
+        rows.retain(|node| *node != best);
+        rows.sort_by_key(|node| std::cmp::Reverse(keys.get(node.row()).copied()));
+        let nodes = scope.cycle.view.nodes;
+        let ranked = std::iter::once(best).chain(rows.into_iter().take(RUNNERS_UP));
+        let ranking = ranked
+            .map(|node| {
+                let scores = self.scores(scope, node);
+                let known = scores.iter().filter_map(|s| Some(s.score? * s.weight));
+                ScoredNode {
+                    node: nodes.name(node).clone(),
+                    total: known.sum(),
+                    scores,
+                }
+            })
+            .collect();
+        Table {
+            feasible,
+            nodes: nodes.len(),
+            ranking,
+        }
+    }
+
+    fn scores(&self, scope: &Scope<'_>, node: NodeIndex) -> Vec<PluginScore> {
+        let shared = self.columns.iter().map(|column| {
+            let raw = column.raw.get(node.row()).copied().unwrap_or_default();
+            PluginScore {
+                plugin: scope.plugins[column.plugin].name(),
+                raw,
+                score: (column.kind != Normalize::Custom)
+                    .then(|| normal(column.kind, raw, column.max)),
+                weight: column.weight,
+            }
+        });
+        let moving = scope.prepared.moving_scores.iter();
+        let moving = moving.map(|(plugin, weight, state)| PluginScore {
+            plugin: scope.plugins[*plugin].name(),
+            raw: scope.plugins[*plugin].score(&scope.cycle, state, node),
+            score: None,
+            weight: *weight,
+        });
+        shared.chain(moving).collect()
+    }
+}

@@ -1,0 +1,62 @@
+//! The nearest nodes, as a sentence after kube-scheduler's own text in a condition.
+
+use crate::engine::Near;
+
+/// Opens the sentence. What follows it may change without the condition being written again.
+const OPENS: &str = " Nearest: ";
+/// Bytes of the sentence, at most.
+const LONGEST: usize = 400;
+
+/// The sentence; empty when there is nothing to say.
+pub(super) fn in_short(near: &[Near]) -> String {
+    let mut text = String::new();
+    for node in near {
+        let one = format!("{} ({})", node.node, node.lacks);
+        if text.len() + one.len() > LONGEST {
+            break;
+        }
+        text.push_str(if text.is_empty() { OPENS } else { ", " });
+        text.push_str(&one);
+    }
+    if !text.is_empty() {
+        text.push('.');
+    }
+    text
+}
+
+/// Whether a condition's `message` says `said`, whatever it says of the nearest nodes.
+pub(super) fn says(message: &str, said: &str) -> bool {
+    message
+        .strip_prefix(said)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(OPENS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_is_short_and_does_not_count_as_news() {
+        let near = |name: &str, lacks: &str| Near {
+            node: name.into(),
+            lacks: lacks.to_owned(),
+            distance: 1.0,
+        };
+        let said = "0/2 nodes are available: 2 Insufficient cpu.";
+        let text = in_short(&[
+            near("a", "cpu: needs 2, free 1"),
+            near("b", "cpu: needs 2, free 0"),
+        ]);
+        assert_eq!(
+            text,
+            " Nearest: a (cpu: needs 2, free 1), b (cpu: needs 2, free 0)."
+        );
+        assert!(says(&format!("{said}{text}"), said) && says(said, said));
+        assert!(!says(
+            "0/2 nodes are available: 2 Insufficient cpu. More.",
+            said
+        ));
+        assert_eq!(in_short(&[]), "");
+        assert!(in_short(&[near("a", "x"), near("b", &"y".repeat(500))]).len() < 20);
+    }
+}
