@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{bench, console, daemon, demo, up, workload};
+use crate::{bench, console, daemon, demo, explain, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -26,6 +26,8 @@ enum Command {
         #[command(flatten)]
         colocation: demo::Args,
     },
+    /// Say why a pod waits, or why it is where it is.
+    Explain(explain::Args),
     /// Print the CRDs as YAML.
     Crds,
     /// Measure one component by itself.
@@ -99,6 +101,7 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Crds => console::say(koord_api::crds_yaml()?.trim_end()),
         Command::Up(args) => up::main(args)?,
+        Command::Explain(args) => explain::main(&args)?,
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
             ..

@@ -20,6 +20,9 @@ pub const CONFIG_NAMESPACE: &str = "koordinator-system";
 /// See [`CONFIG_NAMESPACE`].
 pub const CONFIG_NAME: &str = "slo-controller-config";
 
+/// Where the scheduler of a local cluster serves health, metrics and explanations.
+const SCHEDULER_PORT: u16 = 10251;
+
 /// What to start.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -162,6 +165,17 @@ impl Cluster {
             profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
             ..koord_scheduler::Options::new(koord_plugins::registry())
         };
+        let admin = koord_app::admin::Admin::new(context.metrics.clone())
+            .with_routes(scheduler.debug.router());
+        let stop = context.shutdown.clone();
+        tokio::spawn(async move {
+            // Where `koord explain` asks. Another cluster on this machine may have the port.
+            let address = ([127, 0, 0, 1], SCHEDULER_PORT).into();
+            let exposure = koord_app::admin::Exposure::Loopback;
+            if let Err(error) = admin.serve(address, exposure, stop).await {
+                tracing::info!(%error, "the scheduler's health and explanations are not served");
+            }
+        });
         spawn(
             &mut self.components,
             "scheduler",

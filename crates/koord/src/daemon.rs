@@ -2,7 +2,7 @@
 
 use crate::bench;
 use crate::cluster::{install_crypto_provider, runtime};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
@@ -20,17 +20,29 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
         let (qps, burst) = args.client_limits(&options);
         let client =
             koord_client(args.kubeconfig.as_deref(), qps, burst, "koord-scheduler").await?;
-        let debug = options.debug.router();
+        let admin = koord_app::admin::Admin::new(context.metrics.clone())
+            .with_routes(options.debug.router());
+        let parse = |flag: &str, address: &str| {
+            address
+                .parse::<IpAddr>()
+                .with_context(|| format!("--{flag}: {address:?} is not an IP address"))
+        };
         if args.port != 0 {
-            let address: IpAddr = args
-                .address
-                .parse()
-                .with_context(|| format!("--address: {:?} is not an IP address", args.address))?;
-            let address = SocketAddr::new(address, args.port);
-            koord_app::admin::Admin::new(context.metrics.clone())
-                .with_routes(debug)
+            let address = SocketAddr::new(parse("address", &args.address)?, args.port);
+            admin
                 .serve(address, exposure(address), context.shutdown.clone())
                 .await?;
+        }
+        if args.secure_port != 0 {
+            let address = parse("bind-address", &args.bind_address)?;
+            let address = SocketAddr::new(address, args.secure_port);
+            let files = match (&args.tls_cert_file, &args.tls_private_key_file) {
+                (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
+                (None, None) => None,
+                _ => bail!("--tls-cert-file and --tls-private-key-file need each other"),
+            };
+            let stop = context.shutdown.clone();
+            crate::secure::serve(admin.router(), address, files, stop).await?;
         }
         koord_scheduler::run(options, client, context)
             .await

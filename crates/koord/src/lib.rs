@@ -6,5 +6,7 @@ pub mod cluster;
 pub mod console;
 pub mod daemon;
 pub mod demo;
+pub mod explain;
+mod secure;
 pub mod up;
 pub mod workload;

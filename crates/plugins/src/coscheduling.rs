@@ -333,6 +333,9 @@ impl Plugin for Coscheduling {
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         self.gangs.explain(&pod.uid)
     }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["gang/:namespace/:name", "gangs"]
+    }
     fn inspect(
         &self,
         path: &[&str],

@@ -528,6 +528,9 @@ impl Plugin for Reservations {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         self.story(pod, view)
     }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodeReservations/:nodeName"]
+    }
     fn inspect(
         &self,
         path: &[&str],

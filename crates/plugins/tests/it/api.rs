@@ -26,9 +26,9 @@ pub(crate) struct Cluster {
 
 /// A running scheduler.
 pub(crate) struct Scheduler {
-    stop: CancellationToken,
-    debug: DebugHandle,
-    metrics: prometheus::Registry,
+    pub(crate) stop: CancellationToken,
+    pub(crate) debug: DebugHandle,
+    pub(crate) metrics: prometheus::Registry,
     task: JoinHandle<Result<(), koord_scheduler::Error>>,
 }
 
@@ -56,6 +56,8 @@ impl Cluster {
         let context = Context::new();
         let mut options = Options::new(koord_plugins::registry());
         options.leader_elect = false;
+        // The text that upstream writes, alone.
+        options.nearest_in_conditions = false;
         change(&mut options);
         let (stop, metrics) = (context.shutdown.clone(), context.metrics.clone());
         let debug = options.debug.clone();

@@ -14,6 +14,7 @@ mod differential;
 mod failover;
 mod gang;
 mod numa;
+mod preemption;
 mod profile;
 mod quota;
 mod reservation;

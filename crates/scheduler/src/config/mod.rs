@@ -121,7 +121,7 @@ impl Default for ClientConnection {
 }
 
 /// One entry of `extenders`.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[allow(
     missing_docs,
@@ -144,7 +144,7 @@ pub struct Extender {
 }
 
 /// A resource that an extender manages.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "upstream's fields by their names")]
 pub struct ManagedResource {

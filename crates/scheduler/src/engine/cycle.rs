@@ -2,7 +2,7 @@
 
 use super::class::{Evaluation, Prepared, Scope};
 use super::diagnosis::{Diagnosis, RowVerdict};
-use super::preempt::Attempt;
+use super::preempt::{Asked, Attempt};
 use super::{BindRequest, Engine, Failure, Outcome, Output, Waiting};
 use crate::framework::{
     BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Points, PostFilter, PreFilter,
@@ -65,7 +65,7 @@ impl Engine {
             let ended = catch_unwind(AssertUnwindSafe(|| self.cycle(&pod, profile, now)));
             let ended = ended.unwrap_or_else(|panic| {
                 // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
-                self.classes.clear();
+                self.forget_shared();
                 let undo = AssertUnwindSafe(|| self.forget(&pod.uid, now));
                 if catch_unwind(undo).is_err() {
                     tracing::error!(%pod, "a plugin panicked again while its booking was undone");
@@ -127,7 +127,7 @@ impl Engine {
     /// Whether pods may share evaluations. On unless a test or a benchmark turns it off.
     pub fn set_caching(&mut self, on: bool) {
         self.caching = on;
-        self.classes.clear();
+        self.forget_shared();
     }
 
     fn cycle(
@@ -256,7 +256,7 @@ impl Engine {
             }
             if !confirmed {
                 self.mismatches += 1;
-                self.classes.clear();
+                self.forget_shared();
             }
         }
         let view = view!(self, now);
@@ -401,7 +401,12 @@ impl Engine {
         }))
     }
 
-    fn sign(&self, pod: &PodInfo, profile: usize, signature: &mut Signature) -> Signable {
+    pub(super) fn sign(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+        signature: &mut Signature,
+    ) -> Signable {
         for instance in &self.signers[profile] {
             // Separates what the plugins write.
             signature.number(i64::try_from(*instance).unwrap_or(i64::MAX));
@@ -440,7 +445,17 @@ impl Engine {
                 }
                 PostFilter::Preempt(rules) => {
                     self.preemptions += 1;
-                    match self.find_victims(pod, profile, *instance, &rules, &diagnosis, now) {
+                    let mut memo = std::mem::take(&mut self.memo);
+                    let asked = Asked {
+                        pod,
+                        profile,
+                        owner: *instance,
+                        rules: &rules,
+                        diagnosis: &diagnosis,
+                    };
+                    let attempt = self.find_victims(&asked, &mut memo, now);
+                    self.memo = memo;
+                    match attempt {
                         Attempt::Room(plan) => {
                             room = Some((*instance, plan));
                             break;

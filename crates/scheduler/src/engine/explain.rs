@@ -158,6 +158,7 @@ impl Engine {
             prepared: &prepared,
             nominator: &self.nominator,
             shared: false,
+            parallel_rows: self.options.parallel_rows,
             seed: self.options.seed,
         };
         let mut near: Vec<(f64, NodeIndex)> = Vec::new();
@@ -269,21 +270,6 @@ impl Engine {
         let waiting = self.queue.pods();
         let waiting = waiting.filter(|pod| !self.pods.contains_key(&pod.uid));
         booked.chain(waiting.map(|pod| (&**pod, "")))
-    }
-
-    /// What plugins show of themselves under `/apis/v1/plugins/<plugin>/<path>`.
-    #[must_use]
-    pub fn inspect(
-        &self,
-        plugin: &str,
-        path: &[&str],
-        query: &std::collections::BTreeMap<String, String>,
-        now: Timestamp,
-    ) -> Option<Value> {
-        let named = self.plugins.iter().filter(|found| found.name() == plugin);
-        named
-            .filter_map(|found| found.inspect(path, query, view!(self, now)))
-            .next()
     }
 
     /// The paths of [`Engine::inspect`], with their prefix.

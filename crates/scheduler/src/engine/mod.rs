@@ -194,6 +194,7 @@ pub struct Engine {
     deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
     decisions: explain::Decisions,
     nominator: Nominator,
+    memo: preempt::Memo,
     /// Booked pods by priority.
     priorities: BTreeMap<i32, usize>,
     /// Victims whose eviction was asked for, and for whom.
@@ -250,6 +251,7 @@ impl Engine {
             deadlines: BinaryHeap::new(),
             decisions: explain::Decisions::default(),
             nominator: Nominator::default(),
+            memo: preempt::Memo::default(),
             priorities: BTreeMap::new(),
             evicting: FxHashMap::default(),
             preemptions: 0,
@@ -527,7 +529,7 @@ impl Engine {
             }
         }
         if fx.touch_all {
-            self.classes.clear();
+            self.forget_shared();
         }
         for problem in fx.problems {
             self.outbox.push(Output::Problem(problem));

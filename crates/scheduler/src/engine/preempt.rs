@@ -8,7 +8,9 @@
 use super::class::Scope;
 use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
 use super::{Engine, Output};
-use crate::framework::{Code, Cycle, Instance, Preemption, Rejection, Verb, Write};
+use crate::framework::{
+    Code, Cycle, Instance, Preemption, Rejection, Signable, Signature, Verb, Write,
+};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::FxHashMap;
@@ -44,17 +46,83 @@ pub(super) enum Attempt {
     Ineligible(String),
 }
 
+/// Who asks for room, and under which rules.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) pod: &'a Arc<PodInfo>,
+    pub(super) profile: usize,
+    /// The plugin whose rules these are.
+    pub(super) owner: Instance,
+    pub(super) rules: &'a Preemption<'a>,
+    pub(super) diagnosis: &'a Diagnosis,
+}
+
+/// Pods of one shape and priority, under rules in one state.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct MemoKey(usize, Instance, u64, i32, Signature);
+
+/// What was found for a row in some version.
+type Row = Option<(u64, Result<Plan, Rejection>)>;
+
+/// What was found on nodes that have not changed since, for the shapes that asked last.
+#[derive(Debug, Default)]
+pub(super) struct Memo(FxHashMap<MemoKey, Vec<Row>>);
+
+impl Memo {
+    /// How many shapes are remembered.
+    const SHAPES: usize = 8;
+
+    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut Vec<Row> {
+        if self.0.len() >= Self::SHAPES && !self.0.contains_key(&key) {
+            self.0.clear();
+        }
+        let known = self.0.entry(key).or_default();
+        known.resize(rows, None);
+        known
+    }
+}
+
 impl Engine {
-    /// Looks for victims under `rules` of plugin `owner`. Changes nothing.
+    /// Verdicts may have changed in ways that no row's version tells.
+    pub(super) fn forget_shared(&mut self) {
+        self.classes.clear();
+        self.memo = Memo::default();
+    }
+
+    /// What makes answers per node the same; `None` when they cannot be remembered.
+    fn memo_key(&self, asked: &Asked<'_>, stable: bool) -> Option<MemoKey> {
+        let state = self.plugins[asked.owner].preemption_state()?;
+        let mut signature = Signature::default();
+        let shared = stable
+            && self.caching
+            // One that has been promised room is refused its own node for another reason.
+            && self.nominated_node(&asked.pod.uid).is_none()
+            && self.sign(asked.pod, asked.profile, &mut signature) == Signable::Yes;
+        shared.then(|| {
+            MemoKey(
+                asked.profile,
+                asked.owner,
+                state,
+                asked.pod.priority,
+                signature,
+            )
+        })
+    }
+
+    /// Looks for victims. Changes nothing but `memo`.
     pub(super) fn find_victims(
         &self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        owner: Instance,
-        rules: &Preemption<'_>,
-        diagnosis: &Diagnosis,
+        asked: &Asked<'_>,
+        memo: &mut Memo,
         now: Timestamp,
     ) -> Attempt {
+        let Asked {
+            pod,
+            profile,
+            owner,
+            rules,
+            diagnosis,
+        } = *asked;
         let total = self.nodes.len();
         if total == 0 {
             return Attempt::Ineligible(String::new());
@@ -121,9 +189,23 @@ impl Engine {
         let offset = super::class::mix(self.options.seed ^ self.preemptions);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
+        let key = self.memo_key(asked, prepared.moving.is_empty() && !before_filters);
+        let mut known = key.map(|key| memo.rows(key, self.nodes.rows()));
         let (mut sparing, mut violating) = (Vec::new(), Vec::new());
         for node in behind.iter().chain(ahead) {
-            match self.victims_on(&scope, rules, *node) {
+            let version = self.nodes.version(*node);
+            let found = match &mut known {
+                None => self.victims_on(&scope, rules, *node),
+                Some(known) => match &mut known[node.row()] {
+                    Some((seen, found)) if *seen == version => found.clone(),
+                    entry => {
+                        let found = self.victims_on(&scope, rules, *node);
+                        *entry = Some((version, found.clone()));
+                        found
+                    }
+                },
+            };
+            match found {
                 Ok(plan) if plan.violations == 0 => sparing.push(plan),
                 Ok(plan) => violating.push(plan),
                 Err(rejection) => {

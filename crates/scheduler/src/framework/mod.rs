@@ -561,6 +561,11 @@ pub trait Plugin: Send + Sync {
     fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
     }
+    /// A number that changes whenever the rules of [`PostFilter::Preempt`] may answer differently for
+    /// pods of one shape and priority; `None` when they depend on more than that.
+    fn preemption_state(&self) -> Option<u64> {
+        None
+    }
     /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.
     fn after_post_filter(
         &mut self,
