@@ -27,7 +27,7 @@ const CLIENTS: usize = 64;
 ///
 /// # Errors
 /// The files cannot be used, or the address is not free.
-pub async fn serve(
+pub(crate) async fn serve(
     routes: Router,
     address: SocketAddr,
     files: Option<(&Path, &Path)>,
