@@ -377,6 +377,28 @@ impl Plugin for Numa {
         })
     }
 
+    fn agrees(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        from: &Arc<PodInfo>,
+    ) -> bool {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return true;
+        };
+        // Whoever holds nothing here is no hindrance.
+        if !book.pods.contains_key(&from.uid) {
+            return true;
+        }
+        let cycle = Cycle {
+            nominated: Some(from),
+            ..*cycle
+        };
+        let plan = self.plan(incoming, side);
+        plan.is_ok_and(|plan| self.can_serve(&cycle, book, &plan))
+    }
     fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
         let incoming = state.get::<Incoming>()?;
         let (book, side) = self.known(node)?;

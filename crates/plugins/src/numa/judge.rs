@@ -6,7 +6,7 @@ use super::book::Book;
 use super::node::{Side, milli};
 use super::pod::{Allocation, Incoming};
 use koord_model::cpuset::BindPolicy;
-use koord_model::numa::amplify;
+use koord_model::numa::{Hint, NumaPolicyKind, amplify};
 use koord_model::resources::CPU;
 use koord_scheduler::framework::{Cycle, Rejection, Verdict};
 use koord_scheduler::state::NodeIndex;
@@ -184,5 +184,25 @@ impl Numa {
         let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
         let free = allocate::free_cpus(book, plan.side, &stage);
         plan.incoming.cpus().saturating_sub(free)
+    }
+
+    /// Whether the pod can be served from some NUMA nodes, or from anywhere where none matter.
+    pub(super) fn can_serve(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> bool {
+        if plan.bind.is_none() && plan.policy.is_none() {
+            return true;
+        }
+        let (ways, widest) = self.ways(cycle, book, plan);
+        let aligned = plan.policy.filter(|_| plan.incoming.designated.is_none());
+        let Some(policy) = aligned else {
+            return self.serve_by(cycle, plan, &ways).is_ok();
+        };
+        let table = cycle.view.resources;
+        let narrow = |hint: &Hint| {
+            let single = policy == NumaPolicyKind::SingleNumaNode;
+            !single || hint.mask.is_none_or(|mask| mask.count() == 1)
+        };
+        let offers = allocate::hints(plan, &self.settings, &ways, &widest, table);
+        let mut hints = offers.iter().filter_map(|(_, hints)| hints.as_ref());
+        hints.all(|hints| hints.iter().any(narrow))
     }
 }

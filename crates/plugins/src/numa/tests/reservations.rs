@@ -37,8 +37,9 @@ impl Plugin for StandIn {
         out.extend(Self::open(cycle.pod, cycle.view, node).into_iter().cloned());
     }
     fn nominate(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
+        let agreed = cycle.overlay.removed.first().cloned();
         let open = Self::open(cycle.pod, cycle.view, node);
-        open.first().map(|pod| (*pod).clone())
+        agreed.or_else(|| open.first().map(|pod| (*pod).clone()))
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(reservation) = change.new_as::<Reservation>() else {
@@ -200,4 +201,13 @@ fn a_restart_knows_whose_cpus_an_owner_took() {
     engine.pod_deleted(&owned(&bind, "r"), now());
     assert_eq!(table(&engine, "n")["availableCPUs"], "8-15");
     assert_eq!(table(&engine, "n")["allocatedCPUs"]["0"]["refCount"], 1);
+}
+
+#[test]
+fn of_several_reservations_one_that_can_serve_is_taken() {
+    let mut engine = with_reservations(TWO, json!({}), json!({}), 32);
+    reserve(&mut engine, "r1", "Restricted", json!({"cpuset": "0-1"}));
+    reserve(&mut engine, "r2", "Restricted", json!({"cpuset": "8-13"}));
+    assert_eq!(place(&mut engine, owner("a", "4", "r1.r2")), "n 8-11");
+    assert_eq!(place(&mut engine, owner("b", "2", "r1.r2")), "n 0-1");
 }
