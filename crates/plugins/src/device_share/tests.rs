@@ -1,5 +1,6 @@
 //! The plugin through the engine.
 
+mod aligned;
 mod bad_input;
 mod random;
 mod reserved;
