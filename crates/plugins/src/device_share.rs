@@ -10,6 +10,7 @@
 
 mod args;
 mod books;
+mod place;
 mod pod;
 #[cfg(test)]
 mod tests;
@@ -18,17 +19,17 @@ use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
-    Allocation, DeviceType, Holding, Inventory, Need, PartitionTable, PerMinor, Quirks, Refusal,
-    Rules, Scorer, Site, Used, allocate, numa_hints, score_node, supply,
+    DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
 };
-use koord_model::numa::{NumaMask, NumaPolicy, Offers};
+use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest, Lack,
-    Normalize, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Reason,
-    Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Lack,
+    Normalize, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use place::{How, No, lack, site};
 use pod::{Incoming, Reader};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
@@ -83,28 +84,6 @@ pub(crate) fn build(
     }))
 }
 
-/// Why a node does not serve a pod.
-#[derive(Debug)]
-struct No(Rejection);
-
-impl From<Refusal> for No {
-    fn from(refusal: Refusal) -> Self {
-        Self(if refusal.resolvable {
-            Rejection::unschedulable(refusal.reason)
-        } else {
-            Rejection::unresolvable(refusal.reason)
-        })
-    }
-}
-
-/// What a pod is placed under.
-#[derive(Debug, Clone, Copy, Default)]
-struct How {
-    numa: Option<NumaMask>,
-    /// It is really placed, rather than tried.
-    for_real: bool,
-}
-
 impl DeviceShare {
     /// The row of `node`, with the devices that are known of it.
     fn row(&mut self, node: NodeIndex, view: View<'_>) -> &mut Row {
@@ -124,147 +103,6 @@ impl DeviceShare {
     fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<Incoming>, Rejection> {
         let read = self.reader.incoming(cycle.pod, cycle.view.resources);
         read.map_err(Rejection::unresolvable)
-    }
-
-    /// The devices `pod` would get on `node`; `None` when the node's devices are none of our
-    /// business.
-    fn place(
-        &self,
-        cycle: &Cycle<'_>,
-        pod: &Incoming,
-        node: NodeIndex,
-        how: How,
-    ) -> Result<Option<Allocation>, No> {
-        let Some(row) = self.rows.get(node.row()) else {
-            return Ok(None);
-        };
-        let Some(inventory) = row.managed() else {
-            return Ok(None);
-        };
-        let overlay = cycle.overlay;
-        if row.unknown.iter().any(|uid| !overlay.removes(uid)) {
-            return Err(No(Rejection::unschedulable(UNKNOWN)));
-        }
-        let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
-        // Pods that leave; what is reserved comes back only to whom it is reserved for.
-        let leaves = |uid: &str| {
-            overlay.removed.iter().any(|gone| {
-                *gone.uid == *uid && (gone.stands_for.is_none() || cycle.pod.stands_for.is_some())
-            })
-        };
-        let nominated = cycle.nominated.map(std::slice::from_ref);
-        let offered = nominated.unwrap_or(overlay.removed);
-        let offered: Vec<&Arc<PodInfo>> = offered
-            .iter()
-            .filter(|from| from.stands_for.is_some() && reserves(&from.uid) && !leaves(&from.uid))
-            .collect();
-        if pod.ignores_reservations {
-            let used = row.books.without(|uid| leaves(uid) || reserves(uid));
-            return Ok(Some(self.allocate(
-                pod, inventory, &used, cycle.view, node, how, None, [0; 3],
-            )?));
-        }
-        let mut reasons: Vec<Reason> = Vec::new();
-        for from in &offered {
-            match self.place_in(cycle, pod, node, how, row, inventory, from, &leaves) {
-                Ok(found) => return Ok(Some(found)),
-                Err(refusal) => {
-                    reasons.push(format!("Reservation(s) {}", refusal.reason).into());
-                }
-            }
-        }
-        if pod.needs_reservation && !reasons.is_empty() {
-            return Err(No(Rejection {
-                code: Code::Unschedulable,
-                reasons: Reasons::Many(reasons.into()),
-            }));
-        }
-        let without;
-        let used = if overlay.removed.is_empty() {
-            row.books.used()
-        } else {
-            without = row.books.without(leaves);
-            &without
-        };
-        let within = pod.designated.as_ref().map(|(units, _)| units);
-        let found = self.allocate(pod, inventory, used, cycle.view, node, how, within, [0; 3])?;
-        Ok(Some(found))
-    }
-
-    /// The devices the pod would get from one reservation, topped up from the node where the
-    /// reservation allows that.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one step of place, with what it has worked out"
-    )]
-    fn place_in(
-        &self,
-        cycle: &Cycle<'_>,
-        pod: &Incoming,
-        node: NodeIndex,
-        how: How,
-        row: &Row,
-        inventory: &Inventory,
-        from: &PodInfo,
-        leaves: &impl Fn(&str) -> bool,
-    ) -> Result<Allocation, Refusal> {
-        let used = row.books.without(|uid| leaves(uid) || *uid == *from.uid);
-        let left = row.books.left_of(&from.uid, leaves);
-        let restricted = self.restricted.contains(&from.uid);
-        let place = |within: Option<&[PerMinor; 3]>, preferred| {
-            let (view, used) = (cycle.view, &used);
-            self.allocate(pod, inventory, used, view, node, how, within, preferred)
-        };
-        let preferred = DeviceType::ALL.map(|kind| left.set_of(kind));
-        let units = DeviceType::ALL.map(|kind| left.units(kind));
-        if restricted {
-            return place(Some(&units), preferred);
-        }
-        // From the reserved devices alone, else from any.
-        let all = DeviceType::ALL.map(|kind| {
-            let mut reserved = PerMinor::default();
-            for (minor, _) in units[kind.index()].iter() {
-                if let Some(device) = inventory.device(kind, minor) {
-                    reserved.set(minor, device.total);
-                }
-            }
-            reserved
-        });
-        place(Some(&all), preferred).or_else(|_| place(None, preferred))
-    }
-
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "gathers what the model wants to know of the node and of the pod"
-    )]
-    fn allocate(
-        &self,
-        pod: &Incoming,
-        inventory: &Inventory,
-        used: &Used,
-        view: View<'_>,
-        node: NodeIndex,
-        how: How,
-        within: Option<&[PerMinor; 3]>,
-        preferred: [u64; 3],
-    ) -> Result<Allocation, Refusal> {
-        let rules = Rules {
-            within,
-            preferred,
-            functions: pod.designated.as_ref().map(|(_, functions)| functions),
-            ..self.rules(how)
-        };
-        allocate(&pod.need, &site(inventory, used, view, node), &rules)
-    }
-
-    fn rules(&self, how: How) -> Rules<'_> {
-        Rules {
-            numa: how.numa.filter(|_| !self.args.disable_alignment()),
-            scorer: Some(&self.scorer),
-            in_full: how.for_real,
-            quirks: self.quirks,
-            ..Rules::default()
-        }
     }
 
     /// Reads what a pod on `node` holds from its annotation.
@@ -378,23 +216,6 @@ impl DeviceShare {
             self.restricted.remove(&uid)
         };
         fx.touch_all |= moved && self.rows.iter().any(|row| row.books.get(&uid).is_some());
-    }
-}
-
-/// The node as the model sees it.
-fn site<'a>(inventory: &'a Inventory, used: &'a Used, view: View<'_>, node: NodeIndex) -> Site<'a> {
-    let label = |key| {
-        let info = view.nodes.info(node);
-        info.and_then(|info| info.label(key)).unwrap_or_default()
-    };
-    Site {
-        inventory,
-        used,
-        model: PartitionTable::of_model(
-            label(labels::NODE_GPU_VENDOR),
-            label(labels::NODE_GPU_MODEL),
-        ),
-        honor_model: label(labels::NODE_GPU_PARTITION_POLICY) == "Honor",
     }
 }
 
@@ -702,28 +523,4 @@ impl Plugin for DeviceShare {
             _ => None,
         }
     }
-}
-
-fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Option<Lack> {
-    let mut texts = Vec::new();
-    let mut distance = 0.0;
-    for (kind, wanted, each, serving) in supply(need, site, rules) {
-        if serving < wanted {
-            let each = each.iter().map(|(resource, amount)| {
-                format!("{} {}", resource.name(), resource.quantity(amount))
-            });
-            let each: Vec<String> = each.collect();
-            let all = site.inventory.devices(kind).len();
-            texts.push(format!(
-                "{}: needs {wanted} with {}, {serving} of {all} have that free",
-                kind.name(),
-                each.join(", ")
-            ));
-            distance += (wanted - serving) as f64 / wanted as f64;
-        }
-    }
-    (!texts.is_empty()).then(|| Lack {
-        text: texts.join("; "),
-        distance,
-    })
 }
