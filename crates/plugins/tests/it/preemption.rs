@@ -3,6 +3,7 @@
 use crate::api::{Cluster, Scheduler, room};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_app::admin::{Admin, Exposure};
 use koord_kube::Api;
 use koord_kube::api::{Patch, PatchParams, PostParams};
@@ -12,11 +13,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 async fn create(cluster: &Cluster, name: &str, cpu: &str, priority: i32, app: &str) {
+    let class = format!("{name}-class");
+    let object: PriorityClass = serde_json::from_value(json!({
+        "metadata": {"name": class}, "value": priority
+    }))
+    .unwrap();
+    let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
+    classes
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "default", "labels": {"app": app}},
         "spec": {
             "schedulerName": "koord-scheduler",
-            "priority": priority,
+            "priorityClassName": class,
             "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "c", "image": "i", "resources": {
                 "requests": {"cpu": cpu}, "limits": {"cpu": cpu}
