@@ -47,7 +47,7 @@ async fn run(writes: i64, arrives: bool) -> i64 {
 async fn whenever_the_leader_dies_the_next_one_carries_on() {
     let whole = run(i64::MAX, true).await;
     assert!(whole > 40, "{whole} writes are too few to die between");
-    for round in 0..8 {
+    for round in 100..112 {
         let number = draw(round);
         let writes = i64::try_from(number % u64::try_from(whole).unwrap()).unwrap() + 1;
         run(writes, number & (1 << 40) == 0).await;
