@@ -5,6 +5,8 @@ mod running;
 use anyhow::{Context as _, Result, anyhow, bail};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -13,7 +15,7 @@ use koord_kube::{Api, Change, Client, Informer};
 use koord_scheduler::bench::{self, ApiObjects, Report, Scenario};
 use running::Running;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -122,8 +124,21 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
         let kubeconfig = kubeconfig.clone();
         async move { from_kubeconfig(Some(&kubeconfig), &options).await }
     };
-    let objects = bench::api_objects(options);
+    let mut objects = bench::api_objects(options);
     let client = connect("bench").await?;
+    let classes = by_class(&mut objects);
+    for (name, value) in &classes {
+        let class = PriorityClass {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                ..ObjectMeta::default()
+            },
+            value: *value,
+            ..PriorityClass::default()
+        };
+        let api: Api<PriorityClass> = Api::all(client.clone());
+        api.create(&PostParams::default(), &class).await?;
+    }
     prepare(&client, &objects).await?;
 
     // A pod informer of our own sees bindings as any client does.
@@ -183,6 +198,25 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
     Ok(bench::api_report(
         options, latencies, elapsed, creation, cpu, rss,
     ))
+}
+
+/// Replaces the priorities of pods, which an API server sets itself, by the names of classes with
+/// these values, which are returned.
+fn by_class(objects: &mut ApiObjects) -> BTreeMap<String, i32> {
+    let mut classes = BTreeMap::new();
+    for pod in objects.pods.iter_mut().chain(&mut objects.bound) {
+        let pod = Arc::make_mut(pod);
+        if let Some(spec) = &mut pod.spec
+            && let Some(value) = spec.priority.take()
+        {
+            let sign = if value < 0 { "below" } else { "above" };
+            let name = format!("bench-{sign}-{}", value.unsigned_abs());
+            spec.priority_class_name = Some(name.clone());
+            spec.preemption_policy = None;
+            classes.insert(name, value);
+        }
+    }
+    classes
 }
 
 /// Nodes and everything else that is there before the pods.
