@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{Device, ElasticQuota, Reservation};
 use koord_api::slo::NodeMetric;
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::any::Any;
@@ -183,7 +183,7 @@ pub(super) fn topology(number: usize) -> ObjectChange {
             "resources": [resource("cpu", "16"), resource("memory", "128Gi")]})
     };
     let topology: NodeResourceTopology = parse(json!({
-        "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
         "metadata": {"name": node_name(number), "annotations": {
             koord_api::annotations::NODE_CPU_TOPOLOGY: json!({"detail": cpus}).to_string(),
         }},
@@ -191,7 +191,7 @@ pub(super) fn topology(number: usize) -> ObjectChange {
         "zones": [zone(0), zone(1)],
     }));
     added(
-        "noderesourcetopologies.v1alpha1.topology.node.k8s.io",
+        "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
         topology,
     )
 }
