@@ -22,6 +22,7 @@ mod preemption;
 mod reservation;
 mod scarce;
 mod scheduling_hint;
+mod shape;
 mod taints;
 mod topology;
 mod topology_spread;

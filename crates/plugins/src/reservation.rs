@@ -382,15 +382,20 @@ impl Plugin for Reservations {
             out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
         }
     }
-    fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
+    fn nominate(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        agreed: &[Arc<PodInfo>],
+    ) -> Option<Arc<PodInfo>> {
         match state.get::<Side>()? {
             Side::Pod(side) if !side.is_plain() => {
                 let mut spot = self.spot(cycle, side, node);
-                // Of several, those that the other plugins agree to.
-                let agreed = cycle.overlay;
-                if !agreed.is_empty() {
-                    spot.matched
-                        .retain(|(_, record)| agreed.removes(&record.pod.uid));
+                // A pod that must use a reservation has no choice: whoever cannot serve it says why.
+                if spot.matched.len() > 1 || side.affinity.is_none() {
+                    let served = |uid: &str| agreed.iter().any(|pod| *pod.uid == *uid);
+                    spot.matched.retain(|(_, record)| served(&record.uid));
                 }
                 let (_, record) = spot.nominee()?;
                 Some(record.pod.clone())

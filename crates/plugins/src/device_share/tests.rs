@@ -571,3 +571,60 @@ fn nodes_can_be_inspected_in_upstreams_form() {
     assert_eq!(ask(&engine, &["nodeDeviceSummaries", "other"]), None);
     assert_eq!(ask(&engine, &["x"]), None);
 }
+
+#[test]
+fn people_are_told_what_is_missing_and_what_is_held() {
+    let mut engine = one_node(2, json!({}));
+    assert_eq!(place(&mut engine, gpu("a", 60)), "n: gpu 0");
+    let joint = pod(
+        "b",
+        json!({"nvidia.com/gpu": "2", "koordinator.sh/rdma": "200"}),
+        json!({}),
+    );
+    let memory = pod("c", json!({"koordinator.sh/gpu-memory": "70Gi"}), json!({}));
+    for (pod, percent, texts) in [
+        (
+            gpu("d", 200),
+            50.0,
+            vec![
+                "gpu: needs 2 with",
+                "koordinator.sh/gpu-core 100",
+                "1 of 2 have that free",
+            ],
+        ),
+        (
+            joint,
+            100.0,
+            vec![
+                "gpu: needs 2 with",
+                "1 of 2 have that free; rdma: needs 2 with",
+                "1 of 1 have that free",
+            ],
+        ),
+        (gpu("e", 30), 0.0, vec![]),
+        (memory, 0.0, vec![]),
+    ] {
+        let info = PodInfo::new(object(pod), engine.resources()).unwrap();
+        let near = engine.nearest(&Arc::new(info), 3, now());
+        if texts.is_empty() {
+            assert!(near.is_empty(), "{near:?}");
+            continue;
+        }
+        assert_eq!(near.len(), 1);
+        assert!((near[0].distance * 100.0 - percent).abs() < 0.1, "{near:?}");
+        for text in texts {
+            assert!(near[0].lacks.contains(text), "{text}: {near:?}");
+        }
+    }
+    let told = engine.explain_pod("ns", "a", now()).unwrap();
+    let held = &told["plugins"][NAME];
+    assert_eq!(held["node"], "n");
+    assert_eq!(held["devices"]["gpu"][0]["minor"], 0);
+    assert_eq!(
+        held["devices"]["gpu"][0]["resources"]["koordinator.sh/gpu-core"],
+        "60"
+    );
+    engine.pod_applied(object(gpu("x", 1000)), now());
+    let told = engine.explain_pod("ns", "x", now()).unwrap();
+    assert_eq!(told["plugins"].get(NAME), None, "it holds nothing");
+}

@@ -1,6 +1,7 @@
 //! `NodeResourcesFitArgs`.
 
 use crate::args::invalid;
+use crate::shape::Shape;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
@@ -63,14 +64,7 @@ fn one() -> i64 {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Ratio {
-    shape: Vec<Point>,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Point {
-    utilization: i64,
-    score: i64,
+    shape: Shape,
 }
 
 impl Args {
@@ -99,31 +93,15 @@ impl Args {
                 return refuse(&field, format!("{} is not within 1 and 100", spec.weight));
             }
         }
-        let shape = self.scoring_strategy.requested_to_capacity_ratio.as_ref();
-        let points = shape
-            .map(|ratio| ratio.shape.as_slice())
-            .unwrap_or_default();
+        let strategy = &self.scoring_strategy;
         let field = "requestedToCapacityRatio.shape";
-        if self.scoring_strategy.kind == Strategy::RequestedToCapacityRatio && points.is_empty() {
-            return refuse(field, "must have at least one point".to_owned());
-        }
-        for point in points {
-            if !(0..=100).contains(&point.utilization) || !(0..=10).contains(&point.score) {
-                let message = format!(
-                    "utilization {} must be within 0 and 100, score {} within 0 and 10",
-                    point.utilization, point.score
-                );
-                return refuse(field, message);
-            }
-        }
-        if points
-            .windows(2)
-            .any(|pair| pair[0].utilization >= pair[1].utilization)
+        let wanted = strategy.kind == Strategy::RequestedToCapacityRatio;
+        let shape = strategy.requested_to_capacity_ratio.clone();
+        let shape = shape.unwrap_or_default().shape;
+        if (wanted || !shape.is_empty())
+            && let Err(message) = shape.validate()
         {
-            return refuse(
-                field,
-                "utilization must rise from point to point".to_owned(),
-            );
+            return refuse(field, message);
         }
         Ok(())
     }
@@ -145,24 +123,9 @@ impl ScoringStrategy {
         }
     }
 
-    /// Piecewise linear between the points, flat outside them; scores are given in tenths.
     fn shaped(&self, utilization: i64) -> i64 {
-        let Some(ratio) = &self.requested_to_capacity_ratio else {
-            return 0;
-        };
-        let mut before: Option<Point> = None;
-        for point in &ratio.shape {
-            if utilization <= point.utilization {
-                let Some(last) = before else {
-                    return point.score * 10;
-                };
-                let rise = (point.score - last.score) * 10;
-                let run = point.utilization - last.utilization;
-                return last.score * 10 + rise * (utilization - last.utilization) / run;
-            }
-            before = Some(*point);
-        }
-        before.map_or(0, |last| last.score * 10)
+        let ratio = self.requested_to_capacity_ratio.as_ref();
+        ratio.map_or(0, |ratio| ratio.shape.at(utilization))
     }
 }
 

@@ -143,6 +143,12 @@ impl Terms {
                 )),
             }
         }
+        if object.spec.pre_allocation == Some(true) && phase == Phase::Pending {
+            ignored.push(
+                "spec.preAllocation: true is not honoured: the reservation is placed like any other"
+                    .to_owned(),
+            );
+        }
         let policy = match &object.spec.allocate_policy {
             Some(ReservationAllocatePolicy::Aligned) => Policy::Aligned,
             Some(ReservationAllocatePolicy::Restricted) => Policy::Restricted,

@@ -5,7 +5,7 @@
 //! what it booked and is bound when the claims are.
 
 use super::matching::{self, ClaimId, has_room, reachable, topology_allows};
-use super::plan::{Plan, Progress, SELECTED_NODE, Step};
+use super::plan::{self, Fill, Plan, Progress, SELECTED_NODE, Step};
 use super::storage::{
     Storage, annotation, claim_class, claim_ref, fully_bound, key, request, volume_name,
 };
@@ -13,14 +13,15 @@ use super::{
     CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, interest, uses, uses_claims,
 };
 use crate::args::{decode, invalid};
+use crate::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest,
-    ObjectChange, Permit, Plugin, Points, PreFilter, Reason, Reasons, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    ObjectChange, Permit, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -45,22 +46,14 @@ const RESEND: SignedDuration = SignedDuration::from_secs(10);
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
     bind_timeout_seconds: i64,
-    shape: Vec<ShapePoint>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(dead_code, reason = "accepted for compatibility")]
-struct ShapePoint {
-    utilization: i32,
-    score: i32,
+    shape: Option<Shape>,
 }
 
 impl Default for Args {
     fn default() -> Self {
         Self {
             bind_timeout_seconds: 600,
-            shape: Vec::new(),
+            shape: None,
         }
     }
 }
@@ -72,6 +65,7 @@ pub(crate) fn build(
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = decode(NAME, value)?;
     let gate = context.gates.get("DisableCSIStorageCapacityInformer");
+    let scores = context.gates.get("StorageCapacityScoring") == Some(&true);
     let Ok(seconds) = u64::try_from(args.bind_timeout_seconds) else {
         let message = format!(
             "args.bindTimeoutSeconds: {} is below 0",
@@ -79,12 +73,24 @@ pub(crate) fn build(
         );
         return Err(invalid(NAME, message));
     };
-    if !args.shape.is_empty() {
-        tracing::warn!("{NAME}: args.shape has no effect: storage capacity is not scored");
-    }
+    let shape = match (scores, args.shape) {
+        (false, None) => None,
+        (false, Some(_)) => {
+            let message = "args.shape: needs the feature gate StorageCapacityScoring".to_owned();
+            return Err(invalid(NAME, message));
+        }
+        (true, shape) => {
+            let shape = shape.filter(|shape| !shape.is_empty());
+            let shape = shape.unwrap_or_else(Shape::falling);
+            let checked = shape.validate();
+            checked.map_err(|message| invalid(NAME, format!("args.shape: {message}")))?;
+            Some(shape)
+        }
+    };
     Ok(Box::new(VolumeBinding {
         timeout: Duration::from_secs(seconds),
         capacities: gate.is_none_or(|off| !off),
+        shape,
         storage: Storage::default(),
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
@@ -98,6 +104,8 @@ pub(crate) struct VolumeBinding {
     timeout: Duration,
     /// Whether the room that drivers report is looked at.
     capacities: bool,
+    /// How full storage scores; none: it does not.
+    shape: Option<Shape>,
     storage: Storage,
     /// Volumes given to claims by plans, by name.
     given: FxHashMap<String, ClaimId>,
@@ -113,6 +121,14 @@ struct Wanted {
     bound: Vec<Arc<PersistentVolumeClaim>>,
     /// Those that wait for their first consumer, smallest first.
     delayed: Vec<Arc<PersistentVolumeClaim>>,
+}
+
+/// Whether there is room for a volume that is to be made.
+enum Room<'a> {
+    /// The driver does not say how much it has.
+    NotAsked,
+    Here(&'a CSIStorageCapacity),
+    None,
 }
 
 /// What a node can do for the delayed claims.
@@ -233,7 +249,8 @@ impl VolumeBinding {
                     let name = volume.metadata.name.clone().unwrap_or_default();
                     taken.push(name.clone());
                     let id = ClaimId::of(claim);
-                    steps.push(Step::new(key(&claim.metadata), id, Some(name)));
+                    let fill = Some(Fill::of_volume(&class, claim, volume));
+                    steps.push(Step::new(key(&claim.metadata), id, Some(name), fill));
                 }
                 None => make.push(claim),
             }
@@ -248,10 +265,13 @@ impl VolumeBinding {
             if by_hand || !topology_allows(class, node) {
                 return Ok(Some(NO_VOLUME));
             }
-            if !self.room(class, &name, claim, node) {
-                return Ok(Some(NO_ROOM));
-            }
-            steps.push(Step::new(key(&claim.metadata), ClaimId::of(claim), None));
+            let fill = match self.room(class, &name, claim, node) {
+                Room::NotAsked => None,
+                Room::Here(capacity) => Some(Fill::of_class(&name, claim, capacity)),
+                Room::None => return Ok(Some(NO_ROOM)),
+            };
+            let id = ClaimId::of(claim);
+            steps.push(Step::new(key(&claim.metadata), id, None, fill));
         }
         Ok(None)
     }
@@ -269,15 +289,16 @@ impl VolumeBinding {
         name: &str,
         claim: &PersistentVolumeClaim,
         node: &NodeInfo,
-    ) -> bool {
+    ) -> Room<'_> {
         let driver = self.storage.csi_drivers.get(&class.provisioner);
         let asks = self.capacities
             && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
         let (true, Some(size)) = (asks, request(claim)) else {
-            return true;
+            return Room::NotAsked;
         };
         let mut all = self.storage.capacities.values();
-        all.any(|capacity| has_room(capacity, name, size, node))
+        let found = all.find(|capacity| has_room(capacity, name, size, node));
+        found.map_or(Room::None, |capacity| Room::Here(capacity))
     }
 
     /// Books what the plan gives away.
@@ -361,10 +382,14 @@ impl Plugin for VolumeBinding {
         NAME
     }
     fn points(&self) -> Points {
-        Points::PRE_FILTER
+        let points = Points::PRE_FILTER
             .or(Points::FILTER)
             .or(Points::RESERVE)
-            .or(Points::PRE_BIND)
+            .or(Points::PRE_BIND);
+        match self.shape {
+            Some(_) => points.or(Points::PRE_SCORE).or(Points::SCORE),
+            None => points,
+        }
     }
     fn interests(&self) -> Vec<Interest> {
         let change = Action::ADD.or(Action::UPDATE);
@@ -446,6 +471,23 @@ impl Plugin for VolumeBinding {
             return Ok(());
         };
         self.answer(wanted, info).map(drop)
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let wanted = self.shape.as_ref().map(|_| self.wanted(cycle.pod));
+        match wanted {
+            Some(Ok(wanted)) if !wanted.delayed.is_empty() => PreScore::Ready(State::of(wanted)),
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(shape), Some(wanted)) = (&self.shape, state.get::<Wanted>()) else {
+            return 0;
+        };
+        let Some(info) = cycle.view.nodes.info(node) else {
+            return 0;
+        };
+        let steps = self.answer(wanted, info).unwrap_or_default();
+        plan::score(&steps, shape)
     }
 
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {

@@ -2,11 +2,15 @@
 
 use super::Key;
 use super::matching::{ClaimId, reachable};
-use super::storage::{Storage, annotation, claim_ref, fully_bound, volume_name};
+use super::storage::{Storage, annotation, bytes, claim_ref, fully_bound, request, volume_name};
+use crate::shape::Shape;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use koord_scheduler::framework::{Verb, Write};
 use koord_scheduler::state::NodeInfo;
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// Names the node for which a claim's volume is to be made.
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -20,16 +24,89 @@ pub(super) struct Step {
     pub(super) id: ClaimId,
     /// The volume it gets; none when one is to be made.
     pub(super) volume: Option<String>,
+    /// How full its storage gets; none where nobody says how much there is.
+    fill: Option<Fill>,
     /// The informer has shown what was written.
     seen: bool,
 }
 
+/// What a claim takes of the storage of its class.
+#[derive(Debug, Clone)]
+pub(super) struct Fill {
+    class: String,
+    asked: i64,
+    capacity: i64,
+}
+
+impl Fill {
+    /// Of a volume that exists.
+    pub(super) fn of_volume(
+        class: &str,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Self {
+        let capacity = volume.spec.as_ref().and_then(|s| s.capacity.as_ref());
+        Self {
+            class: class.to_owned(),
+            asked: request(claim).unwrap_or(0),
+            capacity: bytes(capacity.and_then(|all| all.get("storage"))),
+        }
+    }
+
+    /// Of what is left for new volumes.
+    pub(super) fn of_class(
+        class: &str,
+        claim: &PersistentVolumeClaim,
+        room: &CSIStorageCapacity,
+    ) -> Self {
+        Self {
+            class: class.to_owned(),
+            asked: request(claim).unwrap_or(0),
+            capacity: bytes(room.capacity.as_ref()),
+        }
+    }
+}
+
+/// How well these steps use storage: the mean over classes. Where volumes are found, those that
+/// would be made do not count.
+pub(super) fn score(steps: &[Step], shape: &Shape) -> i64 {
+    let found = steps.iter().any(|step| step.volume.is_some());
+    let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
+    for step in steps.iter().filter(|step| step.volume.is_some() == found) {
+        let Some(fill) = &step.fill else { continue };
+        let (asked, capacity) = classes.entry(&fill.class).or_default();
+        *asked = asked.saturating_add(fill.asked);
+        // New volumes of one class share its room.
+        let others = if found { *capacity } else { 0 };
+        *capacity = others.saturating_add(fill.capacity);
+    }
+    mean(classes.into_values(), shape)
+}
+
+fn mean(classes: impl ExactSizeIterator<Item = (i64, i64)>, shape: &Shape) -> i64 {
+    let count = i64::try_from(classes.len()).unwrap_or(i64::MAX);
+    if count == 0 {
+        return 0;
+    }
+    let of = |(asked, capacity): (i64, i64)| {
+        if capacity <= 0 || asked > capacity {
+            return shape.at(100);
+        }
+        let percent = i128::from(asked) * 100 / i128::from(capacity);
+        shape.at(i64::try_from(percent).unwrap_or(100))
+    };
+    let sum: i64 = classes.map(of).sum();
+    // Halves away from zero; scores are never negative.
+    (2 * sum + count) / (2 * count)
+}
+
 impl Step {
-    pub(super) fn new(claim: Key, id: ClaimId, volume: Option<String>) -> Self {
+    pub(super) fn new(claim: Key, id: ClaimId, volume: Option<String>, fill: Option<Fill>) -> Self {
         Self {
             claim,
             id,
             volume,
+            fill,
             seen: false,
         }
     }
@@ -180,4 +257,44 @@ fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
         name: name.to_owned(),
         verb: Verb::Patch(body),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_weigh_the_same() {
+        let rising = json!([{"utilization": 0, "score": 0}, {"utilization": 100, "score": 10}]);
+        let bent = json!([{"utilization": 50, "score": 0}, {"utilization": 80, "score": 3},
+            {"utilization": 100, "score": 5}]);
+        // Asked of 100, per class, and the score.
+        for (shape, asked, expected) in [
+            (&rising, &[0][..], 0),
+            (&rising, &[30], 30),
+            (&rising, &[50], 50),
+            (&rising, &[100], 100),
+            (&rising, &[101], 100),
+            (&rising, &[], 0),
+            (&rising, &[0, 0], 0),
+            (&rising, &[0, 30], 15),
+            (&rising, &[30, 30], 30),
+            (&rising, &[30, 60], 45),
+            (&rising, &[50, 50], 50),
+            (&rising, &[50, 100], 75),
+            (&rising, &[100, 100], 100),
+            (&rising, &[0, 1], 1),
+            (&bent, &[0, 0], 0),
+            (&bent, &[0, 30], 0),
+            (&bent, &[30, 30], 0),
+            (&bent, &[30, 60], 5),
+            (&bent, &[50, 100], 25),
+            (&bent, &[90, 90], 40),
+            (&bent, &[100, 100], 50),
+        ] {
+            let shape: Shape = serde_json::from_value(shape.clone()).unwrap();
+            let classes = asked.iter().map(|asked| (*asked, 100));
+            assert_eq!(mean(classes, &shape), expected, "{asked:?}");
+        }
+    }
 }

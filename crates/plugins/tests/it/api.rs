@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Cluster {
-    _server: Arc<ApiServer>,
+    pub(crate) server: Arc<ApiServer>,
     pub(crate) client: Client,
 }
 
@@ -46,13 +46,18 @@ impl Cluster {
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
-        Self {
-            _server: server,
-            client,
-        }
+        Self { server, client }
     }
 
     pub(crate) fn schedule(&self, change: impl FnOnce(&mut Options)) -> Scheduler {
+        self.schedule_through(self.client.clone(), change)
+    }
+
+    pub(crate) fn schedule_through(
+        &self,
+        client: Client,
+        change: impl FnOnce(&mut Options),
+    ) -> Scheduler {
         let context = Context::new();
         let mut options = Options::new(koord_plugins::registry());
         options.leader_elect = false;
@@ -61,7 +66,7 @@ impl Cluster {
         change(&mut options);
         let (stop, metrics) = (context.shutdown.clone(), context.metrics.clone());
         let debug = options.debug.clone();
-        let run = koord_scheduler::run(options, self.client.clone(), context);
+        let run = koord_scheduler::run(options, client, context);
         Scheduler {
             stop,
             debug,

@@ -14,6 +14,7 @@ mod differential;
 mod failover;
 mod gang;
 mod numa;
+mod one_write;
 mod preemption;
 mod profile;
 mod quota;

@@ -14,6 +14,10 @@ fn now() -> Timestamp {
 
 /// An engine with these plugins and nothing else.
 pub(crate) fn engine(plugins: &[&str], args: Value) -> Engine {
+    engine_with(plugins, args, &BuildContext::default())
+}
+
+pub(crate) fn engine_with(plugins: &[&str], args: Value, context: &BuildContext) -> Engine {
     let mut enabled: Vec<Value> = plugins.iter().map(|name| json!({"name": name})).collect();
     enabled.push(json!({"name": "DefaultBinder"}));
     let config = json!({
@@ -26,7 +30,7 @@ pub(crate) fn engine(plugins: &[&str], args: Value) -> Engine {
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
     let registry = koord_plugins::registry();
-    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), false).unwrap();
+    let profiles = Profiles::build(&config, &registry, context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }
 

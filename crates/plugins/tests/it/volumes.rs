@@ -1,6 +1,7 @@
 //! The volume plugins: which nodes they allow, and how claims get their volumes.
 
 mod nodes;
+mod scores;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};

@@ -157,20 +157,16 @@ impl Scope<'_> {
         if self.prepared.releasing.is_empty() {
             return None;
         }
-        let mut released = self.released(node);
-        if released.len() > 1 {
-            released.retain(|from| {
-                let mut filters = self.prepared.filters.iter();
-                filters.all(|(plugin, state)| {
-                    self.plugins[*plugin].agrees(&self.cycle, state, node, from)
-                })
-            });
-        } else {
-            released.clear();
-        }
-        let cycle = self.imagine(&released, &[]);
+        let mut agreed = self.released(node);
+        agreed.retain(|from| {
+            let mut filters = self.prepared.filters.iter();
+            filters
+                .all(|(plugin, state)| self.plugins[*plugin].agrees(&self.cycle, state, node, from))
+        });
         self.states(&self.prepared.releasing)
-            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node))
+            .find_map(|(plugin, state)| {
+                self.plugins[plugin].nominate(&self.cycle, state, node, &agreed)
+            })
     }
 
     pub(super) fn imagine<'b>(

@@ -641,9 +641,8 @@ pub trait Plugin: Send + Sync {
         _out: &mut Vec<Arc<PodInfo>>,
     ) {
     }
-    /// Whether the pod would be served on `node` if it took the place of `from`, one of several pods
-    /// released there. The released pods that all plugins agree to are in the overlay of
-    /// [`Plugin::nominate`].
+    /// Whether the pod would be served on `node` if it took the place of `from`, one of the pods
+    /// released there.
     fn agrees(
         &self,
         _cycle: &Cycle<'_>,
@@ -654,11 +653,13 @@ pub trait Plugin: Send + Sync {
         true
     }
     /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
+    /// `agreed` are those that every plugin agrees to.
     fn nominate(
         &self,
         _cycle: &Cycle<'_>,
         _state: &State,
         _node: NodeIndex,
+        _agreed: &[Arc<PodInfo>],
     ) -> Option<Arc<PodInfo>> {
         None
     }

@@ -49,13 +49,14 @@ impl Plugin for Holder {
         let own = |pod: &&Arc<PodInfo>| wanted.is_some_and(|wanted| pod.uid.starts_with(wanted));
         out.extend(held.filter(own).cloned());
     }
-    fn nominate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Arc<PodInfo>> {
-        let mut out = cycle.overlay.removed.to_vec();
-        if out.is_empty() {
-            self.release(cycle, state, node, &mut out);
-        }
-        out.sort_by(|a, b| a.uid.cmp(&b.uid));
-        out.into_iter().next()
+    fn nominate(
+        &self,
+        _: &Cycle<'_>,
+        _: &State,
+        _: NodeIndex,
+        agreed: &[Arc<PodInfo>],
+    ) -> Option<Arc<PodInfo>> {
+        agreed.iter().min_by(|a, b| a.uid.cmp(&b.uid)).cloned()
     }
 }
 

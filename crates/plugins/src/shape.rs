@@ -1,0 +1,65 @@
+//! Broken lines that turn utilization into scores.
+
+use serde::Deserialize;
+
+/// Points of rising utilization (0 to 100) with scores in tenths (0 to 10).
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Shape(Vec<Point>);
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Point {
+    utilization: i64,
+    score: i64,
+}
+
+impl Shape {
+    /// From all to nothing: what is empty scores best.
+    pub(crate) fn falling() -> Self {
+        let point = |utilization, score| Point { utilization, score };
+        Self(vec![point(0, 10), point(100, 0)])
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// # Errors
+    /// The points cannot be used; the text says why.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        if self.0.is_empty() {
+            return Err("must have at least one point".to_owned());
+        }
+        for Point { utilization, score } in &self.0 {
+            if !(0..=100).contains(utilization) || !(0..=10).contains(score) {
+                return Err(format!(
+                    "utilization {utilization} must be within 0 and 100, score {score} within 0 and 10"
+                ));
+            }
+        }
+        let rising = |pair: &[Point]| pair[0].utilization < pair[1].utilization;
+        if self.0.windows(2).all(rising) {
+            Ok(())
+        } else {
+            Err("utilization must rise from point to point".to_owned())
+        }
+    }
+
+    /// 0 to 100: piecewise linear between the points, flat outside them.
+    pub(crate) fn at(&self, utilization: i64) -> i64 {
+        let mut before: Option<Point> = None;
+        for point in &self.0 {
+            if utilization <= point.utilization {
+                let Some(last) = before else {
+                    return point.score * 10;
+                };
+                let rise = (point.score - last.score) * 10;
+                let run = point.utilization - last.utilization;
+                return last.score * 10 + rise * (utilization - last.utilization) / run;
+            }
+            before = Some(*point);
+        }
+        before.map_or(0, |last| last.score * 10)
+    }
+}
