@@ -18,8 +18,9 @@ use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, ObjectChange, Permit, Plugin, PodPatch,
-    Points, PreFilter, PreScore, Problem, Reason, Rejection, Signable, Signature, Verdict, View,
+    Action, BuildContext, BuildError, Cycle, Effects, NotShown, ObjectChange, Permit, Plugin,
+    PodPatch, Points, PreFilter, PreScore, Problem, Reason, Rejection, Signable, Signature,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod_groups::PodGroups;
@@ -341,15 +342,18 @@ impl Plugin for Coscheduling {
         path: &[&str],
         _query: &BTreeMap<String, String>,
         _view: View<'_>,
-    ) -> Option<Value> {
+    ) -> Result<Value, NotShown> {
         match path {
             ["gangs"] => {
                 let ids = self.gangs.ids();
                 let all = ids.filter_map(|id| Some((id.to_string(), self.gangs.summary(id)?)));
-                Some(Value::Object(all.collect()))
+                Ok(Value::Object(all.collect()))
             }
-            ["gang", namespace, name] => self.gangs.summary(&spec::id(namespace, name)),
-            _ => None,
+            ["gang", namespace, name] => {
+                let gang = self.gangs.summary(&spec::id(namespace, name));
+                gang.ok_or_else(|| NotShown::missing(format_args!("gang {namespace}/{name}")))
+            }
+            _ => Err(NotShown::NoSuchPath),
         }
     }
 }

@@ -25,8 +25,8 @@ use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Lack,
-    Normalize, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use place::{How, No, lack, site};
@@ -501,26 +501,30 @@ impl Plugin for DeviceShare {
         let devices = held.devices.to_annotation(row.inventory.as_deref());
         Some(serde_json::json!({"node": &*row.name, "devices": devices}))
     }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodeDeviceSummaries", "nodeDeviceSummaries/:name"]
+    }
     fn inspect(
         &self,
         path: &[&str],
         _query: &BTreeMap<String, String>,
         _view: View<'_>,
-    ) -> Option<Value> {
+    ) -> Result<Value, NotShown> {
         let managed = |row: &&Row| row.managed().is_some();
         match path {
             ["nodeDeviceSummaries"] => {
                 let rows = self.rows.iter().filter(managed);
-                Some(
-                    rows.map(|row| (row.name.to_string(), row.summary()))
-                        .collect(),
-                )
+                Ok(rows
+                    .map(|row| (row.name.to_string(), row.summary()))
+                    .collect())
             }
             ["nodeDeviceSummaries", name] => {
                 let mut rows = self.rows.iter().filter(managed);
-                rows.find(|row| *row.name == **name).map(Row::summary)
+                let row = rows.find(|row| *row.name == **name);
+                row.map(Row::summary)
+                    .ok_or_else(|| NotShown::missing(format_args!("node {name}")))
             }
-            _ => None,
+            _ => Err(NotShown::NoSuchPath),
         }
     }
 }

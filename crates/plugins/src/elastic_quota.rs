@@ -25,9 +25,9 @@ use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange,
-    Plugin, Points, PostFilter, PreFilter, Preemption, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
+    ObjectChange, Plugin, Points, PostFilter, PreFilter, Preemption, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use ledger::{Charge, Ledger, is_non_preemptible};
@@ -453,17 +453,23 @@ impl Plugin for ElasticQuotas {
             "refusal": verdict.err().map(|rejection| rejection.message()),
         }))
     }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["quotas", "quotas/:name"]
+    }
     fn inspect(
         &self,
         path: &[&str],
         query: &BTreeMap<String, String>,
         view: View<'_>,
-    ) -> Option<Value> {
+    ) -> Result<Value, NotShown> {
         let pods = query
             .get("includePods")
             .is_some_and(|value| value == "true");
         match path {
-            ["quotas", name] => self.summary(name, pods, view.resources),
+            ["quotas", name] => {
+                let quota = self.summary(name, pods, view.resources);
+                quota.ok_or_else(|| NotShown::missing(format_args!("quota {name}")))
+            }
             ["quotas"] => {
                 let mut out = serde_json::Map::new();
                 let elsewhere = query.get("tree").is_some_and(|tree| !tree.is_empty());
@@ -475,9 +481,9 @@ impl Plugin for ElasticQuotas {
                         out.insert(name.to_string(), summary);
                     }
                 }
-                Some(Value::Object(out))
+                Ok(Value::Object(out))
             }
-            _ => None,
+            _ => Err(NotShown::NoSuchPath),
         }
     }
 }

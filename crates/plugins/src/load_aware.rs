@@ -17,15 +17,16 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, Points,
-    PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, Cycle, Effects, Interest, NotShown, ObjectChange, Plugin,
+    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use load::{Dims, Load, Report, Row};
 use rustc_hash::FxHashMap;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 const NAME: &str = "LoadAwareScheduling";
@@ -312,6 +313,23 @@ impl Plugin for LoadAware {
                 fx.touched.push(node);
             }
         }
+    }
+
+    fn inspections(&self) -> &'static [&'static str] {
+        &["node/:nodeName"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let ["node", name] = path else {
+            return Err(NotShown::NoSuchPath);
+        };
+        let node = view.nodes.find(name);
+        let load = node.and_then(|node| self.loads.get(node.row()));
+        Ok(load.map_or_else(|| json!({}), |load| load.show(&self.dims)))
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {

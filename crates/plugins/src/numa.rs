@@ -29,9 +29,9 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, Lack, ObjectChange, Plugin,
-    PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, Cycle, Effects, Interest, Lack, NotShown, ObjectChange,
+    Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use node::{Report, Side, milli};
@@ -537,15 +537,18 @@ impl Plugin for Numa {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         inspect::explain(self, pod, view)
     }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodes/:nodeName"]
+    }
     fn inspect(
         &self,
         path: &[&str],
         _query: &std::collections::BTreeMap<String, String>,
         view: View<'_>,
-    ) -> Option<Value> {
+    ) -> Result<Value, NotShown> {
         match path {
             ["nodes", name] => inspect::node(self, name, view),
-            _ => None,
+            _ => Err(NotShown::NoSuchPath),
         }
     }
 }

@@ -27,8 +27,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest,
-    Normalize, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore, Rejection,
-    Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore,
+    Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -534,17 +534,18 @@ impl Plugin for Reservations {
         self.story(pod, view)
     }
     fn inspections(&self) -> &'static [&'static str] {
-        &["nodeReservations/:nodeName"]
+        &["nodeReservations/:nodeName", "reservationSelectorIndex"]
     }
     fn inspect(
         &self,
         path: &[&str],
         _query: &BTreeMap<String, String>,
         view: View<'_>,
-    ) -> Option<Value> {
+    ) -> Result<Value, NotShown> {
         match path {
-            ["nodeReservations", node] => Some(self.on_node_named(node, view)),
-            _ => None,
+            ["nodeReservations", node] => Ok(self.on_node_named(node, view)),
+            ["reservationSelectorIndex"] => Ok(show::selector_index()),
+            _ => Err(NotShown::NoSuchPath),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What the running scheduler knows, for `koord explain` and for people.
 
 mod http;
+pub mod inspection;
+mod node;
 mod resources;
 
 use crate::engine::{Diagnosis, Engine};
@@ -30,7 +32,7 @@ pub struct Explanation {
     pub diagnosis: Option<Arc<Diagnosis>>,
 }
 
-type Ask = Box<dyn FnOnce(&Engine, Timestamp) -> Value + Send>;
+type Ask = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
 
 /// What can be switched while running, by `PUT /debug/flags/<letter>`.
 #[derive(Debug, Default)]
@@ -53,11 +55,8 @@ struct Shared {
     pub(crate) flags: Flags,
 }
 
-/// A question to the task that owns the engine.
-pub(crate) struct Question {
-    ask: Ask,
-    answer: oneshot::Sender<Value>,
-}
+/// A question to the task that owns the engine; it sends its answer itself.
+pub(crate) struct Question(Ask);
 
 impl std::fmt::Debug for Question {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,7 +66,7 @@ impl std::fmt::Debug for Question {
 
 impl Question {
     pub(crate) fn answer(self, engine: &Engine, now: Timestamp) {
-        let _ = self.answer.send((self.ask)(engine, now));
+        (self.0)(engine, now);
     }
 }
 
@@ -150,15 +149,20 @@ impl DebugHandle {
         &self,
         ask: impl FnOnce(&Engine, Timestamp) -> Value + Send + 'static,
     ) -> Option<Value> {
+        self.ask_for(ask).await
+    }
+
+    /// The engine's answer; `None` when nobody owns an engine here.
+    async fn ask_for<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Engine, Timestamp) -> T + Send + 'static,
+    ) -> Option<T> {
         let sender = self.shared.asks.read().clone()?;
         let (answer, answered) = oneshot::channel();
-        sender
-            .send(Question {
-                ask: Box::new(ask),
-                answer,
-            })
-            .await
-            .ok()?;
+        let question = Question(Box::new(move |engine, now| {
+            let _ = answer.send(ask(engine, now));
+        }));
+        sender.send(question).await.ok()?;
         answered.await.ok()
     }
 }

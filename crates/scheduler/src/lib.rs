@@ -26,5 +26,5 @@ mod runtime;
 pub mod state;
 
 pub use args::Args;
-pub use debug::{DebugHandle, Explanation};
+pub use debug::{DebugHandle, Explanation, inspection};
 pub use runtime::{ElectionFlags, Error, Options, Watch, run};

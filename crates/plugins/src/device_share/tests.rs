@@ -568,8 +568,12 @@ fn nodes_can_be_inspected_in_upstreams_form() {
         json!({"gpu": {"ns/a": {"0": {"koordinator.sh/gpu-core": "50",
             "koordinator.sh/gpu-memory": "40Gi", "koordinator.sh/gpu-memory-ratio": "50"}}}})
     );
-    assert_eq!(ask(&engine, &["nodeDeviceSummaries", "other"]), None);
-    assert_eq!(ask(&engine, &["x"]), None);
+    let other = ask(&engine, &["nodeDeviceSummaries", "other"]);
+    assert_eq!(
+        other,
+        Err(NotShown::Missing("cannot find node other".to_owned()))
+    );
+    assert_eq!(ask(&engine, &["x"]), Err(NotShown::NoSuchPath));
 }
 
 #[test]

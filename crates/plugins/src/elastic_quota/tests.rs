@@ -166,7 +166,7 @@ fn query(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 fn summary(engine: &Engine, name: &str) -> Value {
     let path = ["quotas", name];
     let answer = engine.inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
-    answer.unwrap_or_else(|| panic!("no quota {name}"))
+    answer.unwrap_or_else(|why| panic!("{name}: {why:?}"))
 }
 
 /// Writes since the last call.

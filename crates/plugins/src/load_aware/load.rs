@@ -5,12 +5,14 @@ use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::duration::GoDuration;
 use koord_api::priority::PriorityClass;
-use koord_api::quantity::ResourceList;
+use koord_api::quantity::{Format, Quantity, ResourceList};
 use koord_api::slo::NodeMetric;
 use koord_model::estimate::{self, Coverage, Fallback};
 use koord_model::resources::{self, ResourceTable};
+use koord_scheduler::inspection;
 use koord_scheduler::state::PodInfo;
 use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -66,6 +68,19 @@ impl Dims {
             })
         };
         self.names.iter().map(amount).collect()
+    }
+
+    /// The amounts of `row` with their names.
+    fn list(&self, row: &Row) -> Value {
+        let amounts = self.names.iter().zip(row).map(|(name, amount)| {
+            let quantity = match name.as_str() {
+                "cpu" => Quantity::from_milli(*amount),
+                "memory" => Quantity::from_value(*amount).with_format(Format::BinarySi),
+                _ => Quantity::from_value(*amount),
+            };
+            (name.clone(), Value::String(quantity.to_string()))
+        });
+        amounts.collect()
     }
 
     /// What `pod` will probably use: of each resource, the variant of the pod's priority class is
@@ -325,6 +340,32 @@ impl Load {
         }
     }
 
+    /// The node in the form of the inspection API: sums only when there is a report.
+    pub(super) fn show(&self, dims: &Dims) -> Value {
+        let mut shares: Vec<&Share> = self.shares.values().collect();
+        shares.sort_by(|a, b| (a.assigned, &a.pod.uid).cmp(&(b.assigned, &b.pod.uid)));
+        let pods = shares
+            .iter()
+            .map(|share| json!({"timestamp": share.assigned, "pod": *share.pod.object}));
+        let mut out = json!({"pods": pods.collect::<Vec<_>>()});
+        if self.report.is_some() {
+            let names = |listed: fn(&Share) -> bool| {
+                let counted = shares.iter().filter(|share| listed(share));
+                let mut names: Vec<String> = counted.map(|share| share.pod.to_string()).collect();
+                names.sort_unstable();
+                names
+            };
+            out["prodUsage"] = dims.list(&self.prod_usage);
+            out["nodeDelta"] = dims.list(&self.node_delta);
+            out["prodDelta"] = dims.list(&self.prod_delta);
+            out["nodeEstimated"] = dims.list(&self.estimated);
+            out["nodeDeltaPods"] = json!(names(|share| counts(&share.delta)));
+            out["prodDeltaPods"] = json!(names(|share| counts(&share.prod_delta)));
+            out["nodeEstimatedPods"] = json!(names(|_| true));
+        }
+        inspection::without_empty(out)
+    }
+
     fn count(&mut self, share: &Share, sign: i64) {
         let parts = [
             (&mut self.node_delta, &share.delta),
@@ -338,6 +379,10 @@ impl Load {
             }
         }
     }
+}
+
+fn counts(row: &Row) -> bool {
+    row.iter().any(|amount| *amount != 0)
 }
 
 /// Until when the estimate counts whatever the report says, in milliseconds.

@@ -7,13 +7,18 @@ use super::{Numa, allocate, quantity_of};
 use koord_model::cpuset::{Cpu, CpuSet, ExclusivePolicy};
 use koord_model::numa::NumaPolicyKind;
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::framework::View;
+use koord_scheduler::framework::{NotShown, View};
 use koord_scheduler::state::PodInfo;
 use serde_json::{Map, Value, json};
 
 /// One node: its machine, what is taken and what is left, in upstream's form.
-pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Option<Value> {
-    let (book, side) = plugin.known(view.nodes.find(name)?)?;
+pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, NotShown> {
+    let known = view.nodes.find(name).and_then(|node| plugin.known(node));
+    let (book, side) = known.ok_or_else(|| NotShown::Failed(format!("node {name:?} not found")))?;
+    if side.topology().all().is_empty() {
+        let text = "invalid topology, please check the NodeResourceTopology object";
+        return Err(NotShown::Failed(text.to_owned()));
+    }
     let table = view.resources;
     let room = allocate::room(book, side);
     let [sockets, nodes, cores] = side.topology().counts();
@@ -61,7 +66,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Option<Value> {
     if side.ratio > 1.0 {
         value["amplificationRatios"] = json!({"cpu": side.ratio});
     }
-    Some(value)
+    Ok(value)
 }
 
 /// How a pod is understood, and what it was given.

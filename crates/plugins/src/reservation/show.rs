@@ -5,6 +5,7 @@ use super::table::Record;
 use super::{Reservations, pod};
 use koord_model::resources::Amounts;
 use koord_scheduler::framework::View;
+use koord_scheduler::inspection;
 use koord_scheduler::state::PodInfo;
 use serde_json::{Value, json};
 
@@ -39,6 +40,9 @@ impl Reservations {
             .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
             .map(|(_, record)| self.item(record, view))
             .collect();
+        if items.is_empty() {
+            return json!({});
+        }
         json!({ "items": items })
     }
 
@@ -54,14 +58,17 @@ impl Reservations {
             .map(|owner| &*owner.pod)
             .collect();
         assigned.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        let assigned: Vec<Value> = assigned
-            .into_iter()
-            .map(|pod| {
-                json!({"namespace": &*pod.namespace, "name": &*pod.name, "uid": &*pod.uid,
-                    "requests": list(&pod.requests)})
-            })
-            .collect();
-        json!({
+        let some = |ports: Value| {
+            let any = ports.as_object().is_some_and(|ports| !ports.is_empty());
+            if any { ports } else { Value::Null }
+        };
+        let requirements = assigned.iter().map(|pod| {
+            json!({"Namespace": &*pod.namespace, "Name": &*pod.name, "UID": &*pod.uid,
+                "Requests": list(&pod.requests),
+                "Ports": some(inspection::host_ports(std::iter::once(*pod)))})
+        });
+        let requirements: Vec<Value> = requirements.collect();
+        let item = json!({
             "name": &*record.name,
             "uid": &*record.uid,
             "kind": "Reservation",
@@ -71,9 +78,22 @@ impl Reservations {
             "reserved": list(&record.terms.reserved),
             "allocated": list(&allocated),
             "remaining": list(&record.pod.requests),
+            "allocatablePorts": some(inspection::host_ports(std::iter::once(&record.terms.pod))),
+            "allocatedPorts": some(inspection::host_ports(assigned.iter().copied())),
+            "availableResource": inspection::amounts(view.resources, |id| {
+                let left = record.terms.allocatable.get(id).saturating_sub(allocated.get(id));
+                left.saturating_sub(record.terms.reserved.get(id)).max(0)
+            }),
+            "allocatedResource": inspection::amounts(view.resources, |id| allocated.get(id)),
             "owners": record.object.spec.owners,
             "allocatePolicy": policy.map(|p| p.as_str()).unwrap_or_default(),
-            "assignedPods": assigned,
-        })
+            "assignedPods": requirements,
+        });
+        inspection::without_empty(item)
     }
+}
+
+/// There is no such index: reservations are found by their owners' labels in another way.
+pub(super) fn selector_index() -> Value {
+    json!({"enabled": false, "prefixes": null, "indexedReservations": 0})
 }

@@ -13,6 +13,7 @@ mod devices;
 mod differential;
 mod failover;
 mod gang;
+mod inspection;
 mod numa;
 mod one_write;
 mod preemption;

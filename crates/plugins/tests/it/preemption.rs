@@ -40,7 +40,12 @@ async fn create(cluster: &Cluster, name: &str, cpu: &str, priority: i32, app: &s
 }
 
 /// Code and body of a request.
-async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (String, String) {
+pub(crate) async fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let length = body.len();
     let request =
@@ -53,14 +58,14 @@ async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (Stri
     (code, body.to_owned())
 }
 
-async fn serve(scheduler: &Scheduler) -> SocketAddr {
+pub(crate) async fn serve(scheduler: &Scheduler) -> SocketAddr {
     let admin = Admin::new(scheduler.metrics.clone()).with_routes(scheduler.debug.router());
     let any = "127.0.0.1:0".parse().unwrap();
     let stop = scheduler.stop.clone();
     admin.serve(any, Exposure::Loopback, stop).await.unwrap()
 }
 
-async fn page(address: SocketAddr, path: &str) -> Value {
+pub(crate) async fn page(address: SocketAddr, path: &str) -> Value {
     let (code, body) = ask(address, "GET", path, "").await;
     assert_eq!(code, "200", "{path}: {body}");
     serde_json::from_str(&body).unwrap()
@@ -147,7 +152,8 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
         paths.contains(&json!("/apis/v1/nodes/:nodeName")),
         "{paths:?}"
     );
-    assert_eq!(page(address, "/apis/v1/nodes/n1").await["node"], "n1");
+    let shown = page(address, "/apis/v1/nodes/n1").await;
+    assert_eq!(shown["node"]["metadata"]["name"], "n1");
     let (code, body) = ask(address, "GET", "/apis/v1/nodes/none", "").await;
     assert_eq!(
         (code.as_str(), body.contains("cannot find node none")),

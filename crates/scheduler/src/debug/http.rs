@@ -1,7 +1,7 @@
 //! The HTTP interface, answered by the task that owns the engine: only the leader has one.
 
-use super::{DebugHandle, resources};
-use crate::engine::Engine;
+use super::{DebugHandle, node as node_dump, resources};
+use crate::framework::NotShown;
 use axum::Router;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -52,6 +52,7 @@ async fn services(State(handle): State<DebugHandle>) -> Response {
         .ask(|engine, _| {
             let mut paths = vec![SERVICES.to_owned(), NODE.to_owned()];
             paths.extend(engine.inspections());
+            paths.sort_unstable();
             json!({"GET": paths})
         })
         .await;
@@ -106,22 +107,29 @@ async fn plugin(
     Path((plugin, path)): Path<(String, String)>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
-    let missing = format!("plugin {plugin} has nothing at {path}");
     let answer = handle
-        .ask(move |engine, now| {
+        .ask_for(move |engine, now| {
             let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-            engine
-                .inspect(&plugin, &parts, &query, now)
-                .unwrap_or_default()
+            engine.inspect(&plugin, &parts, &query, now)
         })
         .await;
-    found(answer, || missing)
+    match answer {
+        None => not_leader(),
+        Some(Ok(value)) => Json(value).into_response(),
+        Some(Err(NotShown::NoSuchPath)) => no_such_path(),
+        Some(Err(NotShown::Missing(text))) => message(StatusCode::NOT_FOUND, text),
+        Some(Err(NotShown::Failed(text))) => message(StatusCode::INTERNAL_SERVER_ERROR, text),
+    }
+}
+
+fn no_such_path() -> Response {
+    (StatusCode::NOT_FOUND, "404 page not found").into_response()
 }
 
 async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
     let wanted = name.clone();
     let answer = handle
-        .ask(move |engine, _| describe_node(engine, &wanted))
+        .ask(move |engine, _| node_dump::dump(engine, &wanted))
         .await;
     found(answer, || format!("cannot find node {name}"))
 }
@@ -172,44 +180,4 @@ async fn set_flag(
             (StatusCode::BAD_REQUEST, text).into_response()
         }
     }
-}
-
-fn describe_node(engine: &Engine, name: &str) -> Value {
-    let nodes = engine.nodes();
-    let Some(index) = nodes
-        .find(name)
-        .filter(|index| nodes.info(*index).is_some())
-    else {
-        return Value::Null;
-    };
-    let mut requested = BTreeMap::new();
-    let mut allocatable = BTreeMap::new();
-    for number in 0..engine.resources().len() {
-        let Ok(number) = u16::try_from(number) else {
-            break;
-        };
-        let id = koord_model::resources::ResourceId(number);
-        let (used, total) = (nodes.requested(index, id), nodes.allocatable(index, id));
-        if used != 0 || total != 0 {
-            let resource = engine.resources().name(id);
-            requested.insert(resource.clone(), used);
-            allocatable.insert(resource, total);
-        }
-    }
-    let remaining: BTreeMap<_, _> = allocatable
-        .iter()
-        .map(|(name, total)| (name.clone(), total - requested[name]))
-        .collect();
-    let mut pods: Vec<String> = nodes.pods(index).map(ToString::to_string).collect();
-    pods.sort_unstable();
-    let [cpu, memory] = nodes.requested_for_scoring(index);
-    json!({
-        "node": name,
-        "pods": pods,
-        "requested": requested,
-        "nonZeroRequested": {"cpu": cpu, "memory": memory},
-        "remaining": remaining,
-        "allocatable": allocatable,
-        "generation": nodes.version(index),
-    })
 }

@@ -32,8 +32,8 @@ pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
-    Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, Plugin, PodPatch,
-    Points, Problem, Profile, Profiles, Signature, Subject, Write,
+    Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, NotShown, Plugin,
+    PodPatch, Points, Problem, Profile, Profiles, Signature, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -364,15 +364,18 @@ impl Engine {
     }
 
     /// What `plugin` answers to `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
-    #[must_use]
+    ///
+    /// # Errors
+    /// There is no such plugin or path, or nothing to show there.
     pub fn inspect(
         &self,
         plugin: &str,
         path: &[&str],
         query: &BTreeMap<String, String>,
         now: Timestamp,
-    ) -> Option<serde_json::Value> {
-        let at = self.names.iter().position(|name| *name == plugin)?;
+    ) -> Result<serde_json::Value, NotShown> {
+        let known = self.names.iter().position(|name| *name == plugin);
+        let at = known.ok_or(NotShown::NoSuchPath)?;
         self.plugins[at].inspect(path, query, view!(self, now))
     }
 

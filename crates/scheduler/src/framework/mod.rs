@@ -703,14 +703,36 @@ pub trait Plugin: Send + Sync {
     fn inspections(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`; `None`: no such thing.
+    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`.
+    ///
+    /// # Errors
+    /// There is no such path, or nothing to show there.
     fn inspect(
         &self,
         _path: &[&str],
         _query: &std::collections::BTreeMap<String, String>,
         _view: View<'_>,
-    ) -> Option<serde_json::Value> {
-        None
+    ) -> Result<serde_json::Value, NotShown> {
+        Err(NotShown::NoSuchPath)
+    }
+}
+
+/// Why [`Plugin::inspect`] shows nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotShown {
+    /// The plugin has no such path.
+    NoSuchPath,
+    /// There is no such thing; says what cannot be found.
+    Missing(String),
+    /// It cannot be shown as it is; says why.
+    Failed(String),
+}
+
+impl NotShown {
+    /// `cannot find <what>`.
+    #[must_use]
+    pub fn missing(what: impl std::fmt::Display) -> Self {
+        Self::Missing(format!("cannot find {what}"))
     }
 }
 

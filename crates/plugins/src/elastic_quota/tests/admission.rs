@@ -239,10 +239,10 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     assert_eq!(used(&engine, DEFAULT_QUOTA), "2");
     delete(&mut engine, &pod("labelled", "q", 1, 1), 0);
     assert_eq!(used(&engine, DEFAULT_QUOTA), "1");
-    assert!(
-        engine
-            .inspect(NAME, &["quotas", "q"], &query(&[]), at(0))
-            .is_none()
+    let gone = engine.inspect(NAME, &["quotas", "q"], &query(&[]), at(0));
+    assert_eq!(
+        gone,
+        Err(NotShown::Missing("cannot find quota q".to_owned()))
     );
 }
 

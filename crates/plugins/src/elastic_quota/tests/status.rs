@@ -235,9 +235,6 @@ fn the_service_lists_quotas_and_their_pods() {
     };
     assert_eq!(names(&[]), [DEFAULT_QUOTA, SYSTEM_QUOTA, "p", "p-a"]);
     assert!(names(&[("tree", "t")]).is_empty());
-    assert!(
-        engine
-            .inspect(NAME, &["other"], &query(&[]), at(0))
-            .is_none()
-    );
+    let other = engine.inspect(NAME, &["other"], &query(&[]), at(0));
+    assert_eq!(other, Err(NotShown::NoSuchPath));
 }

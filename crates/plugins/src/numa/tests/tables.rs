@@ -160,5 +160,7 @@ fn the_tables_can_be_looked_at() {
         json!({"cpu": "6", "memory": "32Gi"})
     );
     let query = std::collections::BTreeMap::new();
-    assert_eq!(engine.inspect(NAME, &["nodes", "x"], &query, now()), None);
+    let unknown = engine.inspect(NAME, &["nodes", "x"], &query, now());
+    let text = "node \"x\" not found".to_owned();
+    assert_eq!(unknown, Err(NotShown::Failed(text)));
 }

@@ -404,8 +404,25 @@ fn people_see_what_is_reserved_and_who_uses_it() {
     for (part, amount) in [("allocatable", "6"), ("allocated", "4"), ("remaining", "2")] {
         assert_eq!(item[part], json!({"cpu": amount}), "{part}");
     }
-    assert_eq!(item["assignedPods"][0]["uid"], "a");
-    let none = Some(json!({"items": []}));
-    assert_eq!(ask(&world, &["nodeReservations", "elsewhere"]), none);
-    assert_eq!(ask(&world, &["nope"]), None);
+    assert_eq!(
+        item["assignedPods"],
+        json!([{"Namespace": "ns", "Name": "a", "UID": "a", "Requests": {"cpu": "4"},
+            "Ports": null}])
+    );
+    for (part, cpu) in [("availableResource", 2000), ("allocatedResource", 4000)] {
+        assert_eq!(
+            item[part],
+            json!({"MilliCPU": cpu, "Memory": 0, "EphemeralStorage": 0, "AllowedPodNumber": 0,
+                "ScalarResources": null}),
+            "{part}"
+        );
+    }
+    assert_eq!(item.get("allocateOnce"), None, "false is left out");
+    assert_eq!(
+        ask(&world, &["nodeReservations", "elsewhere"]),
+        Ok(json!({}))
+    );
+    let index = json!({"enabled": false, "prefixes": null, "indexedReservations": 0});
+    assert_eq!(ask(&world, &["reservationSelectorIndex"]), Ok(index));
+    assert_eq!(ask(&world, &["nope"]), Err(NotShown::NoSuchPath));
 }

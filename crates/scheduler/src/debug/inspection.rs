@@ -1,0 +1,78 @@
+//! Values of the inspection API in the form that Go structs without field names give them.
+
+use crate::state::PodInfo;
+use k8s_openapi::api::core::v1::{Container, ContainerPort};
+use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// `value`, an object, without the fields that are empty: as Go leaves them out.
+#[must_use]
+pub fn without_empty(mut value: Value) -> Value {
+    if let Value::Object(fields) = &mut value {
+        fields.retain(|_, field| match field {
+            Value::Null | Value::Bool(false) => false,
+            Value::Number(number) => number.as_i64() != Some(0),
+            Value::String(text) => !text.is_empty(),
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            Value::Bool(true) => true,
+        });
+    }
+    value
+}
+
+/// All resources that `of` knows an amount of.
+pub fn amounts(table: &ResourceTable, of: impl Fn(ResourceId) -> i64) -> Value {
+    let mut scalars = Map::new();
+    for number in 0..u16::try_from(table.len()).unwrap_or(u16::MAX) {
+        let id = ResourceId(number);
+        let amount = of(id);
+        if amount != 0 && ![CPU, MEMORY, EPHEMERAL_STORAGE, PODS].contains(&id) {
+            scalars.insert(table.name(id).to_string(), json!(amount));
+        }
+    }
+    json!({
+        "MilliCPU": of(CPU),
+        "Memory": of(MEMORY),
+        "EphemeralStorage": of(EPHEMERAL_STORAGE),
+        "AllowedPodNumber": of(PODS),
+        "ScalarResources": if scalars.is_empty() { Value::Null } else { scalars.into() },
+    })
+}
+
+/// Address → ports that `pods` take of their host.
+pub fn host_ports<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> Value {
+    let mut used: BTreeMap<String, BTreeSet<(i32, String)>> = BTreeMap::new();
+    for port in pods.flat_map(ports) {
+        let Some(number) = port.host_port.filter(|number| *number > 0) else {
+            continue;
+        };
+        let or = |text: &Option<String>, fallback: &str| {
+            let text = text.as_deref().filter(|text| !text.is_empty());
+            text.unwrap_or(fallback).to_owned()
+        };
+        let ports = used.entry(or(&port.host_ip, "0.0.0.0")).or_default();
+        ports.insert((number, or(&port.protocol, "TCP")));
+    }
+    let list = |ports: BTreeSet<(i32, String)>| -> Value {
+        let ports = ports.into_iter();
+        ports
+            .map(|(port, protocol)| json!({"Protocol": protocol, "Port": port}))
+            .collect()
+    };
+    used.into_iter()
+        .map(|(address, ports)| (address, list(ports)))
+        .collect()
+}
+
+/// Ports of containers and of init containers that keep running.
+fn ports(pod: &PodInfo) -> impl Iterator<Item = &ContainerPort> {
+    let stays = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let spec = pod.spec().into_iter();
+    let containers = spec.flat_map(move |spec| {
+        let sidecars = spec.init_containers.iter().flatten().filter(stays);
+        spec.containers.iter().chain(sidecars)
+    });
+    containers.flat_map(|container| container.ports.iter().flatten())
+}
