@@ -1,5 +1,7 @@
 //! The HTTP server every daemon has for its operator: health, readiness, metrics, debugging.
 
+mod slis;
+
 use crate::metrics;
 use axum::Router;
 use axum::extract::State;
@@ -8,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::future::BoxFuture;
 use prometheus::Registry;
+use slis::Slis;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -49,6 +52,7 @@ pub struct Admin {
     ready: Vec<(&'static str, Check)>,
     pages: Vec<(&'static str, Page)>,
     routes: Router,
+    slis: Option<Slis>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -63,7 +67,8 @@ impl std::fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// `/healthz`, `/livez`, `/readyz` and the metrics of `registry`.
+    /// `/healthz`, `/livez`, `/readyz`, the metrics of `registry` and, at `/metrics/slis`, how the
+    /// checks went.
     #[must_use]
     pub fn new(registry: Registry) -> Self {
         Self {
@@ -71,6 +76,7 @@ impl Admin {
             ready: Vec::new(),
             pages: Vec::new(),
             routes: Router::new(),
+            slis: Slis::new().ok(),
         }
     }
 
@@ -108,12 +114,19 @@ impl Admin {
         let mut router = self
             .routes
             .clone()
-            .route("/healthz", get(|| async { "ok" }))
-            .route("/livez", get(|| async { "ok" }))
+            .merge(slis::routes(self.slis.clone()))
             .route(
                 "/readyz",
-                get(ready).with_state(Arc::new(self.ready.clone())),
+                get(ready).with_state((Arc::new(self.ready.clone()), self.slis.clone())),
             );
+        for (path, kind) in [("/healthz", "healthz"), ("/livez", "livez")] {
+            let slis = self.slis.clone();
+            let alive = move || {
+                slis::observe(slis.as_ref(), "ping", kind, true);
+                std::future::ready("ok")
+            };
+            router = router.route(path, get(alive));
+        }
         for path in [
             "/metrics",
             "/all-metrics",
@@ -169,11 +182,16 @@ impl Admin {
     }
 }
 
-async fn ready(State(checks): State<Arc<Vec<(&'static str, Check)>>>) -> Response {
+type Readiness = (Arc<Vec<(&'static str, Check)>>, Option<Slis>);
+
+async fn ready(State((checks, slis)): State<Readiness>) -> Response {
+    slis::observe(slis.as_ref(), "ping", "readyz", true);
     let mut lines = String::new();
     let mut code = StatusCode::OK;
     for (name, check) in checks.iter() {
-        match check() {
+        let checked = check();
+        slis::observe(slis.as_ref(), name, "readyz", checked.is_ok());
+        match checked {
             Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
             Err(reason) => {
                 code = StatusCode::INTERNAL_SERVER_ERROR;
@@ -206,8 +224,12 @@ mod tests {
     use tokio::net::TcpStream;
 
     async fn get(address: SocketAddr, path: &str) -> String {
+        ask(address, "GET", path).await
+    }
+
+    async fn ask(address: SocketAddr, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -252,6 +274,19 @@ mod tests {
                 .contains("{\"answer\":42}")
         );
         assert!(get(address, "/nope").await.contains("404 "));
+        let slis = get(address, "/metrics/slis").await;
+        for line in [
+            "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"informers\",type=\"readyz\"} 1",
+            "kubernetes_healthchecks_total{name=\"informers\",status=\"error\",type=\"readyz\"} 1",
+            "kubernetes_healthchecks_total{name=\"informers\",status=\"success\",type=\"readyz\"} 1",
+        ] {
+            assert!(slis.contains(line), "{line}: {slis}");
+        }
+        let answer = ask(address, "DELETE", "/metrics/slis").await;
+        assert!(answer.ends_with("metrics reset\n"), "{answer}");
+        let slis = get(address, "/metrics/slis").await;
+        assert!(!slis.contains("ping"), "{slis}");
         shutdown.cancel();
     }
 

@@ -1,5 +1,9 @@
 //! Metrics in the Prometheus text format, under exactly the names they are given.
 
+mod process;
+
+pub use process::register_process;
+
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;

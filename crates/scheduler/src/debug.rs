@@ -45,12 +45,13 @@ pub(crate) struct Flags {
     pub(crate) diagnosis: AtomicBool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     pending: RwLock<FxHashMap<String, Arc<Explanation>>>,
     asks: RwLock<Option<mpsc::Sender<Question>>>,
     plugins: RwLock<Vec<Value>>,
     ready: AtomicBool,
+    resets: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     config: RwLock<Value>,
     pub(crate) flags: Flags,
 }
@@ -72,9 +73,17 @@ impl Question {
 
 /// A window into a running scheduler. Clones look into the same one; put one into
 /// [`crate::Options`] and keep another.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct DebugHandle {
     shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for DebugHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DebugHandle")
+            .field("ready", &self.shared.ready)
+            .finish_non_exhaustive()
+    }
 }
 
 impl DebugHandle {
@@ -99,7 +108,7 @@ impl DebugHandle {
             .collect()
     }
 
-    /// The HTTP interface: `/apis/v1/...`, `/configz`, `/metrics/resources`,
+    /// The HTTP interface: `/apis/v1/...`, `/configz`, `/metrics/resources`, `DELETE /metrics`,
     /// `/debug/scheduler/...`, `/debug/flags/...`.
     pub fn router(&self) -> Router {
         http::router(self.clone())
@@ -109,6 +118,17 @@ impl DebugHandle {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.shared.ready.load(Ordering::Relaxed)
+    }
+
+    /// Has `reset` called by `DELETE /metrics`, for metrics that the scheduler does not keep itself.
+    pub fn on_reset(&self, reset: impl Fn() + Send + Sync + 'static) {
+        self.shared.resets.write().push(Box::new(reset));
+    }
+
+    fn reset_metrics(&self) {
+        for reset in self.shared.resets.read().iter() {
+            reset();
+        }
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {

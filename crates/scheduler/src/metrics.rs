@@ -1,11 +1,40 @@
-//! kube-scheduler's metrics, by their upstream names.
+//! kube-scheduler's and Koordinator's metrics, by their upstream names.
+//!
+//! What is measured per pod is measured where the pod passes anyway; what belongs to plugins comes
+//! from the engine in batches ([`Metrics::measured`], [`Metrics::gauges`]).
 
-use crate::engine::{Engine, Outcome};
+mod make;
+mod plugins;
+
+pub(crate) use make::Resets;
+pub(crate) use plugins::PluginMetrics;
+
+use crate::engine::{Engine, Measured, Measures, Outcome};
+use crate::runtime::Attempt;
 use jiff::Timestamp;
+use make::{Level, Maker, bounds};
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
-    Registry,
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, exponential_buckets,
 };
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// The calls to the API that upstream's asynchronous dispatcher makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Binding,
+    Status,
+}
+
+impl Call {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Binding => "pod_binding",
+            Self::Status => "pod_status_patch",
+        }
+    }
+}
 
 /// See the module documentation.
 #[derive(Debug, Clone)]
@@ -15,16 +44,36 @@ pub(crate) struct Metrics {
     algorithm_seconds: Histogram,
     pod_attempts: Histogram,
     sli_seconds: HistogramVec,
-    pending: IntGaugeVec,
+    after_flush: IntCounter,
+    pending: GaugeVec,
     incoming: IntCounterVec,
+    inflight: GaugeVec,
     unschedulable: GaugeVec,
-    cache: IntGaugeVec,
+    cache: GaugeVec,
+    goroutines: GaugeVec,
     extension_point: HistogramVec,
+    execution: HistogramVec,
+    evaluations: IntCounterVec,
+    hints: HistogramVec,
+    permit: HistogramVec,
+    batches: IntCounterVec,
     events: HistogramVec,
-    mismatches: IntCounter,
+    calls: IntCounterVec,
+    call_seconds: HistogramVec,
+    calls_pending: GaugeVec,
+    pending_calls: Arc<[AtomicI64; 2]>,
     preemptions: IntCounter,
     victims: Histogram,
+    evictions: IntCounterVec,
+    eviction_seconds: HistogramVec,
     timeouts: IntCounterVec,
+    evaluated_nodes: Histogram,
+    feasible_nodes: Histogram,
+    next_pod_seconds: HistogramVec,
+    quota_status_seconds: Histogram,
+    mismatches: IntCounter,
+    leading: GaugeVec,
+    resets: Resets,
 }
 
 impl Metrics {
@@ -32,180 +81,413 @@ impl Metrics {
     ///
     /// # Errors
     /// A metric's definition is wrong, which tests would show.
+    #[allow(clippy::too_many_lines, reason = "a table")]
     pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let exponential =
-            |start, factor, count| prometheus::exponential_buckets(start, factor, count);
-        let histogram =
-            |name: &str, help: &str, buckets| HistogramOpts::new(name, help).buckets(buckets);
-        let metrics = Self {
-            attempts: IntCounterVec::new(
-                Opts::new(
-                    "scheduler_schedule_attempts_total",
-                    "Attempts to schedule pods, by result.",
-                ),
+        use Level::{Alpha, Beta, Internal, Stable};
+        let resets = Resets::default();
+        let make = Maker::new(registry, resets.clone());
+        Ok(Self {
+            attempts: make.counters(
+                "scheduler_schedule_attempts_total",
+                Stable,
+                "Attempts to schedule pods, by result.",
                 &["result", "profile"],
             )?,
-            attempt_seconds: HistogramVec::new(
-                histogram(
-                    "scheduler_scheduling_attempt_duration_seconds",
-                    "Time from the start of a cycle to its decision or, when placed, the binding.",
-                    exponential(0.0001, 2.0, 18)?,
-                ),
+            attempt_seconds: make.histograms(
+                "scheduler_scheduling_attempt_duration_seconds",
+                Stable,
+                "Time from the start of a cycle to its refusal or, when placed, the end of the \
+                 binding.",
                 &["result", "profile"],
+                bounds(0.001, 2.0, 15, 7),
             )?,
-            algorithm_seconds: Histogram::with_opts(histogram(
+            algorithm_seconds: make.histogram(
                 "scheduler_scheduling_algorithm_duration_seconds",
+                Alpha,
                 "Time to decide about one pod.",
-                exponential(0.000_001, 2.0, 22)?,
-            ))?,
-            pod_attempts: Histogram::with_opts(histogram(
+                bounds(0.001, 2.0, 15, 10),
+            )?,
+            pod_attempts: make.histogram(
                 "scheduler_pod_scheduling_attempts",
+                Stable,
                 "Attempts that a placed pod took.",
-                exponential(1.0, 2.0, 5)?,
-            ))?,
-            sli_seconds: HistogramVec::new(
-                histogram(
-                    "scheduler_pod_scheduling_sli_duration_seconds",
-                    "Time from entering the queue to being placed.",
-                    exponential(0.01, 2.0, 20)?,
-                ),
+                exponential_buckets(1.0, 2.0, 5)?,
+            )?,
+            sli_seconds: make.histograms(
+                "scheduler_pod_scheduling_sli_duration_seconds",
+                Beta,
+                "Time from entering the queue, gates open, to being bound.",
                 &["attempts"],
+                exponential_buckets(0.01, 2.0, 20)?,
             )?,
-            incoming: IntCounterVec::new(
-                Opts::new(
-                    "scheduler_queue_incoming_pods_total",
-                    "Pods that entered a queue.",
-                ),
-                &["queue", "event"],
+            after_flush: make.counter(
+                "scheduler_pod_scheduled_after_flush_total",
+                Alpha,
+                "Pods placed in an attempt that only their long wait brought about.",
             )?,
-            pending: IntGaugeVec::new(
-                Opts::new("scheduler_pending_pods", "Pods that wait, by queue."),
+            pending: make.gauges(
+                "scheduler_pending_pods",
+                Stable,
+                "Pods that wait, by queue.",
                 &["queue"],
             )?,
-            unschedulable: GaugeVec::new(
-                Opts::new(
-                    "scheduler_unschedulable_pods",
-                    "Refused pods, by refusing plugin.",
-                ),
-                &["plugin", "profile"],
+            incoming: make.counters(
+                "scheduler_queue_incoming_pods_total",
+                Stable,
+                "Pods that entered a queue, by event.",
+                &["queue", "event"],
             )?,
-            cache: IntGaugeVec::new(
-                Opts::new(
-                    "scheduler_scheduler_cache_size",
-                    "Nodes, pods and assumed pods known.",
-                ),
-                &["type"],
-            )?,
-            extension_point: HistogramVec::new(
-                histogram(
-                    "scheduler_framework_extension_point_duration_seconds",
-                    "Time in one extension point.",
-                    exponential(0.0001, 2.0, 12)?,
-                ),
-                &["extension_point", "status", "profile"],
-            )?,
-            events: HistogramVec::new(
-                histogram(
-                    "scheduler_event_handling_duration_seconds",
-                    "Time to digest one event from an informer.",
-                    exponential(0.000_001, 2.0, 20)?,
-                ),
+            inflight: make.gauges(
+                "scheduler_inflight_events",
+                Alpha,
+                "Pods taken from the queue and not bound yet. No other event is kept for them: \
+                 events are digested between decisions.",
                 &["event"],
             )?,
-            timeouts: IntCounterVec::new(
-                Opts::new(
-                    "scheduler_scheduling_timeout",
-                    "Decisions that took longer than --scheduling-timeout.",
-                ),
-                &["profile"],
+            unschedulable: make.gauges(
+                "scheduler_unschedulable_pods",
+                Alpha,
+                "Refused pods, by refusing plugin.",
+                &["plugin", "profile"],
             )?,
-            preemptions: IntCounter::new(
+            cache: make.gauges(
+                "scheduler_cache_size",
+                Alpha,
+                "Nodes, pods and assumed pods known.",
+                &["type"],
+            )?,
+            goroutines: make.gauges(
+                "scheduler_goroutines",
+                Alpha,
+                "Work under way beside the decisions: bindings sent or queued to be sent.",
+                &["operation"],
+            )?,
+            extension_point: make.histograms(
+                "scheduler_framework_extension_point_duration_seconds",
+                Stable,
+                "Time of all plugins of one extension point; but for PostFilter and Bind, of one \
+                 cycle in ten.",
+                &["extension_point", "status", "profile"],
+                bounds(0.0001, 2.0, 12, 7),
+            )?,
+            execution: make.histograms(
+                "scheduler_plugin_execution_duration_seconds",
+                Alpha,
+                "Time of one plugin at one extension point, of one cycle in ten; filters and \
+                 scores on one node.",
+                &["plugin", "extension_point", "status"],
+                bounds(0.000_01, 1.5, 20, 10),
+            )?,
+            evaluations: make.counters(
+                "scheduler_plugin_evaluation_total",
+                Alpha,
+                "Answers of plugins. Pods of one shape share the answers about nodes, each counted \
+                 once.",
+                &["plugin", "extension_point", "profile"],
+            )?,
+            hints: make.histograms(
+                "scheduler_queueing_hint_execution_duration_seconds",
+                Alpha,
+                "Time of one hint whether an event helps a pod, of one event in ten.",
+                &["plugin", "event", "hint"],
+                bounds(0.000_01, 1.5, 20, 10),
+            )?,
+            permit: make.histograms(
+                "scheduler_permit_wait_duration_seconds",
+                Alpha,
+                "Time that a pod waited for permission.",
+                &["result"],
+                exponential_buckets(0.001, 2.0, 15)?,
+            )?,
+            batches: make.counters(
+                "scheduler_batch_attempts_total",
+                Alpha,
+                "Decisions by whether what is known of pods of the same shape was used.",
+                &["profile", "result"],
+            )?,
+            events: make.histograms(
+                "scheduler_event_handling_duration_seconds",
+                Alpha,
+                "Time to digest one event from an informer.",
+                &["event"],
+                bounds(0.0001, 2.0, 12, 7),
+            )?,
+            calls: make.counters(
+                "scheduler_async_api_call_execution_total",
+                Alpha,
+                "Writes about pods that were sent.",
+                &["call_type", "result"],
+            )?,
+            call_seconds: make.histograms(
+                "scheduler_async_api_call_execution_duration_seconds",
+                Alpha,
+                "Time of one write about a pod.",
+                &["call_type", "result"],
+                exponential_buckets(0.001, 2.0, 15)?,
+            )?,
+            calls_pending: make.gauges(
+                "scheduler_pending_async_api_calls",
+                Alpha,
+                "Writes about pods that wait to be sent.",
+                &["call_type"],
+            )?,
+            pending_calls: Arc::default(),
+            preemptions: make.counter(
                 "scheduler_preemption_attempts_total",
+                Stable,
                 "Attempts to make room by evicting pods.",
             )?,
-            victims: Histogram::with_opts(histogram(
+            victims: make.histogram(
                 "scheduler_preemption_victims",
+                Stable,
                 "Pods evicted by one preemption.",
-                exponential(1.0, 2.0, 7)?,
-            ))?,
-            mismatches: IntCounter::new(
+                exponential_buckets(1.0, 2.0, 7)?,
+            )?,
+            evictions: make.counters(
+                "scheduler_preemption_goroutines_execution_total",
+                Alpha,
+                "Preemptions whose evictions were sent.",
+                &["result"],
+            )?,
+            eviction_seconds: make.histograms(
+                "scheduler_preemption_goroutines_duration_seconds",
+                Alpha,
+                "Time to send all evictions of one preemption.",
+                &["result"],
+                bounds(0.01, 2.0, 20, 4),
+            )?,
+            timeouts: make.counters(
+                "scheduler_scheduling_timeout",
+                Stable,
+                "Looks at a pod whose scheduling took longer than --scheduling-timeout.",
+                &["profile"],
+            )?,
+            evaluated_nodes: make.histogram(
+                "scheduler_pod_scheduling_evaluated_nodes",
+                Alpha,
+                "Nodes that were compared for a placed pod.",
+                exponential_buckets(1.0, 2.0, 24)?,
+            )?,
+            feasible_nodes: make.histogram(
+                "scheduler_pod_scheduling_feasible_nodes",
+                Alpha,
+                "Nodes among the compared ones that fit a placed pod.",
+                exponential_buckets(1.0, 2.0, 24)?,
+            )?,
+            next_pod_seconds: make.histograms(
+                "scheduler_next_pod_delete_from_queue_latency",
+                Alpha,
+                "Time to take the next member of a gang out of the queue, of one cycle in ten.",
+                &[],
+                bounds(0.000_01, 2.0, 24, 7),
+            )?,
+            quota_status_seconds: make.histogram(
+                "scheduler_update_elastic_quota_status_duration_seconds",
+                Alpha,
+                "Time to write what an ElasticQuota shows.",
+                exponential_buckets(0.001, 2.0, 15)?,
+            )?,
+            mismatches: make.counter(
                 "koord_scheduler_class_mismatches_total",
+                Internal,
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
-        };
-        let all: [Box<dyn prometheus::core::Collector>; 15] = [
-            Box::new(metrics.attempts.clone()),
-            Box::new(metrics.attempt_seconds.clone()),
-            Box::new(metrics.algorithm_seconds.clone()),
-            Box::new(metrics.pod_attempts.clone()),
-            Box::new(metrics.sli_seconds.clone()),
-            Box::new(metrics.pending.clone()),
-            Box::new(metrics.incoming.clone()),
-            Box::new(metrics.unschedulable.clone()),
-            Box::new(metrics.cache.clone()),
-            Box::new(metrics.extension_point.clone()),
-            Box::new(metrics.events.clone()),
-            Box::new(metrics.mismatches.clone()),
-            Box::new(metrics.preemptions.clone()),
-            Box::new(metrics.victims.clone()),
-            Box::new(metrics.timeouts.clone()),
-        ];
-        for collector in all {
-            match registry.register(collector) {
-                Ok(()) | Err(prometheus::Error::AlreadyReg) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(metrics)
+            leading: make.gauges(
+                "leader_election_master_status",
+                Alpha,
+                "Whether this process leads.",
+                &["name"],
+            )?,
+            resets,
+        })
     }
 
-    /// One cycle ended.
-    pub(crate) fn attempt(&self, outcome: &Outcome, profile: &str, seconds: f64, now: Timestamp) {
-        self.algorithm_seconds.observe(seconds);
-        let result = match (&outcome.node, outcome.error) {
-            (Some(_), _) => "scheduled",
-            (None, false) => "unschedulable",
-            (None, true) => "error",
+    /// What `DELETE /metrics` does.
+    pub(crate) fn resets(&self) -> Resets {
+        self.resets.clone()
+    }
+
+    /// Says which program this is, and which features are on.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub(crate) fn identify(
+        &self,
+        registry: &Registry,
+        gates: &BTreeMap<String, bool>,
+    ) -> Result<(), prometheus::Error> {
+        let make = Maker::new(registry, self.resets.clone());
+        let build = make.gauges(
+            "kubernetes_build_info",
+            Level::Alpha,
+            "Which program this is.",
+            &[
+                "major",
+                "minor",
+                "git_version",
+                "git_commit",
+                "git_tree_state",
+                "build_date",
+                "go_version",
+                "compiler",
+                "platform",
+            ],
+        )?;
+        let (major, minor) = (
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            env!("CARGO_PKG_VERSION_MINOR"),
+        );
+        let version = concat!("v", env!("CARGO_PKG_VERSION"));
+        let machine = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
         };
-        if outcome.node.is_some() {
-            self.pod_attempts.observe(f64::from(outcome.attempts));
-            let waited = now.duration_since(outcome.first_seen).as_secs_f64();
-            let attempts = match outcome.attempts {
-                0..=15 => outcome.attempts.to_string(),
-                _ => "15+".to_owned(),
+        let platform = format!("{}/{machine}", std::env::consts::OS);
+        build
+            .with_label_values(&[major, minor, version, "", "", "", "", "rustc", &platform])
+            .set(1.0);
+        let features = make.gauges(
+            "kubernetes_feature_enabled",
+            Level::Beta,
+            "Whether a feature gate is on.",
+            &["name", "stage"],
+        )?;
+        for gate in crate::args::GATES {
+            let stage = match gate.stage {
+                koord_app::features::Stage::Alpha => "ALPHA",
+                koord_app::features::Stage::Beta => "BETA",
+                koord_app::features::Stage::Stable => "",
             };
-            self.sli_seconds
-                .with_label_values(&[attempts.as_str()])
-                .observe(waited);
+            let on = gates.get(gate.name).copied().unwrap_or(gate.default);
+            features
+                .with_label_values(&[gate.name, stage])
+                .set(f64::from(u8::from(on)));
         }
+        Ok(())
+    }
+
+    /// Whether this process leads, in the election called `name`.
+    pub(crate) fn leads(&self, name: &str, leads: bool) {
+        self.leading
+            .with_label_values(&[name])
+            .set(f64::from(u8::from(leads)));
+    }
+
+    /// One cycle ended in a decision.
+    pub(crate) fn decided(&self, outcome: &Outcome, seconds: f64) {
+        self.algorithm_seconds.observe(seconds);
+        if outcome.node.is_some() {
+            self.evaluated_nodes.observe(float(outcome.evaluated));
+            self.feasible_nodes.observe(float(outcome.feasible));
+        }
+    }
+
+    /// A pod is bound.
+    pub(crate) fn scheduled(&self, attempt: &Attempt, profile: &str, now: Timestamp) {
+        self.pod_attempts.observe(f64::from(attempt.attempts));
+        let waited = now.duration_since(attempt.first_seen).as_secs_f64();
+        let attempts = match attempt.attempts {
+            0..=14 => attempt.attempts.to_string(),
+            _ => "15+".to_owned(),
+        };
+        self.sli_seconds
+            .with_label_values(&[attempts.as_str()])
+            .observe(waited.max(0.0));
+        if attempt.flushed {
+            self.after_flush.inc();
+        }
+        self.attempted("scheduled", profile, Some(attempt));
+    }
+
+    /// A pod is not placed; by an error, or because it was refused.
+    pub(crate) fn failed(&self, error: bool, profile: &str, attempt: Option<&Attempt>) {
+        let result = if error { "error" } else { "unschedulable" };
+        self.attempted(result, profile, attempt);
+    }
+
+    fn attempted(&self, result: &str, profile: &str, attempt: Option<&Attempt>) {
         self.attempts.with_label_values(&[result, profile]).inc();
-        self.attempt_seconds
-            .with_label_values(&[result, profile])
-            .observe(seconds);
+        if let Some(attempt) = attempt {
+            self.attempt_seconds
+                .with_label_values(&[result, profile])
+                .observe(attempt.started.elapsed().as_secs_f64());
+        }
     }
 
     /// A binding took this long.
-    pub(crate) fn bound(&self, ok: bool, profile: &str, seconds: f64) {
+    pub(crate) fn bound(&self, ok: bool, profile: &str, plugin: &str, seconds: f64) {
         let status = if ok { "Success" } else { "Error" };
         self.extension_point
             .with_label_values(&["Bind", status, profile])
             .observe(seconds);
+        self.execution
+            .with_label_values(&[plugin, "Bind", status])
+            .observe(seconds);
     }
 
-    /// A decision does not end.
-    pub(crate) fn timed_out(&self) {
-        self.timeouts.with_label_values(&[""]).inc();
+    /// So many bindings are under way.
+    pub(crate) fn binding(&self, n: usize) {
+        self.goroutines
+            .with_label_values(&["binding"])
+            .set(float(n));
+    }
+
+    /// A write is to be sent.
+    pub(crate) fn call_queued(&self, call: Call) {
+        self.call_pending(call, 1);
+    }
+
+    /// It is being sent.
+    pub(crate) fn call_started(&self, call: Call) {
+        self.call_pending(call, -1);
+    }
+
+    fn call_pending(&self, call: Call, change: i64) {
+        let pending = &self.pending_calls[usize::from(call == Call::Status)];
+        let now = pending.fetch_add(change, Ordering::Relaxed) + change;
+        #[allow(clippy::cast_precision_loss, reason = "a count of writes")]
+        self.calls_pending
+            .with_label_values(&[call.name()])
+            .set(now as f64);
+    }
+
+    /// It was sent.
+    pub(crate) fn call_ended(&self, call: Call, ok: bool, seconds: f64) {
+        let labels = [call.name(), if ok { "success" } else { "error" }];
+        self.calls.with_label_values(&labels).inc();
+        self.call_seconds
+            .with_label_values(&labels)
+            .observe(seconds);
+    }
+
+    /// What a quota shows was written.
+    pub(crate) fn quota_written(&self, seconds: f64) {
+        self.quota_status_seconds.observe(seconds);
+    }
+
+    /// The scheduling of a pod of this scheduler takes, or took, too long.
+    pub(crate) fn timed_out(&self, scheduler: &str) {
+        self.timeouts.with_label_values(&[scheduler]).inc();
     }
 
     #[cfg(test)]
-    pub(crate) fn timeouts(&self) -> u64 {
-        self.timeouts.with_label_values(&[""]).get()
+    pub(crate) fn timeouts(&self, scheduler: &str) -> u64 {
+        self.timeouts.with_label_values(&[scheduler]).get()
     }
 
     /// Room is made for a pod by evicting so many.
     pub(crate) fn preempted(&self, victims: usize) {
-        #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
-        self.victims.observe(victims as f64);
+        self.victims.observe(float(victims));
+    }
+
+    /// The evictions of one preemption were sent.
+    pub(crate) fn evicted(&self, ok: bool, seconds: f64) {
+        let result = if ok { "success" } else { "error" };
+        self.evictions.with_label_values(&[result]).inc();
+        self.eviction_seconds
+            .with_label_values(&[result])
+            .observe(seconds);
     }
 
     /// An event was digested.
@@ -213,12 +495,64 @@ impl Metrics {
         self.events.with_label_values(&[event]).observe(seconds);
     }
 
+    /// Takes over what the engine measured since the last call.
+    pub(crate) fn measured(&self, measures: Measures, names: &[String]) {
+        let profile = |at: usize| names.get(at).map_or("", String::as_str);
+        for measured in measures.timings {
+            match measured {
+                Measured::Plugin {
+                    plugin,
+                    point,
+                    status,
+                    nanos,
+                } => self
+                    .execution
+                    .with_label_values(&[plugin, point.name(), status])
+                    .observe(seconds(nanos)),
+                Measured::Point {
+                    profile: at,
+                    point,
+                    status,
+                    nanos,
+                } => self
+                    .extension_point
+                    .with_label_values(&[point.name(), status, profile(at)])
+                    .observe(seconds(nanos)),
+                Measured::Hint {
+                    plugin,
+                    event,
+                    hint,
+                    nanos,
+                } => self
+                    .hints
+                    .with_label_values(&[plugin, event, hint])
+                    .observe(seconds(nanos)),
+                Measured::Permit { result, seconds } => {
+                    self.permit.with_label_values(&[result]).observe(seconds);
+                }
+                Measured::NextPod { nanos } => self
+                    .next_pod_seconds
+                    .with_label_values::<&str>(&[])
+                    .observe(seconds(nanos)),
+            }
+        }
+        for ((plugin, point, at), n) in measures.evaluations {
+            self.evaluations
+                .with_label_values(&[plugin, point.name(), profile(at)])
+                .inc_by(n);
+        }
+        for ((at, result), n) in measures.shared {
+            self.batches
+                .with_label_values(&[profile(at), result])
+                .inc_by(n);
+        }
+    }
+
     /// Sets the gauges.
     pub(crate) fn gauges(&self, engine: &mut Engine) {
         for ((queue, event), n) in engine.take_incoming() {
             self.incoming.with_label_values(&[queue, event]).inc_by(n);
         }
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let pending = engine.pending();
         for (queue, n) in [
             ("active", pending.active),
@@ -226,15 +560,18 @@ impl Metrics {
             ("unschedulable", pending.unschedulable),
             ("gated", pending.gated),
         ] {
-            self.pending.with_label_values(&[queue]).set(count(n));
+            self.pending.with_label_values(&[queue]).set(float(n));
         }
+        self.inflight
+            .with_label_values(&["PodPopped"])
+            .set(float(pending.in_flight));
         let (pods, assumed) = engine.booked();
         for (kind, n) in [
             ("nodes", engine.nodes().len()),
             ("pods", pods),
             ("assumed_pods", assumed),
         ] {
-            self.cache.with_label_values(&[kind]).set(count(n));
+            self.cache.with_label_values(&[kind]).set(float(n));
         }
         self.unschedulable.reset();
         for ((profile, plugin), n) in engine.refused_by_plugin() {
@@ -242,10 +579,9 @@ impl Metrics {
                 .profiles()
                 .get(profile)
                 .map_or("", |p| p.name.as_str());
-            #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
             self.unschedulable
                 .with_label_values(&[plugin, profile])
-                .set(n as f64);
+                .set(float(n));
         }
         let seen = self.preemptions.get();
         self.preemptions
@@ -254,4 +590,14 @@ impl Metrics {
         self.mismatches
             .inc_by(engine.mismatches().saturating_sub(seen));
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of nodes and pods")]
+fn float(n: usize) -> f64 {
+    n as f64
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a short time")]
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
 }

@@ -47,8 +47,10 @@ pub(crate) struct QueuedPod {
     pub(crate) info: Arc<PodInfo>,
     /// Scheduling cycles so far.
     pub(crate) attempts: u32,
-    /// When it first entered the queue.
+    /// When it first entered the queue, its gates open.
     pub(crate) first_seen: Timestamp,
+    /// Whether it is tried next only because it waited long enough.
+    pub(crate) flushed: bool,
     refusals: u32,
     errors: u32,
     since: Timestamp,
@@ -102,6 +104,8 @@ pub struct Pending {
     pub(crate) unschedulable: usize,
     /// Kept back by a scheduling gate or another pre-enqueue plugin.
     pub(crate) gated: usize,
+    /// Being tried, waiting for permission, or being bound.
+    pub(crate) in_flight: usize,
 }
 
 /// See the module documentation.
@@ -135,7 +139,18 @@ impl Queue {
     }
 
     pub(crate) fn pending(&self) -> Pending {
-        self.counts
+        let Pending {
+            active,
+            backoff,
+            unschedulable,
+            gated,
+            ..
+        } = self.counts;
+        let waiting = active + backoff + unschedulable + gated;
+        Pending {
+            in_flight: self.pods.len().saturating_sub(waiting),
+            ..self.counts
+        }
     }
 
     pub(crate) fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
@@ -189,6 +204,7 @@ impl Queue {
             info,
             attempts: 0,
             first_seen: now,
+            flushed: false,
             refusals: 0,
             errors: 0,
             since: now,
@@ -268,6 +284,10 @@ impl Queue {
         };
         match (matches!(pod.place, Place::Gated { .. }), by) {
             (true, 0) => {
+                // It has not been waiting for this scheduler yet.
+                if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.attempts == 0) {
+                    pod.first_seen = now;
+                }
                 self.wake(uid, "PodUpdate", now);
             }
             (_, 0) => {}
@@ -306,6 +326,9 @@ impl Queue {
                 .map(|pod| pod.info.uid.clone())
                 .collect();
             for uid in stale {
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.flushed = true;
+                }
                 self.wake(&uid, "UnschedulableTimeout", now);
             }
         }
@@ -359,6 +382,7 @@ impl Queue {
             return;
         };
         pod.since = now;
+        pod.flushed = false;
         let place = match refusal {
             Refusal::Unschedulable { by, pending } => {
                 pod.errors = 0;

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::{get, put};
+use axum::routing::{delete, get, put};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -21,6 +21,7 @@ pub(super) fn router(handle: DebugHandle) -> Router {
         .route("/apis/v1/plugins/{plugin}/{*path}", get(plugin))
         .route("/configz", get(configz))
         .route("/metrics/resources", get(pod_resources))
+        .route("/metrics", delete(reset_metrics))
         .route("/debug/flags/{flag}", put(set_flag))
         .route("/debug/scheduler/plugins", get(plugins))
         .route("/debug/scheduler/pending", get(pending))
@@ -142,6 +143,12 @@ async fn pod_resources(State(handle): State<DebugHandle>) -> Response {
         }
         _ => not_leader(),
     }
+}
+
+/// Upstream's answer, too.
+async fn reset_metrics(State(handle): State<DebugHandle>) -> Response {
+    handle.reset_metrics();
+    "metrics reset\n".into_response()
 }
 
 async fn set_flag(

@@ -5,11 +5,13 @@
 //! which is what makes the cached answer comparable with the exhaustive one.
 
 use super::diagnosis::{RowVerdict, Tally};
+use super::measure::Fared;
 use super::nominator::{Nominator, ahead_of};
 use super::tree::{Key, Tree};
 use crate::framework::{
     Code, Cycle, Instance, Normalize, Overlay, Plugin, Reason, Reasons, Rejection, State,
 };
+use crate::queue::PluginSet;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::NumaMask;
 use rayon::prelude::*;
@@ -35,6 +37,9 @@ pub(crate) struct Prepared {
     pub(super) only_by: Vec<Instance>,
     /// The reason of that refusal.
     pub(super) outside: Option<Reason>,
+    /// The plugins that skipped before filtering, and before scoring.
+    pub(super) skipped: PluginSet,
+    pub(super) unscored: PluginSet,
 }
 
 /// Everything an evaluation reads.
@@ -319,6 +324,9 @@ pub(crate) struct Evaluation {
     pub(super) tally: Tally,
     pub(super) columns: Vec<Column>,
     pub(super) tree: Tree,
+    pub(super) fared: Fared,
+    /// How many rows fit.
+    fitting: usize,
     /// When it was last used, for eviction.
     pub(super) used: u64,
 }
@@ -403,6 +411,15 @@ impl Evaluation {
         u32::try_from(row).ok().map(NodeIndex)
     }
 
+    /// How many nodes fit, as of the last [`Self::best`].
+    pub(super) fn fitting(&self, scope: &Scope<'_>) -> usize {
+        if scope.prepared.moving.is_empty() {
+            self.fitting
+        } else {
+            self.fared.left()
+        }
+    }
+
     /// What was said of `node`.
     pub(super) fn verdict(&self, node: NodeIndex) -> Option<&RowVerdict> {
         self.verdicts.get(node.row())
@@ -438,6 +455,7 @@ impl Evaluation {
         self.position = nodes.position();
         self.only.clone_from(&scope.prepared.only);
         self.releasing.clear();
+        self.fitting = 0;
         self.tally = Tally::default();
         self.verdicts.clear();
         self.verdicts.resize_with(rows, RowVerdict::default);
@@ -499,6 +517,7 @@ impl Evaluation {
             RowVerdict::Absent => {}
             RowVerdict::Refused(plugin, rejection) => self.tally.remove(plugin, &rejection),
             RowVerdict::Fits(_) => {
+                self.fitting -= 1;
                 for column in &mut self.columns {
                     column.at_max -= usize::from(column.raw[row] == column.max);
                 }
@@ -522,8 +541,13 @@ impl Evaluation {
         }
         match &looked.verdict {
             RowVerdict::Absent => {}
-            RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
+            RowVerdict::Refused(plugin, rejection) => {
+                self.fared.refuse(*plugin);
+                self.tally.add(*plugin, rejection);
+            }
             RowVerdict::Fits(_) => {
+                self.fared.fits += 1;
+                self.fitting += 1;
                 for (column, raw) in self.columns.iter_mut().zip(raws) {
                     column.raw[row] = *raw;
                     if *raw > column.max {

@@ -2,8 +2,9 @@
 
 use super::class::{Evaluation, Prepared, Scope};
 use super::diagnosis::{Diagnosis, RowVerdict};
+use super::measure::{self, Measured, Point, Served};
 use super::preempt::{Asked, Attempt};
-use super::{BindRequest, Engine, Failure, Outcome, Output, Waiting};
+use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
     BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Points, PostFilter, PreFilter,
     PreScore, Rejection, Signable, Signature,
@@ -27,6 +28,8 @@ pub(super) struct Choice {
     numa: Option<NumaMask>,
     /// The pod whose place it takes.
     nominated: Option<Arc<PodInfo>>,
+    /// How many nodes were compared, and how many of them fit.
+    compared: (usize, usize),
     /// Why there, when it is to be remembered.
     table: Option<Box<super::Table>>,
 }
@@ -53,15 +56,29 @@ impl Engine {
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
+            self.meter.begin();
             let queued = match self.next_of_group(now) {
-                Some(queued) => queued,
-                None => self.queue.pop(now)?,
+                Some(queued) => Some(queued),
+                None => self.queue.pop(now),
+            };
+            let Some(queued) = queued else {
+                self.meter.end();
+                return None;
             };
             let Some(profile) = self.profile_of(&queued.info) else {
                 self.queue.remove(&queued.info.uid);
                 continue;
             };
             let pod = queued.info.clone();
+            if let Some(observer) = &self.observer {
+                observer(Started {
+                    pod: &pod,
+                    profile,
+                    attempts: queued.attempts,
+                    first_seen: queued.first_seen,
+                    flushed: queued.flushed,
+                });
+            }
             let ended = catch_unwind(AssertUnwindSafe(|| self.cycle(&pod, profile, now)));
             let ended = ended.unwrap_or_else(|panic| {
                 // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
@@ -86,10 +103,16 @@ impl Engine {
                 first_seen,
                 node: None,
                 error: false,
+                evaluated: 0,
+                feasible: 0,
             };
+            self.meter.end();
+            let (evaluated, feasible) = self.meter.compared;
             return Some(match ended {
                 Ok(node) => Outcome {
                     node: Some(node),
+                    evaluated,
+                    feasible,
                     ..base
                 },
                 Err(stop) => {
@@ -146,6 +169,7 @@ impl Engine {
             Err(failed) => return Err(failed),
         };
         let node = choice.node;
+        self.meter.compared = choice.compared;
         let name = self.nodes.name(node).clone();
         self.denominate(&pod.uid);
         self.assume(pod, &name, now);
@@ -183,7 +207,18 @@ impl Engine {
         let noted = self.decisions.room(now);
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
-        let prepared = self.prepare(&cycle, profile)?;
+        let prepared = self.prepare(&cycle, profile);
+        match &prepared {
+            Ok(prepared) => self
+                .meter
+                .prepared(profile, &self.profiles[profile], prepared),
+            Err(Stop::Refused(diagnosis)) => {
+                let by = diagnosis.pre_filter_by;
+                self.meter.rejected(profile, &self.profiles[profile], by);
+            }
+            Err(Stop::Failed(_)) => {}
+        }
+        let prepared = prepared?;
         // Worth the list only if there is somebody to evict.
         let victims = !self.profiles[profile].post_filter.is_empty()
             && self
@@ -207,6 +242,7 @@ impl Engine {
                 node,
                 numa,
                 nominated: scope.nominate(node),
+                compared: (1, 1),
                 table: None,
             });
         }
@@ -228,8 +264,11 @@ impl Engine {
             };
             self.uses += 1;
             let key = (profile, signature);
+            let filtering = self.meter.start(&self.names, profile, Point::Filter);
+            let mut served = Served::Fresh;
             let class = match self.classes.entry(key) {
                 std::collections::hash_map::Entry::Occupied(entry) => {
+                    served = Served::Known;
                     let class = entry.into_mut();
                     class.refresh(&scope);
                     class
@@ -238,9 +277,14 @@ impl Engine {
                     entry.insert(Evaluation::fresh(&scope))
                 }
             };
+            drop(filtering);
             class.used = self.uses;
             // The chosen node passes the whole chain again, with this very pod's state.
+            let scoring = self.meter.start(&self.names, profile, Point::Score);
             let best = class.best(&scope);
+            drop(scoring);
+            self.meter.sample(&exact, &self.names, best);
+            self.meter.fared(profile, &prepared, &mut class.fared);
             let confirmed =
                 best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
             // The class leaves room for the pod itself where it is nominated: only a node that is
@@ -248,6 +292,10 @@ impl Engine {
             let unlike = own
                 .as_ref()
                 .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
+            if !confirmed {
+                served = Served::Wrong;
+            }
+            self.meter.served(profile, served);
             if confirmed && !unlike {
                 let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
@@ -269,15 +317,15 @@ impl Engine {
             seed: self.options.seed,
             parallel_rows: self.options.parallel_rows,
         };
-        let fresh = Evaluation::fresh(&scope);
-        let answer = answer(
-            &fresh,
-            fresh.best(&scope),
-            &scope,
-            &self.names,
-            None,
-            victims,
-        );
+        let filtering = self.meter.start(&self.names, profile, Point::Filter);
+        let mut fresh = Evaluation::fresh(&scope);
+        drop(filtering);
+        let scoring = self.meter.start(&self.names, profile, Point::Score);
+        let best = fresh.best(&scope);
+        drop(scoring);
+        self.meter.sample(&scope, &self.names, best);
+        self.meter.fared(profile, &prepared, &mut fresh.fared);
+        let answer = answer(&fresh, best, &scope, &self.names, None, victims);
         answer.map(|choice| choice.with(&fresh, &scope, noted))
     }
 
@@ -292,12 +340,16 @@ impl Engine {
         profile: usize,
         tolerated: Option<Instance>,
     ) -> Result<Prepared, Stop> {
+        let at = profile;
         let profile = &self.profiles[profile];
         let mut prepared = Prepared::default();
         let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
         let mut skipped: PluginSet = 0;
+        let mut laps = self.meter.start(&self.names, at, Point::PreFilter);
         for instance in &profile.pre_filter {
-            match self.plugins[*instance].pre_filter(cycle) {
+            let answer = self.plugins[*instance].pre_filter(cycle);
+            laps.lap(*instance, || measure::of_pre_filter(&answer));
+            match answer {
                 PreFilter::Ready { state, nodes } => {
                     if let Some(mut nodes) = nodes {
                         nodes.sort_unstable();
@@ -323,6 +375,8 @@ impl Engine {
                 }
             }
         }
+        drop(laps);
+        prepared.skipped = skipped;
         for instance in &profile.filter {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
@@ -343,12 +397,18 @@ impl Engine {
             }
         }
         // A score plugin without a pre-score step of its own is asked without state.
+        let mut laps = self.meter.start(&self.names, at, Point::PreScore);
         for (instance, weight) in &profile.score {
             let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
-                match plugin.pre_score(cycle) {
+                let answer = plugin.pre_score(cycle);
+                laps.lap(*instance, || measure::of_pre_score(&answer));
+                match answer {
                     PreScore::Ready(state) => state,
-                    PreScore::Skip => continue,
+                    PreScore::Skip => {
+                        prepared.unscored |= 1 << instance;
+                        continue;
+                    }
                 }
             } else {
                 crate::framework::State::default()
@@ -360,6 +420,7 @@ impl Engine {
             };
             scores.push((*instance, *weight, state));
         }
+        drop(laps);
         if prepared.only.is_some() {
             let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
             let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
@@ -379,6 +440,7 @@ impl Engine {
                 node,
                 numa,
                 nominated: scope.nominate(node),
+                compared: (1, 1),
                 table: None,
             }),
             _ => None,
@@ -436,6 +498,10 @@ impl Engine {
         let mut messages = Vec::new();
         let mut room = None;
         let view = view!(self, now);
+        let mut laps = self
+            .meter
+            .start_always(&self.names, profile, Point::PostFilter);
+        laps.ended("Unschedulable");
         for instance in &self.profiles[profile].post_filter {
             let cycle = Cycle::new(pod, view);
             let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
@@ -457,6 +523,7 @@ impl Engine {
                     self.memo = memo;
                     match attempt {
                         Attempt::Room(plan) => {
+                            laps.lap(*instance, || "Success");
                             room = Some((*instance, plan));
                             break;
                         }
@@ -469,11 +536,13 @@ impl Engine {
                 }
                 PostFilter::Unhelpful(text) => text,
             };
+            laps.lap(*instance, || "Unschedulable");
             // Two plugins that look for victims in vain say the same; once is enough.
             if !text.is_empty() && !messages.contains(&text) {
                 messages.push(text);
             }
         }
+        drop(laps);
         if let Some((instance, plan)) = room {
             let node = self.make_room(pod, self.names[instance], plan, now);
             diagnosis.nominated = Some(node.to_string());
@@ -505,17 +574,21 @@ impl Engine {
     ) -> Result<(), Stop> {
         let mut fx = Effects::default();
         let mut refused = None;
+        let mut laps = self.meter.start(&self.names, profile, Point::Reserve);
         for instance in &self.profiles[profile].reserve {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
                 ..Cycle::new(pod, view!(self, now))
             };
-            if let Err(rejection) = self.plugins[*instance].reserve(&cycle, choice.node, &mut fx) {
+            let verdict = self.plugins[*instance].reserve(&cycle, choice.node, &mut fx);
+            laps.lap(*instance, || measure::of_verdict(&verdict));
+            if let Err(rejection) = verdict {
                 refused = Some((*instance, rejection));
                 break;
             }
         }
+        drop(laps);
         self.apply(fx, now);
         match refused {
             Some((instance, rejection)) => Err(self.stop_at("Reserve", instance, &rejection)),
@@ -533,9 +606,12 @@ impl Engine {
         let mut waiting: Option<Waiting> = None;
         let mut fx = Effects::default();
         let mut refused = None;
+        let mut laps = self.meter.start(&self.names, profile, Point::Permit);
         for instance in &self.profiles[profile].permit {
             let cycle = Cycle::new(pod, view!(self, now));
-            match self.plugins[*instance].permit(&cycle, node, &mut fx) {
+            let answer = self.plugins[*instance].permit(&cycle, node, &mut fx);
+            laps.lap(*instance, || measure::of_permit(&answer));
+            match answer {
                 Permit::Allow => {}
                 Permit::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest)
@@ -546,6 +622,8 @@ impl Engine {
                         pod: pod.clone(),
                         profile,
                         on: Vec::new(),
+                        since: now,
+                        point: Point::Permit,
                         until,
                     });
                     entry.on.push(self.names[*instance]);
@@ -557,6 +635,10 @@ impl Engine {
                 }
             }
         }
+        if waiting.is_some() && refused.is_none() {
+            laps.ended("Wait");
+        }
+        drop(laps);
         // The plugin may let the members of the pod's group go, this pod's permission included.
         self.apply(fx, now);
         match refused {
@@ -585,6 +667,8 @@ impl Engine {
                         pod: pod.clone(),
                         profile,
                         on: vec![self.names[*instance]],
+                        since: now,
+                        point: Point::PreBind,
                         until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
                     };
                     self.wait(waiting);
@@ -615,16 +699,20 @@ impl Engine {
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
+        let mut laps = self.meter.start(&self.names, profile, Point::PreBind);
         for instance in &self.profiles[profile].pre_bind {
-            if let Err(rejection) = self.plugins[*instance].pre_bind(&cycle, node, &mut patch) {
+            let verdict = self.plugins[*instance].pre_bind(&cycle, node, &mut patch);
+            laps.lap(*instance, || measure::of_verdict(&verdict));
+            if let Err(rejection) = verdict {
                 return Err(self.stop_at("PreBind", *instance, &rejection));
             }
         }
+        drop(laps);
         let plans = self.profiles[profile].bind.iter();
         let plan = plans
-            .map(|instance| self.plugins[*instance].bind(&cycle, node))
-            .find(|plan| *plan != BindPlan::Skip);
-        let Some(plan) = plan else {
+            .map(|instance| (self.plugins[*instance].bind(&cycle, node), *instance))
+            .find(|(plan, _)| *plan != BindPlan::Skip);
+        let Some((plan, binder)) = plan else {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
         };
         let node = self.nodes.name(node).clone();
@@ -634,6 +722,7 @@ impl Engine {
             patch,
             plan,
             profile,
+            binder: self.names[binder],
         }));
         Ok(())
     }
@@ -705,7 +794,12 @@ impl Engine {
                 self.apply(fx, now);
                 let Some(uid) = next else { break };
                 // A member that is not ours to place, or that others keep back, is passed over.
+                let began = self.meter.now();
                 if let Some(queued) = self.queue.take(&uid, 1 << instance) {
+                    if let Some(began) = began {
+                        let nanos = measure::nanos(began, std::time::Instant::now());
+                        self.meter.note(Measured::NextPod { nanos });
+                    }
                     return Some(queued);
                 }
             }
@@ -766,6 +860,7 @@ fn answer(
             node,
             numa: evaluation.numa(node),
             nominated: scope.nominate(node),
+            compared: (scope.cycle.view.nodes.len(), evaluation.fitting(scope)),
             table: None,
         });
     }

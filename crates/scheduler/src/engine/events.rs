@@ -1,6 +1,6 @@
 //! What the engine is told by informers and by the binder.
 
-use super::{BindError, Engine, Output, Record};
+use super::{BindError, Engine, Output, Point, Record};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
 use crate::state::{NodeInfo, PodInfo};
 use jiff::Timestamp;
@@ -69,7 +69,7 @@ impl Engine {
 
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
-        self.waiting.remove(uid);
+        self.stop_waiting(uid, super::REFUSED, now);
         self.denominate(uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
@@ -270,10 +270,16 @@ impl Engine {
             Ok(()) => {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
-                for instance in profile.iter().flat_map(|at| &self.profiles[*at].post_bind) {
-                    let view = view!(self, now);
-                    self.plugins[*instance].post_bind(&pod, &node, view, &mut fx);
+                self.meter.begin();
+                if let Some(at) = profile {
+                    let mut laps = self.meter.start(&self.names, at, Point::PostBind);
+                    for instance in &self.profiles[at].post_bind {
+                        let view = view!(self, now);
+                        self.plugins[*instance].post_bind(&pod, &node, view, &mut fx);
+                        laps.lap(*instance, || "Success");
+                    }
                 }
+                self.meter.end();
                 self.apply(fx, now);
             }
             Err(error) => {

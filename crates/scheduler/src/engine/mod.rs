@@ -21,6 +21,7 @@ mod cycle;
 mod diagnosis;
 mod events;
 mod explain;
+mod measure;
 mod nominator;
 mod preempt;
 mod stage;
@@ -28,12 +29,13 @@ mod tree;
 
 pub use diagnosis::{Diagnosis, NodeRefusal};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
+pub use measure::{Measured, Measures, Point};
 
 use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
     Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, NotShown, Plugin,
-    PodPatch, Points, Problem, Profile, Profiles, Signature, Subject, Write,
+    PodPatch, Points, Problem, Profile, Profiles, Readings, Signature, Subject, View, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -45,6 +47,9 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
+
+/// How upstream's metrics call a pod that was not permitted.
+const REFUSED: &str = "Unschedulable";
 
 /// What the engine itself can be told.
 #[derive(Debug, Clone, Copy)]
@@ -83,6 +88,8 @@ pub struct BindRequest {
     pub plan: BindPlan,
     /// Its profile's position.
     pub profile: usize,
+    /// The plugin that says how.
+    pub binder: &'static str,
 }
 
 /// A pod that could not be placed.
@@ -144,7 +151,29 @@ pub struct Outcome {
     pub node: Option<Arc<str>>,
     /// Whether it failed by an error rather than a refusal.
     pub error: bool,
+    /// Of a pod that goes somewhere, how many nodes were compared, and how many of them fit.
+    pub evaluated: usize,
+    /// See `evaluated`.
+    pub feasible: usize,
 }
+
+/// A cycle that begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Started<'a> {
+    /// The pod.
+    pub pod: &'a Arc<PodInfo>,
+    /// Its profile's position.
+    pub profile: usize,
+    /// Cycles so far, with this one.
+    pub attempts: u32,
+    /// When it entered the queue.
+    pub first_seen: Timestamp,
+    /// Whether it is tried only because it waited long enough.
+    pub flushed: bool,
+}
+
+/// Is told of every cycle before it begins.
+pub type Observer = Box<dyn Fn(Started<'_>) + Send + Sync>;
 
 /// Why a binding failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,6 +198,9 @@ struct Waiting {
     pod: Arc<PodInfo>,
     profile: usize,
     on: Vec<&'static str>,
+    since: Timestamp,
+    /// Where: with permission still to come, or with something to happen before the binding.
+    point: Point,
     until: Timestamp,
 }
 
@@ -202,6 +234,8 @@ pub struct Engine {
     /// How often room was looked for, and how many had to go for it.
     preemptions: u64,
     victims_total: usize,
+    meter: measure::Meter,
+    observer: Option<Observer>,
     outbox: Vec<Output>,
 }
 
@@ -235,6 +269,8 @@ impl Engine {
         Self {
             options,
             caching: true,
+            meter: measure::Meter::new(profiles.len(), plugins.len()),
+            observer: None,
             resources: ResourceTable::new(),
             nodes: NodeStore::default(),
             pods: FxHashMap::default(),
@@ -320,6 +356,30 @@ impl Engine {
     /// How many pods entered which queue because of which event, since the last call.
     pub fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
         self.queue.take_incoming()
+    }
+
+    /// Has `observer` told of every cycle before it begins.
+    pub fn observe(&mut self, observer: Observer) {
+        self.observer = Some(observer);
+    }
+
+    /// What was measured since the last call.
+    pub fn take_measures(&mut self) -> Measures {
+        self.meter.take(&self.names)
+    }
+
+    /// Whether so much was measured that it should be taken now.
+    pub fn has_measured_much(&mut self) -> bool {
+        self.meter.is_full()
+    }
+
+    /// What plugins measure of themselves.
+    pub fn read(&mut self, now: Timestamp) -> Readings {
+        let mut out = Readings::default();
+        for plugin in &mut self.plugins {
+            plugin.read(view!(self, now), &mut out);
+        }
+        out
     }
 
     /// Refused pods per profile and refusing plugin.
@@ -492,6 +552,8 @@ impl Engine {
                 beyond |= 1 << instance;
             }
         }
+        let timed = self.meter.times_event();
+        let timed = std::cell::Cell::new(timed);
         let view = view!(self, now);
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
@@ -511,8 +573,7 @@ impl Engine {
                 let helps = by == 0
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
-                            && self.plugins[instance].hint(&queued.info, event, view)
-                                == Helps::Queue
+                            && self.helps(instance, &queued.info, event, view, &timed)
                     });
                 if helps {
                     wake.push(uid.clone());
@@ -522,6 +583,47 @@ impl Engine {
         for uid in wake {
             self.queue.wake(&uid, event.label(), now);
         }
+    }
+
+    /// Whether a plugin says that `event` helps `pod`; the first answer is timed, if any is to be.
+    fn helps(
+        &self,
+        instance: Instance,
+        pod: &PodInfo,
+        event: &ClusterEvent<'_>,
+        view: View<'_>,
+        timed: &std::cell::Cell<bool>,
+    ) -> bool {
+        let began = timed.take().then(std::time::Instant::now);
+        let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
+        if let Some(began) = began {
+            self.meter.note(Measured::Hint {
+                plugin: self.names[instance],
+                event: event.label(),
+                hint: if helps { "Queue" } else { "QueueSkip" },
+                nanos: measure::nanos(began, std::time::Instant::now()),
+            });
+        }
+        helps
+    }
+
+    /// Ends the wait of a pod, if it waits.
+    fn stop_waiting(&mut self, uid: &str, result: &'static str, now: Timestamp) -> Option<Waiting> {
+        let waiting = self.waiting.remove(uid)?;
+        let waited = now.duration_since(waiting.since);
+        self.meter.note(match waiting.point {
+            Point::Permit => Measured::Permit {
+                result,
+                seconds: waited.as_secs_f64().max(0.0),
+            },
+            point => Measured::Point {
+                profile: waiting.profile,
+                point,
+                status: result,
+                nanos: measure::nanos_of(waited),
+            },
+        });
+        Some(waiting)
     }
 
     /// Does what plugins asked for.
@@ -563,7 +665,7 @@ impl Engine {
             self.reject_waiting(&uid, plugin, reason.as_str(), now);
         }
         for (uid, plugin, reason) in fx.rollback {
-            if let Some(Waiting { pod, .. }) = self.waiting.remove(&uid) {
+            if let Some(Waiting { pod, .. }) = self.stop_waiting(&uid, REFUSED, now) {
                 self.unbook(&uid, now);
                 self.refuse_waiting(&pod, plugin, reason.as_str(), now);
             }
@@ -589,7 +691,7 @@ impl Engine {
         if !waiting.on.is_empty() {
             return;
         }
-        let Some(Waiting { pod, profile, .. }) = self.waiting.remove(uid) else {
+        let Some(Waiting { pod, profile, .. }) = self.stop_waiting(uid, "Success", now) else {
             return;
         };
         let Some(node) = self.pods.get(uid).map(|record| record.node) else {
@@ -602,7 +704,7 @@ impl Engine {
     }
 
     fn reject_waiting(&mut self, uid: &str, plugin: &'static str, reason: &str, now: Timestamp) {
-        let Some(Waiting { pod, .. }) = self.waiting.remove(uid) else {
+        let Some(Waiting { pod, .. }) = self.stop_waiting(uid, REFUSED, now) else {
             return;
         };
         self.forget(uid, now);

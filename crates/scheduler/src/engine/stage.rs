@@ -13,7 +13,9 @@ impl Evaluation {
     /// The best node for a pod that has volatile plugins or custom normalisation.
     pub(super) fn best_staged(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
         let mut rows = self.shared_fits();
+        let judged = rows.len();
         self.drop_refused(scope, &mut rows);
+        self.fared.stage(judged, rows.len());
         if rows.is_empty() {
             return None;
         }

@@ -7,11 +7,13 @@
 
 mod event;
 mod profile;
+mod reading;
 mod registry;
 mod status;
 
 pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
+pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
@@ -695,6 +697,9 @@ pub trait Plugin: Send + Sync {
     fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Option<Lack> {
         None
     }
+    /// Adds what the plugin measures of itself; asked every few seconds. Observations are handed over
+    /// once.
+    fn read(&mut self, _view: View<'_>, _out: &mut Readings) {}
     /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None

@@ -4,6 +4,7 @@ use super::nearest::says;
 use super::watch::Message;
 use crate::engine::{BindError, BindRequest, Failure};
 use crate::framework::{BindPlan, PodPatch, Problem, Verb, Write};
+use crate::metrics::{Call, Metrics};
 use crate::state::PodInfo;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_kube::api::{
@@ -14,8 +15,24 @@ use koord_kube::{Api, Client, patch};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
+
+/// The evictions of one preemption; measured when the last of them has ended.
+struct Evictions {
+    metrics: Metrics,
+    started: tokio::time::Instant,
+    failed: AtomicBool,
+}
+
+impl Drop for Evictions {
+    fn drop(&mut self) {
+        let ok = !self.failed.load(Ordering::Relaxed);
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.metrics.evicted(ok, seconds);
+    }
+}
 
 /// Sends writes with bounded concurrency; per pod in order.
 pub(super) struct Writer {
@@ -24,6 +41,7 @@ pub(super) struct Writer {
     clock: koord_app::Clock,
     permits: Arc<Semaphore>,
     sender: mpsc::Sender<Message>,
+    metrics: Metrics,
     /// The last status write of a pod: what is written next about the pod waits for it.
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
     /// Bindings under way.
@@ -39,6 +57,7 @@ impl Writer {
         clock: koord_app::Clock,
         concurrency: usize,
         sender: mpsc::Sender<Message>,
+        metrics: Metrics,
     ) -> Self {
         Self {
             client,
@@ -46,6 +65,7 @@ impl Writer {
             clock,
             permits: Arc::new(Semaphore::new(concurrency.max(1))),
             sender,
+            metrics,
             statuses: FxHashMap::default(),
             binding: 0,
             annotate_bindings: false,
@@ -59,11 +79,15 @@ impl Writer {
         let (client, permits) = (self.client.clone(), self.permits.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
         let together = self.annotate_bindings;
+        let metrics = self.metrics.clone();
+        metrics.binding(self.binding);
+        metrics.call_queued(Call::Binding);
         tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
             let _permit = permits.acquire_owned().await;
+            metrics.call_started(Call::Binding);
             let started = tokio::time::Instant::now();
             let result = send_binding(client, &request, together).await;
             let pod = &request.pod;
@@ -88,12 +112,15 @@ impl Writer {
                 }
             }
             let seconds = started.elapsed().as_secs_f64();
+            metrics.call_ended(Call::Binding, result.is_ok(), seconds);
             let uid = pod.uid.clone();
             let _ = sender
                 .send(Message::Bound {
                     uid,
                     result,
                     seconds,
+                    profile: request.profile,
+                    binder: request.binder,
                 })
                 .await;
         });
@@ -142,9 +169,16 @@ impl Writer {
         let Some(status) = status_patch(failure, nearest, self.clock.now()) else {
             return;
         };
+        let metrics = self.metrics.clone();
+        metrics.call_queued(Call::Status);
         self.in_order(key.uid.clone(), move |client| async move {
+            metrics.call_started(Call::Status);
+            let started = tokio::time::Instant::now();
             let api: Api<Pod> = Api::namespaced(client, &key.namespace);
-            match patch::strategic_status(&api, &key.name, &status).await {
+            let sent = patch::strategic_status(&api, &key.name, &status).await;
+            let seconds = started.elapsed().as_secs_f64();
+            metrics.call_ended(Call::Status, sent.is_ok(), seconds);
+            match sent {
                 Ok(_) => {}
                 Err(error) if patch::is_not_found(&error) => {}
                 Err(error) => tracing::warn!(pod = %key, %error, "pod condition not written"),
@@ -155,8 +189,15 @@ impl Writer {
     /// Sends a write that a plugin asked for. Writes to one object go in order.
     pub(super) fn write(&mut self, write: Write) {
         let key: Arc<str> = format!("{}/{}/{}", write.plural, write.namespace, write.name).into();
+        let quota = write.plural == "elasticquotas" && matches!(write.verb, Verb::Patch(_));
+        let metrics = self.metrics.clone();
         self.in_order(key, move |client| async move {
-            if let Err(error) = send_write(&client, &write, &PodPatch::default()).await {
+            let started = tokio::time::Instant::now();
+            let sent = send_write(&client, &write, &PodPatch::default()).await;
+            if quota {
+                metrics.quota_written(started.elapsed().as_secs_f64());
+            }
+            if let Err(error) = sent {
                 let (plural, name) = (write.plural, &write.name);
                 tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
             }
@@ -178,6 +219,11 @@ impl Writer {
     /// Evicts the victims of a preemption: condition `DisruptionTarget`, deletion, event.
     pub(super) fn evict(&mut self, preemptor: &PodInfo, node: &str, victims: Vec<Arc<PodInfo>>) {
         let now = self.clock.now();
+        let evictions = Arc::new(Evictions {
+            metrics: self.metrics.clone(),
+            started: tokio::time::Instant::now(),
+            failed: AtomicBool::new(false),
+        });
         for victim in victims {
             let message = format!("Preempted by pod {} on node {node}", preemptor.uid);
             self.recorder.event_with_action(
@@ -190,6 +236,7 @@ impl Writer {
             let scheduler = preemptor.scheduler_name().to_owned();
             let key = victim.uid.clone();
             let sender = self.sender.clone();
+            let evictions = evictions.clone();
             self.in_order(key, move |client| async move {
                 let api: Api<Pod> = Api::namespaced(client, &victim.namespace);
                 let status = json!({"metadata": {"uid": &*victim.uid}, "status": {"conditions": [{
@@ -218,6 +265,7 @@ impl Writer {
                     Ok(()) => {}
                     Err(error) if patch::is_not_found(&error) => {}
                     Err(error) => {
+                        evictions.failed.store(true, Ordering::Relaxed);
                         tracing::warn!(pod = %victim, %error, "victim not evicted");
                         let _ = sender.send(Message::NotEvicted(victim.uid.clone())).await;
                     }

@@ -6,14 +6,15 @@ mod nearest;
 mod transform;
 mod watch;
 
+pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
 pub use watch::Watch;
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Explanation, Question};
-use crate::engine::{Engine, EngineOptions, Failure, Outcome, Output};
+use crate::engine::{BindError, Engine, EngineOptions, Failure, Outcome, Output};
 use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, PluginMetrics};
 use binder::Writer;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -35,8 +36,6 @@ const SLICE: Duration = Duration::from_millis(5);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
 const NODES: &str = "nodes.v1";
 const PODS: &str = "pods.v1";
-/// How often gauges are set.
-const GAUGES_EVERY: Duration = Duration::from_secs(5);
 
 /// How to run the scheduler.
 #[derive(Debug, Clone)]
@@ -68,6 +67,8 @@ pub struct Options {
     pub monitor_period: Duration,
     /// See `monitor_period`.
     pub scheduling_timeout: Duration,
+    /// How often gauges are set, and what was only counted is handed to the metrics.
+    pub gauge_period: Duration,
     /// Feature gates and the like for plugins.
     pub build: BuildContext,
     /// A window into the running scheduler.
@@ -119,6 +120,7 @@ impl Options {
             nearest_in_conditions: true,
             monitor_period: Duration::from_secs(10),
             scheduling_timeout: Duration::from_secs(30),
+            gauge_period: Duration::from_secs(5),
             build: BuildContext::default(),
             debug: DebugHandle::default(),
         }
@@ -175,6 +177,10 @@ pub fn run(
     async move {
         let (config, profiles) = options.resolve()?;
         let metrics = Metrics::register(&ctx.metrics)?;
+        metrics.identify(&ctx.metrics, &options.build.gates)?;
+        koord_app::metrics::register_process(&ctx.metrics)?;
+        let resets = metrics.resets();
+        options.debug.on_reset(move || resets.run());
         let notes = config.notes();
         for warning in options.notes.iter().chain(&notes).chain(&profiles.warnings) {
             tracing::warn!("{warning}");
@@ -189,11 +195,10 @@ pub fn run(
             .set_config(serde_json::to_value(&config).unwrap_or_default());
         let elector = if options.leader_elect {
             let election = election(&config, &options.identity)?;
-            Some(LeaderElector::new(
-                client.clone(),
-                election,
-                ctx.clock.clone(),
-            )?)
+            let name = election.name.clone();
+            metrics.leads(&name, false);
+            let elector = LeaderElector::new(client.clone(), election, ctx.clock.clone())?;
+            Some((elector, name))
         } else {
             None
         };
@@ -207,10 +212,15 @@ pub fn run(
         };
         match elector {
             None => daemon.lead(ctx.shutdown.clone()).await,
-            Some(elector) => {
-                elector
-                    .run(ctx.shutdown.clone(), |token| daemon.lead(token))
-                    .await?;
+            Some((elector, name)) => {
+                let metrics = daemon.metrics.clone();
+                let led = elector.run(ctx.shutdown.clone(), |token| {
+                    metrics.leads(&name, true);
+                    daemon.lead(token)
+                });
+                let led = Box::pin(led).await;
+                metrics.leads(&name, false);
+                led?;
             }
         }
         Ok(())
@@ -303,7 +313,7 @@ impl Daemon {
             ctx,
         } = self;
         let names: Vec<String> = profiles.profiles.iter().map(|p| p.name.clone()).collect();
-        let engine = Engine::new(&config, profiles, options.engine);
+        let mut engine = Engine::new(&config, profiles, options.engine);
         let (sender, receiver) = mpsc::channel(4096);
         let watches = engine.watches();
         let node = |change| match change {
@@ -336,19 +346,26 @@ impl Daemon {
             shutdown.clone(),
         );
         let concurrency = options.write_concurrency;
-        let mut writer = Writer::new(client, recorder, ctx.clock.clone(), concurrency, sender);
+        let clock = ctx.clock.clone();
+        let counted = metrics.clone();
+        let mut writer = Writer::new(client, recorder, clock, concurrency, sender, counted);
         writer.annotate_bindings = options.bind_annotations_with_binding;
         let limits = monitor::Limits {
             period: options.monitor_period,
             timeout: options.scheduling_timeout,
         };
         let monitor = monitor::Monitor::start(limits, metrics.clone(), shutdown.clone());
+        let told = monitor.clone();
+        engine.observe(Box::new(move |started| told.begin(Attempt::new(started))));
+        let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
         let questions = options.debug.attach();
         let debug = options.debug.clone();
         let task = Owner {
             engine,
             writer,
             metrics,
+            plugin_metrics,
+            gauge_period: options.gauge_period.max(Duration::from_millis(1)),
             ctx,
             debug,
             names,
@@ -372,6 +389,8 @@ struct Owner {
     engine: Engine,
     writer: Writer,
     metrics: Metrics,
+    plugin_metrics: PluginMetrics,
+    gauge_period: Duration,
     ctx: Context,
     debug: DebugHandle,
     names: Vec<String>,
@@ -416,8 +435,11 @@ impl Owner {
             let busy = unseen.is_empty() && self.decide();
             self.dispatch();
             if Instant::now() >= next_gauges {
-                self.metrics.gauges(&mut self.engine);
-                next_gauges = Instant::now() + GAUGES_EVERY;
+                self.measure();
+                next_gauges = Instant::now() + self.gauge_period;
+            } else if self.engine.has_measured_much() {
+                self.metrics
+                    .measured(self.engine.take_measures(), &self.names);
             }
             if busy || budget == 0 {
                 tokio::task::yield_now().await;
@@ -442,6 +464,19 @@ impl Owner {
                 Some(question) = questions.recv() => question.answer(&self.engine, self.ctx.clock.now()),
                 () = tokio::time::sleep(pause) => {}
             }
+        }
+    }
+
+    /// Hands what the engine and its plugins measured to the metrics.
+    fn measure(&mut self) {
+        self.metrics.gauges(&mut self.engine);
+        self.metrics
+            .measured(self.engine.take_measures(), &self.names);
+        let now = self.ctx.clock.now();
+        // A plugin that stumbles here must not stop the scheduler either.
+        let read = AssertUnwindSafe(|| self.engine.read(now));
+        if let Ok(readings) = catch_unwind(read) {
+            self.plugin_metrics.take(readings);
         }
     }
 
@@ -472,25 +507,42 @@ impl Owner {
         let started = Instant::now();
         let label = match message {
             Message::Synced(_) => return,
-            Message::Pod(Change::Applied { new, .. }) => {
-                if new
+            Message::Pod(Change::Applied { old, new }) => {
+                let bound = new
                     .spec
                     .as_ref()
-                    .is_some_and(|spec| spec.node_name.is_some())
-                {
+                    .is_some_and(|spec| spec.node_name.is_some());
+                if bound {
                     self.debug.settled(&ObjectKey::of(&*new).to_string());
                 }
                 self.engine.pod_applied(new, now);
-                "PodUpdate"
+                match (bound, old.is_some()) {
+                    (true, false) => "AssignedPodAdd",
+                    (true, true) => "AssignedPodUpdate",
+                    (false, false) => "UnscheduledPodAdd",
+                    (false, true) => "UnscheduledPodUpdate",
+                }
             }
             Message::Pod(Change::Deleted(last)) => {
                 self.debug.settled(&ObjectKey::of(&*last).to_string());
                 self.engine.pod_deleted(&last, now);
-                "PodDelete"
+                // Whatever became of it, nobody places it any more.
+                self.monitor
+                    .end(last.metadata.uid.as_deref().unwrap_or_default());
+                let spec = last.spec.as_ref();
+                if spec.is_some_and(|spec| spec.node_name.is_some()) {
+                    "AssignedPodDelete"
+                } else {
+                    "UnscheduledPodDelete"
+                }
             }
-            Message::Node(Change::Applied { new, .. }) => {
+            Message::Node(Change::Applied { old, new }) => {
                 self.engine.node_applied(new, now);
-                "NodeUpdate"
+                if old.is_some() {
+                    "NodeUpdate"
+                } else {
+                    "NodeAdd"
+                }
             }
             Message::Node(Change::Deleted(last)) => {
                 let name = last.metadata.name.clone().unwrap_or_default();
@@ -510,10 +562,20 @@ impl Owner {
                 uid,
                 result,
                 seconds,
+                profile,
+                binder,
             } => {
                 self.writer.binding = self.writer.binding.saturating_sub(1);
-                let profile = self.names.first().map_or("", String::as_str);
-                self.metrics.bound(result.is_ok(), profile, seconds);
+                self.metrics.binding(self.writer.binding);
+                let profile = self.names.get(profile).map_or("", String::as_str);
+                self.metrics.bound(result.is_ok(), profile, binder, seconds);
+                // A failure that leaves something to report ends with that report.
+                if let Ok(()) | Err(BindError { gone: true, .. }) = &result
+                    && let Some(attempt) = self.monitor.end(&uid)
+                    && result.is_ok()
+                {
+                    self.metrics.scheduled(&attempt, profile, now);
+                }
                 self.engine.bind_finished(&uid, result, now);
                 "Bound"
             }
@@ -531,15 +593,11 @@ impl Owner {
             }
             let now = self.ctx.clock.now();
             let started = Instant::now();
-            self.monitor.begin(started);
-            let outcome = self.engine.schedule_one(now);
-            self.monitor.end();
-            let Some(outcome) = outcome else {
+            let Some(outcome) = self.engine.schedule_one(now) else {
                 return false;
             };
-            let seconds = started.elapsed().as_secs_f64();
-            let profile = self.names.get(outcome.profile).map_or("", String::as_str);
-            self.metrics.attempt(&outcome, profile, seconds, now);
+            self.metrics
+                .decided(&outcome, started.elapsed().as_secs_f64());
             self.log_scores(&outcome);
             tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "decided");
             self.dispatch();
@@ -603,6 +661,10 @@ impl Owner {
                 }
                 Output::Failed(failure) => {
                     tracing::debug!(pod = %failure.pod, message = %failure.message, "not placed");
+                    let attempt = self.monitor.end(&failure.pod.uid);
+                    let profile = failure.pod.scheduler_name();
+                    let error = failure.reason != "Unschedulable";
+                    self.metrics.failed(error, profile, attempt.as_ref());
                     let explanation = Explanation {
                         time: self.ctx.clock.now(),
                         reason: failure.reason,

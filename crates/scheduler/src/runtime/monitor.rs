@@ -1,8 +1,13 @@
-//! Watches for a decision that takes too long: nothing else can stop the one task that decides.
+//! Attempts under way, from the queue to the end of the binding, and a watch over those that take
+//! too long: nothing else can stop the one task that decides, or a binding that hangs.
 
+use crate::engine::Started;
 use crate::metrics::Metrics;
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -14,79 +19,172 @@ pub(super) struct Limits {
     pub(super) timeout: Duration,
 }
 
-/// See the module documentation.
+/// One attempt to place a pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Attempt {
+    pub(crate) pod: Arc<PodInfo>,
+    /// Attempts so far, with this one.
+    pub(crate) attempts: u32,
+    /// When the pod entered the queue.
+    pub(crate) first_seen: Timestamp,
+    /// Whether only its long wait brought the attempt about.
+    pub(crate) flushed: bool,
+    pub(crate) started: Instant,
+}
+
+impl Attempt {
+    pub(super) fn new(started: Started<'_>) -> Self {
+        let Started {
+            pod,
+            attempts,
+            first_seen,
+            flushed,
+            ..
+        } = started;
+        Self {
+            pod: pod.clone(),
+            attempts,
+            first_seen,
+            flushed,
+            started: Instant::now(),
+        }
+    }
+
+    /// Names the pod, if it has taken too long by now.
+    fn complaint(&self, timeout: Duration) -> Option<String> {
+        let took = self.started.elapsed();
+        (took > timeout).then(|| {
+            let pod = &self.pod;
+            format!(
+                "!!!CRITICAL TIMEOUT!!! scheduling pod {pod}({}) took longer ({took:?}) than the \
+                 timeout {timeout:?}",
+                pod.uid
+            )
+        })
+    }
+}
+
+/// See the module documentation. Clones watch the same attempts.
 #[derive(Debug, Clone)]
 pub(super) struct Monitor {
-    start: Instant,
-    /// Nanoseconds from `start` to the start of the decision under way, plus one; 0 when idle.
-    since: Arc<AtomicU64>,
+    timeout: Duration,
+    metrics: Metrics,
+    attempts: Arc<Mutex<FxHashMap<Arc<str>, Attempt>>>,
 }
 
 impl Monitor {
     /// Watches until `shutdown`.
     pub(super) fn start(limits: Limits, metrics: Metrics, shutdown: CancellationToken) -> Self {
-        let start = Instant::now();
         let monitor = Self {
-            start,
-            since: Arc::default(),
+            timeout: limits.timeout,
+            metrics,
+            attempts: Arc::default(),
         };
         let watched = monitor.clone();
         tokio::spawn(async move {
-            let mut reported = 0;
             let period = limits.period.max(Duration::from_millis(10));
             while shutdown
                 .run_until_cancelled(tokio::time::sleep(period))
                 .await
                 .is_some()
             {
-                let since = watched.since.load(Ordering::Relaxed);
-                let began = start + Duration::from_nanos(since);
-                if since != 0 && since != reported && began.elapsed() > limits.timeout {
-                    reported = since;
-                    metrics.timed_out();
-                    let seconds = began.elapsed().as_secs_f64();
-                    tracing::error!(seconds, "CRITICAL TIMEOUT: a scheduling cycle does not end");
-                }
+                watched.look();
             }
         });
         monitor
     }
 
-    /// A decision begins.
-    pub(super) fn begin(&self, now: Instant) {
-        let nanos = now.duration_since(self.start).as_nanos();
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX - 1);
-        self.since.store(nanos + 1, Ordering::Relaxed);
+    /// Complains of every attempt that has taken too long; again each time, as upstream does.
+    fn look(&self) {
+        let late: Vec<(Attempt, String)> = self
+            .attempts
+            .lock()
+            .values()
+            .filter_map(|attempt| Some((attempt.clone(), attempt.complaint(self.timeout)?)))
+            .collect();
+        for (attempt, complaint) in late {
+            self.complain(&attempt, &complaint);
+        }
     }
 
-    /// It is made.
-    pub(super) fn end(&self) {
-        self.since.store(0, Ordering::Relaxed);
+    fn complain(&self, attempt: &Attempt, complaint: &str) {
+        self.metrics.timed_out(attempt.pod.scheduler_name());
+        tracing::warn!("{complaint}");
+    }
+
+    /// An attempt begins.
+    pub(super) fn begin(&self, attempt: Attempt) {
+        let uid = attempt.pod.uid.clone();
+        self.attempts.lock().insert(uid, attempt);
+    }
+
+    /// The attempt for the pod with this uid is over, one way or the other.
+    pub(super) fn end(&self, uid: &str) -> Option<Attempt> {
+        let attempt = self.attempts.lock().remove(uid)?;
+        if let Some(complaint) = attempt.complaint(self.timeout) {
+            self.complain(&attempt, &complaint);
+        }
+        Some(attempt)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_model::resources::ResourceTable;
+
+    fn attempt(name: &str) -> Attempt {
+        let pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"schedulerName": "koord-scheduler", "containers": []},
+        }))
+        .unwrap();
+        let pod = PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap();
+        Attempt {
+            pod: Arc::new(pod),
+            attempts: 1,
+            first_seen: Timestamp::UNIX_EPOCH,
+            flushed: false,
+            started: Instant::now(),
+        }
+    }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_decision_that_does_not_end_is_reported_and_once() {
+    async fn a_pod_that_takes_too_long_is_named_at_every_look_and_when_it_is_done() {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::register(&registry).unwrap();
         let limits = Limits {
-            period: Duration::from_secs(1),
-            timeout: Duration::from_secs(3),
+            period: Duration::from_secs(10),
+            timeout: Duration::from_secs(30),
         };
         let stop = CancellationToken::new();
         let monitor = Monitor::start(limits, metrics.clone(), stop.clone());
-        monitor.begin(Instant::now());
-        tokio::time::advance(Duration::from_secs(2)).await;
-        monitor.end();
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(metrics.timeouts(), 0);
-        monitor.begin(Instant::now());
-        tokio::time::sleep(Duration::from_secs(9)).await;
-        assert_eq!(metrics.timeouts(), 1);
+        let timeouts = || metrics.timeouts("koord-scheduler");
+        monitor.begin(attempt("quick"));
+        tokio::time::sleep(Duration::from_secs(29)).await;
+        assert!(monitor.end("uid-quick").is_some());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(timeouts(), 0);
+
+        let slow = attempt("slow");
+        monitor.begin(slow.clone());
+        tokio::time::sleep(Duration::from_secs(29)).await;
+        assert_eq!((timeouts(), slow.complaint(limits.timeout)), (0, None));
+        // Two looks.
+        tokio::time::sleep(Duration::from_secs(22)).await;
+        assert_eq!(timeouts(), 2);
+        assert_eq!(
+            slow.complaint(limits.timeout).as_deref(),
+            Some(
+                "!!!CRITICAL TIMEOUT!!! scheduling pod ns/slow(uid-slow) took longer (51s) than \
+                 the timeout 30s"
+            )
+        );
+        assert!(monitor.end("uid-slow").is_some());
+        assert_eq!(timeouts(), 3);
+        assert!(monitor.end("uid-slow").is_none());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(timeouts(), 3);
         stop.cancel();
     }
 }

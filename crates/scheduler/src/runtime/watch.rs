@@ -24,6 +24,10 @@ pub(crate) enum Message {
         uid: Arc<str>,
         result: Result<(), crate::engine::BindError>,
         seconds: f64,
+        /// The position of the pod's profile.
+        profile: usize,
+        /// The plugin that said how to bind.
+        binder: &'static str,
     },
 }
 

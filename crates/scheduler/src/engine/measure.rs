@@ -1,0 +1,490 @@
+//! What the engine measures of itself, for `/metrics`.
+//!
+//! Reading a clock around every call of a plugin would cost about as much as the calls. So one cycle
+//! in ten is timed, as upstream does with its plugins, and of the filters and scores only one pass
+//! over one node, made for that purpose. What is only counted is counted always.
+
+use super::class::{Prepared, Scope};
+use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, Verdict};
+use crate::queue::PluginSet;
+use crate::state::NodeIndex;
+use jiff::SignedDuration;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// One cycle in so many is timed.
+const EVERY: u32 = 10;
+/// So many timings are kept until somebody takes them; more are not made.
+const KEEP: usize = 16 * 1024;
+
+/// Extension points, as upstream's metrics spell them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "upstream's names")]
+pub enum Point {
+    PreFilter,
+    Filter,
+    PostFilter,
+    PreScore,
+    Score,
+    Reserve,
+    Permit,
+    PreBind,
+    Bind,
+    PostBind,
+}
+
+impl Point {
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreFilter => "PreFilter",
+            Self::Filter => "Filter",
+            Self::PostFilter => "PostFilter",
+            Self::PreScore => "PreScore",
+            Self::Score => "Score",
+            Self::Reserve => "Reserve",
+            Self::Permit => "Permit",
+            Self::PreBind => "PreBind",
+            Self::Bind => "Bind",
+            Self::PostBind => "PostBind",
+        }
+    }
+}
+
+/// One measurement. Statuses are named as upstream's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the labels of the metric, and its value")]
+pub enum Measured {
+    /// A plugin at an extension point; for filters and scores, on one node.
+    Plugin {
+        plugin: &'static str,
+        point: Point,
+        status: &'static str,
+        nanos: u64,
+    },
+    /// All plugins of an extension point, on all nodes that had to be looked at.
+    Point {
+        profile: usize,
+        point: Point,
+        status: &'static str,
+        nanos: u64,
+    },
+    /// One answer whether an event helps a pod.
+    Hint {
+        plugin: &'static str,
+        event: &'static str,
+        hint: &'static str,
+        nanos: u64,
+    },
+    /// A wait for permission is over.
+    Permit { result: &'static str, seconds: f64 },
+    /// The next member of a group was taken out of the queue.
+    NextPod { nanos: u64 },
+}
+
+/// What was measured since somebody last asked.
+#[derive(Debug, Default)]
+pub struct Measures {
+    /// Times.
+    pub timings: Vec<Measured>,
+    /// How often plugins answered, by plugin, extension point and profile.
+    pub evaluations: Vec<((&'static str, Point, usize), u64)>,
+    /// Decisions by profile and by `hint_used`, `no_hint`, `hint_not_used`: whether what was known
+    /// of pods of the same shape was used, was not there, or was contradicted.
+    pub shared: Vec<((usize, &'static str), u64)>,
+}
+
+const COUNTED: [Point; 4] = [
+    Point::PreFilter,
+    Point::Filter,
+    Point::PreScore,
+    Point::Score,
+];
+const SHARED: [&str; 3] = ["no_hint", "hint_used", "hint_not_used"];
+
+/// How a shared evaluation served.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Served {
+    Fresh,
+    Known,
+    Wrong,
+}
+
+/// How the rows of an evaluation fared since last counted.
+#[derive(Debug, Default)]
+pub(super) struct Fared {
+    pub(super) fits: u64,
+    /// By plugin.
+    refused: Vec<u64>,
+    /// Rows that volatile plugins judged, and those they left to be scored.
+    staged: [AtomicU64; 2],
+    /// The latter, of the last pod.
+    left: AtomicUsize,
+}
+
+impl Fared {
+    pub(super) fn refuse(&mut self, plugin: Instance) {
+        if self.refused.len() <= plugin {
+            self.refused.resize(plugin + 1, 0);
+        }
+        self.refused[plugin] += 1;
+    }
+
+    /// Volatile plugins judged so many rows for a pod and left so many.
+    pub(super) fn stage(&self, judged: usize, left: usize) {
+        for (sum, n) in self.staged.iter().zip([judged, left]) {
+            sum.fetch_add(n as u64, Ordering::Relaxed);
+        }
+        self.left.store(left, Ordering::Relaxed);
+    }
+
+    /// How many rows volatile plugins left to the last pod.
+    pub(super) fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn refused(&self, plugin: Instance) -> u64 {
+        self.refused.get(plugin).copied().unwrap_or(0)
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(super) struct Meter {
+    turn: u32,
+    events: u32,
+    on: bool,
+    taken: Mutex<Vec<Measured>>,
+    /// Per profile and counted point, by plugin.
+    evaluations: Vec<[Vec<u64>; 4]>,
+    /// Per profile.
+    shared: Vec<[u64; 3]>,
+    /// Nodes compared in the last successful cycle, and those that fit.
+    pub(super) compared: (usize, usize),
+}
+
+impl Meter {
+    pub(super) fn new(profiles: usize, plugins: usize) -> Self {
+        Self {
+            // The first is timed: a scheduler with little to do has something to show, too.
+            turn: EVERY - 1,
+            events: EVERY - 1,
+            on: false,
+            taken: Mutex::default(),
+            evaluations: vec![std::array::from_fn(|_| vec![0; plugins]); profiles],
+            shared: vec![[0; 3]; profiles],
+            compared: (0, 0),
+        }
+    }
+
+    /// A cycle, or something like it, begins: decides whether it is timed.
+    pub(super) fn begin(&mut self) {
+        self.turn = (self.turn + 1) % EVERY;
+        self.on = self.turn == 0 && self.taken.get_mut().len() < KEEP;
+    }
+
+    /// It is over.
+    pub(super) fn end(&mut self) {
+        self.on = false;
+    }
+
+    /// Whether a hint about the event at hand is timed.
+    pub(super) fn times_event(&mut self) -> bool {
+        self.events = (self.events + 1) % EVERY;
+        self.events == 0 && self.taken.get_mut().len() < KEEP
+    }
+
+    pub(super) fn note(&self, measured: Measured) {
+        let mut taken = self.taken.lock();
+        if taken.len() < 2 * KEEP {
+            taken.push(measured);
+        }
+    }
+
+    /// Times the plugins at `point`, if this cycle is timed.
+    pub(super) fn start<'a>(
+        &'a self,
+        names: &'a [&'static str],
+        profile: usize,
+        point: Point,
+    ) -> Laps<'a> {
+        Laps(self.on.then(|| Stopwatch::new(self, names, profile, point)))
+    }
+
+    /// The same in every cycle, for what is rare.
+    pub(super) fn start_always<'a>(
+        &'a self,
+        names: &'a [&'static str],
+        profile: usize,
+        point: Point,
+    ) -> Laps<'a> {
+        Laps(Some(Stopwatch::new(self, names, profile, point)))
+    }
+
+    /// A moment, if this cycle is timed.
+    pub(super) fn now(&self) -> Option<Instant> {
+        self.on.then(Instant::now)
+    }
+
+    /// Times every filter and, if it fits, every score on one node, if this cycle is timed: on
+    /// `node` or, when none is chosen, on any.
+    pub(super) fn sample(
+        &self,
+        scope: &Scope<'_>,
+        names: &[&'static str],
+        node: Option<NodeIndex>,
+    ) {
+        if !self.on {
+            return;
+        }
+        let Some(node) = node.or_else(|| scope.cycle.view.nodes.indices().next()) else {
+            return;
+        };
+        let (removed, _) = scope.imagined(node, &[]);
+        let cycle = scope.imagine(&removed, &[]);
+        let mut last = Instant::now();
+        let mut lap = |plugin: Instance, point, status| {
+            let now = Instant::now();
+            self.note(Measured::Plugin {
+                plugin: names[plugin],
+                point,
+                status,
+                nanos: nanos(last, now),
+            });
+            last = Instant::now();
+        };
+        let prepared = scope.prepared;
+        for (plugin, state) in prepared.filters.iter().chain(&prepared.moving) {
+            let verdict = scope.plugins[*plugin].filter(&cycle, state, node);
+            let fits = verdict.is_ok();
+            lap(*plugin, Point::Filter, of_verdict(&verdict));
+            if !fits {
+                return;
+            }
+        }
+        for (plugin, _, state) in prepared.scores.iter().chain(&prepared.moving_scores) {
+            let _ = scope.plugins[*plugin].score(&cycle, state, node);
+            lap(*plugin, Point::Score, "Success");
+        }
+    }
+
+    fn count(&mut self, profile: usize, point: usize, plugin: Instance, n: u64) {
+        if let Some(count) = self
+            .evaluations
+            .get_mut(profile)
+            .and_then(|points| points[point].get_mut(plugin))
+        {
+            *count += n;
+        }
+    }
+
+    /// The plugins prepared a pod.
+    pub(super) fn prepared(&mut self, at: usize, profile: &Profile, prepared: &Prepared) {
+        let among = |set: PluginSet, plugin: &Instance| set & (1 << plugin) != 0;
+        for plugin in &profile.pre_filter {
+            if !among(prepared.skipped, plugin) {
+                self.count(at, 0, *plugin, 1);
+            }
+        }
+        for plugin in &profile.pre_score {
+            if !among(prepared.unscored, plugin) {
+                self.count(at, 2, *plugin, 1);
+            }
+        }
+    }
+
+    /// A plugin refused a pod before any node.
+    pub(super) fn rejected(&mut self, at: usize, profile: &Profile, by: Option<Instance>) {
+        for plugin in &profile.pre_filter {
+            self.count(at, 0, *plugin, 1);
+            if Some(*plugin) == by {
+                break;
+            }
+        }
+    }
+
+    /// Counts the answers that led to what `fared` says, and forgets it.
+    pub(super) fn fared(&mut self, at: usize, prepared: &Prepared, fared: &mut Fared) {
+        let outside = match (&prepared.only, prepared.only_by.first()) {
+            (Some(_), Some(by)) => fared.refused(*by),
+            _ => 0,
+        };
+        let refused: u64 = fared.refused.iter().sum();
+        let mut left = (fared.fits + refused).saturating_sub(outside);
+        if left > 0 {
+            for (plugin, _) in &prepared.filters {
+                self.count(at, 1, *plugin, left);
+                left = left.saturating_sub(fared.refused(*plugin));
+            }
+            for (plugin, ..) in &prepared.scores {
+                self.count(at, 3, *plugin, fared.fits);
+            }
+        }
+        let [judged, scored] = fared
+            .staged
+            .each_mut()
+            .map(|sum| std::mem::take(sum.get_mut()));
+        for (plugin, _) in &prepared.moving {
+            self.count(at, 1, *plugin, judged);
+        }
+        for (plugin, ..) in &prepared.moving_scores {
+            self.count(at, 3, *plugin, scored);
+        }
+        fared.fits = 0;
+        fared.refused.fill(0);
+    }
+
+    pub(super) fn served(&mut self, profile: usize, how: Served) {
+        if let Some(shared) = self.shared.get_mut(profile) {
+            shared[how as usize] += 1;
+        }
+    }
+
+    /// Whether so much was measured that it should be taken.
+    pub(super) fn is_full(&mut self) -> bool {
+        self.taken.get_mut().len() >= KEEP / 4
+    }
+
+    pub(super) fn take(&mut self, names: &[&'static str]) -> Measures {
+        let mut out = Measures {
+            timings: std::mem::take(self.taken.get_mut()),
+            ..Measures::default()
+        };
+        for (profile, points) in self.evaluations.iter_mut().enumerate() {
+            for (point, counts) in COUNTED.into_iter().zip(points) {
+                for (name, count) in names.iter().zip(counts) {
+                    let n = std::mem::take(count);
+                    if n > 0 {
+                        out.evaluations.push(((name, point, profile), n));
+                    }
+                }
+            }
+        }
+        for (profile, counts) in self.shared.iter_mut().enumerate() {
+            for (how, count) in SHARED.into_iter().zip(counts) {
+                let n = std::mem::take(count);
+                if n > 0 {
+                    out.shared.push(((profile, how), n));
+                }
+            }
+        }
+        out
+    }
+}
+
+struct Stopwatch<'a> {
+    meter: &'a Meter,
+    names: &'a [&'static str],
+    profile: usize,
+    point: Point,
+    status: &'static str,
+    began: Instant,
+    last: Instant,
+}
+
+impl<'a> Stopwatch<'a> {
+    fn new(meter: &'a Meter, names: &'a [&'static str], profile: usize, point: Point) -> Self {
+        let began = Instant::now();
+        Self {
+            meter,
+            names,
+            profile,
+            point,
+            status: "Success",
+            began,
+            last: began,
+        }
+    }
+}
+
+/// Times plugins one after the other, and all of them until it is dropped; nothing at all in cycles
+/// that are not timed.
+pub(super) struct Laps<'a>(Option<Stopwatch<'a>>);
+
+impl Laps<'_> {
+    /// Plugin `plugin` has answered.
+    pub(super) fn lap(&mut self, plugin: Instance, status: impl FnOnce() -> &'static str) {
+        let Some(watch) = &mut self.0 else { return };
+        let now = Instant::now();
+        let status = status();
+        if status != "Skip" {
+            watch.status = status;
+        }
+        watch.meter.note(Measured::Plugin {
+            plugin: watch.names[plugin],
+            point: watch.point,
+            status,
+            nanos: nanos(watch.last, now),
+        });
+        watch.last = Instant::now();
+    }
+
+    /// How it ended, where that is not what the last plugin said.
+    pub(super) fn ended(&mut self, status: &'static str) {
+        if let Some(watch) = &mut self.0 {
+            watch.status = status;
+        }
+    }
+}
+
+impl Drop for Laps<'_> {
+    fn drop(&mut self) {
+        if let Some(watch) = &self.0 {
+            watch.meter.note(Measured::Point {
+                profile: watch.profile,
+                point: watch.point,
+                status: watch.status,
+                nanos: nanos(watch.began, Instant::now()),
+            });
+        }
+    }
+}
+
+pub(super) fn nanos(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.duration_since(from).as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn nanos_of(waited: SignedDuration) -> u64 {
+    u64::try_from(waited.as_nanos()).unwrap_or(0)
+}
+
+fn of_code(code: Code) -> &'static str {
+    match code {
+        Code::Unschedulable => "Unschedulable",
+        Code::Unresolvable => "UnschedulableAndUnresolvable",
+        Code::Pending => "Pending",
+        Code::Error => "Error",
+    }
+}
+
+pub(super) fn of_verdict(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Ok(()) => "Success",
+        Err(rejection) => of_code(rejection.code),
+    }
+}
+
+pub(super) fn of_pre_filter(answer: &PreFilter) -> &'static str {
+    match answer {
+        PreFilter::Ready { .. } => "Success",
+        PreFilter::Skip => "Skip",
+        PreFilter::Reject(rejection) => of_code(rejection.code),
+    }
+}
+
+pub(super) fn of_pre_score(answer: &PreScore) -> &'static str {
+    match answer {
+        PreScore::Ready(_) => "Success",
+        PreScore::Skip => "Skip",
+    }
+}
+
+pub(super) fn of_permit(answer: &Permit) -> &'static str {
+    match answer {
+        Permit::Allow => "Success",
+        Permit::Wait(_) => "Wait",
+        Permit::Reject(rejection) => of_code(rejection.code),
+    }
+}

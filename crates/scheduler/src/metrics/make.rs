@@ -1,0 +1,184 @@
+//! Making metrics: registered once, and emptied together.
+
+use parking_lot::Mutex;
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
+use prometheus::{
+    Error, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
+    Registry,
+};
+use std::sync::Arc;
+
+/// How much upstream promises about a metric; it stands in front of the help text.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Level {
+    Stable,
+    Beta,
+    Alpha,
+    /// Not upstream's, or registered there without a level.
+    Internal,
+}
+
+impl Level {
+    fn help(self, text: &str) -> String {
+        match self {
+            Self::Stable => format!("[STABLE] {text}"),
+            Self::Beta => format!("[BETA] {text}"),
+            Self::Alpha | Self::Internal => format!("[ALPHA] {text}"),
+        }
+    }
+}
+
+/// `count` bounds from `start` on, each `factor` times the one before, and `finer` more below:
+/// upstream's bounds start where its own latencies do, and most of ours would share one bucket.
+pub(super) fn bounds(start: f64, factor: f64, count: usize, finer: usize) -> Vec<f64> {
+    let finer = i32::try_from(finer).unwrap_or(0);
+    let count = i32::try_from(count).unwrap_or(0);
+    (-finer..count).map(|n| start * factor.powi(n)).collect()
+}
+
+type Empty = Box<dyn Fn() + Send + Sync>;
+
+/// Empties what `DELETE /metrics` empties upstream: all metrics that have labels. Clones empty the
+/// same ones.
+#[derive(Clone, Default)]
+pub(crate) struct Resets(Arc<Mutex<Vec<Empty>>>);
+
+impl std::fmt::Debug for Resets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Resets({})", self.0.lock().len())
+    }
+}
+
+impl Resets {
+    pub(crate) fn add(&self, empty: impl Fn() + Send + Sync + 'static) {
+        self.0.lock().push(Box::new(empty));
+    }
+
+    pub(crate) fn run(&self) {
+        for empty in self.0.lock().iter() {
+            empty();
+        }
+    }
+}
+
+/// Makes and registers metrics. One that the registry has already is left out of it.
+#[derive(Debug, Clone)]
+pub(super) struct Maker {
+    registry: Registry,
+    resets: Resets,
+}
+
+type Made<T> = Result<T, Error>;
+
+impl Maker {
+    pub(super) fn new(registry: &Registry, resets: Resets) -> Self {
+        Self {
+            registry: registry.clone(),
+            resets,
+        }
+    }
+
+    fn register<C: Collector + Clone + 'static>(&self, metric: C) -> Made<C> {
+        match self.registry.register(Box::new(metric.clone())) {
+            Ok(()) | Err(Error::AlreadyReg) => Ok(metric),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn vector<B: MetricVecBuilder + 'static>(&self, metric: MetricVec<B>) -> Made<MetricVec<B>> {
+        let metric = self.register(metric)?;
+        let vector = metric.clone();
+        self.resets.add(move || vector.reset());
+        Ok(metric)
+    }
+
+    pub(super) fn counter(&self, name: &str, level: Level, help: &str) -> Made<IntCounter> {
+        self.register(IntCounter::new(name, level.help(help))?)
+    }
+
+    pub(super) fn counters(
+        &self,
+        name: &str,
+        level: Level,
+        help: &str,
+        labels: &[&str],
+    ) -> Made<IntCounterVec> {
+        self.vector(IntCounterVec::new(
+            Opts::new(name, level.help(help)),
+            labels,
+        )?)
+    }
+
+    pub(super) fn gauges(
+        &self,
+        name: &str,
+        level: Level,
+        help: &str,
+        labels: &[&str],
+    ) -> Made<GaugeVec> {
+        self.vector(GaugeVec::new(Opts::new(name, level.help(help)), labels)?)
+    }
+
+    pub(super) fn histogram(
+        &self,
+        name: &str,
+        level: Level,
+        help: &str,
+        buckets: Vec<f64>,
+    ) -> Made<Histogram> {
+        let options = HistogramOpts::new(name, level.help(help)).buckets(buckets);
+        self.register(Histogram::with_opts(options)?)
+    }
+
+    pub(super) fn histograms(
+        &self,
+        name: &str,
+        level: Level,
+        help: &str,
+        labels: &[&str],
+        buckets: Vec<f64>,
+    ) -> Made<HistogramVec> {
+        let options = HistogramOpts::new(name, level.help(help)).buckets(buckets);
+        self.vector(HistogramVec::new(options, labels)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finer_bounds_keep_upstreams() {
+        let upstream = prometheus::exponential_buckets(0.001, 2.0, 15).unwrap();
+        let ours = bounds(0.001, 2.0, 15, 7);
+        assert_eq!(ours.len(), 22);
+        assert_eq!(&ours[7..], &upstream[..]);
+        assert!(ours.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn a_reset_empties_what_has_labels_and_nothing_else() {
+        let registry = Registry::new();
+        let resets = Resets::default();
+        let maker = Maker::new(&registry, resets.clone());
+        let labelled = maker
+            .counters("labelled_total", Level::Stable, "Labelled.", &["a"])
+            .unwrap();
+        let plain = maker
+            .counter("plain_total", Level::Alpha, "Plain.")
+            .unwrap();
+        labelled.with_label_values(&["x"]).inc();
+        plain.inc();
+        resets.run();
+        let text = koord_app::metrics::encode(&registry).unwrap();
+        assert!(!text.contains("labelled_total{"), "{text}");
+        assert!(text.contains("plain_total 1"), "{text}");
+        labelled.with_label_values(&["x"]).inc();
+        let text = koord_app::metrics::encode(&registry).unwrap();
+        assert!(text.contains("labelled_total{a=\"x\"} 1"), "{text}");
+        assert!(
+            text.contains("# HELP labelled_total [STABLE] Labelled."),
+            "{text}"
+        );
+    }
+}
