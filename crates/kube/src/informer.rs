@@ -134,6 +134,9 @@ pub struct Informer<K> {
     /// Changes in order. What is not read yet waits in memory, so a slow reader delays neither the
     /// store nor the watch, but it must read or drop this.
     pub changes: mpsc::Receiver<Change<K>>,
+    /// Whether the API server has no such kind: its definition is not installed, or gone. It is
+    /// asked for again and again.
+    pub absent: watch::Receiver<bool>,
 }
 
 impl<K> Informer<K>
@@ -187,7 +190,9 @@ where
         scope: Scope,
         shutdown: CancellationToken,
     ) -> Store<K> {
-        let Self { store, mut changes } = Self::start(client, scope, shutdown);
+        let Self {
+            store, mut changes, ..
+        } = Self::start(client, scope, shutdown);
         tokio::spawn(async move { while changes.recv().await.is_some() {} });
         store
     }
@@ -205,25 +210,18 @@ where
         };
         let events = watcher(api, config).default_backoff().boxed();
         let (sender, changes) = mpsc::channel(64);
-        let (synced_tx, synced) = watch::channel(false);
-        let objects = Arc::new(RwLock::new(HashMap::new()));
-        let store = Store {
-            objects: objects.clone(),
-            synced,
-        };
-        let mirror = Mirror {
-            objects,
-            synced: synced_tx,
-            trim,
-            listed: None,
-        };
+        let (mirror, store, absent) = Mirror::new(trim);
         tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = pump(events, mirror, sender) => {}
             }
         });
-        Self { store, changes }
+        Self {
+            store,
+            changes,
+            absent,
+        }
     }
 }
 
@@ -245,6 +243,7 @@ where
             () = sender.closed(), if waiting.is_empty() => return,
             event = events.next() => match event {
                 Some(Ok(event)) => mirror.handle(event, &mut waiting),
+                Some(Err(error)) if is_absent(&error) => mirror.set_absent(true),
                 Some(Err(error)) => {
                     tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
                 }
@@ -254,17 +253,66 @@ where
     }
 }
 
+/// Whether the server does not know the kind at all.
+fn is_absent(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status)) => status.code == 404,
+        _ => false,
+    }
+}
+
 /// The writing half of a [`Store`].
 struct Mirror<K> {
     objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
     synced: watch::Sender<bool>,
+    absent: watch::Sender<bool>,
     trim: fn(&mut K),
     /// What the list in progress has shown so far.
     listed: Option<HashSet<ObjectKey>>,
 }
 
 impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
+    fn new(trim: fn(&mut K)) -> (Self, Store<K>, watch::Receiver<bool>) {
+        let (synced, is_synced) = watch::channel(false);
+        let (absent, is_absent) = watch::channel(false);
+        let objects = Arc::new(RwLock::new(HashMap::new()));
+        let store = Store {
+            objects: objects.clone(),
+            synced: is_synced,
+        };
+        let mirror = Self {
+            objects,
+            synced,
+            absent,
+            trim,
+            listed: None,
+        };
+        (mirror, store, is_absent)
+    }
+
+    /// Says so once when the kind is not there, and once when it appears.
+    fn set_absent(&self, absent: bool) {
+        if self
+            .absent
+            .send_if_modified(|was| std::mem::replace(was, absent) != absent)
+        {
+            let kind = format!("{}.{}", K::plural(&()), K::group(&()));
+            let version = K::version(&());
+            if absent {
+                tracing::warn!(%kind, %version, "the API server has no such kind; it is looked for until it appears");
+            } else {
+                tracing::info!(%kind, %version, "the API server has the kind now");
+            }
+        }
+    }
+
     fn handle(&mut self, event: watcher::Event<K>, out: &mut VecDeque<Change<K>>) {
+        if !matches!(event, watcher::Event::Init) {
+            self.set_absent(false);
+        }
         match event {
             watcher::Event::Init => self.listed = Some(HashSet::new()),
             watcher::Event::InitApply(object) => {
@@ -369,26 +417,20 @@ mod tests {
     }
 
     fn informer(events: Vec<Event<ConfigMap>>) -> Informer<ConfigMap> {
+        let events = events.into_iter().map(Ok).collect();
+        informer_of(events)
+    }
+
+    fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informer<ConfigMap> {
         let (sender, changes) = mpsc::channel(1);
-        let (synced_tx, synced) = watch::channel(false);
-        let objects = Arc::new(RwLock::new(HashMap::new()));
-        let store = Store {
-            objects: objects.clone(),
-            synced,
-        };
-        let events = futures::stream::iter(events.into_iter().map(Ok)).boxed();
-        let mirror = Mirror {
-            objects,
-            synced: synced_tx,
-            trim: |_| {},
-            listed: None,
-        };
-        tokio::spawn(pump(
-            events.chain(futures::stream::pending()).boxed(),
-            mirror,
-            sender,
-        ));
-        Informer { store, changes }
+        let (mirror, store, absent) = Mirror::new(|_| {});
+        let events = futures::stream::iter(events).chain(futures::stream::pending());
+        tokio::spawn(pump(events.boxed(), mirror, sender));
+        Informer {
+            store,
+            changes,
+            absent,
+        }
     }
 
     async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {
@@ -451,5 +493,37 @@ mod tests {
             read += 1;
         }
         assert_eq!(read, 1000);
+    }
+
+    #[tokio::test]
+    async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
+        use kube::core::Status;
+        let failed = |code: u16| {
+            let status = Status::failure("404 page not found", "").with_code(code);
+            Err(watcher::Error::InitialListFailed(kube::Error::Api(
+                status.boxed(),
+            )))
+        };
+        for (name, code, expected) in [("not there", 404, true), ("forbidden", 403, false)] {
+            let events = vec![Ok(Event::Init), failed(code), Ok(Event::Init), failed(code)];
+            let mut informer = informer_of(events);
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
+            assert!(informer.changes.try_recv().is_err(), "{name}");
+        }
+        let events = vec![
+            Ok(Event::Init),
+            failed(404),
+            Ok(Event::Init),
+            Ok(Event::InitApply(object("a", "1", "1"))),
+            Ok(Event::InitDone),
+        ];
+        let mut informer = informer_of(events);
+        for expected in ["+a1", "synced"] {
+            assert_eq!(show(&informer.changes.recv().await.unwrap()), expected);
+        }
+        assert!(!*informer.absent.borrow(), "it appeared");
     }
 }

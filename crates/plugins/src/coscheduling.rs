@@ -40,7 +40,8 @@ pub(crate) struct Coscheduling {
     defaults: Defaults,
     explain_skipped: bool,
     gangs: Gangs,
-    pod_groups: PodGroups,
+    /// `None`: another process keeps their statuses true.
+    pod_groups: Option<PodGroups>,
     /// Values that were reported already, by uid of their object.
     reported: FxHashMap<Arc<str>, Vec<Ignored>>,
 }
@@ -57,7 +58,7 @@ pub(crate) fn build(
         defaults,
         explain_skipped: context.gates.get(EXPLAIN_GATE).copied().unwrap_or(true),
         gangs: Gangs::default(),
-        pod_groups: PodGroups::default(),
+        pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: FxHashMap::default(),
     }))
 }
@@ -162,11 +163,15 @@ impl Plugin for Coscheduling {
         let id = spec::id(&object.namespace, &object.name);
         let mut moves = Moves::default();
         if change.action == Action::DELETE {
-            self.pod_groups.deleted(&id);
+            if let Some(groups) = &mut self.pod_groups {
+                groups.deleted(&id);
+            }
             self.reported.remove(object.uid.as_str());
             self.gangs.declare(&id, None, &mut moves);
         } else {
-            self.pod_groups.applied(&id, group);
+            if let Some(groups) = &mut self.pod_groups {
+                groups.applied(&id, group);
+            }
             let (described, ignored) = spec::of_pod_group(group, &id, &self.defaults);
             self.report(object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
@@ -226,11 +231,13 @@ impl Plugin for Coscheduling {
         carry_out(moves, fx);
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
-        self.pod_groups
-            .sync(&mut self.gangs, view.now, &mut fx.writes);
+        match &mut self.pod_groups {
+            Some(groups) => groups.sync(&mut self.gangs, view.now, &mut fx.writes),
+            None => drop(self.gangs.take_changed()),
+        }
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        self.pod_groups.next()
+        self.pod_groups.as_ref().and_then(PodGroups::next)
     }
 
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {

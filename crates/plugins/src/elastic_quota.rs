@@ -62,6 +62,8 @@ pub(crate) struct ElasticQuotas {
     /// The nodes' sum has to be taken again.
     recount: AtomicBool,
     writer: Writer,
+    /// Whether the objects are kept showing what is used.
+    controls: bool,
     /// Pods that were refused for want of quota.
     refused: FxHashSet<Arc<str>>,
     /// Something changed since they were looked at.
@@ -97,6 +99,7 @@ pub(crate) fn build(
         nodes: Vec::new(),
         recount: AtomicBool::new(true),
         writer: Writer::default(),
+        controls: context.controllers.enabled(NAME),
         refused: FxHashSet::default(),
         moved: false,
         retried: Timestamp::UNIX_EPOCH,

@@ -58,6 +58,8 @@ pub(crate) struct Reservations {
     clean_owners: bool,
     /// Whether reservations expire before they are placed.
     expire_pending: bool,
+    /// Whether statuses are kept true, and reservations end and are removed.
+    controls: bool,
     table: Table,
     agenda: Agenda,
 }
@@ -73,11 +75,13 @@ pub(crate) fn build(
         tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
     }
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
+    let controls = context.controllers.enabled(NAME);
     Ok(Box::new(Reservations {
         args,
         node_labels: !gate("OmitNodeLabelsForReservation"),
-        clean_owners: gate("CleanExpiredReservationAllocated"),
+        clean_owners: controls && gate("CleanExpiredReservationAllocated"),
         expire_pending: gate("ExpirePendingReservations"),
+        controls,
         table: Table::default(),
         agenda: Agenda::default(),
     }))

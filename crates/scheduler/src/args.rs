@@ -181,10 +181,7 @@ impl Args {
         let named = gates.iter();
         options.build.gates = named.map(|(gate, on)| (gate.name.to_owned(), on)).collect();
         options.notes = self.accepted.notes().collect();
-        if self.controller_plugins != Selection::all() {
-            let note = "--controller-plugins has no effect: every plugin's controller runs";
-            options.notes.push(note.to_owned());
-        }
+        options.build.controllers = self.controller_plugins.clone();
         for (gate, on) in gates.iter().filter(|(gate, on)| *on != gate.default) {
             let reason = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate.name);
             if let Some((name, reason)) = reason {

@@ -60,7 +60,7 @@ fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext { gates };
+    let context = BuildContext::with_gates(gates);
     let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
     World {
         engine: Engine::new(&config, profiles, EngineOptions::default()),
@@ -251,7 +251,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         defaults: Defaults::default(),
         explain_skipped: true,
         gangs: Gangs::default(),
-        pod_groups: PodGroups::default(),
+        pod_groups: Some(PodGroups::default()),
         reported: FxHashMap::default(),
     };
     let mut fx = Effects::default();

@@ -35,12 +35,8 @@ fn engine_with(args: Value, registry: Registry, others: &[&str], gates: &[&str])
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext {
-        gates: gates
-            .iter()
-            .map(|gate| ((*gate).to_owned(), true))
-            .collect(),
-    };
+    let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
+    let context = BuildContext::with_gates(gates.collect());
     let profiles = Profiles::build(&config, &registry, &context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }

@@ -96,6 +96,10 @@ impl ElasticQuotas {
 
     /// Writes what objects should show and do not.
     pub(super) fn show(&mut self, view: View<'_>, fx: &mut Effects) {
+        if !self.controls {
+            self.writer.dirty = false;
+            return;
+        }
         let now = view.now;
         let overdue = |(at, _): &(Timestamp, Shown)| now.duration_since(*at) >= PATIENCE;
         let again = self.writer.sent.values().any(overdue);

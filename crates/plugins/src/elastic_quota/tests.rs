@@ -33,12 +33,8 @@ fn engine_with(args: &Value, gates: &[&str]) -> Engine {
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext {
-        gates: gates
-            .iter()
-            .map(|gate| ((*gate).to_owned(), true))
-            .collect(),
-    };
+    let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
+    let context = BuildContext::with_gates(gates.collect());
     let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }

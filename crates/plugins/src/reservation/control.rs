@@ -62,6 +62,11 @@ impl Agenda {
 impl Reservations {
     /// Writes the statuses that changed, ends what is over, removes what is long over.
     pub(super) fn control(&mut self, view: View<'_>, fx: &mut Effects) {
+        if !self.controls {
+            // Another process does it, and this one sees what that writes.
+            self.table.dirty.clear();
+            return;
+        }
         while let Some((at, _)) = self.agenda.due.first()
             && *at <= view.now
         {

@@ -48,7 +48,7 @@ fn engine(args: &Value, gates: &[&str]) -> Engine {
         .iter()
         .map(|gate| ((*gate).to_owned(), true))
         .collect();
-    let context = BuildContext { gates };
+    let context = BuildContext::with_gates(gates);
     let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }

@@ -1,6 +1,7 @@
 //! The scheduler against the embedded API server, in process.
 
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::scheduling::Reservation;
 use koord_api::slo::NodeMetric;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
@@ -41,6 +42,19 @@ impl Scheduler {
 
 impl Cluster {
     pub(crate) async fn start() -> Self {
+        let cluster = Self::bare().await;
+        cluster.install().await;
+        cluster
+    }
+
+    /// Koordinator's custom resources become known.
+    pub(crate) async fn install(&self) {
+        let definitions = koord_api::crd_values();
+        self.server.install_crds(definitions).await.unwrap();
+    }
+
+    /// Without custom resources.
+    pub(crate) async fn bare() -> Self {
         let mut config = Config::memory(Clock::system());
         config.controllers = false;
         let server = ApiServer::open(config).await.unwrap();
@@ -339,5 +353,43 @@ async fn many_pods_are_bound_and_never_more_than_fit() {
         })
         .await;
     assert!(by_node.values().all(|pods| *pods == 4), "{by_node:?}");
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_are_placed_without_custom_resources_and_these_count_once_they_appear() {
+    let cluster = Cluster::bare().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster.pod("a", json!({"cpu": "1"})).await;
+    assert_eq!(cluster.bound("a").await, "n");
+
+    cluster.install().await;
+    let reservation: Reservation = serde_json::from_value(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": "r"},
+        "spec": {
+            "owners": [{"labelSelector": {"matchLabels": {"app": "x"}}}],
+            "template": {"spec": {
+                "schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "image": "i",
+                    "resources": {"requests": {"cpu": "3"}}}]
+            }}
+        }
+    }))
+    .unwrap();
+    let reservations: Api<Reservation> = Api::all(cluster.client.clone());
+    let params = PostParams::default();
+    reservations.create(&params, &reservation).await.unwrap();
+    let node = cluster
+        .until("a placed reservation", |reservation: &Reservation| {
+            let node = reservation.status.as_ref()?.node_name.clone();
+            (!node.is_empty()).then_some(node)
+        })
+        .await;
+    assert_eq!(node, "n");
+    cluster.pod("b", json!({"cpu": "1"})).await;
+    let (_, message) = cluster.refused("b", |_| true).await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
     scheduler.stop().await;
 }

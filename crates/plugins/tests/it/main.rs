@@ -9,6 +9,7 @@
 mod api;
 mod bench;
 mod config;
+mod controllers;
 mod devices;
 mod differential;
 mod failover;

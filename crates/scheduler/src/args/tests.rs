@@ -37,7 +37,6 @@ fn what_has_no_effect_says_so() {
         ("--sync-hard-timeout=2m", "--sync-hard-timeout=2m"),
         ("--profiling=false", "--profiling=false"),
         ("--feature-gates=ResizePod=true", "ResizePod=true"),
-        ("--controller-plugins=-Reservation", "--controller-plugins"),
     ] {
         let notes = parse(line).unwrap().notes;
         assert!(
@@ -65,6 +64,22 @@ fn gates_are_all_known_and_set() {
     }
     for (name, _) in WITHOUT_EFFECT {
         assert!(GATES.iter().any(|gate| gate.name == *name), "{name}");
+    }
+}
+
+#[test]
+fn controllers_are_chosen_by_the_name_of_their_plugin() {
+    for (line, reservation, coscheduling) in [
+        ("", true, true),
+        ("--controller-plugins=*,-Reservation", false, true),
+        ("--controller-plugins=Reservation", true, false),
+        ("--controller-plugins=-Reservation", false, false),
+    ] {
+        let options = parse(line).unwrap();
+        let on = |name| options.build.controllers.enabled(name);
+        let shown = (on("Reservation"), on("Coscheduling"));
+        assert_eq!(shown, (reservation, coscheduling), "{line}");
+        assert!(options.notes.is_empty(), "{line}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The list of plugins the binary offers, as data.
 
 use super::Plugin;
+use koord_app::flags::Selection;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -9,6 +10,20 @@ use std::collections::BTreeMap;
 pub struct BuildContext {
     /// Feature gates by name.
     pub gates: BTreeMap<String, bool>,
+    /// The plugins whose controllers run: what they do beside deciding, such as keeping the status
+    /// of their objects true.
+    pub controllers: Selection,
+}
+
+impl BuildContext {
+    /// With these feature gates.
+    #[must_use]
+    pub fn with_gates(gates: BTreeMap<String, bool>) -> Self {
+        Self {
+            gates,
+            ..Self::default()
+        }
+    }
 }
 
 /// A plugin that cannot be built from its arguments.

@@ -12,7 +12,8 @@ use koord_kube::api::{
 };
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::{Api, Client, patch};
-use rustc_hash::FxHashMap;
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +49,8 @@ pub(super) struct Writer {
     pub(super) binding: usize,
     /// Whether annotations ride on the binding, where nothing else has to be patched.
     pub(super) annotate_bindings: bool,
+    /// Targets of writes that do not exist: said once.
+    nowhere: Arc<Mutex<FxHashSet<Arc<str>>>>,
 }
 
 impl Writer {
@@ -69,6 +72,7 @@ impl Writer {
             statuses: FxHashMap::default(),
             binding: 0,
             annotate_bindings: false,
+            nowhere: Arc::default(),
         }
     }
 
@@ -191,16 +195,22 @@ impl Writer {
         let key: Arc<str> = format!("{}/{}/{}", write.plural, write.namespace, write.name).into();
         let quota = write.plural == "elasticquotas" && matches!(write.verb, Verb::Patch(_));
         let metrics = self.metrics.clone();
+        let (nowhere, target) = (self.nowhere.clone(), key.clone());
         self.in_order(key, move |client| async move {
             let started = tokio::time::Instant::now();
             let sent = send_write(&client, &write, &PodPatch::default()).await;
             if quota {
                 metrics.quota_written(started.elapsed().as_secs_f64());
             }
-            if let Err(error) = sent {
-                let (plural, name) = (write.plural, &write.name);
-                tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
+            let Err(error) = sent else {
+                nowhere.lock().remove(&target);
+                return;
+            };
+            if error.gone && !nowhere.lock().insert(target) {
+                return;
             }
+            let (plural, name) = (write.plural, &write.name);
+            tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
         });
     }
 

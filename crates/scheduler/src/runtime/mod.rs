@@ -328,12 +328,13 @@ impl Daemon {
         watch::forward(
             client.clone(),
             watch::trim_node,
+            None,
             sender.clone(),
             stop(),
             node,
         );
         let pods = transform::pods(&options.build.gates);
-        watch::forward(client.clone(), pods, sender.clone(), stop(), pod);
+        watch::forward(client.clone(), pods, None, sender.clone(), stop(), pod);
         for watch in &watches {
             watch.start(client.clone(), sender.clone(), shutdown.clone());
         }

@@ -92,6 +92,7 @@ fn start<K>(
     forward::<K>(
         client,
         |_| {},
+        Some(kind),
         sender,
         shutdown,
         move |change| match change {
@@ -116,10 +117,13 @@ fn start<K>(
     );
 }
 
-/// Starts an informer whose changes go to `sender`, in order.
+/// Starts an informer whose changes go to `sender`, in order. A kind that is `optional`, by its
+/// name, counts as listed when the API server does not have it: a cluster without a custom
+/// resource has none of its objects, and those that come later are changes like any other.
 pub(crate) fn forward<K>(
     client: Client,
     trim: fn(&mut K),
+    optional: Option<&'static str>,
     sender: mpsc::Sender<Message>,
     shutdown: CancellationToken,
     wrap: impl Fn(Change<K>) -> Message + Send + 'static,
@@ -134,8 +138,23 @@ pub(crate) fn forward<K>(
 {
     let mut informer = Informer::<K>::start_trimmed(client, Scope::default(), trim, shutdown);
     tokio::spawn(async move {
-        while let Some(change) = informer.changes.recv().await {
-            if sender.send(wrap(change)).await.is_err() {
+        let mut absence = optional.is_some();
+        loop {
+            let message = tokio::select! {
+                biased;
+                change = informer.changes.recv() => match change {
+                    Some(change) => wrap(change),
+                    None => return,
+                },
+                changed = informer.absent.changed(), if absence => {
+                    absence = changed.is_ok();
+                    match optional {
+                        Some(kind) if *informer.absent.borrow_and_update() => Message::Synced(kind),
+                        _ => continue,
+                    }
+                }
+            };
+            if sender.send(message).await.is_err() {
                 return;
             }
         }

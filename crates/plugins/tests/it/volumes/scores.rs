@@ -4,9 +4,7 @@ use super::*;
 use koord_scheduler::framework::BuildContext;
 
 fn scoring(args: Value) -> Engine {
-    let context = BuildContext {
-        gates: [("StorageCapacityScoring".to_owned(), true)].into(),
-    };
+    let context = BuildContext::with_gates([("StorageCapacityScoring".to_owned(), true)].into());
     let mut engine = crate::small::engine_with(&["VolumeBinding"], args, &context);
     let wait = "WaitForFirstConsumer";
     let by_hand = "kubernetes.io/no-provisioner";
@@ -201,9 +199,7 @@ fn a_shape_needs_the_gate_and_makes_sense() {
     let build = |args: Value, on: bool| {
         let mut factories = koord_plugins::registry().factories.into_iter();
         let factory = factories.find(|f| f.name == "VolumeBinding").unwrap();
-        let context = BuildContext {
-            gates: [("StorageCapacityScoring".to_owned(), on)].into(),
-        };
+        let context = BuildContext::with_gates([("StorageCapacityScoring".to_owned(), on)].into());
         (factory.build)(Some(&args), &context)
             .err()
             .map(|error| error.to_string())
