@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::selector;
-use koord_scheduler::framework::{Action, ObjectChange, Problem};
+use koord_scheduler::framework::{Action, ObjectChange, Problem, RulesVersion};
 use koord_scheduler::state::PodInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,13 @@ use std::sync::Arc;
 /// The kind, as plugins watch it.
 pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 
+/// The id of a budget that never runs out.
+const ENDLESS: u64 = u64::MAX;
+
 /// Disruption budgets, as the informer shows them.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets {
+    version: RulesVersion,
     by_namespace: BTreeMap<String, BTreeMap<String, Arc<PodDisruptionBudget>>>,
     ids: BTreeMap<(String, String), u64>,
 }
@@ -30,7 +34,15 @@ impl Budgets {
         let all = self.by_namespace.entry(namespace.clone()).or_default();
         if change.action == Action::DELETE {
             all.remove(&name);
+            self.version.rules += 1;
             return None;
+        }
+        let selector = |budget: &PodDisruptionBudget| Some(budget.spec.as_ref()?.selector.clone());
+        let known = all.get(&name);
+        if known.is_some_and(|known| selector(known) == selector(budget)) {
+            self.version.allowances += 1;
+        } else {
+            self.version.rules += 1;
         }
         let next = self.ids.len() as u64;
         self.ids
@@ -51,8 +63,13 @@ impl Budgets {
         })
     }
 
+    /// Changes with what [`Self::of`] may say.
+    pub(crate) fn version(&self) -> RulesVersion {
+        self.version
+    }
+
     /// Per budget that covers `pod`: an id, and how many more evictions it allows. One that has
-    /// counted the pod as disrupted already says nothing; nor does one without a selector.
+    /// counted the pod as disrupted already has no end; one without a selector says nothing.
     pub(crate) fn of(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
         let labels = pod.object.metadata.labels.as_ref();
         let (Some(labels), Some(budgets)) = (
@@ -74,6 +91,7 @@ impl Budgets {
             let status = budget.status.as_ref();
             let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
             if disrupted.is_some_and(|pods| pods.contains_key(&*pod.name)) {
+                out.push((ENDLESS, i64::MAX));
                 continue;
             }
             let allowed = status.map_or(0, |status| i64::from(status.disruptions_allowed));

@@ -26,8 +26,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
-    ObjectChange, Plugin, Points, PostFilter, PreFilter, Preemption, Signable, Signature, State,
-    Subject, Verdict, View,
+    ObjectChange, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use ledger::{Charge, Ledger, is_non_preemptible};
@@ -192,6 +192,20 @@ impl ElasticQuotas {
             Some(charge) => charge.quota.clone(),
             None => self.ledger.resolve(pod, &self.objects, &self.tree()),
         }
+    }
+
+    /// Who may go for a pod of `quota`.
+    fn pool(&self, quota: Option<Arc<str>>) -> Option<Pool<'_>> {
+        let quota = quota?;
+        if self.args.disable_default_quota_preemption && *quota == *DEFAULT_QUOTA {
+            return Some(Box::new(|_| {}));
+        }
+        let placed = self.ledger.placed(&quota)?;
+        Some(Box::new(move |name| {
+            for uid in placed.into_iter().flatten() {
+                name(uid);
+            }
+        }))
     }
 
     /// Wakes the refused pods that fit now, as many as fit together, the most important first.
@@ -410,6 +424,7 @@ impl Plugin for ElasticQuotas {
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let quota = self.quota_of(cycle.pod);
         let same = quota.clone();
+        let pool = self.pool(quota.clone());
         let spare_default = self.args.disable_default_quota_preemption;
         let (pod, table) = (cycle.pod, cycle.view.resources);
         PostFilter::Preempt(Preemption {
@@ -433,6 +448,7 @@ impl Plugin for ElasticQuotas {
                 let budgets = self.budgets.as_ref();
                 budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
             }),
+            pool,
         })
     }
     fn after_post_filter(

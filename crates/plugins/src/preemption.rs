@@ -9,7 +9,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, Points,
-    PostFilter, Preemption, Subject, View,
+    PostFilter, Preemption, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -112,7 +112,11 @@ impl Plugin for DefaultPreemption {
             may_evict: Box::new(|_| true),
             suffices: Box::new(|_| true),
             budgets: Box::new(|pod| self.budgets.of(pod)),
+            pool: None,
         })
+    }
+    fn preemption_state(&self) -> Option<RulesVersion> {
+        Some(self.budgets.version())
     }
 }
 

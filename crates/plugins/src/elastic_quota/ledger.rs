@@ -34,6 +34,8 @@ pub(super) struct Ledger {
     gates: Gates,
     pods: FxHashMap<Arc<str>, Charge>,
     by_label: FxHashMap<String, FxHashSet<Arc<str>>>,
+    /// Pods on nodes by quota.
+    placed: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
     /// Pods that name no quota.
     by_namespace: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
     /// When pods that are being deleted cease to count.
@@ -71,6 +73,12 @@ impl Ledger {
     pub(super) fn of<'a>(&'a self, quota: &'a str) -> impl Iterator<Item = &'a Charge> {
         let of = move |charge: &&Charge| charge.quota.as_deref() == Some(quota);
         self.pods.values().filter(of)
+    }
+
+    /// The pods of one quota that are on nodes, by uid; `None` when some may not be known.
+    pub(super) fn placed(&self, quota: &str) -> Option<Option<&FxHashSet<Arc<str>>>> {
+        let all = !self.gates.ignore_deleted && !self.gates.ignore_terminating;
+        all.then(|| self.placed.get(quota))
     }
 
     /// What `pod` is charged wherever it belongs.
@@ -142,6 +150,7 @@ impl Ledger {
             self.remove(&pod.uid, tree);
         }
         book(&charge, false, tree);
+        note(&charge, false, &mut self.placed);
         let uid = pod.uid.clone();
         match named(pod) {
             Some(name) => self
@@ -164,6 +173,7 @@ impl Ledger {
             return false;
         };
         book(&charge, true, tree);
+        note(&charge, true, &mut self.placed);
         if let Some(name) = named(&charge.info) {
             if let Some(same) = self.by_label.get_mut(name) {
                 same.remove(uid);
@@ -188,7 +198,9 @@ impl Ledger {
         if charge.placed == placed {
             return false;
         }
+        note(charge, true, &mut self.placed);
         charge.placed = placed;
+        note(charge, false, &mut self.placed);
         if let Some(quota) = &charge.quota {
             tree.charge(
                 quota,
@@ -230,8 +242,10 @@ impl Ledger {
                 && charge.quota != now
             {
                 book(charge, true, tree);
+                note(charge, true, &mut self.placed);
                 charge.quota = now;
                 book(charge, false, tree);
+                note(charge, false, &mut self.placed);
             }
         }
     }
@@ -294,5 +308,21 @@ fn book(charge: &Charge, back: bool, tree: &mut Tree) {
     tree.charge(quota, Side::Request, amounts, firm, back);
     if charge.placed {
         tree.charge(quota, Side::Used, amounts, firm, back);
+    }
+}
+
+/// Lists a pod on a node under its quota, or strikes it off.
+fn note(charge: &Charge, off: bool, placed: &mut FxHashMap<Arc<str>, FxHashSet<Arc<str>>>) {
+    let Some(quota) = charge.quota.as_ref().filter(|_| charge.placed) else {
+        return;
+    };
+    if !off {
+        let pods = placed.entry(quota.clone()).or_default();
+        pods.insert(charge.info.uid.clone());
+    } else if let Some(pods) = placed.get_mut(quota) {
+        pods.remove(&charge.info.uid);
+        if pods.is_empty() {
+            placed.remove(quota);
+        }
     }
 }

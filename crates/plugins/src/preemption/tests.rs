@@ -2,7 +2,7 @@ use super::*;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
-use koord_scheduler::engine::{Engine, EngineOptions, Output};
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Failure, Output};
 use koord_scheduler::framework::{Profiles, Verb};
 use serde_json::json;
 use std::sync::Arc;
@@ -502,6 +502,51 @@ fn hopeless_attempts_give_up_the_nomination() {
         out[0].ends_with("2 No preemption victims found for incoming pod."),
         "{out:?}"
     );
+    assert_eq!(engine.nominated_node("x"), None);
+}
+
+#[test]
+fn a_promise_that_ends_is_news_to_those_who_kept_away() {
+    // How it ends: the pod goes, or the API withdraws its nomination.
+    for withdrawn in [false, true] {
+        let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=2 prio=99"], &[]);
+        engine.pod_applied(pod("x cpu=4 prio=10 nominated=n1 never"), at(0));
+        engine.pod_applied(pod("y cpu=1 prio=10 never"), at(0));
+        engine.pod_applied(pod("z cpu=1 prio=1 never"), at(0));
+        assert_eq!(run(&mut engine, 1).len(), 3, "nobody goes there");
+        assert_eq!(run(&mut engine, 20), [""; 0]);
+        if withdrawn {
+            engine.pod_applied(pod("x cpu=4 prio=10 never"), at(30));
+        } else {
+            engine.pod_deleted(&pod("x cpu=4 prio=10"), at(30));
+        }
+        let out = run(&mut engine, 30);
+        let bound = |name: &str| out.contains(&format!("bind {name} n1"));
+        assert!(bound("y") && bound("z"), "{withdrawn}: {out:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_fails_before_anybody_looks_for_room_loses_its_nomination() {
+    let fits = "x cpu=4 prio=10 nominated=n1";
+    let mut engine = setup(&["n1 cpu=4"], &[fits], &[]);
+    assert_eq!(run(&mut engine, 1), ["bind x n1"]);
+    let error = BindError {
+        message: "conflict".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("x", Err(error), at(2));
+    assert_eq!(engine.nominated_node("x"), None);
+    let cleared = |engine: &mut Engine| {
+        engine.take_outputs().into_iter().any(|output| {
+            matches!(output, Output::Failed(Failure { nominated: Some(node), .. }) if node.is_empty())
+        })
+    };
+    assert!(cleared(&mut engine), "when its binding fails");
+
+    let mut engine = setup(&[], &[fits], &[]);
+    assert!(engine.schedule_one(at(1)).is_some());
+    assert!(cleared(&mut engine), "without any node");
     assert_eq!(engine.nominated_node("x"), None);
 }
 

@@ -1,5 +1,7 @@
 //! The cached engine decides as the exhaustive one does, whatever happens in between.
 
+mod preemption;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeMetric;

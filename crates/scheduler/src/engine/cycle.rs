@@ -495,6 +495,9 @@ impl Engine {
         mut diagnosis: Box<Diagnosis>,
         now: Timestamp,
     ) -> Box<Diagnosis> {
+        if self.nodes.is_empty() || self.profiles[profile].post_filter.is_empty() {
+            diagnosis.nominated = Some(String::new());
+        }
         let mut messages = Vec::new();
         let mut room = None;
         let view = view!(self, now);
@@ -544,7 +547,7 @@ impl Engine {
         }
         drop(laps);
         if let Some((instance, plan)) = room {
-            let node = self.make_room(pod, self.names[instance], plan, now);
+            let node = self.make_room(pod, self.names[instance], &plan, now);
             diagnosis.nominated = Some(node.to_string());
         }
         // Who found room has nothing to complain about.
@@ -735,6 +738,7 @@ impl Engine {
         }
         let mut stop = self.pre_filter_stop(instance, rejection);
         if let Stop::Refused(diagnosis) = &mut stop {
+            diagnosis.nominated = Some(String::new());
             // Refused on one node of many: counted as that node's reason.
             diagnosis.pre_filter_message = String::new();
             diagnosis.total_nodes = self.nodes.len();
@@ -754,7 +758,7 @@ impl Engine {
             Stop::Refused(diagnosis) => {
                 self.settle_nomination(pod, diagnosis.nominated.as_deref());
             }
-            Stop::Failed(_) => self.settle_nomination(pod, None),
+            Stop::Failed(_) => self.settle_nomination(pod, Some("")),
         }
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
@@ -774,7 +778,7 @@ impl Engine {
                     pod,
                     reason,
                     message,
-                    nominated: None,
+                    nominated: Some(String::new()),
                     diagnosis: None,
                 };
                 (failure, Refusal::Error, true)

@@ -68,11 +68,13 @@ impl Engine {
     }
 
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
-        self.queue.remove(uid);
+        let queued = self.queue.remove(uid);
         self.stop_waiting(uid, super::REFUSED, now);
-        self.denominate(uid);
+        let promised = self.denominate(uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
+        } else if let Some(queued) = queued.filter(|_| promised) {
+            self.promise_ended(&queued.info, now);
         }
     }
 
@@ -150,6 +152,9 @@ impl Engine {
         let Some(old) = old else {
             return self.queue.add(info, gates, now);
         };
+        if old.nominated.is_some() && old.nominated != info.nominated {
+            self.promise_ended(&old, now);
+        }
         let uid = info.uid.clone();
         let matters = old.differs_for_scheduling(&info);
         self.queue.replace(info);

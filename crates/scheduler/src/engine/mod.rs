@@ -537,8 +537,26 @@ impl Engine {
         self.wake_for(&event, now);
     }
 
+    /// Room that was set aside for `pod` is not any more: to pods that had to leave it alone, that is
+    /// as if it had been there and went.
+    fn promise_ended(&mut self, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent {
+            subject: Subject::AssignedPod,
+            action: Action::DELETE,
+            node: None,
+            pod: Some(pod),
+            object: None,
+        };
+        self.wake_up_to(pod.priority, &event, now);
+    }
+
     /// Wakes the refused pods that `event` may help.
     fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
+        self.wake_up_to(i32::MAX, event, now);
+    }
+
+    /// The same, up to a priority.
+    fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
         let mut interested: PluginSet = 0;
         for (instance, interests) in self.interests.iter().enumerate() {
             let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
@@ -570,6 +588,9 @@ impl Engine {
                 let Some(queued) = self.queue.get(uid) else {
                     continue;
                 };
+                if queued.info.priority > priority {
+                    continue;
+                }
                 let helps = by == 0
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
@@ -728,6 +749,7 @@ impl Engine {
             pre_filter_message: reason.to_owned(),
             plugins: vec![plugin],
             by,
+            nominated: Some(String::new()),
             ..Diagnosis::default()
         };
         self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);

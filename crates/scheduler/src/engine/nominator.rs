@@ -66,14 +66,16 @@ impl Engine {
         self.touch_named(node);
     }
 
-    /// Withdraws a nomination.
-    pub(super) fn denominate(&mut self, uid: &str) {
+    /// Withdraws a nomination. Returns whether there was one.
+    pub(super) fn denominate(&mut self, uid: &str) -> bool {
         if self.nominator.is_empty() {
-            return;
+            return false;
         }
-        if let Some(node) = self.nominator.remove(uid) {
-            self.touch_named(&node);
+        let node = self.nominator.remove(uid);
+        if let Some(node) = &node {
+            self.touch_named(node);
         }
+        node.is_some()
     }
 
     /// A waiting pod appeared or changed. Its status counts where it says something new: what was
@@ -88,24 +90,23 @@ impl Engine {
         }
         match &new.nominated {
             Some(node) => self.nominate(new, node),
-            None => self.denominate(&new.uid),
+            None => {
+                self.denominate(&new.uid);
+            }
         }
     }
 
     /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing
-    /// when it keeps the one it has, and empty when it has none any more.
+    /// when it keeps the one it has, and empty when it has none any more. It keeps it only where
+    /// plugins that make room had their say, and left it.
     pub(super) fn settle_nomination(&mut self, pod: &Arc<PodInfo>, said: Option<&str>) {
         let known = self.nominated_node(&pod.uid);
         match said {
-            Some("") => self.denominate(&pod.uid),
+            Some("") => {
+                self.denominate(&pod.uid);
+            }
             Some(node) if known.is_some_and(|known| **known == *node) => {}
             Some(node) => self.nominate(pod, &Arc::from(node)),
-            // Booking it withdrew the nomination, and was undone.
-            None if known.is_none() => {
-                if let Some(node) = &pod.nominated {
-                    self.nominate(pod, node);
-                }
-            }
             None => {}
         }
     }

@@ -9,14 +9,13 @@ use super::class::Scope;
 use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
 use super::{Engine, Output};
 use crate::framework::{
-    Code, Cycle, Instance, Preemption, Rejection, Signable, Signature, Verb, Write,
+    Code, Cycle, Instance, Preemption, Reason, Rejection, Signable, Signature, Verb, Write,
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Pods labelled with this, set to `true`, are never victims.
@@ -26,20 +25,23 @@ const RESERVATION_ALLOCATED: &str = "scheduling.koordinator.sh/reservation-alloc
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
+/// What a plan costs, in the order in which it matters: broken budgets, the highest priority, the
+/// sum of priorities, how many go, and how long the most important one has run.
+type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
+
 /// Who goes from where.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Plan {
     pub(super) node: NodeIndex,
     /// From the most to the least important.
     victims: Vec<Arc<PodInfo>>,
-    /// How many of them have no budget left.
-    violations: usize,
+    cost: Cost,
 }
 
 /// How one attempt to make room ended.
 #[derive(Debug)]
 pub(super) enum Attempt {
-    Room(Plan),
+    Room(Arc<Plan>),
     /// With the text for the condition; a nomination of before is void.
     Hopeless(String),
     /// With the text for the condition.
@@ -57,28 +59,53 @@ pub(super) struct Asked<'a> {
     pub(super) diagnosis: &'a Diagnosis,
 }
 
-/// Pods of one shape and priority, under rules in one state.
+/// Pods of one shape and priority, under one version of the rules.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct MemoKey(usize, Instance, u64, i32, Signature);
+struct MemoKey {
+    profile: usize,
+    owner: Instance,
+    rules: u64,
+    priority: i32,
+    shape: Signature,
+}
 
-/// What was found for a row in some version.
-type Row = Option<(u64, Result<Plan, Rejection>)>;
+/// What was found on one node.
+#[derive(Debug)]
+struct Found {
+    /// The version of the node for which it holds.
+    version: u64,
+    /// What budgets allowed, where a pod that may go has one.
+    allowances: Option<u64>,
+    plan: Result<Arc<Plan>, Rejection>,
+}
+
+#[derive(Debug, Default)]
+struct Remembered {
+    rows: Vec<Option<Found>>,
+    used: u64,
+}
 
 /// What was found on nodes that have not changed since, for the shapes that asked last.
 #[derive(Debug, Default)]
-pub(super) struct Memo(FxHashMap<MemoKey, Vec<Row>>);
+pub(super) struct Memo {
+    shapes: FxHashMap<MemoKey, Remembered>,
+    uses: u64,
+}
 
 impl Memo {
     /// How many shapes are remembered.
-    const SHAPES: usize = 8;
+    const SHAPES: usize = 32;
 
-    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut Vec<Row> {
-        if self.0.len() >= Self::SHAPES && !self.0.contains_key(&key) {
-            self.0.clear();
+    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut [Option<Found>] {
+        if self.shapes.len() >= Self::SHAPES && !self.shapes.contains_key(&key) {
+            let oldest = self.shapes.values().map(|known| known.used).min();
+            self.shapes.retain(|_, known| Some(known.used) != oldest);
         }
-        let known = self.0.entry(key).or_default();
-        known.resize(rows, None);
-        known
+        self.uses += 1;
+        let known = self.shapes.entry(key).or_default();
+        known.used = self.uses;
+        known.rows.resize_with(rows, || None);
+        &mut known.rows
     }
 }
 
@@ -89,24 +116,40 @@ impl Engine {
         self.memo = Memo::default();
     }
 
-    /// What makes answers per node the same; `None` when they cannot be remembered.
-    fn memo_key(&self, asked: &Asked<'_>, stable: bool) -> Option<MemoKey> {
-        let state = self.plugins[asked.owner].preemption_state()?;
-        let mut signature = Signature::default();
-        let shared = stable
+    /// What makes answers per node the same, and what budgets allow; `None` when they cannot be
+    /// remembered.
+    fn memo_key(&self, asked: &Asked<'_>, is_stable: bool) -> Option<(MemoKey, u64)> {
+        let version = self.plugins[asked.owner].preemption_state()?;
+        let mut shape = Signature::default();
+        let shared = is_stable
             && self.caching
             // One that has been promised room is refused its own node for another reason.
             && self.nominated_node(&asked.pod.uid).is_none()
-            && self.sign(asked.pod, asked.profile, &mut signature) == Signable::Yes;
+            && self.sign(asked.pod, asked.profile, &mut shape) == Signable::Yes;
         shared.then(|| {
-            MemoKey(
-                asked.profile,
-                asked.owner,
-                state,
-                asked.pod.priority,
-                signature,
-            )
+            let key = MemoKey {
+                profile: asked.profile,
+                owner: asked.owner,
+                rules: version.rules,
+                priority: asked.pod.priority,
+                shape,
+            };
+            (key, version.allowances)
         })
+    }
+
+    /// The nodes with anybody who may go for `pod`, sorted, where the rules can name them.
+    fn pool(&self, pod: &PodInfo, rules: &Preemption<'_>) -> Option<Vec<NodeIndex>> {
+        let pool = rules.pool.as_ref().filter(|_| self.caching)?;
+        let mut nodes = Vec::new();
+        pool(&mut |uid| {
+            let record = self.pods.get(uid);
+            let record = record.filter(|record| record.info.priority < pod.priority);
+            nodes.extend(record.map(|record| record.node));
+        });
+        nodes.sort_unstable();
+        nodes.dedup();
+        Some(nodes)
     }
 
     /// Looks for victims. Changes nothing but `memo`.
@@ -134,17 +177,35 @@ impl Engine {
             let text = "not eligible due to preemptionPolicy=Never.";
             return Attempt::Ineligible(format!("{}{text}", rules.prefix));
         }
-        let mut refusals = BTreeMap::<String, usize>::new();
-        let cycle = Cycle::new(pod, view!(self, now));
+        let pool = self.pool(pod, rules);
+        let anyone = pool.as_ref().is_none_or(|nodes| !nodes.is_empty())
+            && self
+                .lowest_priority()
+                .is_some_and(|lowest| lowest < pod.priority);
+        let nobody = || {
+            let refusals = [
+                (Reason::Static(NO_VICTIMS), diagnosis.helpable),
+                (Reason::Static(NOT_HELPFUL), total - diagnosis.helpable),
+            ];
+            Attempt::Hopeless(hopeless(rules, total, refusals))
+        };
         let before_filters = diagnosis.pre_filter_by.is_some();
+        if !anyone
+            && !before_filters
+            && diagnosis.helpable > 0
+            && self.nominated_node(&pod.uid).is_none()
+        {
+            return nobody();
+        }
+        let cycle = Cycle::new(pod, view!(self, now));
         let tolerated = diagnosis.pre_filter_by.filter(|by| *by == owner);
         let prepared = match self.prepare_despite(&cycle, profile, tolerated) {
             Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
             _ => None,
         };
         let Some(prepared) = prepared.filter(|_| diagnosis.helpable > 0) else {
-            refusals.insert(NOT_HELPFUL.to_owned(), total);
-            return Attempt::Hopeless(self.hopeless(rules, total, refusals));
+            let refusals = [(Reason::Static(NOT_HELPFUL), total)];
+            return Attempt::Hopeless(hopeless(rules, total, refusals));
         };
         let scope = Scope {
             cycle,
@@ -161,18 +222,13 @@ impl Engine {
             && self
                 .nodes
                 .pods(node)
-                .any(|other| self.may_go(pod, other, rules) && self.is_going(other))
+                .any(|other| self.may_go(pod, node, other, rules) && self.is_going(other))
         {
             let text = "not eligible due to a terminating pod on the nominated node.";
             return Attempt::Ineligible(format!("{}{text}", rules.prefix));
         }
-        let anyone = self
-            .lowest_priority()
-            .is_some_and(|lowest| lowest < pod.priority);
         if !anyone {
-            refusals.insert(NO_VICTIMS.to_owned(), diagnosis.helpable);
-            refusals.insert(NOT_HELPFUL.to_owned(), total - diagnosis.helpable);
-            return Attempt::Hopeless(self.hopeless(rules, total, refusals));
+            return nobody();
         }
         let all: Vec<NodeIndex>;
         let candidates = if before_filters {
@@ -181,123 +237,142 @@ impl Engine {
         } else {
             &diagnosis.candidates
         };
-        refusals.insert(
-            NOT_HELPFUL.to_owned(),
-            total.saturating_sub(candidates.len()),
-        );
+        let mut refusals = FxHashMap::<Reason, usize>::default();
+        let unhelpful = total.saturating_sub(candidates.len());
+        refusals.insert(Reason::Static(NOT_HELPFUL), unhelpful);
         let wanted = wanted(candidates.len(), rules);
         let offset = super::class::mix(self.options.seed ^ self.preemptions);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
         let key = self.memo_key(asked, prepared.moving.is_empty() && !before_filters);
-        let mut known = key.map(|key| memo.rows(key, self.nodes.rows()));
-        let (mut sparing, mut violating) = (Vec::new(), Vec::new());
+        let (mut known, allowances) = match key {
+            Some((key, allowances)) => (Some(memo.rows(key, self.nodes.rows())), allowances),
+            None => (None, 0),
+        };
+        let (mut best, mut plans, mut victimless): (Option<Arc<Plan>>, usize, usize) = (None, 0, 0);
         for node in behind.iter().chain(ahead) {
-            let version = self.nodes.version(*node);
+            if let Some(pool) = &pool
+                && pool.binary_search(node).is_err()
+            {
+                victimless += 1;
+                continue;
+            }
+            let fresh;
             let found = match &mut known {
-                None => self.victims_on(&scope, rules, *node),
-                Some(known) => match &mut known[node.row()] {
-                    Some((seen, found)) if *seen == version => found.clone(),
-                    entry => {
-                        let found = self.victims_on(&scope, rules, *node);
-                        *entry = Some((version, found.clone()));
-                        found
+                None => {
+                    fresh = self.victims_on(&scope, rules, *node).0;
+                    &fresh
+                }
+                Some(known) => {
+                    let version = self.nodes.victims_version(*node);
+                    let current = |found: &Found| {
+                        let allowed = found.allowances.is_none_or(|then| then == allowances);
+                        found.version == version && allowed
+                    };
+                    let entry = &mut known[node.row()];
+                    if !entry.as_ref().is_some_and(current) {
+                        *entry = None;
                     }
-                },
+                    let found = entry.get_or_insert_with(|| {
+                        let (plan, has_budgets) = self.victims_on(&scope, rules, *node);
+                        Found {
+                            version,
+                            allowances: has_budgets.then_some(allowances),
+                            plan,
+                        }
+                    });
+                    &found.plan
+                }
             };
             match found {
-                Ok(plan) if plan.violations == 0 => sparing.push(plan),
-                Ok(plan) => violating.push(plan),
+                Ok(plan) => {
+                    plans += 1;
+                    // Of equal ones the first is taken.
+                    if best.as_ref().is_none_or(|best| plan.cost < best.cost) {
+                        best = Some(plan.clone());
+                    }
+                    // One that breaks no budget is among them.
+                    if plans >= wanted && best.as_ref().is_some_and(|best| best.cost.0 == 0) {
+                        break;
+                    }
+                }
                 Err(rejection) => {
                     for reason in rejection.reasons.as_slice() {
-                        *refusals.entry(reason.to_string()).or_default() += 1;
+                        match refusals.get_mut(reason) {
+                            Some(nodes) => *nodes += 1,
+                            None => drop(refusals.insert(reason.clone(), 1)),
+                        }
                     }
                 }
             }
-            if !sparing.is_empty() && sparing.len() + violating.len() >= wanted {
-                break;
-            }
         }
-        sparing.append(&mut violating);
-        match sparing.into_iter().min_by_key(cost) {
-            Some(plan) => Attempt::Room(plan),
-            None => Attempt::Hopeless(self.hopeless(rules, total, refusals)),
+        if let Some(plan) = best {
+            return Attempt::Room(plan);
         }
+        *refusals.entry(Reason::Static(NO_VICTIMS)).or_default() += victimless;
+        Attempt::Hopeless(hopeless(rules, total, refusals))
     }
 
-    fn hopeless(
-        &self,
-        rules: &Preemption<'_>,
-        total_nodes: usize,
-        refusals: BTreeMap<String, usize>,
-    ) -> String {
-        let refusals = refusals.into_iter().filter(|(_, nodes)| *nodes > 0);
-        let said = Diagnosis {
-            total_nodes,
-            refusals: refusals
-                .map(|(reason, nodes)| NodeRefusal {
-                    failed_plugin: "",
-                    reason,
-                    preempt_might_help: false,
-                    nodes,
-                })
-                .collect(),
-            ..Diagnosis::default()
-        };
-        format!("{}{}", rules.prefix, said.message())
-    }
-
-    /// The least harmful set of victims on `node`.
+    /// The least harmful set of victims on `node`, and whether any of those that may go has a
+    /// disruption budget.
     fn victims_on(
         &self,
         scope: &Scope<'_>,
         rules: &Preemption<'_>,
         node: NodeIndex,
-    ) -> Result<Plan, Rejection> {
+    ) -> (Result<Arc<Plan>, Rejection>, bool) {
         let pod = scope.cycle.pod;
         let pods = self.nodes.pods(node);
         let mut removed: Vec<Arc<PodInfo>> = pods
-            .filter(|other| self.may_go(pod, other, rules))
+            .filter(|other| self.may_go(pod, node, other, rules))
             .cloned()
             .collect();
         if removed.is_empty() {
-            return Err(Rejection::unresolvable(NO_VICTIMS));
+            return (Err(Rejection::unresolvable(NO_VICTIMS)), false);
         }
-        removed.sort_by(|a, b| importance(a).cmp(&importance(b)));
         let fits = |removed: &[Arc<PodInfo>]| match scope.judge_without(node, removed) {
             RowVerdict::Fits(_) if (rules.suffices)(removed) => Ok(()),
             RowVerdict::Fits(_) | RowVerdict::Absent => Err(Rejection::unresolvable(NOT_HELPFUL)),
             RowVerdict::Refused(_, rejection) => Err(rejection),
         };
-        fits(&removed)?;
-        let (unprotected, protected): (Vec<_>, Vec<_>) = over_budget(&removed, rules);
+        if let Err(rejection) = fits(&removed) {
+            return (Err(rejection), false);
+        }
+        removed.sort_by(|a, b| importance(a).cmp(&importance(b)));
+        let (order, unprotected, has_budgets) = spare_order(&removed, rules);
         let (mut victims, mut violations) = (Vec::new(), 0);
-        for (group, counts) in [(unprotected, 1), (protected, 0)] {
-            for other in group {
-                let Some(at) = removed.iter().position(|pod| pod.uid == other.uid) else {
-                    continue;
-                };
-                removed.remove(at);
-                if fits(&removed).is_err() {
-                    removed.insert(at, other.clone());
-                    violations += counts;
-                    victims.push(other);
-                }
+        for (nth, other) in order.into_iter().enumerate() {
+            let Some(at) = removed.iter().position(|pod| pod.uid == other.uid) else {
+                continue;
+            };
+            removed.remove(at);
+            if fits(&removed).is_err() {
+                removed.insert(at, other.clone());
+                violations += usize::from(nth < unprotected);
+                victims.push(other);
             }
         }
         if victims.is_empty() {
-            return Err(Rejection::unresolvable(NO_VICTIMS));
+            return (Err(Rejection::unresolvable(NO_VICTIMS)), has_budgets);
         }
         victims.sort_by(|a, b| importance(a).cmp(&importance(b)));
-        Ok(Plan {
+        let cost = cost(&victims, violations);
+        let plan = Plan {
             node,
             victims,
-            violations,
-        })
+            cost,
+        };
+        (Ok(Arc::new(plan)), has_budgets)
     }
 
     /// Whether evicting `other` for `pod` is allowed and frees its room.
-    fn may_go(&self, pod: &PodInfo, other: &PodInfo, rules: &Preemption<'_>) -> bool {
+    fn may_go(
+        &self,
+        pod: &PodInfo,
+        node: NodeIndex,
+        other: &PodInfo,
+        rules: &Preemption<'_>,
+    ) -> bool {
         if other.priority >= pod.priority || other.stands_for.is_some() {
             return false;
         }
@@ -309,7 +384,7 @@ impl Engine {
         let reserved = other.annotation(RESERVATION_ALLOCATED).is_some_and(|text| {
             let parsed = serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
             let uid = parsed["uid"].as_str().unwrap_or_default();
-            self.pods.contains_key(uid)
+            self.pods.get(uid).is_some_and(|record| record.node == node)
         });
         !reserved && (rules.may_evict)(other)
     }
@@ -338,7 +413,7 @@ impl Engine {
         &mut self,
         pod: &Arc<PodInfo>,
         plugin: &'static str,
-        plan: Plan,
+        plan: &Plan,
         now: Timestamp,
     ) -> Arc<str> {
         let node = self.nodes.name(plan.node).clone();
@@ -357,7 +432,7 @@ impl Engine {
         }
         self.nominate(pod, &node);
         let (mut victims, mut waiting) = (Vec::new(), Vec::new());
-        for victim in plan.victims {
+        for victim in plan.victims.iter().cloned() {
             if self.waiting.contains_key(&victim.uid) {
                 waiting.push(victim.uid.clone());
             } else {
@@ -450,38 +525,62 @@ fn started(pod: &PodInfo) -> Timestamp {
     start.map_or(Timestamp::MAX, |time| time.0)
 }
 
-/// Splits `pods`, which are in order of importance, into those whose eviction breaks a budget and
-/// the others.
-fn over_budget(
-    pods: &[Arc<PodInfo>],
-    rules: &Preemption<'_>,
-) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+/// The order in which `pods`, the most important first, are spared: those whose eviction breaks a
+/// budget before the others. Also how many these are, and whether anybody has a budget.
+fn spare_order(pods: &[Arc<PodInfo>], rules: &Preemption<'_>) -> (Vec<Arc<PodInfo>>, usize, bool) {
     let mut left: FxHashMap<u64, i64> = FxHashMap::default();
-    pods.iter().cloned().partition(|pod| {
+    let (mut order, mut others) = (Vec::with_capacity(pods.len()), Vec::new());
+    let mut has_budgets = false;
+    for pod in pods {
         let mut broken = false;
         for (budget, allowed) in (rules.budgets)(pod) {
+            has_budgets = true;
             let left = left.entry(budget).or_insert(allowed);
             *left -= 1;
             broken |= *left < 0;
         }
-        broken
-    })
+        if broken { &mut order } else { &mut others }.push(pod.clone());
+    }
+    let unprotected = order.len();
+    order.append(&mut others);
+    (order, unprotected, has_budgets)
 }
 
-/// What a plan costs, in the order in which it matters. The first of equal plans is taken.
-fn cost(plan: &Plan) -> (usize, i32, i64, usize, Reverse<Timestamp>) {
-    let highest = plan.victims.first().map_or(i32::MIN, |pod| pod.priority);
+/// What it costs to evict `victims`, the most important first, of whom so many have no budget left.
+fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
+    let highest = victims.first().map_or(i32::MIN, |pod| pod.priority);
     // Shifted so that more pods never weigh less than fewer, also with negative priorities.
     let weight = |pod: &Arc<PodInfo>| i64::from(pod.priority) + (1 << 31);
-    let sum = plan.victims.iter().map(weight).fold(0, i64::saturating_add);
-    let oldest = plan
-        .victims
+    let sum = victims.iter().map(weight).fold(0, i64::saturating_add);
+    let oldest = victims
         .iter()
         .filter(|pod| pod.priority == highest)
         .map(|pod| started(pod))
         .min();
     let oldest = Reverse(oldest.unwrap_or(Timestamp::MAX));
-    (plan.violations, highest, sum, plan.victims.len(), oldest)
+    (violations, highest, sum, victims.len(), oldest)
+}
+
+/// Why nobody goes, for the pod's condition.
+fn hopeless(
+    rules: &Preemption<'_>,
+    total_nodes: usize,
+    refusals: impl IntoIterator<Item = (Reason, usize)>,
+) -> String {
+    let refusals = refusals.into_iter().filter(|(_, nodes)| *nodes > 0);
+    let said = Diagnosis {
+        total_nodes,
+        refusals: refusals
+            .map(|(reason, nodes)| NodeRefusal {
+                failed_plugin: "",
+                reason: reason.to_string(),
+                preempt_might_help: false,
+                nodes,
+            })
+            .collect(),
+        ..Diagnosis::default()
+    };
+    format!("{}{}", rules.prefix, said.message())
 }
 
 fn clear_nomination(pod: &PodInfo) -> Write {

@@ -281,6 +281,22 @@ pub struct Preemption<'a> {
     pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
     /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
     pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
+    /// Names, by uid, everybody whom `may_evict` allows, and perhaps more. `None`: there is no
+    /// shorter list than all pods.
+    pub pool: Option<Pool<'a>>,
+}
+
+/// Hands uids over, one by one.
+pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
+
+/// What the rules of [`PostFilter::Preempt`] stand on. While both numbers stay, they answer the same
+/// for pods of one shape and priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RulesVersion {
+    /// Changes with anything but what `budgets` counts.
+    pub rules: u64,
+    /// Changes with what disruption budgets allow, where whom they cover stays as it was.
+    pub allowances: u64,
 }
 
 impl std::fmt::Debug for Preemption<'_> {
@@ -563,9 +579,9 @@ pub trait Plugin: Send + Sync {
     fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
     }
-    /// A number that changes whenever the rules of [`PostFilter::Preempt`] may answer differently for
-    /// pods of one shape and priority; `None` when they depend on more than that.
-    fn preemption_state(&self) -> Option<u64> {
+    /// The version of the rules in [`PostFilter::Preempt`]; `None` when their answers depend on more
+    /// than a pod's shape and priority, or change all the time.
+    fn preemption_state(&self) -> Option<RulesVersion> {
         None
     }
     /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.

@@ -26,6 +26,8 @@ struct Row {
     pods: FxHashMap<Arc<str>, Arc<PodInfo>>,
     scoring: [i64; 2],
     version: u64,
+    /// As `version`, when only what preemption reads of its pods changed.
+    ranked: u64,
 }
 
 /// All nodes, and what is booked on them.
@@ -127,6 +129,12 @@ impl NodeStore {
         self.rows[node.row()].version
     }
 
+    /// As [`Self::version`]; changes also with what only the search for victims reads of the pods.
+    pub(crate) fn victims_version(&self, node: NodeIndex) -> u64 {
+        let row = &self.rows[node.row()];
+        row.version.max(row.ranked)
+    }
+
     /// Adds or replaces a node.
     pub(crate) fn set_node(&mut self, info: Arc<NodeInfo>) -> NodeIndex {
         let node = self.row_for(&info.name);
@@ -187,6 +195,9 @@ impl NodeStore {
             || old.deleting != pod.deleting
         {
             self.touch(node);
+        } else if ranks_differently(&old, &pod) {
+            self.versions += 1;
+            self.rows[node.row()].ranked = self.versions;
         }
         self.rows[node.row()].pods.insert(pod.uid.clone(), pod);
     }
@@ -270,6 +281,17 @@ impl NodeStore {
                 .all(|id| self.requested(node, id) == sum.get(id))
         })
     }
+}
+
+/// Whether the search for victims may see the pod in another light.
+fn ranks_differently(old: &PodInfo, new: &PodInfo) -> bool {
+    let started = |pod: &PodInfo| {
+        let status = pod.object.status.as_ref();
+        status.and_then(|status| status.start_time.clone())
+    };
+    old.priority != new.priority
+        || old.object.metadata.annotations != new.object.metadata.annotations
+        || started(old) != started(new)
 }
 
 fn index(row: usize) -> NodeIndex {

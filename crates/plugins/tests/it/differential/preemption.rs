@@ -1,0 +1,563 @@
+//! What is remembered of dry runs never changes who is evicted: the engine that remembers and the
+//! one that looks at everything anew choose the same victims on the same nodes, with all plugins on.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use koord_api::scheduling::{ElasticQuota, Reservation};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindError, BindRequest, Engine, EngineOptions, Output};
+use koord_scheduler::framework::{Action, BindPlan, BuildContext, ObjectChange, Profiles};
+use proptest::prelude::*;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
+const QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
+const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+const APPS: [&str; 3] = ["a", "b", "c"];
+const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
+const PRIORITIES: [i32; 6] = [-10, 0, 0, 5, 50, 9100];
+
+/// `few`: only a few candidates are tried.
+fn engine(cached: bool, few: bool) -> Engine {
+    let args = json!({"minCandidateNodesPercentage": 20, "minCandidateNodesAbsolute": 1});
+    let mut config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{"schedulerName": "koord-scheduler"}]
+    });
+    if few {
+        config["profiles"][0]["pluginConfig"] =
+            json!([{"name": "DefaultPreemption", "args": args}]);
+    }
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let registry = koord_plugins::registry();
+    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), true).unwrap();
+    let options = EngineOptions {
+        seed: 3,
+        max_classes: 4,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::new(&config, profiles, options);
+    engine.set_caching(cached);
+    engine
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Node {
+        name: u8,
+        cpu: u8,
+        zone: u8,
+        cordoned: bool,
+    },
+    NodeGone(u8),
+    /// Found on a node, or to be placed.
+    Pod {
+        shape: u8,
+        priority: u8,
+        app: u8,
+        quota: u8,
+        start: u8,
+        on: Option<u8>,
+    },
+    /// Several equal ones at a time.
+    Pods {
+        priority: u8,
+        count: u8,
+    },
+    Starts(u8, u8),
+    Relabelled(u8),
+    /// What it took of a reservation is written on it, or struck off.
+    Owns(u8, u8),
+    Terminates(u8),
+    Gone(u8),
+    Stays(u8),
+    /// A waiting pod is deleted.
+    Withdrawn(u8),
+    Confirmed(u8),
+    BindFails(u8),
+    /// The API shows the nomination of a waiting pod, or that it was withdrawn.
+    Echo(u8, bool),
+    Budget {
+        app: u8,
+        allowed: u8,
+        disrupted: u8,
+    },
+    BudgetGone(u8),
+    Quota {
+        name: u8,
+        max: u8,
+    },
+    Reservation {
+        name: u8,
+        node: u8,
+        gone: bool,
+    },
+    Wait(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let any = any::<u8>;
+    prop_oneof![
+        3 => (0..7_u8, 2..6_u8, 0..3_u8, prop::bool::weighted(0.1)).prop_map(
+            |(name, cpu, zone, cordoned)| Step::Node { name, cpu, zone, cordoned }),
+        1 => (0..7_u8).prop_map(Step::NodeGone),
+        14 => (0..12_u8, 0..6_u8, 0..3_u8, 0..6_u8, 0..4_u8, prop::option::of(0..7_u8)).prop_map(
+            |(shape, priority, app, quota, start, on)|
+            Step::Pod { shape, priority, app, quota, start, on }),
+        4 => (0..6_u8, 2..5_u8).prop_map(|(priority, count)| Step::Pods { priority, count }),
+        1 => (any(), 0..4_u8).prop_map(|(pod, start)| Step::Starts(pod, start)),
+        1 => any().prop_map(Step::Relabelled),
+        1 => (any(), 0..4_u8).prop_map(|(pod, of)| Step::Owns(pod, of)),
+        2 => any().prop_map(Step::Terminates),
+        4 => any().prop_map(Step::Gone),
+        1 => any().prop_map(Step::Stays),
+        1 => any().prop_map(Step::Withdrawn),
+        4 => any().prop_map(Step::Confirmed),
+        1 => any().prop_map(Step::BindFails),
+        2 => (any(), prop::bool::weighted(0.8)).prop_map(|(pod, there)| Step::Echo(pod, there)),
+        2 => (0..3_u8, 0..3_u8, any()).prop_map(
+            |(app, allowed, disrupted)| Step::Budget { app, allowed, disrupted }),
+        1 => (0..3_u8).prop_map(Step::BudgetGone),
+        1 => (0..2_u8, 1..8_u8).prop_map(|(name, max)| Step::Quota { name, max }),
+        1 => (0..3_u8, 0..7_u8, prop::bool::weighted(0.3)).prop_map(
+            |(name, node, gone)| Step::Reservation { name, node, gone }),
+        2 => (0..40_u8).prop_map(Step::Wait),
+    ]
+}
+
+fn parsed<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn change<T: Any + Send + Sync>(kind: &'static str, object: T, gone: bool) -> ObjectChange {
+    ObjectChange {
+        kind,
+        action: if gone { Action::DELETE } else { Action::UPDATE },
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+fn node(name: u8, cpu: u8, zone: u8, cordoned: bool) -> Arc<Node> {
+    let name = format!("n{name}");
+    Arc::new(parsed(json!({
+        "metadata": {"name": name, "uid": name, "labels": {
+            "zone": format!("z{zone}"), "kubernetes.io/hostname": name}},
+        "spec": {"unschedulable": cordoned},
+        "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "8"}}
+    })))
+}
+
+fn at(minutes: u8) -> String {
+    let start = SignedDuration::from_mins(i64::from(minutes));
+    (Timestamp::from_second(1_699_000_000).unwrap() + start).to_string()
+}
+
+fn pod(number: usize, shape: u8, priority: u8, app: &str, quota: u8, start: u8) -> Value {
+    let term = |key: &str, app: &str| json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}});
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let mut spec = json!({
+        "schedulerName": "koord-scheduler",
+        "priority": PRIORITIES[usize::from(priority)],
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
+    });
+    match shape {
+        0 | 1 => spec["containers"][0]["resources"]["requests"]["cpu"] = json!("2"),
+        2 => spec["containers"][0]["resources"]["requests"]["cpu"] = json!("3500m"),
+        3 => spec["preemptionPolicy"] = json!("Never"),
+        4 => spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80}]),
+        5 => spec["nodeSelector"] = json!({"zone": "z1"}),
+        6 => {
+            spec["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone",
+                "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": {"matchLabels": {"app": app}}}]);
+        }
+        7 => {
+            spec["affinity"] =
+                json!({"podAntiAffinity": {required: [term("kubernetes.io/hostname", app)]}});
+        }
+        8 => spec["affinity"] = json!({"podAffinity": {required: [term("zone", "a")]}}),
+        _ => {}
+    }
+    let mut labels = json!({"app": app});
+    if quota < 2 {
+        labels[QUOTA] = json!(format!("q{quota}"));
+    }
+    if quota == 2 {
+        labels["owner"] = json!("r");
+    }
+    if quota == 3 && shape == 9 {
+        labels["quota.scheduling.koordinator.sh/preemptible"] = json!("false");
+    }
+    let name = format!("p{number}");
+    json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": labels},
+        "spec": spec,
+        "status": {"startTime": at(start)}
+    })
+}
+
+fn budget(app: u8, allowed: u8, disrupted: &str, gone: bool) -> ObjectChange {
+    let name = format!("b{app}");
+    let budget: PodDisruptionBudget = parsed(json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"selector": {"matchLabels": {"app": APPS[usize::from(app)]}}},
+        "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1,
+            "expectedPods": 1, "disruptedPods": {disrupted: at(0)}}
+    }));
+    change(BUDGETS, budget, gone)
+}
+
+fn quota(name: u8, max: u8) -> ObjectChange {
+    let name = format!("q{name}");
+    let quota: ElasticQuota = parsed(json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {"name": name, "namespace": "ns", "uid": name,
+            "labels": {"quota.scheduling.koordinator.sh/parent": "koordinator-root-quota"}},
+        "spec": {"min": {"cpu": max.min(2)}, "max": {"cpu": max}}
+    }));
+    change(QUOTAS, quota, false)
+}
+
+fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
+    let name = format!("r{name}");
+    let room = json!({"cpu": "1"});
+    let time = at(0);
+    let condition = |kind: &str, reason: &str| {
+        json!({"type": kind, "status": "True", "reason": reason,
+            "lastProbeTime": time, "lastTransitionTime": time})
+    };
+    let reservation: Reservation = parsed(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": name, "uid": name, "creationTimestamp": time},
+        "spec": {
+            "template": {"spec": {"schedulerName": "koord-scheduler", "containers": [
+                {"name": "c", "image": "i", "resources": {"requests": room}}]}},
+            "ttl": "0s", "allocateOnce": false,
+            "owners": [{"labelSelector": {"matchLabels": {"owner": "r"}}}]
+        },
+        "status": {"phase": "Available", "nodeName": format!("n{node}"), "allocatable": room,
+            "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]}
+    }));
+    change(RESERVATIONS, reservation, gone)
+}
+
+/// What the API server holds, as far as both engines agree on it.
+#[derive(Debug, Default)]
+struct World {
+    pods: BTreeMap<String, Value>,
+    /// Names of pods on nodes, assumed or bound.
+    placed: Vec<String>,
+    waiting: Vec<String>,
+    evicting: Vec<String>,
+    evictions: usize,
+}
+
+impl World {
+    fn pick(names: &[String], number: u8) -> Option<String> {
+        let at = usize::from(number).checked_rem(names.len())?;
+        Some(names[at].clone())
+    }
+
+    fn forget(&mut self, name: &str) {
+        for names in [&mut self.placed, &mut self.waiting, &mut self.evicting] {
+            names.retain(|other| other != name);
+        }
+    }
+
+    fn bound(&mut self, request: &BindRequest) {
+        if request.plan != BindPlan::Binding {
+            return;
+        }
+        let name = request.pod.name.to_string();
+        let pod = self.pods.get_mut(&name).unwrap();
+        for (key, value) in &request.patch.annotations {
+            pod["metadata"]["annotations"][key] = json!(value);
+        }
+        for (key, value) in &request.patch.labels {
+            pod["metadata"]["labels"][key] = json!(value);
+        }
+        pod["assumed"] = json!(&*request.node);
+        self.waiting.retain(|other| *other != name);
+        self.placed.push(name);
+    }
+}
+
+/// What is left of outputs to be compared, and what the world makes of them.
+fn drain(engine: &mut Engine, now: Timestamp, mut world: Option<&mut World>) -> Vec<String> {
+    let mut out = Vec::new();
+    for _ in 0..100 {
+        let decided = engine.schedule_one(now).is_some();
+        let outputs = engine.take_outputs();
+        if !decided && outputs.is_empty() {
+            break;
+        }
+        for output in outputs {
+            out.push(match &output {
+                Output::Bind(bind) => format!("{} -> {}", bind.pod.name, bind.node),
+                Output::Failed(failure) => format!(
+                    "{}: {} nominated {:?}",
+                    failure.pod.name, failure.message, failure.nominated
+                ),
+                Output::Evict {
+                    preemptor,
+                    node,
+                    victims,
+                } => {
+                    let victims: Vec<&str> = victims.iter().map(|pod| &*pod.name).collect();
+                    format!("{} evicts {victims:?} from {node}", preemptor.name)
+                }
+                Output::Write(write) => format!("{write:?}"),
+                Output::Explain { pod, message } => format!("{}: {message}", pod.name),
+                Output::Problem(problem) => problem.message.clone(),
+            });
+            let Some(world) = world.as_deref_mut() else {
+                continue;
+            };
+            match output {
+                Output::Bind(request) => world.bound(&request),
+                Output::Evict { victims, .. } => {
+                    world.evictions += victims.len();
+                    world
+                        .evicting
+                        .extend(victims.iter().map(|pod| pod.name.to_string()));
+                }
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+fn object(pod: &Value) -> Arc<Pod> {
+    let mut pod = pod.clone();
+    pod.as_object_mut().unwrap().remove("assumed");
+    Arc::new(parsed(pod))
+}
+
+/// Brings a step to both engines. Steps about pods name one that exists.
+fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestamp) {
+    let show = |engines: &mut [Engine; 2], pod: &Value| {
+        for engine in engines {
+            engine.pod_applied(object(pod), now);
+        }
+    };
+    let tell = |engines: &mut [Engine; 2], change: &ObjectChange| {
+        for engine in engines {
+            engine.object_changed(change, now);
+        }
+    };
+    let bound: Vec<String> = {
+        let is_bound = |name: &&String| world.pods[*name]["spec"]["nodeName"].is_string();
+        world.placed.iter().filter(is_bound).cloned().collect()
+    };
+    match *step {
+        Step::Node {
+            name,
+            cpu,
+            zone,
+            cordoned,
+        } => {
+            for engine in engines {
+                engine.node_applied(node(name, cpu, zone, cordoned), now);
+            }
+        }
+        Step::NodeGone(name) => {
+            for engine in engines {
+                engine.node_deleted(&format!("n{name}"), now);
+            }
+        }
+        Step::Pod {
+            shape,
+            priority,
+            app,
+            quota,
+            start,
+            on,
+        } => {
+            let app = APPS[usize::from(app)];
+            let mut pod = pod(world.pods.len(), shape, priority, app, quota, start);
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            if let Some(node) = on {
+                pod["spec"]["nodeName"] = json!(format!("n{node}"));
+                world.placed.push(name.clone());
+            } else {
+                world.waiting.push(name.clone());
+            }
+            show(engines, &pod);
+            world.pods.insert(name, pod);
+        }
+        Step::Pods { priority, count } => {
+            for _ in 0..count {
+                let pod = pod(world.pods.len(), 0, priority, "a", 5, 0);
+                let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+                show(engines, &pod);
+                world.waiting.push(name.clone());
+                world.pods.insert(name, pod);
+            }
+        }
+        Step::Starts(number, start) => change_pod(engines, world, &bound, number, now, |pod| {
+            pod["status"]["startTime"] = json!(at(start));
+        }),
+        Step::Relabelled(number) => change_pod(engines, world, &bound, number, now, |pod| {
+            pod["metadata"]["labels"]["scheduling.koordinator.sh/disable-preemptible"] =
+                json!((number % 2 == 0).to_string());
+        }),
+        Step::Owns(number, of) => change_pod(engines, world, &bound, number, now, |pod| {
+            let name = format!("r{of}");
+            let text = json!({"name": name, "uid": name}).to_string();
+            pod["metadata"]["annotations"] = if of < 3 {
+                json!({"scheduling.koordinator.sh/reservation-allocated": text})
+            } else {
+                json!({})
+            };
+        }),
+        Step::Terminates(number) => {
+            let evicting = world.evicting.clone();
+            change_pod(engines, world, &evicting, number, now, |pod| {
+                pod["metadata"]["deletionTimestamp"] = json!(at(0));
+                pod["status"]["conditions"] = json!([{"type": "DisruptionTarget",
+                    "status": "True", "reason": "PreemptionByScheduler"}]);
+            });
+        }
+        Step::Gone(number) => {
+            // Those that were evicted first.
+            let from = if world.evicting.is_empty() {
+                &bound
+            } else {
+                &world.evicting
+            };
+            if let Some(name) = World::pick(from, number) {
+                for engine in engines {
+                    engine.pod_deleted(&object(&world.pods[&name]), now);
+                }
+                world.forget(&name);
+            }
+        }
+        Step::Withdrawn(number) => {
+            if let Some(name) = World::pick(&world.waiting, number) {
+                for engine in engines {
+                    engine.pod_deleted(&object(&world.pods[&name]), now);
+                }
+                world.forget(&name);
+            }
+        }
+        Step::Stays(number) => {
+            if let Some(name) = World::pick(&world.evicting, number) {
+                for engine in engines {
+                    engine.eviction_failed(&name);
+                }
+                world.evicting.retain(|other| *other != name);
+            }
+        }
+        Step::Confirmed(number) => {
+            let placed = world.placed.clone();
+            change_pod(engines, world, &placed, number, now, |pod| {
+                if let Some(node) = pod["assumed"].as_str().map(str::to_owned) {
+                    pod["spec"]["nodeName"] = json!(node);
+                }
+            });
+        }
+        Step::BindFails(number) => {
+            let assumed: Vec<String> = world
+                .placed
+                .iter()
+                .filter(|name| !bound.contains(name))
+                .cloned()
+                .collect();
+            if let Some(name) = World::pick(&assumed, number) {
+                for engine in engines {
+                    let error = BindError {
+                        message: "conflict".to_owned(),
+                        gone: false,
+                    };
+                    engine.bind_finished(&name, Err(error), now);
+                }
+                world.forget(&name);
+                world.waiting.push(name);
+            }
+        }
+        Step::Echo(number, there) => {
+            if let Some(name) = World::pick(&world.waiting, number) {
+                let nominated = engines[0].nominated_node(&name).map(ToString::to_string);
+                let pod = world.pods.get_mut(&name).unwrap();
+                pod["status"]["nominatedNodeName"] = json!(nominated.filter(|_| there));
+                show(engines, pod);
+            }
+        }
+        Step::Budget {
+            app,
+            allowed,
+            disrupted,
+        } => {
+            let disrupted = World::pick(&world.placed, disrupted).unwrap_or_default();
+            tell(engines, &budget(app, allowed, &disrupted, false));
+        }
+        Step::BudgetGone(app) => tell(engines, &budget(app, 0, "", true)),
+        Step::Quota { name, max } => tell(engines, &quota(name, max)),
+        Step::Reservation { name, node, gone } => tell(engines, &reservation(name, node, gone)),
+        Step::Wait(_) => {}
+    }
+}
+
+fn change_pod(
+    engines: &mut [Engine; 2],
+    world: &mut World,
+    from: &[String],
+    number: u8,
+    now: Timestamp,
+    edit: impl Fn(&mut Value),
+) {
+    let Some(name) = World::pick(from, number) else {
+        return;
+    };
+    let pod = world.pods.get_mut(&name).unwrap();
+    edit(pod);
+    for engine in engines {
+        engine.pod_applied(object(pod), now);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn victims_are_the_same_with_memory_and_without(
+        steps in prop::collection::vec(step(), 40..160),
+        few in any::<bool>(),
+    ) {
+        let mut engines = [engine(true, few), engine(false, few)];
+        let mut world = World::default();
+        let mut now = Timestamp::from_second(1_700_000_000).unwrap();
+        for number in 0..4 {
+            let step = Step::Node { name: number, cpu: 4, zone: number % 2, cordoned: false };
+            play(&step, &mut engines, &mut world, now);
+        }
+        for name in 0..2 {
+            play(&Step::Quota { name, max: 4 }, &mut engines, &mut world, now);
+        }
+        for step in steps {
+            now += SignedDuration::from_millis(400);
+            if let Step::Wait(seconds) = step {
+                now += SignedDuration::from_secs(seconds.into());
+            }
+            play(&step, &mut engines, &mut world, now);
+            let [remembers, looks] = &mut engines;
+            let a = drain(remembers, now, Some(&mut world));
+            let b = drain(looks, now, None);
+            prop_assert_eq!(a, b, "after {:?}", step);
+            prop_assert_eq!(remembers.preemptions(), looks.preemptions());
+            for name in &world.waiting {
+                prop_assert_eq!(remembers.nominated_node(name), looks.nominated_node(name));
+            }
+            prop_assert!(remembers.nodes().books_balance() && looks.nodes().books_balance());
+        }
+        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+    }
+}
