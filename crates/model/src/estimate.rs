@@ -57,14 +57,14 @@ pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
 ///
 /// `(Σ weight·score + dominant·min(100, min score)) / (Σ weight + dominant)`, integer division.
 #[must_use]
-pub fn weighted_score(scores: &[(i64, i64)], dominant_weight: i64) -> i64 {
+pub fn weighted_score(scores: impl IntoIterator<Item = (i64, i64)>, dominant_weight: i64) -> i64 {
     let mut sum = 0_i64;
     let mut weights = 0_i64;
     let mut scarcest = 100_i64;
     for (weight, score) in scores {
         sum += weight * score;
         weights += weight;
-        scarcest = scarcest.min(*score);
+        scarcest = scarcest.min(score);
     }
     if dominant_weight > 0 {
         sum += dominant_weight * scarcest;
@@ -140,8 +140,8 @@ mod tests {
     fn scores_use_integer_division() {
         assert_eq!(least_used_score(1, 3), 66);
         assert_eq!(least_used_score(4, 3), 0);
-        assert_eq!(weighted_score(&[(1, 90), (1, 81)], 0), 85);
-        assert_eq!(weighted_score(&[(1, 90), (1, 60)], 2), 67);
+        assert_eq!(weighted_score([(1, 90), (1, 81)], 0), 85);
+        assert_eq!(weighted_score([(1, 90), (1, 60)], 2), 67);
     }
 
     #[test]

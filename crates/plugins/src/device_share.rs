@@ -481,7 +481,11 @@ impl Plugin for DeviceShare {
             nominated: Some(from),
             ..*cycle
         };
-        self.place(&cycle, pod, node, How::default()).is_ok()
+        let how = How {
+            numa: cycle.numa,
+            ..How::default()
+        };
+        self.place(&cycle, pod, node, how).is_ok()
     }
 
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {

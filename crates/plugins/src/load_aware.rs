@@ -37,6 +37,8 @@ const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 pub(crate) struct LoadAware {
     args: Args,
     dims: Dims,
+    /// By resource, as `dims`.
+    weights: Vec<i64>,
     /// Reports by node name; a report may be here before its node.
     reports: FxHashMap<String, Arc<Report>>,
     /// By node index.
@@ -65,9 +67,12 @@ impl LoadAware {
         let args = args.complete();
         args.validate()?;
         let dims = Dims::of(&args);
+        let weight = |name: &String| args.resource_weights.get(name).copied().unwrap_or(0);
+        let weights = dims.names.iter().map(weight).collect();
         Ok(Self {
             args,
             dims,
+            weights,
             reports: FxHashMap::default(),
             loads: Vec::new(),
             expiries: BinaryHeap::new(),
@@ -406,21 +411,17 @@ impl Plugin for LoadAware {
         } else {
             &load.node_delta
         };
-        let mut scores = [(0, 0); 8];
-        let mut count = 0;
-        for (name, weight) in &self.args.resource_weights {
-            let Some(at) = self.dims.position(name) else {
-                continue;
-            };
+        let dominant = self.args.dominant_resource_weight;
+        // The scarcest resource may be one without a weight of its own.
+        let counted = self.weights.iter().enumerate();
+        let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
+        let scores = counted.map(|(at, weight)| {
             let used = base.map_or(load.estimated[at], |base| base[at] + delta[at]);
             let used = used.saturating_add(incoming.estimate[at]);
             let score = estimate::least_used_score(used, load.allocatable[at]);
-            if count < scores.len() {
-                scores[count] = (*weight, score);
-                count += 1;
-            }
-        }
-        estimate::weighted_score(&scores[..count], self.args.dominant_resource_weight)
+            (*weight, score)
+        });
+        estimate::weighted_score(scores, dominant)
     }
 }
 

@@ -415,7 +415,11 @@ impl<'a> Pool<'a> {
                 let Some(most) = within.get(device.minor) else {
                     continue;
                 };
-                left = left.capped(most);
+                // A GPU's memory may be listed in one unit only.
+                left = match kind {
+                    DeviceType::Gpu => left.capped(&completed(most, &device.total)),
+                    _ => left.capped(most),
+                };
             }
             total.set(device.minor, device.total);
             free.set(device.minor, left);

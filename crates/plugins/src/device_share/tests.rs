@@ -4,6 +4,7 @@ mod aligned;
 mod bad_input;
 mod random;
 mod reserved;
+mod rows;
 
 use super::*;
 use jiff::Timestamp;

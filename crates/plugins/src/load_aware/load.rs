@@ -41,7 +41,11 @@ impl Dims {
             .usage_thresholds
             .keys()
             .chain(args.prod_usage_thresholds.keys());
-        for name in thresholds.chain(aggregated) {
+        let scored = args
+            .resource_weights
+            .keys()
+            .chain(&args.supported_resources);
+        for name in thresholds.chain(aggregated).chain(scored) {
             all.insert(name.clone(), None);
         }
         for (name, factor) in &args.estimated_scaling_factors {

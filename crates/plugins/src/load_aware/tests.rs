@@ -1,3 +1,5 @@
+mod rows;
+
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::ResourceTable;

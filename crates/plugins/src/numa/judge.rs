@@ -193,7 +193,7 @@ impl Numa {
         }
         let (ways, widest) = self.ways(cycle, book, plan);
         let aligned = plan.policy.filter(|_| plan.incoming.designated.is_none());
-        let Some(policy) = aligned else {
+        let Some(policy) = aligned.filter(|_| cycle.numa.is_none()) else {
             return self.serve_by(cycle, plan, &ways).is_ok();
         };
         let table = cycle.view.resources;

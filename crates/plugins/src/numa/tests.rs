@@ -2,6 +2,8 @@ mod alignment;
 mod binding;
 mod books;
 mod reservations;
+mod rows;
+mod scores;
 mod shares;
 mod tables;
 

@@ -158,20 +158,18 @@ impl Scope<'_> {
     }
 
     /// The released pod whose place this pod takes on `node`.
-    pub(super) fn nominate(&self, node: NodeIndex) -> Option<Arc<PodInfo>> {
+    pub(super) fn nominate(&self, node: NodeIndex, numa: Option<NumaMask>) -> Option<Arc<PodInfo>> {
         if self.prepared.releasing.is_empty() {
             return None;
         }
+        let cycle = Cycle { numa, ..self.cycle };
         let mut agreed = self.released(node);
         agreed.retain(|from| {
             let mut filters = self.prepared.filters.iter();
-            filters
-                .all(|(plugin, state)| self.plugins[*plugin].agrees(&self.cycle, state, node, from))
+            filters.all(|(plugin, state)| self.plugins[*plugin].agrees(&cycle, state, node, from))
         });
         self.states(&self.prepared.releasing)
-            .find_map(|(plugin, state)| {
-                self.plugins[plugin].nominate(&self.cycle, state, node, &agreed)
-            })
+            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node, &agreed))
     }
 
     pub(super) fn imagine<'b>(

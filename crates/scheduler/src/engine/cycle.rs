@@ -241,7 +241,7 @@ impl Engine {
             return Ok(Choice {
                 node,
                 numa,
-                nominated: scope.nominate(node),
+                nominated: scope.nominate(node, numa),
                 compared: (1, 1),
                 table: None,
             });
@@ -439,7 +439,7 @@ impl Engine {
             RowVerdict::Fits(numa) => Some(Choice {
                 node,
                 numa,
-                nominated: scope.nominate(node),
+                nominated: scope.nominate(node, numa),
                 compared: (1, 1),
                 table: None,
             }),
@@ -860,10 +860,11 @@ fn answer(
     victims: bool,
 ) -> Result<Choice, Stop> {
     if let Some(node) = best {
+        let numa = evaluation.numa(node);
         return Ok(Choice {
             node,
-            numa: evaluation.numa(node),
-            nominated: scope.nominate(node),
+            numa,
+            nominated: scope.nominate(node, numa),
             compared: (scope.cycle.view.nodes.len(), evaluation.fitting(scope)),
             table: None,
         });

@@ -659,8 +659,8 @@ pub trait Plugin: Send + Sync {
         _out: &mut Vec<Arc<PodInfo>>,
     ) {
     }
-    /// Whether the pod would be served on `node` if it took the place of `from`, one of the pods
-    /// released there.
+    /// Whether the pod would be served on `node`, from the NUMA nodes in `cycle.numa` if any were
+    /// agreed on, if it took the place of `from`, one of the pods released there.
     fn agrees(
         &self,
         _cycle: &Cycle<'_>,

@@ -38,12 +38,15 @@ impl Plugin for StandIn {
     }
     fn nominate(
         &self,
-        _: &Cycle<'_>,
+        cycle: &Cycle<'_>,
         _: &State,
-        _: NodeIndex,
+        node: NodeIndex,
         agreed: &[Arc<PodInfo>],
     ) -> Option<Arc<PodInfo>> {
-        agreed.first().cloned()
+        let must = cycle.pod.annotation(annotations::RESERVATION_AFFINITY);
+        let open = Self::open(cycle.pod, cycle.view, node);
+        let only = open.first().filter(|_| must.is_some());
+        agreed.first().or(only.copied()).cloned()
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(reservation) = change.new_as::<Reservation>() else {
@@ -62,7 +65,12 @@ impl Plugin for StandIn {
     }
 }
 
-fn with_reservations(machine: Machine, labels: Value, annotations: Value, cpu: u32) -> Engine {
+pub(super) fn with_reservations(
+    machine: Machine,
+    labels: Value,
+    annotations: Value,
+    cpu: u32,
+) -> Engine {
     let mut registry: Registry = crate::registry();
     registry.factories.push(Factory {
         name: "StandIn",
@@ -76,7 +84,7 @@ fn with_reservations(machine: Machine, labels: Value, annotations: Value, cpu: u
     engine
 }
 
-fn reserve(engine: &mut Engine, name: &str, policy: &str, status: Value) {
+pub(super) fn reserve(engine: &mut Engine, name: &str, policy: &str, status: Value) {
     let object: Reservation = serde_json::from_value(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
         "metadata": {"name": name, "uid": name, "annotations": {
