@@ -54,15 +54,22 @@ impl Election {
     }
 }
 
-/// An identity no other process has: `<host>_<random>`.
+/// An identity no other process has: `<host>_<random>`, the random part written as a UUID.
 #[must_use]
 pub fn unique_identity() -> String {
+    let id = format!("{:032x}", fastrand::u128(..));
+    let parts = [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]];
+    format!("{}_{}", host_name(), parts.join("-"))
+}
+
+/// What this host calls itself.
+#[must_use]
+pub fn host_name() -> String {
     let host = std::env::var("HOSTNAME")
         .or_else(|_| std::fs::read_to_string("/proc/sys/kernel/hostname"))
         .unwrap_or_default();
     let host = host.trim();
-    let host = if host.is_empty() { "localhost" } else { host };
-    format!("{host}_{:032x}", fastrand::u128(..))
+    if host.is_empty() { "localhost" } else { host }.to_owned()
 }
 
 /// Why there is no election, or no leadership any more.

@@ -11,10 +11,11 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const NAME: &str = "NodeAffinity";
 const NO_MATCH: &str = "node(s) didn't match Pod's node affinity/selector";
+const CONFLICT: &str = "pod affinity terms conflict";
 const NOT_ADDED: &str = "node(s) didn't match scheduler-enforced node affinity";
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,6 +54,25 @@ impl Wanted {
             selector: spec.node_selector.clone().unwrap_or_default(),
             required,
         }
+    }
+
+    /// The only nodes that can match, where every term names its nodes, as those of daemon pods do.
+    fn names(&self) -> Option<BTreeSet<&str>> {
+        let mut all = BTreeSet::new();
+        for term in self.required.as_ref().filter(|terms| !terms.is_empty())? {
+            let mut named: Option<BTreeSet<&str>> = None;
+            for field in term.match_fields.iter().flatten() {
+                if field.key == "metadata.name" && field.operator == "In" {
+                    let values = field.values.iter().flatten().map(String::as_str).collect();
+                    named = Some(match named {
+                        Some(before) => before.intersection(&values).copied().collect(),
+                        None => values,
+                    });
+                }
+            }
+            all.append(&mut named?);
+        }
+        Some(all)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -199,7 +219,20 @@ impl Plugin for NodeAffinity {
         if wanted.is_empty() && self.added_terms().is_none() {
             return PreFilter::Skip;
         }
-        PreFilter::ready(wanted)
+        let nodes = match wanted.names() {
+            Some(names) if names.is_empty() => {
+                return PreFilter::Reject(Rejection::unresolvable(CONFLICT));
+            }
+            Some(names) => {
+                let found = names.iter().filter_map(|name| cycle.view.nodes.find(name));
+                Some(found.collect())
+            }
+            None => None,
+        };
+        PreFilter::Ready {
+            state: State::of(wanted),
+            nodes,
+        }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(info) = cycle.view.nodes.info(node) else {
@@ -276,6 +309,50 @@ mod tests {
         assert!(expression("zone", "Exists", &[]) && !expression("zone", "DoesNotExist", &[]));
         assert!(expression("cores", "Gt", &["8"]) && !expression("cores", "Lt", &["16"]));
         assert!(!expression("zone", "Gt", &["8"]), "not a number");
+    }
+
+    #[test]
+    fn nodes_that_all_terms_name_are_the_only_ones() {
+        let field = |operator: &str, values: &[&str]| json!({"key": "metadata.name", "operator": operator, "values": values});
+        let zone = json!({"key": "zone", "operator": "Exists"});
+        type Case<'a> = (&'a str, Vec<Value>, Option<&'a [&'a str]>);
+        let cases: [Case<'_>; 5] = [
+            ("nothing required", vec![], None),
+            (
+                "a daemon pod and one more",
+                vec![
+                    json!({"matchFields": [field("In", &["n1"])], "matchExpressions": [zone]}),
+                    json!({"matchFields": [field("In", &["n2"])]}),
+                ],
+                Some(&["n1", "n2"]),
+            ),
+            (
+                "one term names none",
+                vec![
+                    json!({"matchFields": [field("In", &["n1"])]}),
+                    json!({"matchExpressions": [zone]}),
+                ],
+                None,
+            ),
+            (
+                "all but one",
+                vec![json!({"matchFields": [field("NotIn", &["n1"])]})],
+                None,
+            ),
+            (
+                "requirements of a term add up",
+                vec![json!({"matchFields": [field("In", &["n1"]), field("In", &["n2"])]})],
+                Some(&[]),
+            ),
+        ];
+        for (case, terms, expected) in cases {
+            let wanted = Wanted {
+                required: Some(terms.into_iter().map(term).collect()),
+                ..Wanted::default()
+            };
+            let expected = expected.map(|names| names.iter().copied().collect());
+            assert_eq!(wanted.names(), expected, "{case}");
+        }
     }
 
     #[test]

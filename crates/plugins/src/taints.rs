@@ -96,11 +96,7 @@ impl Plugin for TaintToleration {
             .unwrap_or_default();
         match untolerated(of(cycle.pod), taints) {
             None => Ok(()),
-            Some(taint) => Err(Rejection::unresolvable(format!(
-                "node(s) had untolerated taint {{{}: {}}}",
-                taint.key,
-                taint.value.as_deref().unwrap_or_default()
-            ))),
+            Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {

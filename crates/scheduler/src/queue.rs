@@ -93,6 +93,16 @@ impl PartialOrd for ActiveKey {
     }
 }
 
+/// The end of a back-off, in the order in which pods are tried that need not wait for it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Wake {
+    second: i64,
+    priority: Reverse<i32>,
+    until: Timestamp,
+    ticket: u64,
+    uid: Arc<str>,
+}
+
 /// How many pods wait where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pending {
@@ -114,7 +124,9 @@ pub(crate) struct Queue {
     backoff: Backoff,
     pods: FxHashMap<Arc<str>, QueuedPod>,
     active: BinaryHeap<ActiveKey>,
-    waiting: BinaryHeap<Reverse<(Timestamp, u64, Arc<str>)>>,
+    /// By the second in which back-off ends, then by priority: pods whose back-offs end together
+    /// are tried in that order.
+    waiting: BinaryHeap<Reverse<Wake>>,
     refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
     tickets: u64,
     stale_checked: Timestamp,
@@ -305,7 +317,10 @@ impl Queue {
 
     /// Ends back-offs that are over, and wakes what has been refused for too long.
     pub(crate) fn tick(&mut self, now: Timestamp) {
-        while let Some(Reverse((until, ticket, uid))) = self.waiting.peek() {
+        while let Some(Reverse(Wake {
+            until, ticket, uid, ..
+        })) = self.waiting.peek()
+        {
             let current = self.pods.get(uid).is_some_and(|pod| pod.ticket == *ticket);
             if current && *until > now {
                 break;
@@ -336,7 +351,7 @@ impl Queue {
 
     /// When [`Self::tick`] next has something to do, as far as is known.
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
-        let backoff = self.waiting.peek().map(|Reverse((until, ..))| *until);
+        let backoff = self.waiting.peek().map(|Reverse(wake)| wake.until);
         let stale = (self.counts.unschedulable > 0).then(|| {
             self.stale_checked
                 .saturating_add(STALE_EVERY)
@@ -407,7 +422,7 @@ impl Queue {
         let mut kept = Vec::new();
         let mut found = None;
         while let Some(entry) = self.waiting.pop() {
-            let Reverse((_, ticket, uid)) = &entry;
+            let Reverse(Wake { ticket, uid, .. }) = &entry;
             let Some(pod) = self.pods.get(uid).filter(|pod| pod.ticket == *ticket) else {
                 continue;
             };
@@ -489,7 +504,13 @@ impl Queue {
             }
             Place::Backoff { until, .. } => {
                 self.counts.backoff += 1;
-                self.waiting.push(Reverse((until, ticket, uid)));
+                self.waiting.push(Reverse(Wake {
+                    second: until.as_second(),
+                    priority: Reverse(pod.info.priority),
+                    until,
+                    ticket,
+                    uid,
+                }));
             }
             Place::Refused { by } => {
                 self.counts.unschedulable += 1;

@@ -201,6 +201,7 @@ impl World {
                 }
                 Output::Problem(problem) => self.problems.push(problem.message),
                 Output::Write(write) => self.writes.push(write),
+                Output::Expect { .. } => {}
                 Output::Evict { .. } => panic!("nobody is evicted here"),
             }
         }

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 const NAME: &str = "VolumeBinding";
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
-const ELSEWHERE: &str = "node(s) had volume node affinity conflict";
+const ELSEWHERE: &str = "node(s) didn't match PersistentVolume's node affinity";
 const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bind";
 const NO_ROOM: &str = "node(s) did not have enough free storage";
 const NO_SUCH_VOLUME: &str =

@@ -227,7 +227,7 @@ async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
     assert_eq!(
         message,
         "0/3 nodes are available: 1 Insufficient kubernetes.io/batch-cpu, \
-         2 node(s) had untolerated taint {dedicated: db}. preemption: 0/3 nodes are available: \
+         2 node(s) had untolerated taint(s). preemption: 0/3 nodes are available: \
          3 Preemption is not helpful for scheduling."
     );
     assert_eq!(cluster.event("FailedScheduling", "be").await, message);

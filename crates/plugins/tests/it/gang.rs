@@ -88,7 +88,7 @@ async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
         assert_eq!(reason, "Unschedulable");
         let own = "0/1 nodes are available: 1 Insufficient cpu.";
         if !message.starts_with(own) {
-            let opening = "0/1 nodes are available: GangGroup \"default/gang\" gets rejected due \
+            let opening = "0/1 nodes are available: 1 GangGroup \"default/gang\" gets rejected due \
                            to member Pod \"default/";
             let end = format!("is unschedulable with reason \"{own}\", alreadyWaitForBound: 2.");
             assert!(

@@ -512,6 +512,10 @@ impl Engine {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
+                // What is reserved does not run yet: nobody is evicted for it.
+                PostFilter::Preempt(rules) if pod.stands_for.is_some() => {
+                    format!("{}not eligible to evict pods.", rules.prefix)
+                }
                 PostFilter::Preempt(rules) => {
                     self.preemptions += 1;
                     let mut memo = std::mem::take(&mut self.memo);
@@ -621,6 +625,7 @@ impl Engine {
                         .unwrap_or(MAX_WAIT)
                         .min(MAX_WAIT);
                     let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
+                    let name = self.names[*instance];
                     let entry = waiting.get_or_insert_with(|| Waiting {
                         pod: pod.clone(),
                         profile,
@@ -628,9 +633,12 @@ impl Engine {
                         since: now,
                         point: Point::Permit,
                         until,
+                        patience: (name, longest),
                     });
-                    entry.on.push(self.names[*instance]);
-                    entry.until = entry.until.min(until);
+                    entry.on.push(name);
+                    if until < entry.until {
+                        (entry.until, entry.patience) = (until, (name, longest));
+                    }
                 }
                 Permit::Reject(rejection) => {
                     refused = Some((*instance, rejection));
@@ -673,6 +681,7 @@ impl Engine {
                         since: now,
                         point: Point::PreBind,
                         until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
+                        patience: (self.names[*instance], longest),
                     };
                     self.wait(waiting);
                     answer = Ok(false);
@@ -739,9 +748,9 @@ impl Engine {
         let mut stop = self.pre_filter_stop(instance, rejection);
         if let Stop::Refused(diagnosis) = &mut stop {
             diagnosis.nominated = Some(String::new());
-            // Refused on one node of many: counted as that node's reason.
+            // Refused on the chosen node: the others do not count.
             diagnosis.pre_filter_message = String::new();
-            diagnosis.total_nodes = self.nodes.len();
+            diagnosis.total_nodes = 1;
             diagnosis.refusals = vec![super::diagnosis::NodeRefusal {
                 failed_plugin: self.names[instance],
                 reason: message,
@@ -827,10 +836,14 @@ impl Engine {
                 break;
             };
             let waiting = self.waiting.get(&uid).filter(|w| w.until == until);
-            let Some(plugin) = waiting.map(|w| w.on.first().copied().unwrap_or_default()) else {
+            let Some((plugin, longest)) = waiting.map(|w| w.patience) else {
                 continue;
             };
-            let reason = format!("rejected due to timeout after waiting at plugin {plugin}");
+            let longest = koord_api::GoDuration::from_nanos(
+                i64::try_from(longest.as_nanos()).unwrap_or(i64::MAX),
+            );
+            let reason =
+                format!("rejected due to timeout after waiting {longest} at plugin {plugin}");
             self.reject_waiting(&uid, plugin, &reason, now);
         }
     }
@@ -839,6 +852,14 @@ impl Engine {
     fn wait(&mut self, wait: Waiting) {
         let uid = wait.pod.uid.clone();
         self.deadlines.push(Reverse((wait.until, uid.clone())));
+        if let Some(record) = self.pods.get(&uid)
+            && wait.pod.stands_for.is_none()
+        {
+            self.outbox.push(Output::Expect {
+                pod: wait.pod.clone(),
+                node: self.nodes.name(record.node).clone(),
+            });
+        }
         self.waiting.insert(uid, wait);
         if self.deadlines.len() > 2 * self.waiting.len() + 64 {
             let waiting = &self.waiting;

@@ -127,6 +127,13 @@ pub enum Output {
         /// Who goes.
         victims: Vec<Arc<PodInfo>>,
     },
+    /// Let others know where a pod will go that is not bound at once.
+    Expect {
+        /// The pod.
+        pod: Arc<PodInfo>,
+        /// Where it has its place.
+        node: Arc<str>,
+    },
     /// Write a condition on a pod that was not tried itself; no event.
     Explain {
         /// The pod.
@@ -202,6 +209,8 @@ struct Waiting {
     /// Where: with permission still to come, or with something to happen before the binding.
     point: Point,
     until: Timestamp,
+    /// Whose wait ends first, and how long that plugin wanted to wait.
+    patience: (&'static str, SignedDuration),
 }
 
 /// See the module documentation.
@@ -744,9 +753,16 @@ impl Engine {
             .iter()
             .position(|name| *name == plugin)
             .map_or(0, |at| 1 << at);
+        // Refused on the chosen node: the others do not count.
+        let refusal = diagnosis::NodeRefusal {
+            failed_plugin: plugin,
+            reason: reason.to_owned(),
+            preempt_might_help: false,
+            nodes: 1,
+        };
         let diagnosis = Diagnosis {
-            total_nodes: self.nodes.len(),
-            pre_filter_message: reason.to_owned(),
+            total_nodes: 1,
+            refusals: vec![refusal],
             plugins: vec![plugin],
             by,
             nominated: Some(String::new()),

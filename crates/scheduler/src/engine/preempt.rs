@@ -204,7 +204,12 @@ impl Engine {
             _ => None,
         };
         let Some(prepared) = prepared.filter(|_| diagnosis.helpable > 0) else {
-            let refusals = [(Reason::Static(NOT_HELPFUL), total)];
+            // Nobody's leaving lifts what another plugin decided before any node was looked at.
+            let reason = match diagnosis.helpable {
+                0 => NOT_HELPFUL,
+                _ => NO_VICTIMS,
+            };
+            let refusals = [(Reason::Static(reason), total)];
             return Attempt::Hopeless(hopeless(rules, total, refusals));
         };
         let scope = Scope {

@@ -146,6 +146,7 @@ fn messages(engine: &mut Engine) -> Vec<String> {
     let text = |output| match output {
         Output::Bind(bind) => format!("bind {} {}", bind.pod.name, bind.node),
         Output::Failed(failure) => format!("{}: {}", failure.reason, failure.message),
+        Output::Expect { pod, node } => format!("expect {} {node}", pod.name),
         Output::Problem(problem) => format!("problem {}: {}", problem.name, problem.message),
         other => format!("{other:?}"),
     };
@@ -253,8 +254,12 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("wait-a", "1"), at(0));
     engine.pod_applied(pod("wait-b", "1"), at(0));
+    engine.node_applied(node("m", "0"), at(0));
     assert_eq!(schedule(&mut engine, 0).len(), 2);
-    assert_eq!(messages(&mut engine), Vec::<String>::new());
+    assert_eq!(
+        messages(&mut engine),
+        ["expect wait-a n", "expect wait-b n"]
+    );
     assert_eq!(engine.booked(), (2, 2));
     let allow = ObjectChange {
         kind: "tests",
@@ -267,7 +272,9 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
     assert_eq!(engine.next_deadline(), Some(at(30)));
     engine.schedule_one(at(30));
     assert_eq!(engine.booked().0, 1, "the other one gave its room back");
-    assert!(messages(&mut engine)[0].contains("timeout after waiting at plugin Knobs"));
+    assert!(messages(&mut engine)[0].contains(
+        "0/1 nodes are available: 1 rejected due to timeout after waiting 30s at plugin Knobs."
+    ));
 }
 
 #[test]

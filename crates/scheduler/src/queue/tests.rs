@@ -69,6 +69,20 @@ fn a_refused_pod_waits_for_an_event_and_then_for_its_backoff() {
 }
 
 #[test]
+fn of_backoffs_that_end_in_the_same_second_priority_decides_who_goes_early() {
+    let mut queue = queue();
+    for (name, priority, millis) in [("low", 1, 0), ("high", 9, 300), ("next", 10, 1200)] {
+        let tried = at(0) + SignedDuration::from_millis(millis);
+        queue.add(pod(name, priority), 0, tried);
+        queue.pop(tried).unwrap();
+        queue.refuse(name, REFUSED, tried);
+        queue.wake(name, "test", tried);
+    }
+    let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, 0)).collect();
+    assert_eq!(order, ["high", "low", "next"]);
+}
+
+#[test]
 fn backoff_doubles_up_to_the_maximum_and_failed_pods_do_wait() {
     let mut queue = queue();
     queue.add(pod("a", 0), 0, at(0));

@@ -45,6 +45,8 @@ pub(super) struct Writer {
     metrics: Metrics,
     /// The last status write of a pod: what is written next about the pod waits for it.
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
+    /// Where pods were said to go that are not bound yet.
+    expected: FxHashMap<Arc<str>, Arc<str>>,
     /// Bindings under way.
     pub(super) binding: usize,
     /// Whether annotations ride on the binding, where nothing else has to be patched.
@@ -70,6 +72,7 @@ impl Writer {
             sender,
             metrics,
             statuses: FxHashMap::default(),
+            expected: FxHashMap::default(),
             binding: 0,
             annotate_bindings: false,
             nowhere: Arc::default(),
@@ -80,6 +83,8 @@ impl Writer {
     pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
         let before = self.statuses.remove(&request.pod.uid);
+        // The API server clears the nomination of a pod that is bound.
+        self.expected.remove(&request.pod.uid);
         let (client, permits) = (self.client.clone(), self.permits.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
         let together = self.annotate_bindings;
@@ -161,7 +166,37 @@ impl Writer {
 
     /// Whether the pod's condition has to be written.
     pub(super) fn has_news(&self, failure: &Failure) -> bool {
-        failure.pod.stands_for.is_none() && status_patch(failure, "", self.clock.now()).is_some()
+        failure.pod.stands_for.is_none()
+            && status_patch(failure, "", self.expected(failure), self.clock.now()).is_some()
+    }
+
+    /// Where the pod of `failure` was said to go.
+    fn expected(&self, failure: &Failure) -> Option<&str> {
+        self.expected.get(&failure.pod.uid).map(|node| &**node)
+    }
+
+    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise.
+    pub(super) fn expect(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
+        let known = match self.expected.get(&pod.uid) {
+            Some(said) => Some(said),
+            None => pod.nominated.as_ref(),
+        };
+        if known == Some(node) {
+            return;
+        }
+        self.expected.insert(pod.uid.clone(), node.clone());
+        let status = json!({
+            "metadata": {"uid": &*pod.uid},
+            "status": {"nominatedNodeName": &**node},
+        });
+        self.write_status(pod, status);
+    }
+
+    /// Forgets what was said of a pod that is gone.
+    pub(super) fn gone(&mut self, uid: &str) {
+        if !self.expected.is_empty() {
+            self.expected.remove(uid);
+        }
     }
 
     /// What stands for another object has no condition of its own: its plugin writes that object's.
@@ -170,9 +205,15 @@ impl Writer {
         if key.stands_for.is_some() {
             return;
         }
-        let Some(status) = status_patch(failure, nearest, self.clock.now()) else {
+        let said = self.expected(failure);
+        let Some(status) = status_patch(failure, nearest, said, self.clock.now()) else {
             return;
         };
+        self.expected.remove(&key.uid);
+        self.write_status(key, status);
+    }
+
+    fn write_status(&mut self, key: Arc<PodInfo>, status: Value) {
         let metrics = self.metrics.clone();
         metrics.call_queued(Call::Status);
         self.in_order(key.uid.clone(), move |client| async move {
@@ -185,7 +226,7 @@ impl Writer {
             match sent {
                 Ok(_) => {}
                 Err(error) if patch::is_not_found(&error) => {}
-                Err(error) => tracing::warn!(pod = %key, %error, "pod condition not written"),
+                Err(error) => tracing::warn!(pod = %key, %error, "pod status not written"),
             }
         });
     }
@@ -254,6 +295,7 @@ impl Writer {
                     "status": "True",
                     "reason": "PreemptionByScheduler",
                     "message": format!("{scheduler}: preempting to accommodate a higher priority pod"),
+                    "observedGeneration": victim.object.metadata.generation,
                     "lastProbeTime": null,
                     "lastTransitionTime": seconds(now),
                 }]}});
@@ -491,8 +533,15 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
 }
 
 /// The patch that makes the pod's condition say `failure`; none when it says so already.
-fn status_patch(failure: &Failure, nearest: &str, now: jiff::Timestamp) -> Option<Value> {
+/// `said` is where the pod was expected to go, in vain.
+fn status_patch(
+    failure: &Failure,
+    nearest: &str,
+    said: Option<&str>,
+    now: jiff::Timestamp,
+) -> Option<Value> {
     let status = failure.pod.object.status.as_ref();
+    let generation = failure.pod.object.metadata.generation;
     let condition = status
         .and_then(|status| status.conditions.as_ref())
         .and_then(|all| {
@@ -501,14 +550,15 @@ fn status_patch(failure: &Failure, nearest: &str, now: jiff::Timestamp) -> Optio
         });
     let same = condition.is_some_and(|condition| {
         condition.status == "False"
+            && condition.observed_generation == generation
             && condition.reason.as_deref() == Some(failure.reason)
             && condition
                 .message
                 .as_deref()
                 .is_some_and(|message| says(message, &failure.message))
     });
-    let nominated = failure.nominated.as_deref();
-    let known = failure.pod.nominated.as_deref();
+    let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
+    let known = said.or(failure.pod.nominated.as_deref());
     let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
     if same && same_node {
         return None;
@@ -522,6 +572,7 @@ fn status_patch(failure: &Failure, nearest: &str, now: jiff::Timestamp) -> Optio
         "status": "False",
         "reason": failure.reason,
         "message": format!("{}{nearest}", failure.message),
+        "observedGeneration": generation,
         "lastProbeTime": null,
         "lastTransitionTime": seconds(since),
     }]});
@@ -565,16 +616,27 @@ mod tests {
     fn the_condition_is_written_only_when_it_changes_and_keeps_its_transition_time() {
         let now = "2026-01-02T03:04:05.678Z".parse().unwrap();
         let fresh = failure(json!({"type": "Ready", "status": "False"}));
-        let patch = status_patch(&fresh, "", now).unwrap();
+        let patch = status_patch(&fresh, "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2026-01-02T03:04:05Z");
         assert_eq!(condition["reason"], "Unschedulable");
 
         let mut said = condition.clone();
-        assert_eq!(status_patch(&failure(said.clone()), "", now), None);
+        assert_eq!(status_patch(&failure(said.clone()), "", None, now), None);
+        let elsewhere = status_patch(&failure(said.clone()), "", Some("n"), now).unwrap();
+        assert_eq!(
+            elsewhere["status"].get("nominatedNodeName"),
+            Some(&Value::Null),
+            "it does not go where it was said to go"
+        );
+        let mut changed = failure(said.clone());
+        let pod = Arc::make_mut(&mut changed.pod);
+        Arc::make_mut(&mut pod.object).metadata.generation = Some(2);
+        let patch = status_patch(&changed, "", None, now).unwrap();
+        assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
         said["message"] = json!("another");
         said["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
-        let patch = status_patch(&failure(said), "", now).unwrap();
+        let patch = status_patch(&failure(said), "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
     }

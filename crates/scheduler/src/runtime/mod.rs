@@ -230,13 +230,8 @@ pub fn run(
 
 fn election(config: &Configuration, identity: &str) -> Result<Election, Error> {
     let section = &config.leader_election;
-    // Unique per process start; the clock's fine digits are enough to tell contenders apart.
     let identity = if identity.is_empty() {
-        format!(
-            "koord-scheduler_{}_{:016x}",
-            std::process::id(),
-            fastrand::u64(..)
-        )
+        koord_kube::lease::unique_identity()
     } else {
         identity.to_owned()
     };
@@ -339,10 +334,11 @@ impl Daemon {
             watch.start(client.clone(), sender.clone(), shutdown.clone());
         }
         let component = names.first().cloned().unwrap_or_default();
+        let instance = format!("{component}-{}", koord_kube::lease::host_name());
         let recorder = Recorder::start(
             client.clone(),
             &component,
-            &options.identity,
+            &instance,
             ctx.clock.clone(),
             shutdown.clone(),
         );
@@ -526,6 +522,8 @@ impl Owner {
             }
             Message::Pod(Change::Deleted(last)) => {
                 self.debug.settled(&ObjectKey::of(&*last).to_string());
+                self.writer
+                    .gone(last.metadata.uid.as_deref().unwrap_or_default());
                 self.engine.pod_deleted(&last, now);
                 // Whatever became of it, nobody places it any more.
                 self.monitor
@@ -679,6 +677,7 @@ impl Owner {
                 }
                 Output::Problem(problem) => self.writer.problem(&problem),
                 Output::Write(write) => self.writer.write(write),
+                Output::Expect { pod, node } => self.writer.expect(pod, &node),
                 Output::Explain { pod, message } => self.writer.explain(pod, message),
                 Output::Evict {
                     preemptor,

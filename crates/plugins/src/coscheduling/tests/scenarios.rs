@@ -210,17 +210,21 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
     // The third was refused for its own reason: it was the one that completed the gang, or the
     // next in order.
     let own = "0/1 nodes are available: 1 Insufficient cpu.";
-    let gang = |trigger: &str, waiting: usize| {
+    let gang = |nodes: &str, trigger: &str, waiting: usize| {
         format!(
-            "0/1 nodes are available: GangGroup \"ns/a\" gets rejected due to member Pod \
+            "0/1 nodes are available: {nodes}GangGroup \"ns/a\" gets rejected due to member Pod \
              \"ns/{trigger}\" is unschedulable with reason \"{own}\", alreadyWaitForBound: \
              {waiting}."
         )
     };
     assert_eq!(world.condition("a1"), own);
-    assert_eq!(world.condition("a0"), gang("a1", 2));
-    assert_eq!(world.condition("a2"), gang("a1", 2));
-    assert_eq!(world.explained["a3"], gang("a1", 2), "not tried, but told");
+    assert_eq!(world.condition("a0"), gang("1 ", "a1", 2));
+    assert_eq!(world.condition("a2"), gang("1 ", "a1", 2));
+    assert_eq!(
+        world.explained["a3"],
+        gang("", "a1", 2),
+        "not tried, but told"
+    );
     assert_eq!(world.cycles, 3, "the others are not tried in vain");
     world.run();
     assert_eq!(world.cycles, 3, "its own rollback wakes nobody");
@@ -299,11 +303,18 @@ fn waiting_ends_with_the_gangs_time() {
         world.now += 1;
         world.engine.schedule_one(at(world.now));
         world.collect();
-        let timeout = "0/1 nodes are available: rejected due to timeout after waiting at plugin \
-                       Coscheduling.";
+        let timeout = format!(
+            "0/1 nodes are available: 1 rejected due to timeout after waiting {}s at plugin \
+             Coscheduling.",
+            if longest < 60 {
+                longest.to_string()
+            } else {
+                format!("{}m{}", longest / 60, longest % 60)
+            }
+        );
         let texts: Vec<&String> = world.conditions.values().collect();
         assert!(
-            texts.iter().any(|text| *text == timeout),
+            texts.iter().any(|text| **text == timeout),
             "{what}: {texts:?}"
         );
     }
@@ -372,7 +383,7 @@ fn the_match_policy_says_who_counts_for_a_late_member() {
             } else {
                 assert_eq!(
                     world.condition("late"),
-                    "0/1 nodes are available: all pending pods is already been attempted."
+                    "0/1 nodes are available: 1 all pending pods is already been attempted."
                 );
                 // A second late one makes two that wait.
                 world.apply(member("later", "a"));

@@ -110,7 +110,7 @@ fn disks_and_claims_for_one_pod_are_not_shared() {
     assert_eq!(
         out,
         [both(
-            "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+            "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
         )]
     );
     engine.take_outputs();
