@@ -100,6 +100,11 @@ macro_rules! open_enum {
 }
 pub(crate) use open_enum;
 
+/// For fields that upstream leaves out when they have their zero value.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Whether a number is left out when writing.
 #[allow(
     clippy::trivially_copy_pass_by_ref,

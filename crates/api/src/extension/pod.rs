@@ -380,7 +380,7 @@ pub struct DeviceAllocationExtension {
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedVirtualFunction {
     /// Minor number.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "crate::serde_util::is_default")]
     pub minor: i32,
     /// PCI bus id.
     #[serde(rename = "busID", default, skip_serializing_if = "String::is_empty")]

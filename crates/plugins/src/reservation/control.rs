@@ -292,11 +292,9 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
     for (name, quantity) in &allocated {
         amounts.insert(name.clone(), json!(quantity));
     }
-    let owners = if owners.is_empty() {
-        Value::Null
-    } else {
-        json!(owners)
-    };
+    let unless_empty = |empty: bool, value: Value| if empty { Value::Null } else { value };
+    let amounts = unless_empty(allocated.is_empty(), Value::Object(amounts));
+    let owners = unless_empty(owners.is_empty(), json!(owners));
     let mut out = json!({"currentOwners": owners, "allocated": amounts});
     if record.terms.once {
         let mut conditions = conditions(&record.object);

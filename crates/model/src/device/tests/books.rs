@@ -73,7 +73,7 @@ fn annotations_go_out_and_come_back() {
             r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","#,
             r#""koordinator.sh/gpu-memory":"83201216Ki","koordinator.sh/gpu-memory-ratio":"100"},"id":"GPU-0"}],"#,
             r#""rdma":[{"minor":1,"resources":{"koordinator.sh/rdma":"1"},"id":"RDMA-1","#,
-            r#""extension":{"vfs":[{"minor":0,"busID":"1:00.2"}]}}]}"#
+            r#""extension":{"vfs":[{"busID":"1:00.2"}]}}]}"#
         )
     );
     assert_eq!(Allocation::from_annotation(&said), Ok(got));

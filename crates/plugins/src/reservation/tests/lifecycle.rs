@@ -37,7 +37,7 @@ fn a_reservation_is_placed_used_and_counted() {
     world.run();
     assert_eq!(world.booked("n1"), 6000);
     assert_eq!(world.status("r").get("currentOwners"), None);
-    assert_eq!(world.status("r")["allocated"], json!({}));
+    assert_eq!(world.status("r")["allocated"], Value::Null);
 
     world.unreserve("r");
     world.later(60);

@@ -314,6 +314,7 @@ fn drain(engine: &mut Engine, now: Timestamp, mut world: Option<&mut World>) -> 
                     format!("{} evicts {victims:?} from {node}", preemptor.name)
                 }
                 Output::Write(write) => format!("{write:?}"),
+                Output::Expect { pod, node } => format!("{} expects {node}", pod.name),
                 Output::Explain { pod, message } => format!("{}: {message}", pod.name),
                 Output::Problem(problem) => problem.message.clone(),
             });
