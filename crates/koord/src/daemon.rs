@@ -2,7 +2,7 @@
 
 use crate::bench;
 use crate::cluster::{install_crypto_provider, runtime};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
@@ -18,8 +18,14 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koord_scheduler::Args, context| async move {
         let options = args.options(koord_plugins::registry())?;
         let (qps, burst) = args.client_limits(&options);
-        let client =
-            koord_client(args.kubeconfig.as_deref(), qps, burst, "koord-scheduler").await?;
+        let client = koord_client(
+            args.kubeconfig.as_deref(),
+            &args.master,
+            qps,
+            burst,
+            "koord-scheduler",
+        )
+        .await?;
         let admin = koord_app::admin::Admin::new(context.metrics.clone())
             .with_routes(options.debug.router());
         let parse = |flag: &str, address: &str| {
@@ -36,13 +42,8 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
         if args.secure_port != 0 {
             let address = parse("bind-address", &args.bind_address)?;
             let address = SocketAddr::new(address, args.secure_port);
-            let files = match (&args.tls_cert_file, &args.tls_private_key_file) {
-                (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
-                (None, None) => None,
-                _ => bail!("--tls-cert-file and --tls-private-key-file need each other"),
-            };
             let stop = context.shutdown.clone();
-            crate::secure::serve(admin.router(), address, files, stop).await?;
+            crate::secure::serve(&args, admin.router(), address, stop).await?;
         }
         koord_scheduler::run(options, client, context)
             .await
@@ -72,7 +73,7 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koordlet::Args, context| async move {
         let options = args.options()?;
         let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
-        let client = koord_client(path, 0.0, 0, "koordlet").await?;
+        let client = koord_client(path, "", 0.0, 0, "koordlet").await?;
         koordlet::run(options, client, context)
             .await
             .map_err(Into::into)
@@ -101,6 +102,7 @@ fn measure_koordlet(argv: &[OsString]) -> ExitCode {
 
 async fn koord_client(
     kubeconfig: Option<&Path>,
+    server: &str,
     qps: f64,
     burst: u32,
     name: &str,
@@ -110,6 +112,7 @@ async fn koord_client(
         qps,
         burst,
         user_agent: name.to_owned(),
+        server: Some(server.to_owned()).filter(|server| !server.is_empty()),
         context: None,
     };
     Ok(from_kubeconfig(kubeconfig, &options).await?)

@@ -24,6 +24,8 @@ pub struct ClientOptions {
     pub user_agent: String,
     /// The kubeconfig context to use instead of the current one.
     pub context: Option<String>,
+    /// The API server's address, in place of the kubeconfig's.
+    pub server: Option<String>,
 }
 
 impl Default for ClientOptions {
@@ -33,6 +35,7 @@ impl Default for ClientOptions {
             burst: 0,
             user_agent: "koord".to_owned(),
             context: None,
+            server: None,
         }
     }
 }
@@ -93,9 +96,37 @@ pub fn from_kubeconfig<'a>(
 ) -> BoxFuture<'a, Result<kube::Client, ClientError>> {
     // Boxed here, so that callers in other crates do not compile the transport anew.
     Box::pin(async move {
-        let config = load(path, options).await?;
+        let Some(server) = &options.server else {
+            return build(load(path, options).await?, options);
+        };
+        let url: http::Uri = server.parse().map_err(|_| ClientError::Option {
+            field: "server",
+            value: server.clone(),
+            problem: "is not a URL",
+        })?;
+        let config = match load(path, options).await {
+            Ok(mut config) => {
+                config.cluster_url = url;
+                config
+            }
+            Err(ClientError::Nowhere { .. }) => kube::Config::new(url),
+            Err(error) => return Err(error),
+        };
         build(config, options)
     })
+}
+
+/// A client with the service account of the pod this process runs in; `None` outside of pods.
+///
+/// # Errors
+///
+/// When it runs in a pod whose service account cannot be used.
+pub fn from_pod(options: &ClientOptions) -> Result<Option<kube::Client>, ClientError> {
+    if std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
+        return Ok(None);
+    }
+    let config = kube::Config::incluster().map_err(ClientError::InCluster)?;
+    build(config, options).map(Some)
 }
 
 async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Config, ClientError> {
@@ -345,6 +376,35 @@ mod tests {
             error.to_string().contains("/nonexistent/koord/config"),
             "{error}"
         );
+    }
+
+    #[tokio::test]
+    async fn the_servers_address_can_be_given_apart() {
+        let dir = std::env::temp_dir().join(format!("koord-kube-{}", fastrand::u64(..)));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("config");
+        let kubeconfig = "current-context: a\n\
+            contexts: [{name: a, context: {cluster: c, user: u}}]\n\
+            clusters: [{name: c, cluster: {server: 'http://wrong.example:1'}}]\n\
+            users: [{name: u, user: {}}]\n";
+        std::fs::write(&path, kubeconfig).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let options = |server: String| ClientOptions {
+            server: Some(server),
+            ..ClientOptions::default()
+        };
+        let real = options(format!("http://{}", listener.local_addr().unwrap()));
+        let client = from_kubeconfig(Some(&path), &real).await.unwrap();
+        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        assert!(
+            listener.accept().await.is_ok(),
+            "asked where it was told to"
+        );
+        asked.abort();
+        let error = from_kubeconfig(Some(&path), &options("no url".to_owned())).await;
+        std::fs::remove_dir_all(&dir).unwrap();
+        let text = error.err().unwrap().to_string();
+        assert!(text.contains("server") && text.contains("no url"), "{text}");
     }
 
     #[test]

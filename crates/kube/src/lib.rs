@@ -6,6 +6,7 @@
 //! Invariant: no scheduling or QoS rule lives here.
 
 pub mod client;
+pub mod delegate;
 pub mod endpoint;
 pub mod events;
 pub mod evict;

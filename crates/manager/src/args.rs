@@ -126,7 +126,7 @@ impl Args {
             qps: self.rest_config_qps,
             burst: self.rest_config_burst,
             user_agent: "koordinator-manager".to_owned(),
-            context: None,
+            ..Default::default()
         }
     }
 }

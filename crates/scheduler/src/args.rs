@@ -1,11 +1,13 @@
 //! The command line, with upstream's flag names and defaults.
 
 mod accepted;
+mod auth;
 mod gates;
 #[cfg(test)]
 mod tests;
 
 pub use accepted::Accepted;
+pub use auth::AuthArgs;
 pub use gates::{GATES, WITHOUT_EFFECT};
 
 use crate::config::Configuration;
@@ -86,6 +88,9 @@ pub struct Args {
     /// The certificate's private key.
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
+    /// Who may use the TLS server.
+    #[command(flatten)]
+    pub auth: AuthArgs,
     /// How often to look for a decision that takes too long.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub scheduler_monitor_period: std::time::Duration,

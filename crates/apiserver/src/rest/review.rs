@@ -45,7 +45,11 @@ impl Api {
             }
             "subjectaccessreviews" | "localsubjectaccessreviews" => {
                 check_attributes(resource, &review, true)?;
-                json!({ "allowed": true, "reason": ALLOWED })
+                if is_anonymous(&review) {
+                    json!({ "allowed": false })
+                } else {
+                    json!({ "allowed": true, "reason": ALLOWED })
+                }
             }
             "selfsubjectrulesreviews" => json!({
                 "resourceRules": [{ "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"] }],
@@ -144,6 +148,14 @@ impl Api {
         );
         Ok(respond::value(201, &request, call.style()))
     }
+}
+
+/// Whether a review asks about somebody who has not proven who he is.
+fn is_anonymous(review: &Value) -> bool {
+    let groups = meta::at(review, &["spec", "groups"]).and_then(Value::as_array);
+    let mut groups = groups.into_iter().flatten();
+    meta::text(review, &["spec", "user"]) == "system:anonymous"
+        || groups.any(|group| group == "system:unauthenticated")
 }
 
 /// A review asks about a resource or about a path, and, unless it is about oneself, names a user.

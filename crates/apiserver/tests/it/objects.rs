@@ -494,6 +494,20 @@ async fn scale_and_reviews() {
         cluster.post(can, review).await.expect(201)["status"]["allowed"],
         true
     );
+    let others = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let asked = json!({"verb": "get", "path": "/metrics"});
+    for (user, group, allowed) in [
+        ("ann", "system:authenticated", true),
+        ("system:anonymous", "system:unauthenticated", false),
+        ("", "system:unauthenticated", false),
+    ] {
+        let spec = json!({"user": user, "groups": [group], "nonResourceAttributes": asked});
+        let answer = cluster
+            .post(others, json!({"spec": spec}))
+            .await
+            .expect(201);
+        assert_eq!(answer["status"]["allowed"], allowed, "{user} {group}");
+    }
     let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let me = cluster.post(who, json!({})).await.expect(201);
     assert_eq!(me["status"]["userInfo"]["username"], "kubernetes-admin");

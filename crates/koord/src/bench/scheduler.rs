@@ -119,7 +119,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
             qps: 0.0,
             burst: 0,
             user_agent: name.to_owned(),
-            context: None,
+            ..ClientOptions::default()
         };
         let kubeconfig = kubeconfig.clone();
         async move { from_kubeconfig(Some(&kubeconfig), &options).await }

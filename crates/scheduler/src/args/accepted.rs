@@ -19,7 +19,7 @@ use Kind::{Duration, Number, Switch, Text};
 type Row = (&'static str, Kind, &'static str, &'static str);
 
 const NO_TLS: &str = "the TLS server takes its certificate from --tls-cert-file or makes its own";
-const NO_AUTH: &str = "the HTTP server asks nobody who they are; keep its port inside the cluster";
+const NO_PROXY: &str = "callers are known by tokens and client certificates, not through a proxy";
 const METRICS: &str = "all metrics are always served under their own names";
 const AUDIT: &str = "there is no workload auditor yet";
 const DUMP: &str = "refusals are always kept; see /debug/scheduler/pending and `koord explain`";
@@ -38,60 +38,26 @@ const ROWS: &[Row] = &[
     ("tls-curve-preferences", Text, "", NO_TLS),
     ("tls-min-version", Text, "", NO_TLS),
     ("tls-sni-cert-key", Text, "", NO_TLS),
-    ("authentication-kubeconfig", Text, "", NO_AUTH),
-    ("authentication-skip-lookup", Switch, "true", NO_AUTH),
-    (
-        "authentication-token-webhook-cache-ttl",
-        Duration,
-        "10s",
-        NO_AUTH,
-    ),
-    (
-        "authentication-tolerate-lookup-failure",
-        Switch,
-        "true",
-        NO_AUTH,
-    ),
-    ("client-ca-file", Text, "", NO_AUTH),
-    ("requestheader-allowed-names", Text, "", NO_AUTH),
-    ("requestheader-client-ca-file", Text, "", NO_AUTH),
+    ("requestheader-allowed-names", Text, "", NO_PROXY),
+    ("requestheader-client-ca-file", Text, "", NO_PROXY),
     (
         "requestheader-extra-headers-prefix",
         Text,
         "x-remote-extra-",
-        NO_AUTH,
+        NO_PROXY,
     ),
     (
         "requestheader-group-headers",
         Text,
         "x-remote-group",
-        NO_AUTH,
+        NO_PROXY,
     ),
-    ("requestheader-uid-headers", Text, "", NO_AUTH),
+    ("requestheader-uid-headers", Text, "", NO_PROXY),
     (
         "requestheader-username-headers",
         Text,
         "x-remote-user",
-        NO_AUTH,
-    ),
-    (
-        "authorization-always-allow-paths",
-        Text,
-        "/healthz,/readyz,/livez",
-        NO_AUTH,
-    ),
-    ("authorization-kubeconfig", Text, "", NO_AUTH),
-    (
-        "authorization-webhook-cache-authorized-ttl",
-        Duration,
-        "10s",
-        NO_AUTH,
-    ),
-    (
-        "authorization-webhook-cache-unauthorized-ttl",
-        Duration,
-        "10s",
-        NO_AUTH,
+        NO_PROXY,
     ),
     (
         "kube-api-content-type",

@@ -27,6 +27,10 @@ fn upstreams_manifests_are_accepted() {
 fn what_has_no_effect_says_so() {
     for (line, expected) in [
         (
+            "--requestheader-client-ca-file=ca.crt",
+            "--requestheader-client-ca-file=ca.crt",
+        ),
+        (
             "--enable-network-topology-manager=true",
             "--enable-network-topology-manager=true",
         ),
@@ -133,4 +137,28 @@ fn debugging_and_the_monitor_are_set_by_flags() {
         std::time::Duration::from_secs(2)
     );
     assert!(options.bind_annotations_with_binding && options.notes.is_empty());
+}
+
+#[test]
+fn callers_are_judged_by_upstreams_defaults() {
+    let args = |line: &str| {
+        let argv = std::iter::once("koord-scheduler").chain(line.split_whitespace());
+        let parsed = flags::parse::<Args>(argv.map(OsString::from));
+        parsed.unwrap().args.auth
+    };
+    let auth = args("");
+    assert!(auth.authentication_tolerate_lookup_failure && !auth.authentication_skip_lookup);
+    let open = auth.authorization_always_allow_paths;
+    assert_eq!(open, ["/healthz", "/readyz", "/livez"]);
+    let ten = std::time::Duration::from_secs(10);
+    for life in [
+        auth.authentication_token_webhook_cache_ttl,
+        auth.authorization_webhook_cache_authorized_ttl,
+        auth.authorization_webhook_cache_unauthorized_ttl,
+    ] {
+        assert_eq!(life, ten);
+    }
+    let auth = args("--authorization-always-allow-paths=/metrics --authentication-skip-lookup");
+    assert_eq!(auth.authorization_always_allow_paths, ["/metrics"]);
+    assert!(auth.authentication_skip_lookup);
 }

@@ -1,0 +1,202 @@
+//! Who asks, and whether he may: as kube-scheduler answers, by asking the API server.
+
+use anyhow::{Result, bail};
+use axum::Router;
+use axum::extract::{Extension, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use koord_kube::Client;
+use koord_kube::delegate::{Authenticator, Authorizer, User};
+use koord_scheduler::args::AuthArgs;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Members may do everything, and nobody is asked about that.
+const MASTERS: &str = "system:masters";
+const SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
+
+/// The user that a connection's verified certificate stands for.
+#[derive(Debug, Clone)]
+pub(super) struct Peer(Option<User>);
+
+impl Peer {
+    /// Of a certificate (DER), if the client showed one.
+    pub(super) fn of(certificate: Option<&[u8]>) -> Self {
+        let named = certificate.and_then(koord_apiserver::server::certificate_user);
+        Self(named.map(|(name, groups)| User::known(name, groups)))
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(super) struct Guard {
+    authenticator: Option<Authenticator>,
+    authorizer: Option<Authorizer>,
+    open: Vec<Open>,
+}
+
+/// Paths that need no permission, without their first slash.
+#[derive(Debug)]
+enum Open {
+    Path(String),
+    Prefix(String),
+}
+
+impl Open {
+    fn parse(text: &str) -> Result<Self> {
+        let path = text.strip_prefix('/').unwrap_or(text);
+        let (head, prefix) = match path.strip_suffix('*') {
+            Some(head) => (head, true),
+            None => (path, false),
+        };
+        if head.contains('*') {
+            bail!("--authorization-always-allow-paths: {text:?}: only the last character may be *");
+        }
+        let head = head.to_owned();
+        Ok(if prefix {
+            Self::Prefix(head)
+        } else {
+            Self::Path(head)
+        })
+    }
+
+    fn covers(&self, path: &str) -> bool {
+        let path = path.strip_prefix('/').unwrap_or(path);
+        match self {
+            Self::Path(open) => path == open,
+            Self::Prefix(open) => path.starts_with(open.as_str()),
+        }
+    }
+}
+
+impl Guard {
+    pub(super) fn new(
+        args: &AuthArgs,
+        authentication: Option<Client>,
+        authorization: Option<Client>,
+    ) -> Result<Self> {
+        if authentication.is_none() {
+            tracing::warn!(
+                "neither --authentication-kubeconfig nor a pod's account: tokens count for nothing"
+            );
+        }
+        if authorization.is_none() {
+            tracing::warn!(
+                "neither --authorization-kubeconfig nor a pod's account: the TLS server shows \
+                 --authorization-always-allow-paths only"
+            );
+        }
+        let open = args.authorization_always_allow_paths.iter();
+        let open = open.filter(|path| !path.is_empty());
+        Ok(Self {
+            authenticator: authentication.map(|client| {
+                Authenticator::new(client, args.authentication_token_webhook_cache_ttl)
+            }),
+            authorizer: authorization.map(|client| {
+                Authorizer::new(
+                    client,
+                    args.authorization_webhook_cache_authorized_ttl,
+                    args.authorization_webhook_cache_unauthorized_ttl,
+                )
+            }),
+            open: open.map(|path| Open::parse(path)).collect::<Result<_>>()?,
+        })
+    }
+
+    /// `routes`, for those who may.
+    pub(super) fn protect(self, routes: Router) -> Router {
+        // As a fallback too, so that strangers do not learn which paths exist.
+        let routes = routes.fallback(|| async { (StatusCode::NOT_FOUND, "404 page not found") });
+        routes.layer(from_fn_with_state(Arc::new(self), check))
+    }
+
+    /// `Err`: the credentials are worth nothing.
+    async fn who(&self, peer: Peer, headers: &HeaderMap) -> Result<User, ()> {
+        if let Some(user) = peer.0 {
+            return Ok(user);
+        }
+        let (Some(authenticator), Some(token)) = (&self.authenticator, bearer(headers)) else {
+            return Ok(User::anonymous());
+        };
+        match authenticator.of_token(token).await {
+            Ok(user) => user.ok_or(()),
+            Err(error) => {
+                tracing::warn!(%error, "a caller could not be told");
+                Err(())
+            }
+        }
+    }
+
+    async fn admit(&self, user: &User, verb: &str, path: &str) -> Result<(), Response> {
+        let open = self.open.iter().any(|open| open.covers(path));
+        if open || user.groups.iter().any(|group| group == MASTERS) {
+            return Ok(());
+        }
+        let reason = match &self.authorizer {
+            None => String::new(),
+            Some(authorizer) => match authorizer.may(user, verb, path).await {
+                Ok(access) if access.allowed => return Ok(()),
+                Ok(access) => access.reason,
+                Err(error) => {
+                    tracing::warn!(%error, user = user.name, verb, path, "not decided");
+                    let text = format!("Internal Server Error: {path:?}: {error}");
+                    return Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response());
+                }
+            },
+        };
+        let mut message = format!(
+            "forbidden: User {:?} cannot {verb} path {path:?}",
+            user.name
+        );
+        if !reason.is_empty() {
+            message.push_str(": ");
+            message.push_str(&reason);
+        }
+        tracing::debug!(user = user.name, verb, path, "forbidden");
+        Err(status(StatusCode::FORBIDDEN, "Forbidden", &message))
+    }
+}
+
+async fn check(
+    State(guard): State<Arc<Guard>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Ok(user) = guard.who(peer, request.headers()).await else {
+        return status(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized");
+    };
+    let verb = request.method().as_str().to_ascii_lowercase();
+    match guard.admit(&user, &verb, request.uri().path()).await {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal,
+    }
+}
+
+/// The bearer token of a request. An empty one is none.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.trim().split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// A refusal as Kubernetes words it.
+fn status(code: StatusCode, reason: &str, message: &str) -> Response {
+    let mut body: Value = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code.as_u16(),
+    });
+    if code == StatusCode::FORBIDDEN {
+        body["details"] = json!({});
+    }
+    let headers = [(CONTENT_TYPE, "application/json"), (SNIFF, "nosniff")];
+    (code, headers, body.to_string()).into_response()
+}

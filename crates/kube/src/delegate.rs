@@ -1,0 +1,398 @@
+//! Asks the API server who a caller is and what he may do: for servers that have no users of their
+//! own, as `kube-scheduler`'s.
+//!
+//! Answers are remembered for a while, refusals too; failures to get one are not.
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long the API server has for one answer, repeated attempts included.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Before the first repeated attempt; then half as much again each time.
+const BACKOFF: Duration = Duration::from_millis(500);
+const ATTEMPTS: u32 = 5;
+/// Answers that are remembered at most.
+const REMEMBERED: usize = 4096;
+/// Questions longer than this are not remembered: callers choose them.
+const LONGEST: usize = 10_000;
+
+/// The name of callers who do not say who they are.
+pub const ANONYMOUS: &str = "system:anonymous";
+/// Their group.
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// The group of everybody else.
+pub const AUTHENTICATED: &str = "system:authenticated";
+
+/// A caller.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct User {
+    /// For example `system:serviceaccount:monitoring:prometheus`.
+    pub name: String,
+    /// May be empty.
+    pub uid: String,
+    /// What the caller belongs to.
+    pub groups: Vec<String>,
+    /// Whatever else is known of him.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl User {
+    /// Who has proven nothing.
+    #[must_use]
+    pub fn anonymous() -> Self {
+        Self {
+            name: ANONYMOUS.to_owned(),
+            uid: String::new(),
+            groups: vec![UNAUTHENTICATED.to_owned()],
+            extra: BTreeMap::new(),
+        }
+    }
+
+    /// Who has proven to be `name` in `groups`.
+    #[must_use]
+    pub fn known(name: String, mut groups: Vec<String>) -> Self {
+        if !groups.iter().any(|group| group == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.to_owned());
+        }
+        Self {
+            name,
+            uid: String::new(),
+            groups,
+            extra: BTreeMap::new(),
+        }
+    }
+
+    fn of(info: UserInfo) -> Self {
+        Self {
+            uid: info.uid.unwrap_or_default(),
+            extra: info.extra.unwrap_or_default(),
+            ..Self::known(
+                info.username.unwrap_or_default(),
+                info.groups.unwrap_or_default(),
+            )
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The API server refused to answer, or could not be reached.
+    #[error("{kind}: {source}")]
+    Failed {
+        /// Of the question.
+        kind: &'static str,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+    /// It took too long.
+    #[error("{0}: no answer within {PATIENCE:?}")]
+    Slow(&'static str),
+}
+
+/// Answers, with the moment they are forgotten.
+#[derive(Debug)]
+struct Memory<Q, A>(Mutex<HashMap<Q, (A, Instant)>>);
+
+impl<Q: Hash + Eq, A: Clone> Memory<Q, A> {
+    fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    fn get(&self, question: &Q) -> Option<A> {
+        let known = self.0.lock();
+        let (answer, until) = known.get(question)?;
+        (*until > Instant::now()).then(|| answer.clone())
+    }
+
+    fn put(&self, question: Q, answer: A, life: Duration) {
+        let now = Instant::now();
+        let mut known = self.0.lock();
+        if known.len() >= REMEMBERED {
+            known.retain(|_, (_, until)| *until > now);
+            if known.len() >= REMEMBERED {
+                known.clear();
+            }
+        }
+        known.insert(question, (answer, now + life));
+    }
+}
+
+/// Tells callers by their bearer tokens.
+#[derive(Debug)]
+pub struct Authenticator {
+    client: Client,
+    life: Duration,
+    known: Memory<String, Option<User>>,
+}
+
+/// Decides what callers may do.
+#[derive(Debug)]
+pub struct Authorizer {
+    client: Client,
+    allowed: Duration,
+    refused: Duration,
+    known: Memory<(User, String, String), Access>,
+}
+
+/// Whether a caller may do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// The answer.
+    pub allowed: bool,
+    /// Why; often empty.
+    pub reason: String,
+}
+
+/// A client without its noisy form in debug output.
+struct Client(kube::Client);
+
+impl Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl Authenticator {
+    /// Asks through `client`; answers are valid for `life`.
+    #[must_use]
+    pub fn new(client: kube::Client, life: Duration) -> Self {
+        Self {
+            client: Client(client),
+            life,
+            known: Memory::new(),
+        }
+    }
+
+    /// Whose `token` it is; `None`: nobody's.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub async fn of_token(&self, token: &str) -> Result<Option<User>, ReviewError> {
+        let question = token.to_owned();
+        if let Some(known) = self.known.get(&question) {
+            return Ok(known);
+        }
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(question.clone()),
+                audiences: None,
+            },
+            ..TokenReview::default()
+        };
+        let answer = ask(&self.client.0, "TokenReview", &review).await?;
+        let user = answer
+            .status
+            .filter(|status| status.authenticated == Some(true))
+            .map(|status| User::of(status.user.unwrap_or_default()));
+        if question.len() < LONGEST {
+            self.known.put(question, user.clone(), self.life);
+        }
+        Ok(user)
+    }
+}
+
+impl Authorizer {
+    /// Asks through `client`; permissions are valid for `allowed`, refusals for `refused`.
+    #[must_use]
+    pub fn new(client: kube::Client, allowed: Duration, refused: Duration) -> Self {
+        Self {
+            client: Client(client),
+            allowed,
+            refused,
+            known: Memory::new(),
+        }
+    }
+
+    /// Whether `user` may do `verb` (`get`, `put` …) at `path`.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub async fn may(&self, user: &User, verb: &str, path: &str) -> Result<Access, ReviewError> {
+        let question = (user.clone(), verb.to_owned(), path.to_owned());
+        if let Some(known) = self.known.get(&question) {
+            return Ok(known);
+        }
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()).filter(|extra| !extra.is_empty()),
+                non_resource_attributes: Some(NonResourceAttributes {
+                    path: Some(path.to_owned()),
+                    verb: Some(verb.to_owned()),
+                }),
+                resource_attributes: None,
+            },
+            ..SubjectAccessReview::default()
+        };
+        let answer = ask(&self.client.0, "SubjectAccessReview", &review).await?;
+        let status = answer.status.unwrap_or_default();
+        let access = Access {
+            allowed: status.allowed && status.denied != Some(true),
+            reason: status.reason.unwrap_or_default(),
+        };
+        if verb.len() + path.len() < LONGEST {
+            let life = if access.allowed {
+                self.allowed
+            } else {
+                self.refused
+            };
+            self.known.put(question, access.clone(), life);
+        }
+        Ok(access)
+    }
+}
+
+async fn ask<K>(client: &kube::Client, kind: &'static str, review: &K) -> Result<K, ReviewError>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let api: kube::Api<K> = kube::Api::all(client.clone());
+    let attempts = async {
+        let mut wait = BACKOFF;
+        let mut left = ATTEMPTS;
+        loop {
+            left -= 1;
+            match api.create(&PostParams::default(), review).await {
+                Err(error) if left > 0 && may_pass(&error) => {
+                    tokio::time::sleep(wait).await;
+                    wait = wait * 3 / 2;
+                }
+                answer => return answer,
+            }
+        }
+    };
+    match tokio::time::timeout(PATIENCE, attempts).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(ReviewError::Failed {
+            kind,
+            source: Box::new(source),
+        }),
+        Err(_) => Err(ReviewError::Slow(kind)),
+    }
+}
+
+/// Whether another attempt may go better.
+fn may_pass(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::in_process;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tower::{BoxError, service_fn};
+
+    /// Knows the tokens `good` and `odd`; `GET /fine` is allowed to everybody, and every third
+    /// question is answered.
+    fn server(moody: bool) -> (kube::Client, Arc<AtomicU32>) {
+        let calls = Arc::new(AtomicU32::new(0));
+        let counter = calls.clone();
+        let client = in_process(service_fn(move |request: Request<Body>| {
+            let call = counter.fetch_add(1, Ordering::SeqCst);
+            async move {
+                if moody && call % 3 < 2 {
+                    let status = json!({"kind": "Status", "code": 503, "message": "busy"});
+                    let response = Response::builder().status(503);
+                    return Ok::<_, BoxError>(
+                        response.body(Body::from(status.to_string().into_bytes()))?,
+                    );
+                }
+                let bytes = request.into_body().collect_bytes().await?;
+                let mut review: Value = serde_json::from_slice(&bytes)?;
+                let spec = &review["spec"];
+                let status = match spec["token"].as_str() {
+                    Some("good") => json!({"authenticated": true, "user": {
+                        "username": "ann", "uid": "1", "groups": ["dev"],
+                        "extra": {"team": ["a", "b"]}}}),
+                    Some(_) => json!({"authenticated": false, "error": "unknown"}),
+                    None => {
+                        let asked = &spec["nonResourceAttributes"];
+                        let fine = asked == &json!({"verb": "get", "path": "/fine"});
+                        json!({"allowed": fine, "reason": if fine { "" } else { "no rule" }})
+                    }
+                };
+                review["status"] = status;
+                let response = Response::builder().status(201);
+                Ok(response.body(Body::from(review.to_string().into_bytes()))?)
+            }
+        }));
+        (client, calls)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_remembered_for_their_time() {
+        let (client, calls) = server(false);
+        let life = Duration::from_secs(10);
+        let authenticator = Authenticator::new(client.clone(), life);
+        let ann = authenticator.of_token("good").await.unwrap().unwrap();
+        assert_eq!((ann.name.as_str(), ann.uid.as_str()), ("ann", "1"));
+        assert_eq!(ann.groups, ["dev", AUTHENTICATED]);
+        assert_eq!(ann.extra["team"], ["a", "b"]);
+        assert_eq!(authenticator.of_token("odd").await.unwrap(), None);
+        let authorizer = Authorizer::new(client, life, Duration::from_secs(1));
+        let fine = authorizer.may(&ann, "get", "/fine").await.unwrap();
+        assert!(fine.allowed);
+        let refused = authorizer.may(&ann, "put", "/fine").await.unwrap();
+        assert_eq!(
+            (refused.allowed, refused.reason.as_str()),
+            (false, "no rule")
+        );
+        assert_eq!(calls.load(Ordering::SeqCst), 4);
+        for (after, asked) in [(500, 4), (1000, 5), (10_000, 9)] {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            authenticator.of_token("good").await.unwrap();
+            authenticator.of_token("odd").await.unwrap();
+            authorizer.may(&ann, "get", "/fine").await.unwrap();
+            authorizer.may(&ann, "put", "/fine").await.unwrap();
+            assert_eq!(calls.load(Ordering::SeqCst), asked, "{after} ms later");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_in_a_mood_is_asked_again_and_failures_are_not_remembered() {
+        let (client, calls) = server(true);
+        let authenticator = Authenticator::new(client, Duration::from_secs(10));
+        let user = authenticator.of_token("good").await.unwrap();
+        assert!(user.is_some());
+        assert_eq!(calls.load(Ordering::SeqCst), 3);
+
+        let dead = in_process(service_fn(|_: Request<Body>| async {
+            Err::<Response<Body>, BoxError>("down".into())
+        }));
+        let authenticator = Authenticator::new(dead, Duration::from_secs(10));
+        let error = authenticator.of_token("good").await.unwrap_err();
+        assert!(error.to_string().starts_with("TokenReview: "), "{error}");
+        assert_eq!(authenticator.known.get(&"good".to_owned()), None);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let memory: Memory<usize, ()> = Memory::new();
+        for question in 0..3 * REMEMBERED {
+            memory.put(question, (), Duration::from_secs(60));
+        }
+        assert!(memory.0.lock().len() <= REMEMBERED);
+    }
+}
