@@ -5,7 +5,7 @@ use crate::cluster::{install_crypto_provider, runtime};
 use anyhow::{Context as _, Result};
 use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
-use koord_kube::client::{ClientOptions, from_kubeconfig};
+use koord_kube::client::{ClientOptions, RestMetrics, from_kubeconfig};
 use std::ffi::OsString;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -18,12 +18,16 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koord_scheduler::Args, context| async move {
         let options = args.options(koord_plugins::registry())?;
         let (qps, burst) = args.client_limits(&options);
+        let measured = RestMetrics::register(&context.metrics)?;
+        let reset = measured.clone();
+        options.debug.on_reset(move || reset.reset());
         let client = koord_client(
             args.kubeconfig.as_deref(),
             &args.master,
             qps,
             burst,
             "koord-scheduler",
+            Some(measured),
         )
         .await?;
         let admin = koord_app::admin::Admin::new(context.metrics.clone())
@@ -73,7 +77,7 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koordlet::Args, context| async move {
         let options = args.options()?;
         let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
-        let client = koord_client(path, "", 0.0, 0, "koordlet").await?;
+        let client = koord_client(path, "", 0.0, 0, "koordlet", None).await?;
         koordlet::run(options, client, context)
             .await
             .map_err(Into::into)
@@ -106,6 +110,7 @@ async fn koord_client(
     qps: f64,
     burst: u32,
     name: &str,
+    metrics: Option<RestMetrics>,
 ) -> Result<koord_kube::Client> {
     install_crypto_provider();
     let options = ClientOptions {
@@ -114,6 +119,7 @@ async fn koord_client(
         user_agent: name.to_owned(),
         server: Some(server.to_owned()).filter(|server| !server.is_empty()),
         context: None,
+        metrics,
     };
     Ok(from_kubeconfig(kubeconfig, &options).await?)
 }

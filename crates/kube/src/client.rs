@@ -1,13 +1,19 @@
 //! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
 
+mod measured;
+
+pub use measured::RestMetrics;
+
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use measured::Measure;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -26,6 +32,8 @@ pub struct ClientOptions {
     pub context: Option<String>,
     /// The API server's address, in place of the kubeconfig's.
     pub server: Option<String>,
+    /// What measures the requests.
+    pub metrics: Option<RestMetrics>,
 }
 
 impl Default for ClientOptions {
@@ -36,6 +44,7 @@ impl Default for ClientOptions {
             user_agent: "koord".to_owned(),
             context: None,
             server: None,
+            metrics: None,
         }
     }
 }
@@ -185,17 +194,23 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
     // Only one provider is compiled in; installing it twice is harmless.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = config.cluster_url.to_string();
+    let host = config.cluster_url.authority();
+    let host = host.map_or_else(String::new, ToString::to_string);
+    let metrics = options.metrics.clone();
+    let measure = Measure(metrics.map(|metrics| Arc::new((metrics, host))));
     let namespace = config.default_namespace.clone();
     let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
         server,
         source: Box::new(source),
     })?;
+    // Below the limit: what waits for its turn is not under way.
+    let builder = builder.with_layer(&measure);
     let client = match limit {
         Some(limit) => builder.with_layer(&limit).build(),
         None => builder.build(),
     };
     Ok(kube::Client::new(
-        tower::service_fn(move |request| retrying(client.clone(), request)),
+        tower::service_fn(move |request| retrying(client.clone(), measure.clone(), request)),
         namespace,
     ))
 }
@@ -207,9 +222,10 @@ const RETRIES: u32 = 10;
 /// client-go does. An eviction is never repeated: its 429 is an answer, not an overload.
 async fn retrying(
     client: kube::Client,
+    measure: Measure,
     request: Request<Body>,
 ) -> Result<Response<Body>, kube::Error> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let mut left = if head.uri.path().ends_with("/eviction") {
         0
     } else {
@@ -218,11 +234,13 @@ async fn retrying(
     let mut body = body;
     loop {
         let spare = if left > 0 { body.try_clone() } else { None };
+        measure.ask(&mut head);
         let response = client.send(Request::from_parts(head.clone(), body)).await?;
         let Some((again, delay)) = spare.zip(retry_after(&response)) else {
             return Ok(response);
         };
         tracing::debug!(uri = %head.uri, status = %response.status(), ?delay, "asked to retry");
+        measure.retry(&head, response.status());
         tokio::time::sleep(delay).await;
         body = again;
         left -= 1;
@@ -445,7 +463,9 @@ mod tests {
         ] {
             calls.store(0, Ordering::SeqCst);
             let request = Request::get(uri).body(Body::empty()).unwrap();
-            let response = retrying(server.clone(), request).await.unwrap();
+            let response = retrying(server.clone(), Measure(None), request)
+                .await
+                .unwrap();
             assert_eq!(
                 (response.status().as_u16(), calls.load(Ordering::SeqCst)),
                 (status, sent)

@@ -5,6 +5,7 @@
 //! members, so that no other decision comes in between and everything can be rolled back.
 
 mod args;
+mod metrics;
 mod pod_groups;
 #[cfg(test)]
 mod tests;
@@ -19,8 +20,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, NotShown, ObjectChange, Permit, Plugin,
-    PodPatch, Points, PreFilter, PreScore, Problem, Reason, Rejection, Signable, Signature,
-    Verdict, View,
+    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
+    Signature, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod_groups::PodGroups;
@@ -44,6 +45,7 @@ pub(crate) struct Coscheduling {
     pod_groups: Option<PodGroups>,
     /// Values that were reported already, by uid of their object.
     reported: FxHashMap<Arc<str>, Vec<Ignored>>,
+    attempts: metrics::Attempts,
 }
 
 /// Builds the plugin.
@@ -60,6 +62,7 @@ pub(crate) fn build(
         gangs: Gangs::default(),
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: FxHashMap::default(),
+        attempts: metrics::Attempts::default(),
     }))
 }
 
@@ -250,12 +253,14 @@ impl Plugin for Coscheduling {
             Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
-    fn next_pod(&mut self, _view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
+    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
+        self.follow(None, view.now);
         if !self.gangs.is_trying() {
             return None;
         }
         let mut moves = Moves::default();
         let next = self.gangs.next(&mut moves);
+        self.follow(Some(metrics::ALL_TRIED), view.now);
         carry_out(moves, fx);
         next
     }
@@ -273,6 +278,7 @@ impl Plugin for Coscheduling {
         let fit = diagnosis.message();
         let mut moves = Moves::default();
         let failure = self.gangs.failed(uid, &fit, &mut moves);
+        self.follow(Some(metrics::ALL_TRIED), cycle.view.now);
         let skipped = std::mem::take(&mut moves.skipped);
         if let Some(failure) = failure.filter(|_| self.explain_skipped && !skipped.is_empty()) {
             let mut text = Diagnosis::default();
@@ -297,6 +303,7 @@ impl Plugin for Coscheduling {
         }
         let mut moves = Moves::default();
         let permission = self.gangs.permit(uid, &mut moves);
+        self.follow(Some(metrics::PLACED), cycle.view.now);
         carry_out(moves, fx);
         match permission {
             Permission::Go => Permit::Allow,
@@ -338,6 +345,9 @@ impl Plugin for Coscheduling {
         carry_out(moves, fx);
     }
 
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
+    }
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         self.gangs.explain(&pod.uid)
     }

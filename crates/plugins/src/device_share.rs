@@ -10,6 +10,7 @@
 
 mod args;
 mod books;
+mod metrics;
 mod place;
 mod pod;
 #[cfg(test)]
@@ -26,7 +27,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Lack,
     Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use place::{How, No, lack, site};
@@ -183,6 +184,8 @@ impl DeviceShare {
             Some(known) if same => known.inventory.clone(),
             _ => Arc::new(inventory),
         };
+        let said = object.metadata.labels.as_ref();
+        let planned = said.and_then(|all| all.get(labels::SECONDARY_DEVICE_WELL_PLANNED));
         let exists = node.is_some_and(|node| view.nodes.info(node).is_some());
         if gone && !exists {
             self.known.remove(&name);
@@ -191,6 +194,7 @@ impl DeviceShare {
                 inventory: inventory.clone(),
                 problems,
                 gone,
+                badly_planned: planned.is_some_and(|planned| planned == "false"),
             };
             self.known.insert(name, known);
         }
@@ -504,6 +508,9 @@ impl Plugin for DeviceShare {
         let (row, held) = held?;
         let devices = held.devices.to_annotation(row.inventory.as_deref());
         Some(serde_json::json!({"node": &*row.name, "devices": devices}))
+    }
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
     }
     fn inspections(&self) -> &'static [&'static str] {
         &["nodeDeviceSummaries", "nodeDeviceSummaries/:name"]

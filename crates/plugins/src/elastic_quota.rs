@@ -8,6 +8,7 @@
 mod admission;
 mod args;
 mod ledger;
+mod metrics;
 mod objects;
 mod status;
 #[cfg(test)]
@@ -26,8 +27,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
-    ObjectChange, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Signable, Signature,
-    State, Subject, Verdict, View,
+    ObjectChange, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Readings, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use ledger::{Charge, Ledger, is_non_preemptible};
@@ -69,6 +70,7 @@ pub(crate) struct ElasticQuotas {
     /// Something changed since they were looked at.
     moved: bool,
     retried: Timestamp,
+    times: metrics::Times,
 }
 
 /// Builds the plugin.
@@ -103,6 +105,7 @@ pub(crate) fn build(
         refused: FxHashSet::default(),
         moved: false,
         retried: Timestamp::UNIX_EPOCH,
+        times: metrics::Times::default(),
     }))
 }
 
@@ -310,6 +313,7 @@ impl Plugin for ElasticQuotas {
         };
         let table = view.resources;
         self.start(table);
+        let began = Some(std::time::Instant::now());
         let (key, mut namespaces) = if change.action == Action::DELETE {
             let key = key_of(&object);
             let last = self.objects.remove(&key);
@@ -326,6 +330,12 @@ impl Plugin for ElasticQuotas {
         self.ledger
             .move_pods(&key.1, namespaces, &self.objects, tree);
         self.moved();
+        let operation = if change.action == Action::DELETE {
+            "DeleteQuota"
+        } else {
+            "UpdateQuota"
+        };
+        self.times.done(operation, began);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if self.nodes.len() <= node.row() {
@@ -344,18 +354,28 @@ impl Plugin for ElasticQuotas {
             return;
         }
         self.start(view.resources);
+        let began = self.times.sometimes();
+        let operation = if began.is_some() && self.ledger.get(&pod.uid).is_some() {
+            "OnPodUpdate"
+        } else {
+            "OnPodAdd"
+        };
         let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
         let changed = self
             .ledger
             .apply(pod, view.resources, &self.objects, tree, view.now);
+        self.times.done(operation, began);
         if changed {
             self.moved();
         }
     }
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
         self.refused.remove(uid);
+        let began = self.times.sometimes();
         let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.ledger.remove(uid, tree) {
+        let removed = self.ledger.remove(uid, tree);
+        self.times.done("OnPodDelete", began);
+        if removed {
             self.moved();
         }
     }
@@ -367,8 +387,11 @@ impl Plugin for ElasticQuotas {
         _fx: &mut Effects,
     ) {
         self.refused.remove(&pod.uid);
+        let began = self.times.sometimes();
         let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.ledger.place(&pod.uid, true, tree) {
+        let placed = self.ledger.place(&pod.uid, true, tree);
+        self.times.done("ReservePod", began);
+        if placed {
             self.moved();
         }
     }
@@ -379,8 +402,11 @@ impl Plugin for ElasticQuotas {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
+        let began = self.times.sometimes();
         let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.ledger.place(&pod.uid, false, tree) {
+        let released = self.ledger.place(&pod.uid, false, tree);
+        self.times.done("UnreservePod", began);
+        if released {
             self.moved();
         }
     }
@@ -463,6 +489,9 @@ impl Plugin for ElasticQuotas {
         }
     }
 
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.resources, out);
+    }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &Shift::default(), view.resources);

@@ -10,6 +10,7 @@ mod args;
 mod change;
 mod control;
 mod fit;
+mod metrics;
 mod owners;
 mod pod;
 mod show;
@@ -28,7 +29,7 @@ use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest,
     Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore,
-    Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -62,6 +63,8 @@ pub(crate) struct Reservations {
     controls: bool,
     table: Table,
     agenda: Agenda,
+    /// When metrics were last given.
+    shown: Option<jiff::Timestamp>,
 }
 
 /// Builds the plugin.
@@ -84,6 +87,7 @@ pub(crate) fn build(
         controls,
         table: Table::default(),
         agenda: Agenda::default(),
+        shown: None,
     }))
 }
 
@@ -534,6 +538,9 @@ impl Plugin for Reservations {
         BindPlan::Writes(vec![control::status_write(record, status)])
     }
 
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.now, out);
+    }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         self.story(pod, view)
     }

@@ -86,6 +86,8 @@ impl Metrics {
         use Level::{Alpha, Beta, Internal, Stable};
         let resets = Resets::default();
         let make = Maker::new(registry, resets.clone());
+        // What is set once survives a reset.
+        let lasting = Maker::new(registry, Resets::default());
         Ok(Self {
             attempts: make.counters(
                 "scheduler_schedule_attempts_total",
@@ -292,7 +294,7 @@ impl Metrics {
                 Internal,
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
-            leading: make.gauges(
+            leading: lasting.gauges(
                 "leader_election_master_status",
                 Alpha,
                 "Whether this process leads.",
@@ -312,11 +314,10 @@ impl Metrics {
     /// # Errors
     /// As [`Self::register`].
     pub(crate) fn identify(
-        &self,
         registry: &Registry,
         gates: &BTreeMap<String, bool>,
     ) -> Result<(), prometheus::Error> {
-        let make = Maker::new(registry, self.resets.clone());
+        let make = Maker::new(registry, Resets::default());
         let build = make.gauges(
             "kubernetes_build_info",
             Level::Alpha,

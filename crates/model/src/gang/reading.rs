@@ -93,6 +93,23 @@ fn list(ids: &[Arc<str>]) -> String {
 }
 
 impl Gangs {
+    /// The number of the attempt under way, and how many members it has tried.
+    #[must_use]
+    pub fn under_way(&self) -> Option<(u64, usize)> {
+        let attempt = self.attempt.as_ref()?;
+        Some((attempt.number, attempt.tried.len()))
+    }
+
+    /// How many groups have members that are placed and not bound yet.
+    #[must_use]
+    pub fn waiting_groups(&self) -> usize {
+        let waits = |group: &&Group| {
+            let mut gangs = group.gangs.iter().filter_map(|id| self.gangs.get(id));
+            gangs.any(|gang| gang.waiting() > 0)
+        };
+        self.groups.values().filter(waits).count()
+    }
+
     /// Whether the pod is a member of a gang.
     #[must_use]
     pub fn knows(&self, uid: &str) -> bool {

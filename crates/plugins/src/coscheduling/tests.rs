@@ -254,6 +254,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         gangs: Gangs::default(),
         pod_groups: Some(PodGroups::default()),
         reported: FxHashMap::default(),
+        attempts: metrics::Attempts::default(),
     };
     let mut fx = Effects::default();
     for object in objects {

@@ -16,6 +16,8 @@ pub(super) struct Known {
     pub(super) problems: Vec<String>,
     /// The object does not exist any more.
     pub(super) gone: bool,
+    /// Whether it says that its secondary devices are not well planned.
+    pub(super) badly_planned: bool,
 }
 
 /// One node.

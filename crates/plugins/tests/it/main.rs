@@ -15,6 +15,7 @@ mod differential;
 mod failover;
 mod gang;
 mod inspection;
+mod metrics;
 mod numa;
 mod one_write;
 mod preemption;

@@ -62,7 +62,7 @@ impl Engine {
                 None => self.queue.pop(now),
             };
             let Some(queued) = queued else {
-                self.meter.end();
+                self.meter.cancel();
                 return None;
             };
             let Some(profile) = self.profile_of(&queued.info) else {

@@ -275,7 +275,7 @@ impl Engine {
             Ok(()) => {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
-                self.meter.begin();
+                self.meter.begin_after();
                 if let Some(at) = profile {
                     let mut laps = self.meter.start(&self.names, at, Point::PostBind);
                     for instance in &self.profiles[at].post_bind {

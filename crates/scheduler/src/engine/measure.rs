@@ -10,7 +10,7 @@ use crate::queue::PluginSet;
 use crate::state::NodeIndex;
 use jiff::SignedDuration;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// One cycle in so many is timed.
@@ -153,8 +153,9 @@ impl Fared {
 /// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Meter {
-    turn: u32,
-    events: u32,
+    /// Of cycles, and of what follows a binding.
+    turns: [u32; 2],
+    events: AtomicU32,
     on: bool,
     taken: Mutex<Vec<Measured>>,
     /// Per profile and counted point, by plugin.
@@ -168,9 +169,8 @@ pub(super) struct Meter {
 impl Meter {
     pub(super) fn new(profiles: usize, plugins: usize) -> Self {
         Self {
-            // The first is timed: a scheduler with little to do has something to show, too.
-            turn: EVERY - 1,
-            events: EVERY - 1,
+            turns: [0; 2],
+            events: AtomicU32::new(0),
             on: false,
             taken: Mutex::default(),
             evaluations: vec![std::array::from_fn(|_| vec![0; plugins]); profiles],
@@ -179,10 +179,27 @@ impl Meter {
         }
     }
 
-    /// A cycle, or something like it, begins: decides whether it is timed.
+    /// A cycle begins: decides whether it is timed. The first is: a scheduler with little to do has
+    /// something to show, too.
     pub(super) fn begin(&mut self) {
-        self.turn = (self.turn + 1) % EVERY;
-        self.on = self.turn == 0 && self.taken.get_mut().len() < KEEP;
+        self.turn(0);
+    }
+
+    /// There was no pod for it.
+    pub(super) fn cancel(&mut self) {
+        self.turns[0] = self.turns[0].wrapping_sub(1);
+        self.on = false;
+    }
+
+    /// What follows a binding begins.
+    pub(super) fn begin_after(&mut self) {
+        self.turn(1);
+    }
+
+    fn turn(&mut self, of: usize) {
+        let turn = self.turns[of];
+        self.turns[of] = turn.wrapping_add(1);
+        self.on = turn.is_multiple_of(EVERY) && self.taken.get_mut().len() < KEEP;
     }
 
     /// It is over.
@@ -191,9 +208,9 @@ impl Meter {
     }
 
     /// Whether a hint about the event at hand is timed.
-    pub(super) fn times_event(&mut self) -> bool {
-        self.events = (self.events + 1) % EVERY;
-        self.events == 0 && self.taken.get_mut().len() < KEEP
+    pub(super) fn times_event(&self) -> bool {
+        let turn = self.events.fetch_add(1, Ordering::Relaxed);
+        turn.is_multiple_of(EVERY) && self.taken.lock().len() < KEEP
     }
 
     pub(super) fn note(&self, measured: Measured) {

@@ -579,8 +579,7 @@ impl Engine {
                 beyond |= 1 << instance;
             }
         }
-        let timed = self.meter.times_event();
-        let timed = std::cell::Cell::new(timed);
+        let hinted = std::cell::Cell::new(false);
         let view = view!(self, now);
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
@@ -603,7 +602,7 @@ impl Engine {
                 let helps = by == 0
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
-                            && self.helps(instance, &queued.info, event, view, &timed)
+                            && self.helps(instance, &queued.info, event, view, &hinted)
                     });
                 if helps {
                     wake.push(uid.clone());
@@ -615,16 +614,18 @@ impl Engine {
         }
     }
 
-    /// Whether a plugin says that `event` helps `pod`; the first answer is timed, if any is to be.
+    /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
+    /// timed. `asked`: this is not the first.
     fn helps(
         &self,
         instance: Instance,
         pod: &PodInfo,
         event: &ClusterEvent<'_>,
         view: View<'_>,
-        timed: &std::cell::Cell<bool>,
+        asked: &std::cell::Cell<bool>,
     ) -> bool {
-        let began = timed.take().then(std::time::Instant::now);
+        let timed = !asked.replace(true) && self.meter.times_event();
+        let began = timed.then(std::time::Instant::now);
         let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
         if let Some(began) = began {
             self.meter.note(Measured::Hint {

@@ -35,21 +35,30 @@ pub struct Reading {
 
 /// What was read from plugins: see [`super::Plugin::read`].
 #[derive(Debug, Default)]
-pub struct Readings(Vec<Reading>);
+pub struct Readings {
+    renewed: Vec<&'static Family>,
+    values: Vec<Reading>,
+}
 
 impl Readings {
+    /// What follows of this family of gauges, from whatever instance of the plugin, is all there is:
+    /// values of before are gone.
+    pub fn renew(&mut self, family: &'static Family) {
+        self.renewed.push(family);
+    }
+
     /// Adds one value: of a gauge, how it is now; of a histogram, one observation.
     pub fn add(&mut self, family: &'static Family, labels: &[&str], value: f64) {
-        self.0.push(Reading {
+        self.values.push(Reading {
             family,
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             value,
         });
     }
 
-    /// All values, in the order in which they were added.
+    /// The families that are renewed, and all values in the order in which they were added.
     #[must_use]
-    pub fn into_inner(self) -> Vec<Reading> {
-        self.0
+    pub fn into_parts(self) -> (Vec<&'static Family>, Vec<Reading>) {
+        (self.renewed, self.values)
     }
 }

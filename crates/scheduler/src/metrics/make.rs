@@ -31,9 +31,14 @@ impl Level {
 /// `count` bounds from `start` on, each `factor` times the one before, and `finer` more below:
 /// upstream's bounds start where its own latencies do, and most of ours would share one bucket.
 pub(super) fn bounds(start: f64, factor: f64, count: usize, finer: usize) -> Vec<f64> {
-    let finer = i32::try_from(finer).unwrap_or(0);
-    let count = i32::try_from(count).unwrap_or(0);
-    (-finer..count).map(|n| start * factor.powi(n)).collect()
+    // Step by step, as upstream computes them: the same numbers to the last digit.
+    let steps = |by: fn(f64, f64) -> f64| {
+        std::iter::successors(Some(start), move |bound| Some(by(*bound, factor)))
+    };
+    let mut bounds: Vec<f64> = steps(|a, b| a / b).skip(1).take(finer).collect();
+    bounds.reverse();
+    bounds.extend(steps(|a, b| a * b).take(count));
+    bounds
 }
 
 type Empty = Box<dyn Fn() + Send + Sync>;
@@ -149,11 +154,13 @@ mod tests {
 
     #[test]
     fn finer_bounds_keep_upstreams() {
-        let upstream = prometheus::exponential_buckets(0.001, 2.0, 15).unwrap();
-        let ours = bounds(0.001, 2.0, 15, 7);
-        assert_eq!(ours.len(), 22);
-        assert_eq!(&ours[7..], &upstream[..]);
-        assert!(ours.windows(2).all(|pair| pair[0] < pair[1]));
+        for (start, factor, count) in [(0.001, 2.0, 15), (0.000_01, 1.5, 20)] {
+            let upstream = prometheus::exponential_buckets(start, factor, count).unwrap();
+            let ours = bounds(start, factor, count, 7);
+            assert_eq!(ours.len(), count + 7);
+            assert_eq!(&ours[7..], &upstream[..]);
+            assert!(ours.windows(2).all(|pair| pair[0] < pair[1]));
+        }
     }
 
     #[test]

@@ -22,12 +22,15 @@ impl PluginMetrics {
         }
     }
 
-    /// Takes over what was read from all plugins. A gauge that is not among it any more is gone.
+    /// Takes over what was read from all plugins.
     pub(crate) fn take(&mut self, readings: Readings) {
-        for gauges in self.gauges.values() {
-            gauges.reset();
+        let (renewed, values) = readings.into_parts();
+        for family in renewed {
+            if let Some(gauges) = self.gauges.get(family.name) {
+                gauges.reset();
+            }
         }
-        for reading in readings.into_inner() {
+        for reading in values {
             // Wrong label counts would be a plugin's bug, which its tests show.
             let labels: Vec<&str> = reading.labels.iter().map(String::as_str).collect();
             match reading.family.kind {

@@ -177,7 +177,7 @@ pub fn run(
     async move {
         let (config, profiles) = options.resolve()?;
         let metrics = Metrics::register(&ctx.metrics)?;
-        metrics.identify(&ctx.metrics, &options.build.gates)?;
+        Metrics::identify(&ctx.metrics, &options.build.gates)?;
         koord_app::metrics::register_process(&ctx.metrics)?;
         let resets = metrics.resets();
         options.debug.on_reset(move || resets.run());

@@ -439,6 +439,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         controls: true,
         table: Table::default(),
         agenda: Agenda::default(),
+        shown: None,
     };
     let (nodes, resources) = (NodeStore::default(), ResourceTable::new());
     let view = View {

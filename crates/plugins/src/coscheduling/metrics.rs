@@ -1,0 +1,142 @@
+//! How gangs fare, as metrics.
+
+use super::Coscheduling;
+use jiff::Timestamp;
+use koord_scheduler::framework::{Family, Kind, Readings};
+
+static WAITING: Family = Family {
+    name: "scheduler_waiting_gang_group_number",
+    help: "Gang groups with members that are placed and not bound yet.",
+    labels: &[],
+    kind: Kind::Gauge,
+};
+static CYCLE: Family = Family {
+    name: "scheduler_gang_schedule_cycle_duration_seconds",
+    help: "Time from the first member that is tried to the end of the attempt.",
+    labels: &["reason", "job_size"],
+    kind: Kind::Histogram(|| {
+        vec![
+            0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0, 20.0,
+            25.0, 30.0, 45.0, 60.0, 120.0,
+        ]
+    }),
+};
+
+/// How an attempt ended, in upstream's words.
+pub(super) const PLACED: &str = "gang is already succeed";
+pub(super) const ALL_TRIED: &str = "all pending pods is already been attempted";
+const GONE: &str = "gang is nil, may be already deleted";
+
+/// So many ends of attempts are kept until they are read.
+const KEEP: usize = 4096;
+
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    since: Timestamp,
+    tried: usize,
+}
+
+/// Attempts, as they come and go.
+#[derive(Debug, Default)]
+pub(super) struct Attempts {
+    open: Option<Open>,
+    ended: Vec<(&'static str, String, f64)>,
+}
+
+impl Attempts {
+    /// The attempt under way has `number` and tried so many members. If that is another one than
+    /// before, that one ended; `how`, if that is known.
+    pub(super) fn now(
+        &mut self,
+        under_way: Option<(u64, usize)>,
+        how: Option<&'static str>,
+        now: Timestamp,
+    ) {
+        if let Some(open) = self
+            .open
+            .take_if(|open| under_way.is_none_or(|(number, _)| number != open.number))
+            && self.ended.len() < KEEP
+        {
+            let took = now.duration_since(open.since).as_secs_f64().max(0.0);
+            let how = how.unwrap_or(GONE);
+            self.ended.push((how, size(open.tried), took));
+        }
+        if let Some((number, tried)) = under_way {
+            let open = self.open.get_or_insert(Open {
+                number,
+                since: now,
+                tried,
+            });
+            open.tried = tried;
+        }
+    }
+}
+
+/// Sizes in steps of a hundred, so that there are few.
+fn size(tried: usize) -> String {
+    match tried {
+        0 => "0".to_owned(),
+        1..=1000 => {
+            let step = (tried - 1) / 100;
+            format!("{}-{}", step * 100 + 1, (step + 1) * 100)
+        }
+        _ => "1000+".to_owned(),
+    }
+}
+
+impl Coscheduling {
+    /// Looks whether an attempt began or ended.
+    pub(super) fn follow(&mut self, how: Option<&'static str>, now: Timestamp) {
+        self.attempts.now(self.gangs.under_way(), how, now);
+    }
+
+    pub(super) fn measured(&mut self, out: &mut Readings) {
+        #[allow(clippy::cast_precision_loss, reason = "a count of gangs")]
+        out.add(&WAITING, &[], self.gangs.waiting_groups() as f64);
+        for (how, size, took) in self.attempts.ended.drain(..) {
+            out.add(&CYCLE, &[how, &size], took);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_timed_from_their_first_member_to_their_end() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut attempts = Attempts::default();
+        attempts.now(None, None, at(0));
+        attempts.now(Some((1, 1)), None, at(1));
+        attempts.now(Some((1, 101)), None, at(2));
+        attempts.now(None, Some(PLACED), at(4));
+        attempts.now(Some((2, 1)), None, at(5));
+        // Its gang is gone, and another is tried.
+        attempts.now(Some((3, 1)), None, at(7));
+        attempts.now(None, Some(ALL_TRIED), at(8));
+        assert_eq!(
+            attempts.ended,
+            [
+                (PLACED, "101-200".to_owned(), 3.0),
+                (GONE, "1-100".to_owned(), 2.0),
+                (ALL_TRIED, "1-100".to_owned(), 1.0),
+            ]
+        );
+    }
+
+    #[test]
+    fn sizes_come_in_steps() {
+        for (tried, text) in [
+            (0, "0"),
+            (1, "1-100"),
+            (100, "1-100"),
+            (101, "101-200"),
+            (1000, "901-1000"),
+            (1001, "1000+"),
+        ] {
+            assert_eq!(size(tried), text);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What quotas show as metrics, and how long their books take.
+
+use super::ElasticQuotas;
+use super::objects::SHOWN;
+use koord_api::quota::ROOT_QUOTA;
+use koord_model::resources::{Amounts, ResourceTable};
+use koord_scheduler::framework::{Family, Kind, Readings};
+use std::time::Instant;
+
+static STATUS: Family = Family {
+    name: "scheduler_elastic_quota_status",
+    help: "What quotas may have, ask for and use; CPU in thousandths.",
+    labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
+    kind: Kind::Gauge,
+};
+static LATENCY: Family = Family {
+    name: "scheduler_elastic_quota_process_latency",
+    help: "Time of one change of the books, in seconds; of pods, of one change in sixteen.",
+    labels: &["operation"],
+    kind: Kind::Histogram(|| (-7..24).map(|n| 0.000_01 * 2_f64.powi(n)).collect()),
+};
+
+/// What the annotations of quotas start with; the rest names the field.
+const PREFIX: &str = "quota.scheduling.koordinator.sh/";
+/// Of changes by pods, one in so many is timed.
+const EVERY: u32 = 16;
+/// So many times are kept until they are read.
+const KEEP: usize = 4096;
+
+/// Times of operations, by upstream's names of them.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    turn: u32,
+    taken: Vec<(&'static str, f64)>,
+}
+
+impl Times {
+    /// A change that is frequent begins.
+    pub(super) fn sometimes(&mut self) -> Option<Instant> {
+        self.turn = (self.turn + 1) % EVERY;
+        (self.turn == 1).then(Instant::now)
+    }
+
+    /// It is over.
+    pub(super) fn done(&mut self, operation: &'static str, began: Option<Instant>) {
+        if let Some(began) = began
+            && self.taken.len() < KEEP
+        {
+            self.taken.push((operation, began.elapsed().as_secs_f64()));
+        }
+    }
+}
+
+impl ElasticQuotas {
+    pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
+        out.renew(&STATUS);
+        let runtime = self.args.enable_runtime_quota;
+        let mut tree = self.tree();
+        for (key, object) in self.objects.iter() {
+            if !self.objects.speaks(key) {
+                continue;
+            }
+            let name = &key.1;
+            let quota = if runtime {
+                let began = Instant::now();
+                let quota = tree.runtime(name);
+                let seconds = began.elapsed().as_secs_f64();
+                out.add(&LATENCY, &["RefreshRuntime"], seconds);
+                quota
+            } else {
+                tree.quota(name)
+            };
+            let Some(quota) = quota else { continue };
+            let spec = &quota.spec;
+            let parent = if spec.parent.is_empty() && name != ROOT_QUOTA {
+                ROOT_QUOTA
+            } else {
+                &spec.parent
+            };
+            let is_parent = if spec.is_parent { "true" } else { "false" };
+            let sums = &quota.sums;
+            let shown = [
+                &quota.runtime,
+                &sums.request,
+                &quota.child_request,
+                &quota.guaranteed,
+                &quota.allocated,
+                &sums.non_preemptible_request,
+                &sums.non_preemptible_used,
+            ];
+            let fields = SHOWN.map(|key| key.trim_start_matches(PREFIX));
+            let others = [
+                ("used", &sums.used),
+                ("min", &spec.min),
+                ("max", &spec.max),
+                ("sharedWeight", &spec.weight),
+            ];
+            let unschedulable = unschedulable(&object.object, table);
+            let unschedulable = unschedulable.iter();
+            let unschedulable = unschedulable.map(|amounts| ("unschedulable-resource", amounts));
+            let all = fields.into_iter().zip(shown).chain(others);
+            for (field, amounts) in all.chain(unschedulable) {
+                // What a quota limits is shown where it is nothing, too: a graph needs the zero.
+                let listed = [&spec.max, &spec.min, amounts];
+                let ids = listed.into_iter().flat_map(|amounts| amounts.iter());
+                let mut ids: Vec<_> = ids.map(|(id, _)| id).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                for id in ids {
+                    let resource = table.name(id);
+                    let labels = [name, &*resource, "", is_parent, parent, field];
+                    #[allow(clippy::cast_precision_loss, reason = "metrics are floating point")]
+                    out.add(&STATUS, &labels, amounts.get(id) as f64);
+                }
+            }
+        }
+        drop(tree);
+        for (operation, seconds) in self.times.taken.drain(..) {
+            out.add(&LATENCY, &[operation], seconds);
+        }
+    }
+}
+
+/// What the root of a tree says that its nodes cannot give.
+fn unschedulable(
+    object: &koord_api::scheduling::ElasticQuota,
+    table: &ResourceTable,
+) -> Option<Amounts> {
+    let labels = object.metadata.labels.as_ref()?;
+    if labels.get(koord_api::labels::QUOTA_IS_ROOT)? != "true" {
+        return None;
+    }
+    let annotations = object.metadata.annotations.as_ref()?;
+    let text = annotations.get(koord_api::annotations::QUOTA_UNSCHEDULABLE_RESOURCE)?;
+    let list = serde_json::from_str(text).ok()?;
+    Some(super::objects::amounts(&list, table))
+}

@@ -1,0 +1,362 @@
+//! What `/metrics` of a scheduler shows that has had something to do.
+
+use crate::api::{Cluster, Scheduler, room};
+use crate::preemption::ask;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::labels;
+use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
+use koord_app::admin::{Admin, Exposure};
+use koord_kube::Api;
+use koord_kube::api::PostParams;
+use koord_kube::kube_core::{NamespaceResourceScope, Resource};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+const HISTOGRAM: &str = "histogram";
+
+/// Name, type, labels, and what some series of it says. All of upstream's that have a meaning here.
+#[rustfmt::skip]
+const SHOWN: &[(&str, &str, &str, &str)] = &[
+    // kube-scheduler 1.35.
+    ("scheduler_schedule_attempts_total", COUNTER, "profile result", r#"profile="koord-scheduler",result="scheduled""#),
+    ("scheduler_schedule_attempts_total", COUNTER, "profile result", r#"result="unschedulable""#),
+    ("scheduler_scheduling_attempt_duration_seconds", HISTOGRAM, "profile result", r#"result="scheduled""#),
+    ("scheduler_scheduling_algorithm_duration_seconds", HISTOGRAM, "", ""),
+    ("scheduler_event_handling_duration_seconds", HISTOGRAM, "event", r#"event="NodeAdd""#),
+    ("scheduler_event_handling_duration_seconds", HISTOGRAM, "event", r#"event="UnscheduledPodAdd""#),
+    ("scheduler_event_handling_duration_seconds", HISTOGRAM, "event", r#"event="AssignedPodUpdate""#),
+    ("scheduler_preemption_victims", HISTOGRAM, "", ""),
+    ("scheduler_preemption_attempts_total", COUNTER, "", ""),
+    ("scheduler_pending_pods", GAUGE, "queue", r#"queue="active""#),
+    ("scheduler_pending_pods", GAUGE, "queue", r#"queue="backoff""#),
+    ("scheduler_pending_pods", GAUGE, "queue", r#"queue="unschedulable""#),
+    ("scheduler_pending_pods", GAUGE, "queue", r#"queue="gated"} 1"#),
+    ("scheduler_inflight_events", GAUGE, "event", r#"event="PodPopped""#),
+    ("scheduler_goroutines", GAUGE, "operation", r#"operation="binding"} 0"#),
+    ("scheduler_batch_attempts_total", COUNTER, "profile result", r#"result="no_hint""#),
+    ("scheduler_batch_attempts_total", COUNTER, "profile result", r#"result="hint_used""#),
+    ("scheduler_pod_scheduling_sli_duration_seconds", HISTOGRAM, "attempts", r#"attempts="1""#),
+    ("scheduler_pod_scheduling_attempts", HISTOGRAM, "", ""),
+    ("scheduler_pod_scheduled_after_flush_total", COUNTER, "", "0"),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="PreFilter",profile="koord-scheduler",status="Success""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="Filter""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="PostFilter",profile="koord-scheduler",status="Success""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="PreScore""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="Score""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="Reserve""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="Permit",profile="koord-scheduler",status="Wait""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="PreBind""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="Bind",profile="koord-scheduler",status="Success""#),
+    ("scheduler_framework_extension_point_duration_seconds", HISTOGRAM, "extension_point profile status", r#"extension_point="PostBind""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="PreFilter",plugin="NodeResourcesFit",status="Success""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="PreFilter",plugin="NodePorts",status="Skip""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="Filter",plugin="NodeResourcesFit",status="Success""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="Score",plugin="NodeResourcesBalancedAllocation",status="Success""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="Permit",plugin="Coscheduling",status="Wait""#),
+    ("scheduler_plugin_execution_duration_seconds", HISTOGRAM, "extension_point plugin status", r#"extension_point="Bind",plugin="DefaultBinder",status="Success""#),
+    ("scheduler_plugin_evaluation_total", COUNTER, "extension_point plugin profile", r#"extension_point="PreFilter",plugin="NodeResourcesFit""#),
+    ("scheduler_plugin_evaluation_total", COUNTER, "extension_point plugin profile", r#"extension_point="Filter",plugin="NodeResourcesFit""#),
+    ("scheduler_plugin_evaluation_total", COUNTER, "extension_point plugin profile", r#"extension_point="PreScore""#),
+    ("scheduler_plugin_evaluation_total", COUNTER, "extension_point plugin profile", r#"extension_point="Score",plugin="NodeResourcesBalancedAllocation""#),
+    ("scheduler_queueing_hint_execution_duration_seconds", HISTOGRAM, "event hint plugin", r#"plugin="NodeResourcesFit""#),
+    ("scheduler_queue_incoming_pods_total", COUNTER, "event queue", r#"event="PodAdd",queue="active""#),
+    ("scheduler_queue_incoming_pods_total", COUNTER, "event queue", r#"event="ScheduleAttemptFailure",queue="unschedulable""#),
+    ("scheduler_permit_wait_duration_seconds", HISTOGRAM, "result", r#"result="Success""#),
+    ("scheduler_cache_size", GAUGE, "type", r#"type="nodes"} 1"#),
+    ("scheduler_cache_size", GAUGE, "type", r#"type="pods""#),
+    ("scheduler_cache_size", GAUGE, "type", r#"type="assumed_pods""#),
+    ("scheduler_unschedulable_pods", GAUGE, "plugin profile", r#"plugin="NodeResourcesFit",profile="koord-scheduler"} 1"#),
+    ("scheduler_preemption_goroutines_duration_seconds", HISTOGRAM, "result", r#"result="success""#),
+    ("scheduler_preemption_goroutines_execution_total", COUNTER, "result", r#"result="success"} 1"#),
+    ("scheduler_async_api_call_execution_total", COUNTER, "call_type result", r#"call_type="pod_binding",result="success""#),
+    ("scheduler_async_api_call_execution_total", COUNTER, "call_type result", r#"call_type="pod_status_patch",result="success""#),
+    ("scheduler_async_api_call_execution_duration_seconds", HISTOGRAM, "call_type result", r#"call_type="pod_binding""#),
+    ("scheduler_pending_async_api_calls", GAUGE, "call_type", r#"call_type="pod_binding"} 0"#),
+    // Every component of Kubernetes.
+    ("leader_election_master_status", GAUGE, "name", r#"name="koord-scheduler"} 1"#),
+    ("kubernetes_build_info", GAUGE, "build_date compiler git_commit git_tree_state git_version go_version major minor platform", r#"compiler="rustc""#),
+    ("kubernetes_feature_enabled", GAUGE, "name stage", r#"name="GangPendingPodsConditionPatch",stage="BETA"} 1"#),
+    ("process_cpu_seconds_total", COUNTER, "", ""),
+    ("process_resident_memory_bytes", GAUGE, "", ""),
+    ("process_start_time_seconds", GAUGE, "", ""),
+    // Koordinator's.
+    ("scheduler_reservation_status_phase", GAUGE, "name phase", r#"name="r",phase="Available"} 1"#),
+    ("scheduler_reservation_status_phase", GAUGE, "name phase", r#"name="r",phase="Pending"} 0"#),
+    ("scheduler_reservation_resource", GAUGE, "name resource type unit", r#"name="r",resource="cpu",type="allocatable",unit="core"} 1"#),
+    ("scheduler_pod_scheduling_evaluated_nodes", HISTOGRAM, "", ""),
+    ("scheduler_pod_scheduling_feasible_nodes", HISTOGRAM, "", ""),
+    ("scheduler_elastic_quota_process_latency", HISTOGRAM, "operation", r#"operation="UpdateQuota""#),
+    ("scheduler_elastic_quota_process_latency", HISTOGRAM, "operation", r#"operation="RefreshRuntime""#),
+    ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="max",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 6000"#),
+    ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="used",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 1000"#),
+    ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="non-preemptible-used",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 0"#),
+    ("scheduler_update_elastic_quota_status_duration_seconds", HISTOGRAM, "", ""),
+    ("scheduler_secondary_device_not_well_planned", GAUGE, "node_name", r#"node_name="n"} 1"#),
+    ("scheduler_waiting_gang_group_number", GAUGE, "", "0"),
+    ("scheduler_next_pod_delete_from_queue_latency", HISTOGRAM, "", ""),
+    ("scheduler_gang_schedule_cycle_duration_seconds", HISTOGRAM, "job_size reason", r#"job_size="1-100",reason="gang is already succeed""#),
+];
+
+/// What is missing of a row in the text of `/metrics`.
+fn missing(text: &str, row: &(&str, &str, &str, &str)) -> Option<String> {
+    let (name, kind, labels, says) = row;
+    if !text.contains(&format!("\n# TYPE {name} {kind}\n")) {
+        return Some(format!("no {kind} {name}"));
+    }
+    let series = if *kind == HISTOGRAM {
+        format!("{name}_count")
+    } else {
+        (*name).to_owned()
+    };
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(&series))
+        .filter(|rest| rest.starts_with(['{', ' ']));
+    let Some(line) = lines.find(|line| line.contains(says)) else {
+        return Some(format!("no {name} that says {says}"));
+    };
+    let shown = line.rsplit_once(' ').map_or("", |(labels, _)| labels);
+    let shown = shown.trim_matches(['{', '}']);
+    // No value in this test holds a comma.
+    let shown: Vec<&str> = shown
+        .split(',')
+        .filter_map(|label| Some(label.split_once('=')?.0))
+        .collect();
+    let empty = *kind == HISTOGRAM && line.ends_with(" 0");
+    (shown.join(" ") != *labels || empty).then(|| format!("{name} shows {line}"))
+}
+
+impl Cluster {
+    async fn put<K>(&self, namespace: Option<&str>, object: Value)
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+        K: Scoped,
+    {
+        let object: K = serde_json::from_value(object).unwrap();
+        let api = K::api(self, namespace.unwrap_or_default());
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    /// A pod with labels and a priority class, which may be empty.
+    async fn work(&self, name: &str, cpu: &str, labels: Value, class: &str) {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "spec": {
+                "schedulerName": "koord-scheduler",
+                "priorityClassName": class,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}}]
+            }
+        });
+        self.put::<Pod>(Some("default"), pod).await;
+    }
+}
+
+/// How to reach objects of a kind.
+trait Scoped: Sized {
+    fn api(cluster: &Cluster, namespace: &str) -> Api<Self>;
+}
+
+macro_rules! scoped {
+    (cluster: $($kind:ty),*; namespace: $($inside:ty),*) => {
+        $(impl Scoped for $kind {
+            fn api(cluster: &Cluster, _namespace: &str) -> Api<Self> {
+                Api::all(cluster.client.clone())
+            }
+        })*
+        $(impl Scoped for $inside {
+            fn api(cluster: &Cluster, namespace: &str) -> Api<Self> {
+                of_namespace(cluster, namespace)
+            }
+        })*
+    };
+}
+
+fn of_namespace<K>(cluster: &Cluster, namespace: &str) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    Api::namespaced(cluster.client.clone(), namespace)
+}
+
+scoped!(cluster: PriorityClass, Device, Reservation; namespace: Pod, PodGroup, ElasticQuota);
+
+/// The text of `/metrics`, once `wanted` finds nothing missing in it.
+async fn shows(scheduler: &Scheduler, wanted: impl Fn(&str) -> Vec<String>) -> String {
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let mut lacks = Vec::new();
+    let look = async {
+        loop {
+            ticks.tick().await;
+            let text = koord_app::metrics::encode(&scheduler.metrics).unwrap();
+            lacks = wanted(&text);
+            if lacks.is_empty() {
+                return text;
+            }
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(30), look).await;
+    found.unwrap_or_else(|_| panic!("{lacks:#?}"))
+}
+
+async fn busy() -> (Cluster, Scheduler) {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("8"), json!([])).await;
+    for (name, value) in [("low", 1), ("high", 100)] {
+        let class = json!({"metadata": {"name": name}, "value": value});
+        cluster.put::<PriorityClass>(None, class).await;
+    }
+    let device = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+        "metadata": {"name": "n", "labels": {labels::SECONDARY_DEVICE_WELL_PLANNED: "false"}},
+        "spec": {"devices": []}
+    });
+    cluster.put::<Device>(None, device).await;
+    let quota = json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {"name": "q", "namespace": "default"},
+        "spec": {"max": {"cpu": "6"}, "min": {"cpu": "2"}}
+    });
+    cluster.put::<ElasticQuota>(Some("default"), quota).await;
+    let group = json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+        "metadata": {"name": "gang", "namespace": "default"}, "spec": {"minMember": 30}
+    });
+    cluster.put::<PodGroup>(Some("default"), group).await;
+    let scheduler = cluster.schedule(|options| {
+        options.leader_elect = true;
+        options.gauge_period = Duration::from_millis(20);
+    });
+    // Bound, of a quota.
+    let of_quota = json!({labels::POD_QUOTA_NAME: "q"});
+    cluster.work("a", "1", of_quota, "").await;
+    assert_eq!(cluster.bound("a").await, "n");
+    // A gang.
+    let of_gang = json!({"pod-group.scheduling.sigs.k8s.io": "gang"});
+    for member in 0..30 {
+        let name = format!("member-{member}");
+        cluster.work(&name, "10m", of_gang.clone(), "").await;
+    }
+    cluster.bound("member-29").await;
+    // A reservation.
+    let reservation = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": "r"},
+        "spec": {
+            "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
+            "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
+                [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]}}
+        }
+    });
+    cluster.put::<Reservation>(None, reservation).await;
+    cluster
+        .until("reserved", |object: &Reservation| {
+            let status = object.status.as_ref()?;
+            (!status.node_name.is_empty()).then_some(())
+        })
+        .await;
+    // One that makes room for itself.
+    cluster.work("low", "4", json!({}), "low").await;
+    assert_eq!(cluster.bound("low").await, "n");
+    cluster.work("high", "4", json!({}), "high").await;
+    assert_eq!(cluster.bound("high").await, "n");
+    // Refused, and tried again because of an event; kept back.
+    cluster.work("big", "100", json!({}), "").await;
+    cluster.refused("big", |_| true).await;
+    let gone = koord_kube::api::DeleteParams {
+        grace_period_seconds: Some(0),
+        ..Default::default()
+    };
+    cluster.pods().delete("high", &gone).await.unwrap();
+    let gated = json!({
+        "metadata": {"name": "gated", "namespace": "default"},
+        "spec": {
+            "schedulerName": "koord-scheduler", "schedulingGates": [{"name": "later"}],
+            "containers": [{"name": "c", "image": "i"}]
+        }
+    });
+    cluster.put::<Pod>(Some("default"), gated).await;
+    (cluster, scheduler)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() {
+    let (_cluster, scheduler) = busy().await;
+    let text = shows(&scheduler, |text| {
+        SHOWN.iter().filter_map(|row| missing(text, row)).collect()
+    })
+    .await;
+    // Nothing else, but what is said here: a new metric is an entry above.
+    let known: BTreeMap<&str, ()> = SHOWN.iter().map(|row| (row.0, ())).collect();
+    let own = [
+        "koord_scheduler_class_mismatches_total",
+        "process_max_fds",
+        "process_open_fds",
+        "process_virtual_memory_bytes",
+        "process_virtual_memory_max_bytes",
+    ];
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in types.filter_map(|rest| rest.split(' ').next()) {
+        assert!(known.contains_key(name) || own.contains(&name), "{name}");
+    }
+    // Where upstream promises something about a metric, so do we.
+    for (name, level) in [
+        ("scheduler_pending_pods", "STABLE"),
+        ("scheduler_pod_scheduling_sli_duration_seconds", "BETA"),
+        ("scheduler_goroutines", "ALPHA"),
+    ] {
+        let help = format!("# HELP {name} [{level}] ");
+        assert!(text.contains(&help), "{help}");
+    }
+
+    let stop = CancellationToken::new();
+    let admin = Admin::new(scheduler.metrics.clone()).with_routes(scheduler.debug.router());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let address = admin
+        .serve(any, Exposure::Loopback, stop.clone())
+        .await
+        .unwrap();
+    let (code, body) = ask(address, "DELETE", "/metrics", "").await;
+    assert_eq!((code.as_str(), body.as_str()), ("200", "metrics reset\n"));
+    let (_, text) = ask(address, "GET", "/metrics", "").await;
+    for gone in [
+        "scheduler_schedule_attempts_total{",
+        "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"",
+        "scheduler_permit_wait_duration_seconds_count{",
+        "scheduler_plugin_evaluation_total{",
+    ] {
+        assert!(!text.contains(gone), "{gone} in {text}");
+    }
+    // As upstream: what has no labels stays, and what was set once.
+    for kept in [
+        "scheduler_preemption_victims_count 1\n",
+        "kubernetes_build_info{",
+    ] {
+        assert!(text.contains(kept), "no {kept} in {text}");
+    }
+    assert!(!text.contains("scheduler_preemption_attempts_total 0\n"));
+    // How things are now is said again.
+    shows(&scheduler, |text| {
+        let rows = SHOWN.iter().filter(|row| {
+            let now = ["scheduler_cache_size", "scheduler_elastic_quota_status"];
+            now.contains(&row.0)
+        });
+        rows.filter_map(|row| missing(text, row)).collect()
+    })
+    .await;
+    let (_, slis) = {
+        ask(address, "GET", "/healthz", "").await;
+        ask(address, "GET", "/metrics/slis", "").await
+    };
+    let line = "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1";
+    assert!(slis.contains(line), "{slis}");
+    stop.cancel();
+    scheduler.stop().await;
+}
