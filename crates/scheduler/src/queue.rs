@@ -229,7 +229,7 @@ impl Queue {
         } else {
             Place::Gated { by: gated }
         };
-        self.put(&uid, place, "PodAdd");
+        self.put(&uid, place, "UnschedulablePodAdd");
     }
 
     /// Replaces what is known of a queued pod, without moving it. Priority changes take effect.
@@ -241,7 +241,7 @@ impl Queue {
         let reorder = pod.info.priority != info.priority && pod.place == Place::Active;
         pod.info = info;
         if reorder {
-            self.put(&uid, Place::Active, "PodUpdate");
+            self.put(&uid, Place::Active, "UnschedulablePodUpdate");
         }
     }
 
@@ -300,11 +300,12 @@ impl Queue {
                 if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.attempts == 0) {
                     pod.first_seen = now;
                 }
-                self.wake(uid, "PodUpdate", now);
+                self.wake(uid, "UnschedulablePodUpdate", now);
             }
             (_, 0) => {}
+            (_, by) if pod.place == (Place::Gated { by }) => {}
             (_, by) if pod.place != Place::InFlight => {
-                self.put(uid, Place::Gated { by }, "PodUpdate");
+                self.put(uid, Place::Gated { by }, "UnschedulablePodUpdate");
             }
             _ => {}
         }
@@ -368,7 +369,12 @@ impl Queue {
             match self.active.pop() {
                 Some(key) if self.is_current(&key.uid, key.ticket) => break key.uid,
                 Some(_) => {}
-                None => break self.early()?,
+                None => {
+                    let uid = self.early()?;
+                    let event = ("active", "PopFromBackoffQ");
+                    *self.incoming.entry(event).or_default() += 1;
+                    break uid;
+                }
             }
         };
         self.put(&uid, Place::InFlight, "");

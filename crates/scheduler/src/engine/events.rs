@@ -160,7 +160,7 @@ impl Engine {
         self.queue.replace(info);
         self.queue.gate(&uid, gates, now);
         if matters && gates == 0 {
-            self.queue.wake(&uid, "UnscheduledPodUpdate", now);
+            self.queue.wake(&uid, "UnschedulablePodUpdate", now);
         }
     }
 

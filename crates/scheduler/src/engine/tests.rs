@@ -1,3 +1,5 @@
+mod measure;
+
 use super::*;
 use crate::framework::{
     BindPlan, BuildContext, BuildError, Cycle, Factory, ObjectChange, Permit, Registry, Rejection,

@@ -78,16 +78,61 @@ impl ClusterEvent<'_> {
         match (self.subject, self.action) {
             (Subject::Node, Action::ADD) => "NodeAdd",
             (Subject::Node, Action::DELETE) => "NodeDelete",
-            (Subject::Node, Action::NODE_ALLOCATABLE) => "NodeAllocatableChange",
-            (Subject::Node, Action::NODE_LABEL) => "NodeLabelChange",
-            (Subject::Node, Action::NODE_TAINT) => "NodeTaintChange",
+            (Subject::Node, Action::NODE_ALLOCATABLE) => "NodeUpdateNodeAllocatable",
+            (Subject::Node, Action::NODE_LABEL) => "NodeUpdateNodeLabel",
+            (Subject::Node, Action::NODE_TAINT) => "NodeUpdateNodeTaint",
+            (Subject::Node, Action::NODE_ANNOTATION) => "NodeUpdateNodeAnnotation",
             (Subject::Node, _) => "NodeUpdate",
             (Subject::AssignedPod, Action::ADD) => "AssignedPodAdd",
             (Subject::AssignedPod, Action::DELETE) => "AssignedPodDelete",
+            (Subject::AssignedPod, Action::POD_LABEL) => "AssignedPodUpdatePodLabel",
+            (Subject::AssignedPod, Action::POD_SCALE_DOWN) => "AssignedPodUpdatePodScaleDown",
             (Subject::AssignedPod, _) => "AssignedPodUpdate",
-            (Subject::UnscheduledPod, _) => "UnscheduledPodUpdate",
-            (Subject::Object(kind), _) => kind,
+            (Subject::UnscheduledPod, _) => "UnschedulablePodUpdate",
+            (Subject::Object(kind), action) => label(kind, action),
         }
+    }
+}
+
+/// How upstream's metrics call an event about an object of another kind: the resource as its
+/// plugins name it, and what happened.
+fn label(kind: &'static str, action: Action) -> &'static str {
+    macro_rules! labels {
+        ($($kind:literal => $resource:literal),* $(,)?) => {
+            match kind {
+                $($kind => [
+                    concat!($resource, "Add"),
+                    concat!($resource, "Update"),
+                    concat!($resource, "Delete"),
+                ],)*
+                other => [other; 3],
+            }
+        };
+    }
+    let [add, update, delete] = labels! {
+        "persistentvolumes.v1." => "PersistentVolume",
+        "persistentvolumeclaims.v1." => "PersistentVolumeClaim",
+        "storageclasses.v1.storage.k8s.io" => "storage.k8s.io/StorageClass",
+        "csinodes.v1.storage.k8s.io" => "storage.k8s.io/CSINode",
+        "csidrivers.v1.storage.k8s.io" => "storage.k8s.io/CSIDriver",
+        "csistoragecapacities.v1.storage.k8s.io" => "storage.k8s.io/CSIStorageCapacity",
+        "volumeattachments.v1.storage.k8s.io" => "storage.k8s.io/VolumeAttachment",
+        "nodemetrics.v1alpha1.slo.koordinator.sh" => "nodemetrics.v1alpha1.slo.koordinator.sh",
+        "reservations.v1alpha1.scheduling.koordinator.sh" =>
+            "reservations.v1alpha1.scheduling.koordinator.sh",
+        "devices.v1alpha1.scheduling.koordinator.sh" =>
+            "devices.v1alpha1.scheduling.koordinator.sh",
+        "elasticquotas.v1alpha1.scheduling.sigs.k8s.io" =>
+            "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+        "podgroups.v1alpha1.scheduling.sigs.k8s.io" =>
+            "podgroups.v1alpha1.scheduling.sigs.k8s.io",
+        "noderesourcetopologies.v1alpha2.topology.node.k8s.io" =>
+            "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+    };
+    match action {
+        Action::ADD => add,
+        Action::DELETE => delete,
+        _ => update,
     }
 }
 
@@ -123,9 +168,44 @@ pub struct ObjectChange {
 }
 
 impl ObjectChange {
+    /// The name under which upstream's metrics count it.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        label(self.kind, self.action)
+    }
+
     /// The object, when it is a `T`.
     #[must_use]
     pub fn new_as<T: Any>(&self) -> Option<&T> {
         self.new.downcast_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_named_as_upstream_names_them() {
+        for (kind, action, name) in [
+            ("persistentvolumes.v1.", Action::ADD, "PersistentVolumeAdd"),
+            (
+                "csinodes.v1.storage.k8s.io",
+                Action::UPDATE,
+                "storage.k8s.io/CSINodeUpdate",
+            ),
+            (
+                "podgroups.v1alpha1.scheduling.sigs.k8s.io",
+                Action::DELETE,
+                "podgroups.v1alpha1.scheduling.sigs.k8s.ioDelete",
+            ),
+            (
+                "others.v1.example.com",
+                Action::ADD,
+                "others.v1.example.com",
+            ),
+        ] {
+            assert_eq!(label(kind, action), name);
+        }
     }
 }

@@ -516,8 +516,8 @@ impl Owner {
                 match (bound, old.is_some()) {
                     (true, false) => "AssignedPodAdd",
                     (true, true) => "AssignedPodUpdate",
-                    (false, false) => "UnscheduledPodAdd",
-                    (false, true) => "UnscheduledPodUpdate",
+                    (false, false) => "UnschedulablePodAdd",
+                    (false, true) => "UnschedulablePodUpdate",
                 }
             }
             Message::Pod(Change::Deleted(last)) => {
@@ -532,7 +532,7 @@ impl Owner {
                 if spec.is_some_and(|spec| spec.node_name.is_some()) {
                     "AssignedPodDelete"
                 } else {
-                    "UnscheduledPodDelete"
+                    "UnschedulablePodDelete"
                 }
             }
             Message::Node(Change::Applied { old, new }) => {
@@ -551,7 +551,7 @@ impl Owner {
             Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
             Message::Object(change) => {
                 self.engine.object_changed(&change, now);
-                change.kind
+                change.label()
             }
             Message::NotEvicted(uid) => {
                 self.engine.eviction_failed(&uid);

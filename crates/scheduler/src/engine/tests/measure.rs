@@ -1,0 +1,145 @@
+//! What the engine measures of itself.
+
+use super::*;
+
+#[test]
+fn pods_of_one_shape_share_answers_and_each_answer_is_counted_once() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "4"), at(0));
+    engine.node_applied(node("m", "4"), at(0));
+    for name in ["a-1", "a-2", "a-3"] {
+        engine.pod_applied(pod(name, "1"), at(0));
+    }
+    assert_eq!(schedule(&mut engine, 0).len(), 3);
+    let measures = engine.take_measures();
+    // Two nodes for the first; then, twice, the one that the pod before went to.
+    assert_eq!(
+        measures.evaluations,
+        [(("Knobs", Point::Filter, 0), 2 + 1 + 1)]
+    );
+    assert_eq!(
+        measures.shared,
+        [((0, "no_hint"), 1), ((0, "hint_used"), 2)]
+    );
+    let again = engine.take_measures();
+    assert!(again.evaluations.is_empty() && again.shared.is_empty() && again.timings.is_empty());
+}
+
+#[test]
+fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
+    let mut engine = engine();
+    for name in ["n", "m", "o"] {
+        engine.node_applied(node(name, "10"), at(0));
+    }
+    let points = |measures: &Measures, wanted: Point| {
+        let is = |measured: &&Measured| match measured {
+            Measured::Point { point, .. } => *point == wanted,
+            _ => false,
+        };
+        measures.timings.iter().filter(is).count()
+    };
+    engine.pod_applied(pod("a", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    let measures = engine.take_measures();
+    for point in [
+        Point::Filter,
+        Point::Score,
+        Point::Reserve,
+        Point::Permit,
+        Point::PreBind,
+    ] {
+        assert_eq!(points(&measures, point), 1, "{point:?}");
+    }
+    for (plugin_point, status) in [
+        (Point::Filter, "Success"),
+        (Point::Reserve, "Success"),
+        (Point::Permit, "Success"),
+    ] {
+        let timed = measures.timings.iter().any(|measured| {
+            matches!(measured, Measured::Plugin { plugin: "Knobs", point, status: said, .. }
+                if *point == plugin_point && *said == status)
+        });
+        assert!(timed, "{plugin_point:?} {:?}", measures.timings);
+    }
+    // Looking in vain is no cycle.
+    for _ in 0..7 {
+        assert!(engine.schedule_one(at(0)).is_none());
+    }
+    for number in 0..20 {
+        engine.pod_applied(pod(&format!("b-{number}"), "1"), at(0));
+    }
+    assert_eq!(schedule(&mut engine, 0).len(), 20);
+    assert_eq!(points(&engine.take_measures(), Point::Filter), 2);
+}
+
+#[test]
+fn waits_for_permission_are_timed_by_how_they_end() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "4"), at(0));
+    for name in ["wait-a", "wait-b", "wait-c"] {
+        engine.pod_applied(pod(name, "1"), at(0));
+    }
+    assert_eq!(schedule(&mut engine, 0).len(), 3);
+    let allow = ObjectChange {
+        kind: "tests",
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new("wait-a"),
+    };
+    engine.object_changed(&allow, at(7));
+    engine.pod_deleted(&pod("wait-b", "1"), at(9));
+    engine.schedule_one(at(30));
+    let timings = engine.take_measures().timings;
+    let waits: Vec<_> = timings
+        .into_iter()
+        .filter_map(|measured| match measured {
+            Measured::Permit { result, seconds } => Some((result, seconds)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        waits,
+        [
+            ("Success", 7.0),
+            ("Unschedulable", 9.0),
+            ("Unschedulable", 30.0)
+        ]
+    );
+}
+
+#[test]
+fn an_observer_hears_of_every_cycle_before_it_begins() {
+    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    let hears = heard.clone();
+    engine.observe(Box::new(move |started| {
+        let Started {
+            pod,
+            attempts,
+            first_seen,
+            flushed,
+            ..
+        } = started;
+        let heard = (pod.name.to_string(), attempts, first_seen, flushed);
+        hears.lock().push(heard);
+    }));
+    engine.pod_applied(pod("a", "2"), at(0));
+    schedule(&mut engine, 0);
+    // Nothing happened for so long that it is tried all the same.
+    schedule(&mut engine, 400);
+    // What is kept out of the queue is not waiting yet.
+    let gate = |value: &mut Value| value["spec"]["schedulingGates"] = json!([{"name": "g"}]);
+    engine.pod_applied(pod_with("b", "1", gate), at(400));
+    engine.pod_applied(pod("b", "1"), at(500));
+    schedule(&mut engine, 500);
+    let heard = std::mem::take(&mut *heard.lock());
+    assert_eq!(
+        heard,
+        [
+            ("a".to_owned(), 1, at(0), false),
+            ("a".to_owned(), 2, at(0), true),
+            ("b".to_owned(), 1, at(500), false),
+        ]
+    );
+}
