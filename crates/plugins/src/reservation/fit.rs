@@ -350,11 +350,11 @@ impl Counts {
     /// Counts one reservation the pod owns.
     pub(super) fn add(&mut self, side: &PodSide, checked: Result<(), Unmatched>) {
         self.owned += 1;
-        match checked {
-            Ok(()) => {
-                self.named += usize::from(side.affinity.as_ref().is_some_and(|a| a.name.is_some()));
-            }
-            Err(why) => *self.why_not.entry(why).or_default() += 1,
+        if matches!(checked, Ok(()) | Err(Unmatched::Exact)) {
+            self.named += usize::from(side.affinity.as_ref().is_some_and(|a| a.name.is_some()));
+        }
+        if let Err(why) = checked {
+            *self.why_not.entry(why).or_default() += 1;
         }
     }
 

@@ -7,6 +7,7 @@ use koord_scheduler::framework::Profiles;
 
 mod books;
 mod lifecycle;
+mod rows;
 mod rules;
 
 /// An engine with the plugin and what it works with, and an API that does as it is told.

@@ -169,7 +169,8 @@ fn requests_are_understood_or_refused() {
     let mixture = |name: &str| format!("invalid resource device requests: [{name}]");
     let vnpu = "shared=1 memory=12Gi npu=4 npu-cpu=4 dvpp=50";
     let ok = |text: &str| text.to_owned();
-    for (asked, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("", ok("")),
         ("gpu=0", ok("")),
         ("fpga=101", unit("fpga")),
@@ -180,22 +181,14 @@ fn requests_are_understood_or_refused() {
         ("gpu=100", ok("gpu0 core=100 memory=16Gi ratio=100")),
         ("ratio=100", ok("gpu0 memory=16Gi ratio=100")),
         ("memory=8Gi", ok("gpu0 memory=8Gi ratio=50")),
-        (
-            "core=100 memory=8Gi",
-            ok("gpu0 core=100 memory=8Gi ratio=50"),
-        ),
+        ("core=100 memory=8Gi", ok("gpu0 core=100 memory=8Gi ratio=50")),
         (SHARE, ok("gpu0 core=100 memory=16Gi ratio=100")),
-        (
-            "npu=8 ratio=100",
-            ok("gpu0 memory=24Gi npu-core=8 ratio=100"),
-        ),
+        ("npu=8 ratio=100", ok("gpu0 memory=24Gi npu-core=8 ratio=100")),
         (vnpu, ok(NO_TEMPLATE)),
         ("fpga=100", ok("fpga0 fpga=100")),
-        (
-            "gpu=100 rdma=100",
-            ok("gpu0 core=100 memory=16Gi ratio=100, rdma0 rdma=100"),
-        ),
-    ] {
+        ("gpu=100 rdma=100", ok("gpu0 core=100 memory=16Gi ratio=100, rdma0 rdma=100")),
+    ];
+    for (asked, expected) in rows {
         let devices = if asked.contains("npu") {
             "npu"
         } else {
@@ -223,182 +216,42 @@ fn what_nodes_have_and_give() {
     let duo_text =
         "model \"Ascend-310P3-300I-DUO\" of vendor \"huawei\" does not support GPU Share";
     // (case, labels, devices, what is taken, requests, what is given)
-    for (name, labels, kinds, held, asked, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("no device asked for", plain(), "gpu", "", "", ""),
-        (
-            "nothing known of the node",
-            plain(),
-            "unknown",
-            "",
-            SHARE,
-            "",
-        ),
+        ("nothing known of the node", plain(), "unknown", "", SHARE, ""),
         ("no devices", plain(), "", "", SHARE, NO_GPU),
         ("a part is taken", plain(), "gpu", "gpu0=25", SHARE, NO_GPU),
-        (
-            "a part is taken, the other type has room",
-            plain(),
-            "gpu fpga",
-            "gpu0=25",
-            "core=100 ratio=100 fpga=100",
-            NO_GPU,
-        ),
-        (
-            "parts of both types are taken",
-            plain(),
-            "gpu fpga",
-            "gpu0=25 fpga0=50",
-            "core=100 ratio=100 fpga=100",
-            NO_GPU,
-        ),
-        (
-            "a part of an NPU is taken",
-            ascend(),
-            "npu",
-            "npu0=75",
-            "npu=8 ratio=100",
-            NO_GPU,
-        ),
-        (
-            "too few CPUs of an NPU",
-            ascend(),
-            "npu",
-            "npu0=75",
-            vnpu,
-            NO_TEMPLATE,
-        ),
-        (
-            "a free FPGA",
-            plain(),
-            "fpga",
-            "",
-            "fpga=100",
-            "fpga0 fpga=100",
-        ),
-        (
-            "the other FPGA",
-            plain(),
-            "fpga fpga",
-            "fpga0=25",
-            "fpga=100",
-            "fpga1 fpga=100",
-        ),
+        ("a part is taken, the other type has room", plain(), "gpu fpga", "gpu0=25",
+            "core=100 ratio=100 fpga=100", NO_GPU),
+        ("parts of both types are taken", plain(), "gpu fpga", "gpu0=25 fpga0=50",
+            "core=100 ratio=100 fpga=100", NO_GPU),
+        ("a part of an NPU is taken", ascend(), "npu", "npu0=75", "npu=8 ratio=100", NO_GPU),
+        ("too few CPUs of an NPU", ascend(), "npu", "npu0=75", vnpu, NO_TEMPLATE),
+        ("a free FPGA", plain(), "fpga", "", "fpga=100", "fpga0 fpga=100"),
+        ("the other FPGA", plain(), "fpga fpga", "fpga0=25", "fpga=100", "fpga1 fpga=100"),
         ("a free GPU", plain(), "gpu fpga", "", SHARE, gpu0),
         ("the other GPU", plain(), "gpu gpu", "gpu0=75", SHARE, gpu1),
-        (
-            "the other GPU, by memory",
-            plain(),
-            "gpu gpu",
-            "gpu0=75",
-            "ratio=100",
-            "gpu1 memory=16Gi ratio=100",
-        ),
-        (
-            "the other GPU, by bytes",
-            plain(),
-            "gpu gpu",
-            "gpu0=75",
-            "memory=16Gi",
-            "gpu1 memory=16Gi ratio=100",
-        ),
-        (
-            "the other NPU",
-            ascend(),
-            "npu npu",
-            "npu0=75",
-            "npu=8 ratio=100",
-            "gpu1 memory=24Gi npu-core=8 ratio=100",
-        ),
-        (
-            "a part of the other NPU",
-            ascend(),
-            "npu npu",
-            "npu0=80",
-            vnpu,
-            NO_TEMPLATE,
-        ),
-        (
-            "the rest of an NPU",
-            ascend(),
-            "npu",
-            "npu0=75",
-            vnpu_1c,
-            NO_TEMPLATE,
-        ),
-        (
-            "several shared GPUs",
-            plain(),
-            "big big big big big",
-            "",
-            "shared=4 memory=160G",
-            "gpu0 memory=39062500Ki ratio=46, gpu1 memory=39062500Ki ratio=46, gpu2 memory=39062500Ki ratio=46, gpu3 memory=39062500Ki ratio=46",
-        ),
-        (
-            "a model that is not shared",
-            duo(),
-            "npu",
-            "",
-            "ratio=50",
-            duo_text,
-        ),
-        (
-            "too much",
-            plain(),
-            "gpu",
-            "gpu0=75",
-            "core=200 ratio=200",
-            NO_GPU,
-        ),
-        (
-            "more than there are",
-            plain(),
-            "gpu",
-            "",
-            "core=200 ratio=200",
-            NO_GPU,
-        ),
-        (
-            "a part of an adapter is taken",
-            plain(),
-            "rdma",
-            "rdma0=50",
-            "rdma=100",
-            "Insufficient rdma devices",
-        ),
-        (
-            "two adapters of one",
-            plain(),
-            "rdma fpga",
-            "",
-            "rdma=200 fpga=200",
-            "Insufficient rdma devices",
-        ),
-        (
-            "one of each",
-            plain(),
-            "gpu rdma fpga",
-            "",
-            "core=100 ratio=100 rdma=100 fpga=100",
-            "fpga0 fpga=100, gpu0 core=100 memory=16Gi ratio=100, rdma0 rdma=100",
-        ),
-        (
-            "two of each",
-            plain(),
-            "gpu gpu rdma rdma fpga fpga",
-            "",
-            "core=200 ratio=200 rdma=200 fpga=200",
-            "fpga0 fpga=100, fpga1 fpga=100, gpu0 core=100 memory=16Gi ratio=100, \
-             gpu1 core=100 memory=16Gi ratio=100, rdma0 rdma=100, rdma1 rdma=100",
-        ),
-        (
-            "a whole NPU",
-            ascend(),
-            "npu",
-            "",
-            "npu=8 ratio=100",
-            "gpu0 memory=24Gi npu-core=8 ratio=100",
-        ),
-    ] {
+        ("the other GPU, by memory", plain(), "gpu gpu", "gpu0=75", "ratio=100", "gpu1 memory=16Gi ratio=100"),
+        ("the other GPU, by bytes", plain(), "gpu gpu", "gpu0=75", "memory=16Gi", "gpu1 memory=16Gi ratio=100"),
+        ("the other NPU", ascend(), "npu npu", "npu0=75", "npu=8 ratio=100",
+            "gpu1 memory=24Gi npu-core=8 ratio=100"),
+        ("a part of the other NPU", ascend(), "npu npu", "npu0=80", vnpu, NO_TEMPLATE),
+        ("the rest of an NPU", ascend(), "npu", "npu0=75", vnpu_1c, NO_TEMPLATE),
+        ("several shared GPUs", plain(), "big big big big big", "", "shared=4 memory=160G",
+            "gpu0 memory=39062500Ki ratio=46, gpu1 memory=39062500Ki ratio=46, gpu2 memory=39062500Ki ratio=46, gpu3 memory=39062500Ki ratio=46"),
+        ("a model that is not shared", duo(), "npu", "", "ratio=50", duo_text),
+        ("too much", plain(), "gpu", "gpu0=75", "core=200 ratio=200", NO_GPU),
+        ("more than there are", plain(), "gpu", "", "core=200 ratio=200", NO_GPU),
+        ("a part of an adapter is taken", plain(), "rdma", "rdma0=50", "rdma=100", "Insufficient rdma devices"),
+        ("two adapters of one", plain(), "rdma fpga", "", "rdma=200 fpga=200", "Insufficient rdma devices"),
+        ("one of each", plain(), "gpu rdma fpga", "", "core=100 ratio=100 rdma=100 fpga=100",
+            "fpga0 fpga=100, gpu0 core=100 memory=16Gi ratio=100, rdma0 rdma=100"),
+        ("two of each", plain(), "gpu gpu rdma rdma fpga fpga", "", "core=200 ratio=200 rdma=200 fpga=200",
+            "fpga0 fpga=100, fpga1 fpga=100, gpu0 core=100 memory=16Gi ratio=100, gpu1 core=100 memory=16Gi ratio=100, rdma0 rdma=100, rdma1 rdma=100"),
+        ("a whole NPU", ascend(), "npu", "", "npu=8 ratio=100", "gpu0 memory=24Gi npu-core=8 ratio=100"),
+    ];
+    for (name, labels, kinds, held, asked, expected) in rows {
         let model = json!({"vendor": "huawei", "model": "Ascend-310P3-300I-DUO"});
         let args = json!({"gpuShareUnsupportedModels": [model]});
         let mut engine = world(args, labels, kinds, held);
@@ -523,37 +376,19 @@ fn nodes_score_by_what_is_left() {
     };
     let at = |args: Value, kinds: &str, held: &str| world(args, json!({}), kinds, held);
     let (half, bytes) = ("core=50 ratio=50", "core=50 memory=8Gi");
-    for (name, mut engine, asked, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("nothing asked for", at(json!({}), "gpu", ""), "", 0),
-        (
-            "nothing known of the node",
-            at(json!({}), "unknown", ""),
-            SHARE,
-            0,
-        ),
+        ("nothing known of the node", at(json!({}), "unknown", ""), SHARE, 0),
         ("idle", at(json!({}), "gpu", ""), SHARE, 50),
         ("two idle", at(json!({}), "gpu gpu", ""), half, 87),
         ("a part is left", at(json!({}), "gpu", "gpu0=25"), half, 50),
-        (
-            "a part is left, by bytes",
-            at(json!({}), "gpu", "gpu0=25"),
-            bytes,
-            50,
-        ),
-        (
-            "a part is left, fuller wins",
-            at(most(), "gpu", "gpu0=25"),
-            half,
-            50,
-        ),
-        (
-            "a part is left, fuller wins, by bytes",
-            at(most(), "gpu", "gpu0=25"),
-            bytes,
-            50,
-        ),
+        ("a part is left, by bytes", at(json!({}), "gpu", "gpu0=25"), bytes, 50),
+        ("a part is left, fuller wins", at(most(), "gpu", "gpu0=25"), half, 50),
+        ("a part is left, fuller wins, by bytes", at(most(), "gpu", "gpu0=25"), bytes, 50),
         ("two types", wide(50), "core=50 ratio=50 rdma=25", 186),
-    ] {
+    ];
+    for (name, mut engine, asked, expected) in rows {
         engine.pod_applied(object(pod("p", requests(asked), json!({}))), now());
         decide(&mut engine).unwrap();
         let table = engine.decision("p").unwrap().table.clone().unwrap();

@@ -212,100 +212,39 @@ fn usage_is_held_against_thresholds() {
         || limited(limits(65, 100), limits(60, 100)),
         || limited(limits(65, 85), limits(60, 80)),
     );
+    #[rustfmt::skip]
     let rows: Vec<(&str, World, Value, &str)> = vec![
         ("below", node((60, 256)), empty(), "n"),
         ("no report", silent, empty(), "n"),
         ("cpu", node((70, 256)), empty(), CPU),
-        (
-            "p95 of cpu",
-            node((30, 100))
-                .p95((70, 256))
-                .with(stale(json!({"aggregated": p95()}))),
-            empty(),
-            aggregated,
-        ),
+        ("p95 of cpu", node((30, 100)).p95((70, 256)).with(stale(json!({"aggregated": p95()}))), empty(),
+            aggregated),
         ("memory", node((30, 500)), empty(), MEMORY),
-        (
-            "memory, the node's own",
-            node((30, 316)).own(json!({"usageThresholds": {"memory": 60}})),
-            empty(),
-            MEMORY,
-        ),
-        (
-            "p95 of cpu, the node's own",
-            node((30, 100))
-                .p95((70, 256))
-                .own(json!({"aggregatedUsage": p95()})),
-            empty(),
-            aggregated,
-        ),
-        (
-            "memory, switched off",
-            node((30, 500)).with(stale(json!({"usageThresholds": {"memory": 0}}))),
-            empty(),
-            "n",
-        ),
-        (
-            "production is not looked at by default",
-            busy(stale(json!({"usageThresholds": all()}))),
-            empty(),
-            "n",
-        ),
-        (
-            "production cpu",
-            busy(limited(all(), limits(50, 100))),
-            prod(json!({})),
-            CPU,
-        ),
-        (
-            "production memory",
-            busy(limited(all(), limits(100, 50))),
-            prod(json!({})),
-            MEMORY,
-        ),
-        (
-            "production memory, the node's own",
-            busy(limited(all(), all())).own(json!({"prodUsageThresholds": limits(100, 50)})),
-            prod(json!({})),
-            MEMORY,
-        ),
+        ("memory, the node's own", node((30, 316)).own(json!({"usageThresholds": {"memory": 60}})), empty(),
+            MEMORY),
+        ("p95 of cpu, the node's own", node((30, 100)).p95((70, 256)).own(json!({"aggregatedUsage": p95()})),
+            empty(), aggregated),
+        ("memory, switched off", node((30, 500)).with(stale(json!({"usageThresholds": {"memory": 0}}))),
+            empty(), "n"),
+        ("production is not looked at by default", busy(stale(json!({"usageThresholds": all()}))), empty(), "n"),
+        ("production cpu", busy(limited(all(), limits(50, 100))), prod(json!({})), CPU),
+        ("production memory", busy(limited(all(), limits(100, 50))), prod(json!({})), MEMORY),
+        ("production memory, the node's own",
+            busy(limited(all(), all())).own(json!({"prodUsageThresholds": limits(100, 50)})), prod(json!({})),
+            MEMORY),
         ("daemons go everywhere", node((70, 256)), daemon, "n"),
-        (
-            "production cpu with what comes",
-            half(cpu_limits(), 500, PROD),
-            prod(plain(20, 100)),
-            CPU,
-        ),
-        (
-            "cpu with a mid pod that comes",
-            half(cpu_limits(), 300, ""),
-            asks("p", 7999, mid(12, 100), json!({})),
-            CPU,
-        ),
-        (
-            "production memory with what comes",
-            half(limits_of_both(), 300, PROD),
-            prod(plain(1, 165)),
-            MEMORY,
-        ),
-        (
-            "memory with a mid pod that comes",
-            half(limits_of_both(), 300, ""),
-            asks("p", 7999, mid(1, 200), json!({})),
-            MEMORY,
-        ),
-        (
-            "production memory with who has just come",
-            first((53, 300)).holds(asks("two", 9999, plain(1, 200), json!({})), -10),
-            prod(plain(1, 200)),
-            MEMORY,
-        ),
-        (
-            "cpu with a mid pod that has just come",
+        ("production cpu with what comes", half(cpu_limits(), 500, PROD), prod(plain(20, 100)), CPU),
+        ("cpu with a mid pod that comes", half(cpu_limits(), 300, ""), asks("p", 7999, mid(12, 100), json!({})),
+            CPU),
+        ("production memory with what comes", half(limits_of_both(), 300, PROD), prod(plain(1, 165)), MEMORY),
+        ("memory with a mid pod that comes", half(limits_of_both(), 300, ""),
+            asks("p", 7999, mid(1, 200), json!({})), MEMORY),
+        ("production memory with who has just come",
+            first((53, 300)).holds(asks("two", 9999, plain(1, 200), json!({})), -10), prod(plain(1, 200)),
+            MEMORY),
+        ("cpu with a mid pod that has just come",
             first((33, 110)).holds(asks("two", 7999, mid(20, 200), json!({})), -10),
-            asks("p", 7999, mid(20, 200), json!({})),
-            CPU,
-        ),
+            asks("p", 7999, mid(20, 200), json!({})), CPU),
     ];
     for (name, world, pod, expected) in rows {
         assert_eq!(world.place(pod), expected, "{name}");
@@ -347,73 +286,25 @@ fn nodes_score_by_estimated_use() {
     let pass = json!({"enableScheduleWhenNodeMetricsExpired": true});
     let according =
         json!({"usageThresholds": {"cpu": 0, "memory": 0}, "scoreAccordingProdUsage": true});
+    #[rustfmt::skip]
     let rows: Vec<(&str, World, Value, i64)> = vec![
-        (
-            "old report",
-            idle().with(pass).updated(Some(-180)),
-            mine(),
-            0,
-        ),
+        ("old report", idle().with(pass).updated(Some(-180)), mine(), 0),
         ("idle", idle(), mine(), 90),
         ("no report", silent, mine(), 0),
         ("busy", busy(), mine(), 72),
         ("p95", idle().p95((32, 10)).with(p95()), mine(), 72),
         ("p95 is not reported", idle().with(p95()), mine(), 90),
-        (
-            "p95 is not reported, a pod is there",
-            idle()
-                .with(p95())
-                .reported(&[("a", "", (1, 1))])
-                .holds(whole("a"), -600),
-            mine(),
-            81,
-        ),
-        (
-            "a pod has just come",
-            busy().holds(whole("a"), 0),
-            mine(),
-            63,
-        ),
-        (
-            "a pod came after the report",
-            busy().updated(Some(-10)).holds(whole("a"), 0),
-            mine(),
-            63,
-        ),
-        (
-            "a pod came shortly before the report",
-            busy().holds(whole("a"), -10),
-            mine(),
-            63,
-        ),
+        ("p95 is not reported, a pod is there",
+            idle().with(p95()).reported(&[("a", "", (1, 1))]).holds(whole("a"), -600), mine(), 81),
+        ("a pod has just come", busy().holds(whole("a"), 0), mine(), 63),
+        ("a pod came after the report", busy().updated(Some(-10)).holds(whole("a"), 0), mine(), 63),
+        ("a pod came shortly before the report", busy().holds(whole("a"), -10), mine(), 63),
         ("batch", idle(), asks("p", 5000, batch(), batch()), 90),
-        (
-            "production use",
-            idle()
-                .with(according)
-                .reported(&[("a", PROD, (30, 100))])
-                .holds(prod("a", 16), 0),
-            prod("p", 16_000),
-            38,
-        ),
-        (
-            "limits count",
-            idle(),
-            asks("p", 0, plain(8, 16), plain(16, 32)),
-            90,
-        ),
-        (
-            "the dominant resource",
-            idle().with(json!({"dominantResourceWeight": 10})),
-            mine(),
-            85,
-        ),
-        (
-            "asks for nothing",
-            idle(),
-            asks("p", 0, json!({}), json!({})),
-            99,
-        ),
+        ("production use", idle().with(according).reported(&[("a", PROD, (30, 100))]).holds(prod("a", 16), 0),
+            prod("p", 16_000), 38),
+        ("limits count", idle(), asks("p", 0, plain(8, 16), plain(16, 32)), 90),
+        ("the dominant resource", idle().with(json!({"dominantResourceWeight": 10})), mine(), 85),
+        ("asks for nothing", idle(), asks("p", 0, json!({}), json!({})), 99),
     ];
     for (name, world, pod, expected) in rows {
         assert_eq!(world.score(pod), expected, "{name}");
@@ -438,64 +329,19 @@ fn pods_and_nodes_are_estimated() {
         json!({annotations::LOAD_ESTIMATED_SCALING_FACTORS: r#"{"cpu":100}"#});
     let eighty = || factors(json!({"cpu": 80, "memory": 80}));
     const SEVENTY: i64 = 6_012_954_214;
-    for (name, args, pod, allowed, expected) in [
-        (
-            "nothing",
-            json!({}),
-            same(0, json!({})),
-            false,
-            [250, 200 << 20],
-        ),
-        (
-            "guaranteed",
-            json!({}),
-            same(0, plain(4, 8)),
-            false,
-            [3400, SEVENTY],
-        ),
-        (
-            "burstable",
-            json!({}),
-            asks("p", 0, plain(4, 8), plain(8, 8)),
-            false,
-            [6800, SEVENTY],
-        ),
-        (
-            "more cpu than asked",
-            factors(json!({"cpu": 110})),
-            same(0, plain(4, 8)),
-            false,
-            [4000, SEVENTY],
-        ),
-        (
-            "more memory than asked",
-            factors(json!({"memory": 110})),
-            same(0, plain(4, 8)),
-            false,
-            [3400, 8 << 30],
-        ),
-        (
-            "batch",
-            json!({}),
-            same(5000, batch),
-            false,
-            [3400, SEVENTY],
-        ),
-        (
-            "requests only",
-            eighty(),
-            only(),
-            false,
-            [3200, 6_871_947_674],
-        ),
-        (
-            "its own factors",
-            eighty(),
-            own,
-            true,
-            [4000, 6_871_947_674],
-        ),
-    ] {
+    #[rustfmt::skip]
+    let rows = [
+        ("nothing", json!({}), same(0, json!({})), false, [250, 200 << 20]),
+        ("guaranteed", json!({}), same(0, plain(4, 8)), false, [3400, SEVENTY]),
+        ("burstable", json!({}), asks("p", 0, plain(4, 8), plain(8, 8)), false, [6800, SEVENTY]),
+        ("more cpu than asked", factors(json!({"cpu": 110})), same(0, plain(4, 8)), false, [4000, SEVENTY]),
+        ("more memory than asked", factors(json!({"memory": 110})), same(0, plain(4, 8)), false,
+            [3400, 8 << 30]),
+        ("batch", json!({}), same(5000, batch), false, [3400, SEVENTY]),
+        ("requests only", eighty(), only(), false, [3200, 6_871_947_674]),
+        ("its own factors", eighty(), own, true, [4000, 6_871_947_674]),
+    ];
+    for (name, args, pod, allowed, expected) in rows {
         assert_eq!(estimate(args, pod, allowed), expected, "{name}");
     }
 

@@ -42,148 +42,34 @@ fn which_nodes_fit() {
     let zone = || json!([{"node": 0, "resources": {"cpu": "4", "memory": "1Gi"}}]);
     let given = |cpus: &str| json!({"cpuset": cpus, "numaNodeResources": zone()});
     // (case, labels, kubelet's policy, CPU ratio, pod, where it goes)
-    for (name, labels, kubelet, ratio, pod, expected) in [
-        (
-            "a valid topology",
-            none(),
-            "",
-            "1",
-            wish("4", full),
-            "n 0-3",
-        ),
+    #[rustfmt::skip]
+    let rows = [
+        ("a valid topology", none(), "", "1", wish("4", full), "n 0-3"),
         ("not bound", none(), "", "1", shared("4"), "n -"),
         ("odd, by the node", only(), "", "1", wish("5", full), ODD),
-        (
-            "shared and odd, by the node",
-            only(),
-            "",
-            "1",
-            shared("5"),
-            ODD,
-        ),
-        (
-            "not whole, by the node",
-            only(),
-            "",
-            "1",
-            shared("5200m"),
-            "1 the requested CPUs must be integer",
-        ),
-        (
-            "even, by the node",
-            only(),
-            "",
-            "1",
-            wish("4", full),
-            "n 0-3",
-        ),
+        ("shared and odd, by the node", only(), "", "1", shared("5"), ODD),
+        ("not whole, by the node", only(), "", "1", shared("5200m"), "1 the requested CPUs must be integer"),
+        ("even, by the node", only(), "", "1", wish("4", full), "n 0-3"),
         ("odd, by the pod", none(), "", "1", lsr("p", "5", FULL), ODD),
-        (
-            "even, by the pod",
-            none(),
-            "",
-            "1",
-            lsr("p", "4", FULL),
-            "n 0-3",
-        ),
-        (
-            "a wish gives way",
-            only(),
-            "",
-            "1",
-            wish("4", spread),
-            "n 0-3",
-        ),
-        (
-            "a demand does not",
-            bind_policy(spread),
-            "",
-            "1",
-            lsr("p", "4", FULL),
-            CONFLICT,
-        ),
+        ("even, by the pod", none(), "", "1", lsr("p", "4", FULL), "n 0-3"),
+        ("a wish gives way", only(), "", "1", wish("4", spread), "n 0-3"),
+        ("a demand does not", bind_policy(spread), "", "1", lsr("p", "4", FULL), CONFLICT),
         ("agreed", only(), "", "1", lsr("p", "4", FULL), "n 0-3"),
-        (
-            "odd, by the kubelet",
-            none(),
-            kubelet,
-            "1",
-            wish("5", full),
-            ODD,
-        ),
-        (
-            "against the kubelet",
-            none(),
-            kubelet,
-            "1",
-            lsr("p", "4", SPREAD),
-            CONFLICT,
-        ),
-        (
-            "with the kubelet",
-            none(),
-            kubelet,
-            "1",
-            lsr("p", "4", FULL),
-            "n 0-3",
-        ),
-        (
-            "one NUMA node",
-            single(),
-            "",
-            "1",
-            lsr("p", "4", FULL),
-            "n 0-3 | 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "one NUMA node, amplified",
-            single(),
-            "",
-            "1.5",
-            lsr("p", "4", FULL),
-            "n 0-3 | 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "no NUMA policy, amplified",
-            numa_policy("None"),
-            "",
-            "1.5",
-            lsr("p", "4", FULL),
-            "n 0-3",
-        ),
-        (
-            "chosen",
-            single(),
-            "",
-            "1.5",
-            designated(lsr("p", "4", FULL), given("0-3")),
-            "n 0-3 | 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "chosen, CPUs only",
-            single(),
-            "",
-            "1.5",
-            designated(lsr("p", "4", FULL), json!({"cpuset": "0-3"})),
-            "n 0-3",
-        ),
-        (
-            "chosen, amounts only",
-            single(),
-            "",
-            "1.5",
-            designated(shared("4"), json!({"numaNodeResources": zone()})),
-            "n 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "chosen, none such",
-            single(),
-            "",
-            "1.5",
-            designated(lsr("p", "4", FULL), given("20-23")),
-            TOO_FEW,
-        ),
-    ] {
+        ("odd, by the kubelet", none(), kubelet, "1", wish("5", full), ODD),
+        ("against the kubelet", none(), kubelet, "1", lsr("p", "4", SPREAD), CONFLICT),
+        ("with the kubelet", none(), kubelet, "1", lsr("p", "4", FULL), "n 0-3"),
+        ("one NUMA node", single(), "", "1", lsr("p", "4", FULL), "n 0-3 | 0: cpu 4, memory 1Gi"),
+        ("one NUMA node, amplified", single(), "", "1.5", lsr("p", "4", FULL), "n 0-3 | 0: cpu 4, memory 1Gi"),
+        ("no NUMA policy, amplified", numa_policy("None"), "", "1.5", lsr("p", "4", FULL), "n 0-3"),
+        ("chosen", single(), "", "1.5", designated(lsr("p", "4", FULL), given("0-3")),
+            "n 0-3 | 0: cpu 4, memory 1Gi"),
+        ("chosen, CPUs only", single(), "", "1.5", designated(lsr("p", "4", FULL), json!({"cpuset": "0-3"})),
+            "n 0-3"),
+        ("chosen, amounts only", single(), "", "1.5",
+            designated(shared("4"), json!({"numaNodeResources": zone()})), "n 0: cpu 4, memory 1Gi"),
+        ("chosen, none such", single(), "", "1.5", designated(lsr("p", "4", FULL), given("20-23")), TOO_FEW),
+    ];
+    for (name, labels, kubelet, ratio, pod, expected) in rows {
         let mut engine = engine(json!({}));
         let ratio = json!({"node.koordinator.sh/resource-amplification-ratio": format!(r#"{{"cpu":{ratio}}}"#)});
         engine.node_applied(TWO.node("n", labels, ratio, 96), now());
@@ -201,29 +87,17 @@ fn amplified_cpu_of_a_node() {
     let machine = Machine([2, 1, 8, 2]);
     let full = "1 Insufficient amplified cpu";
     // (case, amplified cores, topology, what is there, what comes)
-    for (name, ratio, topology, there, comes, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("nothing asked", 2, false, (4, false), (0, false), "n -"),
         ("not amplified", 1, false, (0, false), (32, false), "n -"),
         ("no topology", 2, false, (32, false), (32, false), "n -"),
         ("full", 2, false, (64, false), (32, false), full),
-        (
-            "shared beside bound",
-            2,
-            true,
-            (32, true),
-            (32, false),
-            full,
-        ),
-        (
-            "bound beside shared",
-            2,
-            true,
-            (32, false),
-            (32, true),
-            full,
-        ),
+        ("shared beside bound", 2, true, (32, true), (32, false), full),
+        ("bound beside shared", 2, true, (32, false), (32, true), full),
         ("bound beside bound", 2, true, (32, true), (32, true), full),
-    ] {
+    ];
+    for (name, ratio, topology, there, comes, expected) in rows {
         let mut engine = engine(json!({}));
         let note = json!({"node.koordinator.sh/resource-amplification-ratio": format!(r#"{{"cpu":{ratio}}}"#)});
         engine.node_applied(machine.node("n", json!({}), note, 32 * ratio), now());
@@ -290,43 +164,17 @@ fn what_pods_are_given() {
         )
     };
     // (case, machine, labels, CPUs that are taken, pod, what it is given)
-    for (name, machine, labels, taken, pod, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("not bound", TWO, none(), "", shared("4"), "n -"),
         ("whole cores", TWO, none(), "", wish("4", full), "n 0-3"),
-        (
-            "by the node's policy",
-            TWO,
-            bind_policy("SpreadByPCPUs"),
-            "",
-            shared("4"),
-            "n 0,2,4,6",
-        ),
-        (
-            "batch",
-            TWO,
-            bind_policy("SpreadByPCPUs"),
-            "",
-            batch(),
-            "n -",
-        ),
+        ("by the node's policy", TWO, bind_policy("SpreadByPCPUs"), "", shared("4"), "n 0,2,4,6"),
+        ("batch", TWO, bind_policy("SpreadByPCPUs"), "", batch(), "n -"),
         ("too many", TWO, none(), "", wish("24", full), TOO_FEW),
-        (
-            "the emptier socket",
-            large,
-            strategy("LeastAllocated"),
-            "0-3",
-            wish("4", full),
-            "n 16-19",
-        ),
-        (
-            "the fuller socket",
-            large,
-            strategy("MostAllocated"),
-            "0-3",
-            wish("4", full),
-            "n 4-7",
-        ),
-    ] {
+        ("the emptier socket", large, strategy("LeastAllocated"), "0-3", wish("4", full), "n 16-19"),
+        ("the fuller socket", large, strategy("MostAllocated"), "0-3", wish("4", full), "n 4-7"),
+    ];
+    for (name, machine, labels, taken, pod, expected) in rows {
         let mut engine = with_reservations(machine, labels, json!({}), 96);
         let mut node = (*machine.node("n", json!({}), json!({}), 96)).clone();
         node.metadata.labels = engine
@@ -368,80 +216,24 @@ fn what_pods_are_given() {
     let bound = || wish("4", full);
     let no_cpus = "1 Reservation(s) not enough cpus available to satisfy request";
     // (case, machine, policy and holdings of the reservation, pod, what it is given)
-    for (name, machine, policy, holds, pod, expected) in [
-        (
-            "reserved CPUs",
-            TWO,
-            "",
-            held("4-10", 0, 0),
-            owner(bound(), false),
-            "n 4-7",
-        ),
-        (
-            "reserved CPUs, restricted",
-            TWO,
-            "Restricted",
-            held("4-10", 0, 0),
-            owner(bound(), false),
-            "n 4-7",
-        ),
-        (
-            "too few, restricted",
-            TWO,
-            "Restricted",
-            held("4-5", 0, 0),
-            owner(bound(), true),
-            no_cpus,
-        ),
-        (
-            "CPUs and amounts",
-            large,
-            "Restricted",
-            held("4-10", 0, 7),
-            owner(restricted(bound()), true),
-            "n 4-7 | 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "too few of both",
-            TWO,
-            "Restricted",
-            held("4-5", 0, 2),
-            owner(restricted(bound()), true),
-            "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory",
-        ),
-        (
-            "amounts",
-            TWO,
-            "Restricted",
-            held("", 1, 7),
-            owner(restricted(shared("4")), true),
-            "n 1: cpu 4, memory 1Gi",
-        ),
-        (
-            "too small amounts",
-            TWO,
-            "Restricted",
-            held("", 0, 2),
-            owner(restricted(shared("4")), true),
-            "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory",
-        ),
-        (
-            "elsewhere, not insisted on",
-            TWO,
-            "Restricted",
-            held("8-15", 1, 8),
-            owner(restricted(shared("4")), false),
-            "n 0: cpu 4, memory 1Gi",
-        ),
-        (
-            "ignored",
-            TWO,
-            "",
-            held("4-10", 0, 0),
-            ignoring(bound()),
-            "n 4-7",
-        ),
-    ] {
+    #[rustfmt::skip]
+    let rows = [
+        ("reserved CPUs", TWO, "", held("4-10", 0, 0), owner(bound(), false), "n 4-7"),
+        ("reserved CPUs, restricted", TWO, "Restricted", held("4-10", 0, 0), owner(bound(), false), "n 4-7"),
+        ("too few, restricted", TWO, "Restricted", held("4-5", 0, 0), owner(bound(), true), no_cpus),
+        ("CPUs and amounts", large, "Restricted", held("4-10", 0, 7), owner(restricted(bound()), true),
+            "n 4-7 | 0: cpu 4, memory 1Gi"),
+        ("too few of both", TWO, "Restricted", held("4-5", 0, 2), owner(restricted(bound()), true),
+            "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory"),
+        ("amounts", TWO, "Restricted", held("", 1, 7), owner(restricted(shared("4")), true),
+            "n 1: cpu 4, memory 1Gi"),
+        ("too small amounts", TWO, "Restricted", held("", 0, 2), owner(restricted(shared("4")), true),
+            "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory"),
+        ("elsewhere, not insisted on", TWO, "Restricted", held("8-15", 1, 8),
+            owner(restricted(shared("4")), false), "n 0: cpu 4, memory 1Gi"),
+        ("ignored", TWO, "", held("4-10", 0, 0), ignoring(bound()), "n 4-7"),
+    ];
+    for (name, machine, policy, holds, pod, expected) in rows {
         let mut engine = with_reservations(machine, json!({}), json!({}), 96);
         reserve(&mut engine, "r", policy, holds);
         assert_eq!(place(&mut engine, pod), expected, "{name}");

@@ -123,39 +123,12 @@ fn by_the_numa_nodes_that_would_be_used() {
     let shared = [(4, 8), (8, 32), (32, 40)];
     let bound = [(4, 8), (8, 32), (16, 40)];
     type Row<'a> = (&'a str, Vec<There>, &'a [(u32, u32)], bool, Pod, &'a str);
+    #[rustfmt::skip]
     let rows: Vec<Row<'_>> = vec![
-        (
-            "single",
-            pair(single),
-            &[],
-            false,
-            asks("p", 21, 40, false),
-            "n1 35, n2 31",
-        ),
-        (
-            "restricted",
-            pair("Restricted"),
-            &[],
-            false,
-            asks("p", 50, 40, false),
-            "n1 63, n2 54",
-        ),
-        (
-            "beside others",
-            three().into(),
-            &shared,
-            false,
-            asks("p", 4, 40, false),
-            "n1 19, n2 19, n3 19",
-        ),
-        (
-            "bound, beside others",
-            three().into(),
-            &bound,
-            true,
-            asks("p", 4, 40, true),
-            "n1 23, n2 27, n3 34",
-        ),
+        ("single", pair(single), &[], false, asks("p", 21, 40, false), "n1 35, n2 31"),
+        ("restricted", pair("Restricted"), &[], false, asks("p", 50, 40, false), "n1 63, n2 54"),
+        ("beside others", three().into(), &shared, false, asks("p", 4, 40, false), "n1 19, n2 19, n3 19"),
+        ("bound, beside others", three().into(), &bound, true, asks("p", 4, 40, true), "n1 23, n2 27, n3 34"),
     ];
     for (name, nodes, there, twice, pod, expected) in rows {
         let mut engine = engine(strategy("MostAllocated", &BOTH));
@@ -199,36 +172,20 @@ fn by_the_cpus_that_would_be_bound() {
     let least = json!({"node.koordinator.sh/numa-allocate-strategy": "LeastAllocated"});
     let only = json!({"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"});
     let none = || json!({});
-    for (name, machine, labels, pod, expected) in [
-        (
-            "asks for nothing",
-            TWO,
-            none(),
-            pod("p", "0", json!({})),
-            "n 0",
-        ),
-        (
-            "no topology",
-            Machine([0, 0, 0, 0]),
-            none(),
-            wish("4", full),
-            "1 node(s) invalid CPU Topology",
-        ),
+    #[rustfmt::skip]
+    let rows = [
+        ("asks for nothing", TWO, none(), pod("p", "0", json!({})), "n 0"),
+        ("no topology", Machine([0, 0, 0, 0]), none(), wish("4", full), "1 node(s) invalid CPU Topology"),
         ("whole cores", TWO, none(), wish("4", full), "n 25"),
         ("a NUMA node", TWO, none(), wish("8", full), "n 50"),
         ("threads", TWO, none(), wish("4", spread), "n 25"),
         ("beyond a socket", TWO, none(), wish("16", full), "n 100"),
         ("a socket", four, none(), wish("16", full), "n 50"),
-        (
-            "threads of a socket",
-            TWO,
-            none(),
-            wish("4", spread),
-            "n 25",
-        ),
+        ("threads of a socket", TWO, none(), wish("4", spread), "n 25"),
         ("the node's strategy", TWO, least, wish("2", spread), "n 12"),
         ("the node's policy", TWO, only, wish("8", spread), "n 50"),
-    ] {
+    ];
+    for (name, machine, labels, pod, expected) in rows {
         let mut engine = engine(strategy("MostAllocated", &["cpu"]));
         let cpus = if machine.cpus() == 0 {
             96
@@ -256,89 +213,19 @@ fn amplified_nodes_by_what_bound_cpus_are_worth() {
     let (two, three) = ([n1, n2].to_vec(), [n1, n2, n3].to_vec());
     let (most, least) = ("MostAllocated", "LeastAllocated");
     let (shared, bound) = (Some(false), Some(true));
-    for (name, kind, nodes, topology, there, comes, expected) in [
-        (
-            "shared",
-            most,
-            &three,
-            false,
-            None,
-            false,
-            "n1 32, n2 16, n3 26",
-        ),
-        (
-            "bound",
-            most,
-            &three,
-            true,
-            None,
-            true,
-            "n1 32, n2 19, n3 32",
-        ),
-        (
-            "shared beside bound",
-            most,
-            &two,
-            true,
-            bound,
-            false,
-            "n1 68, n2 35",
-        ),
-        (
-            "bound beside shared",
-            most,
-            &two,
-            true,
-            shared,
-            true,
-            "n1 68, n2 30",
-        ),
-        (
-            "bound beside bound",
-            most,
-            &two,
-            true,
-            bound,
-            true,
-            "n1 68, n2 38",
-        ),
-        (
-            "shared beside shared",
-            least,
-            &two,
-            false,
-            shared,
-            false,
-            "n1 31, n2 72",
-        ),
-        (
-            "shared beside bound",
-            least,
-            &two,
-            true,
-            bound,
-            false,
-            "n1 31, n2 64",
-        ),
-        (
-            "bound beside shared",
-            least,
-            &two,
-            true,
-            shared,
-            true,
-            "n1 31, n2 68",
-        ),
-        (
-            "bound beside bound",
-            least,
-            &two,
-            true,
-            bound,
-            true,
-            "n1 31, n2 61",
-        ),
-    ] {
+    #[rustfmt::skip]
+    let rows = [
+        ("shared", most, &three, false, None, false, "n1 32, n2 16, n3 26"),
+        ("bound", most, &three, true, None, true, "n1 32, n2 19, n3 32"),
+        ("shared beside bound", most, &two, true, bound, false, "n1 68, n2 35"),
+        ("bound beside shared", most, &two, true, shared, true, "n1 68, n2 30"),
+        ("bound beside bound", most, &two, true, bound, true, "n1 68, n2 38"),
+        ("shared beside shared", least, &two, false, shared, false, "n1 31, n2 72"),
+        ("shared beside bound", least, &two, true, bound, false, "n1 31, n2 64"),
+        ("bound beside shared", least, &two, true, shared, true, "n1 31, n2 68"),
+        ("bound beside bound", least, &two, true, bound, true, "n1 31, n2 61"),
+    ];
+    for (name, kind, nodes, topology, there, comes, expected) in rows {
         let mut engine = engine(strategy(kind, &BOTH));
         for (at, (node, cpu, memory, ratio)) in nodes.iter().enumerate() {
             let there_is = There {
@@ -371,27 +258,15 @@ fn amplified_nodes_by_what_bound_cpus_are_worth() {
 #[test]
 fn within_a_node_the_strategy_chooses_the_numa_node() {
     let (single, restricted) = ("SingleNUMANode", "Restricted");
-    for (name, policy, zones, kind, taken, expected) in [
+    #[rustfmt::skip]
+    let rows = [
         ("fuller", single, 2, "MostAllocated", &[4, 40][..], "1"),
         ("emptier", single, 2, "LeastAllocated", &[4, 40], "0"),
         ("the only one", single, 2, "LeastAllocated", &[4, 52], "0"),
-        (
-            "fuller of four",
-            restricted,
-            4,
-            "MostAllocated",
-            &[24, 23, 4, 8],
-            "3",
-        ),
-        (
-            "emptier of four",
-            restricted,
-            4,
-            "LeastAllocated",
-            &[24, 23, 4, 8],
-            "2",
-        ),
-    ] {
+        ("fuller of four", restricted, 4, "MostAllocated", &[24, 23, 4, 8], "3"),
+        ("emptier of four", restricted, 4, "LeastAllocated", &[24, 23, 4, 8], "2"),
+    ];
+    for (name, policy, zones, kind, taken, expected) in rows {
         let mut args = strategy("LeastAllocated", &BOTH);
         args["numaScoringStrategy"] = strategy(kind, &BOTH)["scoringStrategy"].clone();
         let mut engine = engine(args);

@@ -1,0 +1,572 @@
+//! Which reservations serve whom: the rows of upstream's tables, on the plugin alone.
+
+use super::*;
+use koord_scheduler::framework::Overlay;
+
+/// The plugin beside an engine that keeps the books of node `n`.
+struct Bench {
+    engine: Engine,
+    plugin: Box<dyn Plugin>,
+    now: Timestamp,
+    /// What the plugin said was wrong.
+    said: Vec<String>,
+}
+
+fn list(text: &str) -> Value {
+    let mut out = json!({});
+    for word in text.split_whitespace() {
+        let (name, amount) = word.split_once('=').unwrap();
+        let name = match name {
+            "batch-cpu" | "batch-memory" => format!("kubernetes.io/{name}"),
+            name => name.to_owned(),
+        };
+        out[name] = json!(amount);
+    }
+    out
+}
+
+fn pod_value(name: &str, requests: &str, change: Value) -> Value {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {"app": "web"}},
+        "spec": {"schedulerName": "koord-scheduler",
+            "containers": [{"name": "c", "resources": {"requests": list(requests)}}]}
+    });
+    merge(&mut value, &change);
+    value
+}
+
+impl Bench {
+    fn new(allocatable: &str) -> Self {
+        Self::with(allocatable, json!({}))
+    }
+
+    fn with(allocatable: &str, args: Value) -> Self {
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        let mut engine = engine(&args, &[]);
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n", "uid": "n"}, "status": {"allocatable": list(allocatable)}
+        }))
+        .unwrap();
+        engine.node_applied(Arc::new(node), now);
+        Self {
+            engine,
+            plugin: build(Some(&args), &BuildContext::default()).unwrap(),
+            now,
+            said: Vec::new(),
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            nodes: self.engine.nodes(),
+            resources: self.engine.resources(),
+            now: self.now,
+        }
+    }
+
+    fn row(&self) -> NodeIndex {
+        self.engine.nodes().find("n").unwrap()
+    }
+
+    /// A reservation for pods of app `web` that is open on the node.
+    fn open(self, name: &str, policy: &str, requests: &str) -> Self {
+        let open = json!({"status": {"phase": "Available", "nodeName": "n", "allocatable": list(requests)}});
+        self.reservation(name, policy, requests, open)
+    }
+
+    fn reservation(mut self, name: &str, policy: &str, requests: &str, change: Value) -> Self {
+        let containers = json!([{"name": "c", "resources": {"requests": list(requests)}}]);
+        let mut value = json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+            "metadata": {"name": name, "uid": name},
+            "spec": {"ttl": "24h", "allocateOnce": false, "allocatePolicy": policy,
+                "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
+                "template": {"spec": {"schedulerName": "koord-scheduler", "containers": containers}}}
+        });
+        if policy.is_empty() {
+            value["spec"]
+                .as_object_mut()
+                .unwrap()
+                .remove("allocatePolicy");
+        }
+        merge(&mut value, &change);
+        let new: Reservation = serde_json::from_value(value).unwrap();
+        let change = ObjectChange {
+            kind: RESERVATIONS,
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(new),
+        };
+        self.engine.object_changed(&change, self.now);
+        let mut fx = Effects::default();
+        let mut plugin = std::mem::replace(&mut self.plugin, nothing());
+        plugin.on_object(&change, self.view(), &mut fx);
+        self.plugin = plugin;
+        self.said
+            .extend(fx.problems.into_iter().map(|problem| problem.message));
+        self
+    }
+
+    /// A pod on the node, in reservation `of` unless that is empty.
+    fn there(mut self, name: &str, requests: &str, of: &str) -> Self {
+        let mut change = json!({"spec": {"nodeName": "n"}});
+        if !of.is_empty() {
+            let text = json!({"name": of, "uid": of}).to_string();
+            change["metadata"] = json!({"annotations": {annotations::RESERVATION_ALLOCATED: text}});
+        }
+        let pod = serde_json::from_value(pod_value(name, requests, change)).unwrap();
+        self.engine.pod_applied(Arc::new(pod), self.now);
+        self
+    }
+
+    /// Tells the plugin what is on the node.
+    fn settle(mut self) -> Self {
+        let mut plugin = std::mem::replace(&mut self.plugin, nothing());
+        let (row, mut fx) = (self.row(), Effects::default());
+        for pod in self.engine.nodes().pods(row) {
+            plugin.on_assigned(pod, row, self.view(), &mut fx);
+        }
+        self.plugin = plugin;
+        self
+    }
+
+    fn cycle_of<T>(&self, pod: Value, look: impl FnOnce(&Cycle<'_>) -> T) -> T {
+        let pod = serde_json::from_value(pod).unwrap();
+        let pod = Arc::new(PodInfo::new(Arc::new(pod), self.engine.resources()).unwrap());
+        look(&Cycle::new(&pod, self.view()))
+    }
+
+    /// What the filter says when the reservations of the pod and these victims make way.
+    fn judge(&self, pod: Value, victims: &[&str]) -> String {
+        self.cycle_of(pod, |cycle| self.judge_in(cycle, victims))
+    }
+
+    fn judge_in(&self, cycle: &Cycle<'_>, victims: &[&str]) -> String {
+        let row = self.row();
+        let state = match self.plugin.pre_filter(cycle) {
+            PreFilter::Ready { state, nodes } => {
+                if nodes.is_some_and(|nodes| !nodes.contains(&row)) {
+                    return "elsewhere".to_owned();
+                }
+                state
+            }
+            PreFilter::Reject(rejection) => return rejection.message(),
+            PreFilter::Skip => State::default(),
+        };
+        let mut removed = Vec::new();
+        self.plugin.release(cycle, &state, row, &mut removed);
+        let pods = self.engine.nodes().pods(row);
+        removed.extend(pods.filter(|pod| victims.contains(&&*pod.name)).cloned());
+        let cycle = Cycle {
+            overlay: Overlay {
+                removed: &removed,
+                added: &[],
+            },
+            ..*cycle
+        };
+        match self.plugin.filter(&cycle, &state, row) {
+            Ok(()) => "fits".to_owned(),
+            Err(rejection) => rejection.message(),
+        }
+    }
+
+    /// The score of the node, and the reservation whose place the pod takes.
+    fn choice(&self, pod: Value) -> (i64, String) {
+        self.cycle_of(pod, |cycle| {
+            let row = self.row();
+            let PreFilter::Ready { state, .. } = self.plugin.pre_filter(cycle) else {
+                return (0, "refused".to_owned());
+            };
+            let mut released = Vec::new();
+            self.plugin.release(cycle, &state, row, &mut released);
+            let nominee = self.plugin.nominate(cycle, &state, row, &released);
+            let score = match self.plugin.pre_score(cycle) {
+                PreScore::Skip => 0,
+                PreScore::Ready(state) => {
+                    let overlay = Overlay {
+                        removed: &released,
+                        added: &[],
+                    };
+                    let cycle = Cycle { overlay, ..*cycle };
+                    self.plugin.score(&cycle, &state, row)
+                }
+            };
+            (
+                score,
+                nominee.map_or("-".to_owned(), |pod| pod.uid.to_string()),
+            )
+        })
+    }
+
+    /// What the plugin says of a reservation that is to be placed.
+    fn place(&self, name: &str) -> String {
+        let pod = self.engine.queued(name).unwrap().clone();
+        self.judge_in(&Cycle::new(&pod, self.view()), &[])
+    }
+}
+
+/// Stands in for the plugin while it is borrowed.
+fn nothing() -> Box<dyn Plugin> {
+    build(None, &BuildContext::default()).unwrap()
+}
+
+fn wants(affinity: Value) -> Value {
+    json!({"metadata": {"annotations": {annotations::RESERVATION_AFFINITY: affinity.to_string()}}})
+}
+
+const ROOM: &str = "cpu=32 memory=32Gi pods=100 batch-cpu=7500 batch-memory=10Gi";
+const NO_CPU: &str = "Insufficient cpu by node";
+const NO_BATCH: &str = "Insufficient kubernetes.io/batch-cpu by node";
+const RESERVED: &str = "Reservation(s) Insufficient cpu";
+
+#[test]
+fn a_pod_fits_its_reservation_and_the_node() {
+    let any = || wants(json!({}));
+    let named = || wants(json!({"name": "r"}));
+    let (aligned, restricted) = ("Aligned", "Restricted");
+    // Six cores are reserved; `others` is what strangers take.
+    let beside = |policy: &str, others: &str| {
+        Bench::new(ROOM)
+            .there("others", others, "")
+            .open("r", policy, "cpu=6")
+    };
+    let note = |cpu: &str| {
+        let text = json!({"resources": {"cpu": cpu}}).to_string();
+        json!({"metadata": {"annotations": {annotations::NODE_RESERVATION: text}},
+            "status": {"phase": "Available", "nodeName": "n"}})
+    };
+    let aside = Bench::new(ROOM)
+        .there("others", "cpu=24 memory=24Gi", "")
+        .reservation("r", restricted, "cpu=6", note("2"));
+    // All six cores are in use, four of them by `big`; strangers have the rest of the node.
+    let full = |policy: &str, others: &str| {
+        let bench = Bench::new(ROOM)
+            .there("others", others, "")
+            .there("small", "cpu=2", "");
+        bench
+            .there("odd", "cpu=2", "")
+            .open("r", policy, "cpu=6")
+            .there("big", "cpu=4", "r")
+            .there("two", "cpu=2", "r")
+    };
+    // Two owners of a core each, which is all that may be there; one core is set aside.
+    let two = || {
+        let bench = Bench::new(ROOM).there("others", "cpu=23 memory=24Gi", "");
+        let bench = bench.reservation("r", restricted, "cpu=7 pods=2", note("1"));
+        bench.there("a", "cpu=1", "r").there("b", "cpu=1", "r")
+    };
+    let several = || {
+        full(restricted, "cpu=18")
+            .open("r1", restricted, "cpu=4")
+            .there("one", "cpu=1", "r1")
+    };
+    let memory = Bench::new(ROOM)
+        .there("others", "cpu=26", "")
+        .there("heap", "memory=32Gi", "")
+        .open("r", restricted, "cpu=6")
+        .there("big", "cpu=4", "r")
+        .there("two", "cpu=2", "r");
+    let busy = "cpu=24 memory=24Gi";
+    let batch = "cpu=24 memory=24Gi batch-cpu=1500 batch-memory=2Gi";
+    let none: &[&str] = &[];
+    type Row<'a> = (&'a str, Bench, &'a str, Value, &'a [&'a str], &'a str);
+    #[rustfmt::skip]
+    let rows: Vec<Row<'_>> = vec![
+        ("aligned, topped up by the node", beside(aligned, busy), "cpu=8 memory=8Gi", any(), none, "fits"),
+        ("aligned, the node is full", beside(aligned, "cpu=26 memory=24Gi"), "cpu=8 memory=8Gi", any(), none,
+            NO_CPU),
+        ("restricted", beside(restricted, busy), "cpu=6 memory=8Gi", json!({}), none, "fits"),
+        ("restricted, required", beside(restricted, busy), "cpu=6 memory=8Gi", any(), none, "fits"),
+        ("nothing of it is asked for", beside(restricted, batch), "batch-cpu=6000 batch-memory=8Gi", any(),
+            none, "fits"),
+        ("more than restricted", beside(restricted, busy), "cpu=8 memory=8Gi", any(), none, RESERVED),
+        ("too many owners", two(), "cpu=3", any(), none, "Reservation(s) Too many pods"),
+        ("the node lacks the rest", beside(restricted, batch), "batch-cpu=8000 batch-memory=8Gi", any(), none,
+            NO_BATCH),
+        ("the node lacks the rest, not required", beside(restricted, batch), "batch-cpu=8000 batch-memory=8Gi",
+            json!({}), none, NO_BATCH),
+        ("some is set aside", aside, "cpu=6 memory=8Gi", any(), none, RESERVED),
+        ("an owner makes way", full("", "cpu=20"), "cpu=4", any(), &["big"], "fits"),
+        ("an owner and a stranger make way", full("", "cpu=22"), "cpu=4", any(), &["two", "odd"], "fits"),
+        ("only an owner makes way", full("", "cpu=22"), "cpu=4", any(), &["two"], NO_CPU),
+        ("only a stranger makes way", full("", "cpu=22"), "cpu=4", any(), &["odd"], NO_CPU),
+        ("restricted, an owner makes way", full(restricted, "cpu=22"), "cpu=4", any(), &["big"], "fits"),
+        ("restricted, strangers make way", full(restricted, "cpu=22"), "cpu=4", any(), &["odd", "small"],
+            RESERVED),
+        ("two restricted ones, strangers make way", several(), "cpu=4", any(), &["odd", "small"],
+            "Reservation(s) Insufficient cpu, Reservation(s) Insufficient cpu"),
+        ("restricted, both make way", full(restricted, "cpu=22"), "cpu=4", any(), &["two", "odd"], RESERVED),
+        ("restricted, by name, an owner makes way", full(restricted, "cpu=22"), "cpu=4", named(), &["big"],
+            "fits"),
+        ("restricted, memory comes from a stranger", memory, "cpu=4 memory=4Gi", any(), &["big", "heap"],
+            "fits"),
+        ("by name, one of the owners makes way", two(), "cpu=3", named(), &["a"], "fits"),
+        ("by name, too many owners", two(), "cpu=3", named(), none,
+            "Reservation(s) Too many pods, requested: 1, used: 2, capacity: 2"),
+        ("by name, some is set aside", two(), "cpu=6", named(), &["a"],
+            "Reservation(s) Insufficient cpu, requested: 6000, used: 1000, capacity: 6000"),
+    ];
+    for (name, bench, asked, change, victims, expected) in rows {
+        let got = bench.settle().judge(pod_value("p", asked, change), victims);
+        assert_eq!(got, expected, "{name}");
+    }
+}
+
+#[test]
+fn reservations_find_their_node() {
+    let at = |node: &str| json!({"spec": {"template": {"spec": {"nodeName": node}}}});
+    let none = || json!({});
+    let required = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}},
+        "spec": {"preAllocation": true}});
+    let pre = || json!({"spec": {"preAllocation": true}});
+    let (conflict, elsewhere) = (POLICY_CONFLICT, OTHER_NODE);
+    #[rustfmt::skip]
+    let rows = [
+        ("no node asked for", "-", "", none(), "fits"),
+        ("this node", "-", "", at("n"), "fits"),
+        ("another node", "-", "", at("other"), elsewhere),
+        ("default beside aligned", "Aligned", "", at("n"), conflict),
+        ("default beside restricted", "Restricted", "", at("n"), conflict),
+        ("aligned beside restricted", "Restricted", "Aligned", none(), "fits"),
+        ("restricted beside aligned", "Aligned", "Restricted", none(), "fits"),
+        ("pre-allocation is placed like any other", "Restricted", "Restricted", pre(), "fits"),
+        ("pre-allocation that must be one", "-", "Restricted", required, NO_PRE_ALLOCATION),
+    ];
+    for (name, there, policy, change, expected) in rows {
+        let mut bench = Bench::new("cpu=32 memory=64Gi pods=100");
+        if there != "-" {
+            bench = bench.open("there", there, "cpu=4");
+        }
+        let bench = bench.reservation("r", policy, "cpu=4", change).settle();
+        assert_eq!(bench.place("r"), expected, "{name}");
+    }
+    // Without a template there is nothing to place.
+    let bench = Bench::new(ROOM).reservation(
+        "r",
+        "",
+        "cpu=1",
+        json!({"spec": {"template": {"spec": null}}}),
+    );
+    assert!(bench.engine.queued("r").is_none());
+    assert!(bench.said[0].contains("spec.template"), "{:?}", bench.said);
+    // Nor without the object.
+    let bench = Bench::new(ROOM).reservation("r", "", "cpu=1", json!({}));
+    let stray = bench.engine.queued("r").unwrap().clone();
+    let other = Bench::new(ROOM);
+    let got = other.judge_in(&Cycle::new(&stray, other.view()), &[]);
+    assert!(got.starts_with("cannot get reservation"), "{got}");
+}
+
+#[test]
+fn who_may_use_which_reservation() {
+    let term = |key: &str, value: &str| {
+        let expression = json!({"key": key, "operator": "In", "values": [value]});
+        let terms = json!([{"matchExpressions": [expression]}]);
+        json!({"requiredDuringSchedulingIgnoredDuringExecution": {"reservationSelectorTerms": terms}})
+    };
+    let tolerating = |mut affinity: Value| {
+        affinity["tolerations"] = json!([{"key": "node.kubernetes.io/unschedulable",
+            "operator": "Exists", "effect": "NoSchedule"}]);
+        affinity
+    };
+    let exact = |change: Value| {
+        let mut change = change;
+        let spec = json!({"resourceNames": ["cpu"]}).to_string();
+        merge(
+            &mut change,
+            &json!({"metadata": {"annotations": {annotations::EXACT_MATCH_RESERVATION: spec}}}),
+        );
+        change
+    };
+    let ignoring =
+        json!({"metadata": {"labels": {koord_api::labels::RESERVATION_IGNORED: "true"}}});
+    let open = |label: &str, closed: bool| {
+        json!({"metadata": {"labels": {label: "true"}}, "spec": {"unschedulable": closed},
+            "status": {"phase": "Available", "nodeName": "n"}})
+    };
+    #[rustfmt::skip]
+    let rows = [
+        ("no wish", json!({}), "a"),
+        ("by label", wants(term("is-a", "true")), "a"),
+        ("by a label of no reservation", wants(term("is-a", "false")), "refused"),
+        ("by a label, not exact", exact(wants(term("is-a", "false"))), "refused"),
+        ("by name", wants(json!({"name": "a"})), "a"),
+        ("by another name", wants(json!({"name": "x"})), "refused"),
+        ("by name, not exact", exact(wants(json!({"name": "a"}))), "refused"),
+        ("closed", wants(term("is-b", "true")), "refused"),
+        ("closed, and tolerated", wants(tolerating(term("is-b", "true"))), "b"),
+        ("by selector of no reservation", wants(json!({"reservationSelector": {"is-c": "true"}})), "refused"),
+        ("takes no notice", ignoring, "-"),
+    ];
+    for (name, change, expected) in rows {
+        let bench = Bench::new("cpu=32 memory=64Gi pods=100")
+            .reservation("a", "", "cpu=8 memory=16Gi", open("is-a", false))
+            .reservation("b", "", "cpu=8 memory=16Gi", open("is-b", true))
+            .settle();
+        let (_, got) = bench.choice(pod_value("p", "cpu=4 memory=8Gi", change));
+        assert_eq!(got, expected, "{name}");
+    }
+}
+
+#[test]
+fn the_reservation_that_is_filled_best_is_taken() {
+    let large = |bench: Bench| bench.open("large", "", "cpu=4 memory=8Gi");
+    let small = |bench: Bench| bench.open("small", "", "cpu=2 memory=4Gi");
+    let restricted = |bench: Bench| bench.open("small", "Restricted", "cpu=2 memory=4Gi");
+    let node = || Bench::new("cpu=16 memory=128Gi pods=100 ephemeral-storage=100Gi");
+    let first = || {
+        let order = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_ORDER: "100"}},
+            "status": {"phase": "Available", "nodeName": "n"}});
+        small(node()).reservation("first", "", "cpu=2 memory=4Gi", order)
+    };
+    let once = |bench: Bench| {
+        let once = json!({"spec": {"allocateOnce": true}, "status": {"phase": "Available", "nodeName": "n"}});
+        bench
+            .reservation("once", "", "cpu=2 memory=4Gi", once)
+            .there("owner", "cpu=2 memory=4Gi", "once")
+    };
+    let used = |bench: Bench| restricted(bench).there("owner", "cpu=2 memory=3Gi", "small");
+    let ask = "cpu=2 memory=4Gi";
+    #[rustfmt::skip]
+    let rows = [
+        ("none", node(), "", 0, "-"),
+        ("asks for nothing", small(node()), "", 0, "-"),
+        ("half of it", large(node()), ask, 50, "large"),
+        ("used up", used(node()), ask, 0, "-"),
+        ("the fuller one", small(large(node())), ask, 100, "small"),
+        ("the other is used up", used(large(node())), ask, 50, "large"),
+        ("what both have", small(node()), "cpu=2", 50, "small"),
+        ("nothing that it has", small(node()), "ephemeral-storage=2Gi", 0, "-"),
+        ("may be used once, and was", once(large(node())), "cpu=2", 25, "large"),
+    ];
+    for (name, bench, asked, score, expected) in rows {
+        let got = bench.settle().choice(pod_value("p", asked, json!({})));
+        assert_eq!(got, (score, expected.to_owned()), "{name}");
+    }
+    let (_, got) = first().settle().choice(pod_value("p", ask, json!({})));
+    assert_eq!(got, "first", "orders come before all scores");
+}
+
+#[test]
+fn resources_can_be_left_out_of_the_fit() {
+    let gpu = "example.com/gpu";
+    let names = |name: &str| json!({"ignoredResources": [name]});
+    let groups = |name: &str| json!({"ignoredResourceGroups": [name]});
+    let fits = |args: Value, node: &str, reserved: &str, asked: &str| {
+        let bench = Bench::with(node, args).there("others", "cpu=4", "");
+        let bench = bench.open("r", "Restricted", reserved).settle();
+        bench.judge(pod_value("p", asked, wants(json!({}))), &[])
+    };
+    let node = "cpu=16 memory=16Gi pods=100 example.com/gpu=1 other.io/fpga=1";
+    let full = "Reservation(s) Insufficient example.com/gpu";
+    #[rustfmt::skip]
+    let rows = [
+        ("by name", names(gpu), "fits"),
+        ("by group", groups("example.com"), "fits"),
+        ("not at all", json!({}), "Insufficient example.com/gpu by node"),
+        ("another group", groups("other.io"), "Insufficient example.com/gpu by node"),
+    ];
+    for (name, args, expected) in rows {
+        // The node has one, two are asked for; the reservation is of CPU only.
+        assert_eq!(
+            fits(args, node, "cpu=4", "cpu=1 example.com/gpu=2"),
+            expected,
+            "{name}, node"
+        );
+    }
+    let both = fits(
+        groups("example.com"),
+        node,
+        "cpu=4",
+        "cpu=1 example.com/gpu=2 other.io/fpga=2",
+    );
+    assert_eq!(both, "Insufficient other.io/fpga by node");
+    assert_eq!(
+        fits(names(gpu), node, "cpu=4", "cpu=14 example.com/gpu=2"),
+        "Insufficient cpu by node, Reservation(s) Insufficient cpu",
+        "CPU is never left out"
+    );
+    let rich = "cpu=16 memory=16Gi pods=100 example.com/gpu=9";
+    for (name, args, expected) in [
+        ("by name", names(gpu), "fits"),
+        ("by group", groups("example.com"), "fits"),
+        ("not at all", json!({}), full),
+    ] {
+        let got = fits(
+            args,
+            rich,
+            "cpu=4 example.com/gpu=2",
+            "cpu=1 example.com/gpu=4",
+        );
+        assert_eq!(got, expected, "{name}, reservation");
+    }
+}
+
+#[test]
+fn conditions_count_reservations_by_what_kept_them() {
+    use super::super::fit::Counts;
+    use super::super::side::{PodSide, Unmatched};
+    let taint = || Unmatched::Taint("{node.kubernetes.io/unreachable: }".to_owned());
+    let side = |name: bool| {
+        let change = if name {
+            wants(json!({"name": "x"}))
+        } else {
+            json!({})
+        };
+        let pod = serde_json::from_value(pod_value("p", "", change)).unwrap();
+        let table = koord_model::resources::ResourceTable::new();
+        let pod = PodInfo::new(Arc::new(pod), &table).unwrap();
+        PodSide::new(&pod, vec![1], &table).unwrap()
+    };
+    const OTHER: &[&str] = &["node(s) didn't match the requested node name"];
+    type Found = Vec<(usize, Result<(), Unmatched>)>;
+    type Row<'a> = (
+        &'a str,
+        bool,
+        bool,
+        Found,
+        &'a [(usize, &'a [&'a str])],
+        &'a str,
+    );
+    #[rustfmt::skip]
+    let rows: Vec<Row<'_>> = vec![
+        ("nothing to say", false, false, vec![], &[], ""),
+        ("required", true, false, vec![], &[], "0 Reservation(s) matched owner total"),
+        ("closed", false, false, vec![(4, Err(Unmatched::Unschedulable))], &[],
+            "4 Reservation(s) is unschedulable, 4 Reservation(s) matched owner total"),
+        ("another name", false, true, vec![(4, Err(Unmatched::Name))], &[],
+            "4 Reservation(s) didn't match the requested reservation name, 4 Reservation(s) matched owner total"),
+        ("tainted", false, false, vec![(4, Err(taint()))], &[],
+            "4 Reservation(s) had untolerated taint {node.kubernetes.io/unreachable: }, 4 Reservation(s) matched owner total"),
+        ("closed or not exact", false, false,
+            vec![(1, Err(Unmatched::Unschedulable)), (4, Err(Unmatched::Exact))], &[],
+            "1 Reservation(s) is unschedulable, 4 Reservation(s) is not exact matched, 5 Reservation(s) matched owner total"),
+        ("closed or not wanted", false, false,
+            vec![(1, Err(Unmatched::Unschedulable)), (4, Err(Unmatched::Affinity))], &[],
+            "4 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 5 Reservation(s) matched owner total"),
+        ("named, and not exact", false, true, vec![(4, Err(Unmatched::Name)), (1, Err(Unmatched::Exact))], &[],
+            "1 Reservation(s) exactly matches the requested reservation name, 4 Reservation(s) didn't match the requested reservation name, 1 Reservation(s) is not exact matched, 5 Reservation(s) matched owner total"),
+        ("the node refuses", false, false,
+            vec![(3, Err(Unmatched::Affinity)), (1, Err(Unmatched::Unschedulable)), (2, Ok(()))], &[(2, OTHER)],
+            "3 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 2 Reservation(s) for node reason that node(s) didn't match the requested node name, 6 Reservation(s) matched owner total"),
+        ("reservations and the node refuse", false, false,
+            vec![(1, Err(Unmatched::Affinity)), (1, Err(Unmatched::Unschedulable)), (4, Ok(()))],
+            &[(2, &["Reservation(s) Insufficient nvidia.com/gpu", "Reservation(s) Insufficient koordinator.sh/gpu-mem-ratio"]), (2, &["Reservation(s) Insufficient cpu", "Insufficient memory"])],
+            "1 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 1 Reservation(s) for node reason that Insufficient memory, 6 Reservation(s) matched owner total"),
+    ];
+    for (name, required, named, found, refused, expected) in rows {
+        let mut counts = Counts::default();
+        let side = side(named);
+        for (count, checked) in found {
+            (0..count).for_each(|_| counts.add(&side, checked.clone()));
+        }
+        for (usable, reasons) in refused {
+            let reasons: Vec<_> = reasons
+                .iter()
+                .map(|text| (*text).to_owned().into())
+                .collect();
+            counts.refused(*usable, &reasons);
+        }
+        assert_eq!(counts.text(required), expected, "{name}");
+    }
+}
