@@ -26,6 +26,8 @@ mod shape;
 mod taints;
 mod topology;
 mod topology_spread;
+#[cfg(test)]
+mod upstream;
 mod volumes;
 
 use koord_scheduler::framework::{Factory, Order, Plugin, Registry};
@@ -68,9 +70,7 @@ pub fn registry() -> Registry {
             Ok(Box::new(basic::NodeUnschedulable))
         }),
         both("NodeName", 1, |_, _| Ok(Box::new(basic::NodeName))),
-        both("TaintToleration", 3, |_, _| {
-            Ok(Box::new(taints::TaintToleration))
-        }),
+        both("TaintToleration", 3, taints::build),
         both("NodeAffinity", 2, node_affinity::build),
         both("NodePorts", 1, node_ports::build),
         both("NodeResourcesFit", 1, fit::build),

@@ -2,10 +2,11 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin, Points, PreScore, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin,
+    Points, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::Value;
 
 const NO_SCHEDULE: &str = "NoSchedule";
 const NO_EXECUTE: &str = "NoExecute";
@@ -13,11 +14,30 @@ const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct TaintToleration;
+pub(crate) struct TaintToleration {
+    /// Whether tolerations may compare numbers.
+    compares: bool,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    _value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let gate = context.gates.get("TaintTolerationComparisonOperators");
+    let compares = gate == Some(&true);
+    Ok(Box::new(TaintToleration { compares }))
+}
 
 /// Whether any of `tolerations` tolerates `taint`.
 #[must_use]
 pub(crate) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
+    tolerate(tolerations, taint, false)
+}
+
+/// As [`tolerates`]; with `compares`, the operators `Lt` and `Gt` count.
+fn tolerate(tolerations: &[Toleration], taint: &Taint, compares: bool) -> bool {
+    let number = |text: &Option<String>| text.as_deref()?.parse::<i64>().ok();
     tolerations.iter().any(|toleration| {
         let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
         let effect = toleration.effect.as_deref().unwrap_or_default();
@@ -31,6 +51,13 @@ pub(crate) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
         match toleration.operator.as_deref().unwrap_or_default() {
             "Exists" => true,
             "" | "Equal" => !key.is_empty() && text(&toleration.value) == text(&taint.value),
+            operator @ ("Lt" | "Gt") if compares => {
+                match (number(&taint.value), number(&toleration.value)) {
+                    (Some(is), Some(limit)) if operator == "Lt" => is < limit,
+                    (Some(is), Some(limit)) => is > limit,
+                    _ => false,
+                }
+            }
             _ => false,
         }
     })
@@ -47,10 +74,18 @@ pub(crate) fn untolerated<'a>(
     tolerations: &[Toleration],
     taints: &'a [Taint],
 ) -> Option<&'a Taint> {
+    keeps_off(tolerations, taints, false)
+}
+
+fn keeps_off<'a>(
+    tolerations: &[Toleration],
+    taints: &'a [Taint],
+    compares: bool,
+) -> Option<&'a Taint> {
     taints
         .iter()
         .filter(|taint| taint.effect == NO_SCHEDULE || taint.effect == NO_EXECUTE)
-        .find(|taint| !tolerates(tolerations, taint))
+        .find(|taint| !tolerate(tolerations, taint, compares))
 }
 
 impl Plugin for TaintToleration {
@@ -74,7 +109,7 @@ impl Plugin for TaintToleration {
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         match event.node {
-            Some(node) if untolerated(of(pod), node.taints()).is_some() => Helps::Skip,
+            Some(node) if keeps_off(of(pod), node.taints(), self.compares).is_some() => Helps::Skip,
             _ => Helps::Queue,
         }
     }
@@ -94,7 +129,7 @@ impl Plugin for TaintToleration {
             .info(node)
             .map(|info| info.taints())
             .unwrap_or_default();
-        match untolerated(of(cycle.pod), taints) {
+        match keeps_off(of(cycle.pod), taints, self.compares) {
             None => Ok(()),
             Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
@@ -126,7 +161,7 @@ impl Plugin for TaintToleration {
         let disliked = taints
             .iter()
             .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
-            .filter(|taint| !tolerates(tolerations, taint))
+            .filter(|taint| !tolerate(tolerations, taint, self.compares))
             .count();
         i64::try_from(disliked).unwrap_or(i64::MAX)
     }

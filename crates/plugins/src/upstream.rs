@@ -1,0 +1,202 @@
+//! Scores of kube-scheduler 1.35, each plugin alone: the rows of its tables.
+
+mod nodes;
+mod pods;
+mod resources;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{Engine, EngineOptions};
+use koord_scheduler::framework::{
+    Action, BuildContext, Cycle, Effects, Normalize, ObjectChange, Plugin, Points, PreFilter,
+    PreScore, Profiles, State, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::{Value, json};
+use std::any::Any;
+use std::sync::Arc;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_700_000_000).unwrap()
+}
+
+fn built(name: &str, args: &Value, gates: &[&str]) -> Result<Box<dyn Plugin>, String> {
+    let mut factories = crate::registry().factories.into_iter();
+    let factory = factories.find(|factory| factory.name == name).unwrap();
+    let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
+    let context = BuildContext::with_gates(gates.collect());
+    (factory.build)(Some(args), &context).map_err(|error| error.to_string())
+}
+
+/// A plugin, beside an engine that keeps the books.
+struct Alone {
+    engine: Engine,
+    plugin: Box<dyn Plugin>,
+    /// Every pod on a node needs a name of its own.
+    pods: usize,
+}
+
+impl Alone {
+    fn new(name: &str, args: Value) -> Self {
+        Self::gated(name, args, &[])
+    }
+
+    fn gated(name: &str, args: Value, gates: &[&str]) -> Self {
+        let config = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "profiles": [{"plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": [{"name": "NodeName"}, {"name": "DefaultBinder"}]
+            }}}]
+        });
+        let config = Configuration::parse(&config.to_string()).unwrap();
+        let context = BuildContext::default();
+        let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+        Self {
+            engine: Engine::new(&config, profiles, EngineOptions::default()),
+            plugin: built(name, &args, gates).unwrap(),
+            pods: 0,
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            nodes: self.engine.nodes(),
+            resources: self.engine.resources(),
+            now: now(),
+        }
+    }
+
+    fn tell(&mut self, news: impl FnOnce(&mut dyn Plugin, View<'_>, &mut Effects)) {
+        let view = View {
+            nodes: self.engine.nodes(),
+            resources: self.engine.resources(),
+            now: now(),
+        };
+        news(&mut *self.plugin, view, &mut Effects::default());
+    }
+
+    fn node(&mut self, name: &str, labels: Value, rest: Value) {
+        let mut value = json!({"metadata": {"name": name, "uid": name, "labels": labels}});
+        for (key, part) in rest.as_object().into_iter().flatten() {
+            value[key] = part.clone();
+        }
+        let node: Node = serde_json::from_value(value).unwrap();
+        self.engine.node_applied(Arc::new(node), now());
+        let row = self.engine.nodes().find(name).unwrap();
+        self.tell(|plugin, view, fx| plugin.on_node(row, view, fx));
+    }
+
+    fn object(&mut self, kind: &'static str, object: Arc<dyn Any + Send + Sync>) {
+        let change = ObjectChange {
+            kind,
+            action: Action::ADD,
+            old: None,
+            new: object,
+        };
+        self.tell(|plugin, view, fx| plugin.on_object(&change, view, fx));
+    }
+
+    /// A pod on a node.
+    fn there(&mut self, node: &str, mut pod: Value) {
+        self.pods += 1;
+        let name = format!("there-{}", self.pods);
+        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["uid"] = json!(name);
+        pod["spec"]["nodeName"] = json!(node);
+        let pod: Pod = serde_json::from_value(complete(pod)).unwrap();
+        self.engine.pod_applied(Arc::new(pod), now());
+        let row = self.engine.nodes().find(node).unwrap();
+        let mut pods = self.engine.nodes().pods(row);
+        let info = pods.find(|pod| *pod.name == *name).unwrap().clone();
+        drop(pods);
+        self.tell(|plugin, view, fx| plugin.on_assigned(&info, row, view, fx));
+    }
+
+    fn row(&self, node: &str) -> NodeIndex {
+        self.engine.nodes().find(node).unwrap()
+    }
+
+    fn cycle<T>(&self, mut pod: Value, look: impl FnOnce(&Cycle<'_>) -> T) -> T {
+        pod["metadata"]["name"] = json!("p");
+        pod["metadata"]["uid"] = json!("p");
+        let pod = Arc::new(serde_json::from_value(complete(pod)).unwrap());
+        let pod = Arc::new(PodInfo::new(pod, self.engine.resources()).unwrap());
+        look(&Cycle::new(&pod, self.view()))
+    }
+
+    /// The scores of these nodes, 0 to 100; all 0 when the plugin scores nothing.
+    fn scores(&self, pod: Value, nodes: &str) -> String {
+        let rows: Vec<NodeIndex> = nodes
+            .split_whitespace()
+            .map(|name| self.row(name))
+            .collect();
+        let scores = self.cycle(pod, |cycle| {
+            let mut scores = vec![0; rows.len()];
+            let PreScore::Ready(state) = self.plugin.pre_score(cycle) else {
+                return scores;
+            };
+            if self.plugin.points().has(Points::VOLATILE) {
+                // In order of index, as the engine asks.
+                let mut order: Vec<usize> = (0..rows.len()).collect();
+                order.sort_by_key(|at| rows[*at]);
+                let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
+                let mut found = vec![0; rows.len()];
+                self.plugin.score_rows(cycle, &state, &sorted, &mut found);
+                if self.plugin.normalization() == Normalize::Custom {
+                    self.plugin.normalize(cycle, &mut found);
+                }
+                for (at, score) in order.into_iter().zip(found) {
+                    scores[at] = score;
+                }
+            } else {
+                for (row, score) in rows.iter().zip(&mut scores) {
+                    *score = self.plugin.score(cycle, &state, *row);
+                }
+            }
+            let max = scores.iter().copied().max().unwrap_or(0);
+            let share = |score: i64| if max == 0 { 0 } else { score * 100 / max };
+            match self.plugin.normalization() {
+                Normalize::Max => scores.iter().map(|score| share(*score)).collect(),
+                Normalize::MaxReversed => scores.iter().map(|s| 100 - share(*s)).collect(),
+                Normalize::None | Normalize::Custom => scores,
+            }
+        });
+        let texts: Vec<String> = scores.iter().map(i64::to_string).collect();
+        texts.join(" ")
+    }
+
+    /// Whether the pod may go to the node, or why not.
+    fn judge(&self, pod: Value, node: &str) -> String {
+        self.cycle(pod, |cycle| {
+            let state = match self.plugin.pre_filter(cycle) {
+                PreFilter::Ready { state, .. } => state,
+                PreFilter::Skip => return "fits".to_owned(),
+                PreFilter::Reject(rejection) => return rejection.message(),
+            };
+            let verdict = self.plugin.filter(cycle, &state, self.row(node));
+            verdict.map_or_else(|rejection| rejection.message(), |()| "fits".to_owned())
+        })
+    }
+}
+
+/// Fills in what every pod has.
+fn complete(mut pod: Value) -> Value {
+    if pod["metadata"]["namespace"].is_null() {
+        pod["metadata"]["namespace"] = json!("");
+    }
+    if pod["spec"]["containers"].is_null() {
+        pod["spec"]["containers"] = json!([]);
+    }
+    pod
+}
+
+#[test]
+fn what_is_not_scored_is_zero() {
+    let _ = State::default();
+    let mut alone = Alone::new("NodeAffinity", json!({}));
+    alone.node("a", json!({}), json!({}));
+    assert_eq!(alone.scores(json!({}), "a"), "0");
+}
