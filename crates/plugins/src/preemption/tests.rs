@@ -13,16 +13,20 @@ fn at(seconds: i64) -> Timestamp {
 
 /// Room, taints and preemption.
 fn engine(args: Value, gates: &[(&str, bool)]) -> Engine {
-    let enabled: Vec<Value> = [
+    engine_with(&[], args, gates)
+}
+
+/// The same with other plugins before them.
+fn engine_with(first: &[&str], args: Value, gates: &[(&str, bool)]) -> Engine {
+    let names = [
         "NodeUnschedulable",
         "TaintToleration",
         "NodeResourcesFit",
         NAME,
         "DefaultBinder",
-    ]
-    .into_iter()
-    .map(|name| json!({"name": name}))
-    .collect();
+    ];
+    let names = first.iter().chain(&names);
+    let enabled: Vec<Value> = names.map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -420,6 +424,28 @@ fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
 }
 
 #[test]
+fn a_plugin_that_finds_nobody_does_not_take_back_what_another_promised() {
+    let mut engine = engine_with(&["ElasticQuota"], json!({}), &[]);
+    for name in ["n1", "n2"] {
+        engine.node_applied(node(&format!("{name} cpu=4")), at(0));
+        engine.pod_applied(pod(&format!("on-{name} on={name} cpu=4 prio=1")), at(0));
+    }
+    engine.take_outputs();
+    engine.pod_applied(pod("x cpu=3 prio=10"), at(1));
+    let nominated = |engine: &Engine| engine.nominated_node("x").cloned();
+    let evictions = |out: &[String]| out.iter().filter(|line| line.starts_with("evict")).count();
+    assert_eq!(evictions(&run(&mut engine, 1)), 1);
+    let node = nominated(&engine);
+    assert!(node.is_some());
+    for round in 1..4 {
+        let again = format!("x cpu=3 prio=10 app=changed-{round}");
+        engine.pod_applied(pod(&again), at(20 * round));
+        assert_eq!(evictions(&run(&mut engine, 20 * round)), 0, "round {round}");
+        assert_eq!(nominated(&engine), node);
+    }
+}
+
+#[test]
 fn room_is_kept_from_equals_and_not_from_betters() {
     let nominated = "x cpu=3 prio=10 nominated=n1 never";
     let table = [
@@ -582,9 +608,9 @@ fn arguments_are_checked() {
             .len(),
         1
     );
-    assert!(
-        engine(json!({}), &[("PodDisruptionBudget", false)])
-            .watches()
-            .is_empty()
-    );
+    let mut context = BuildContext::default();
+    context
+        .gates
+        .insert("PodDisruptionBudget".to_owned(), false);
+    assert!(build(None, &context).unwrap().watches().is_empty());
 }

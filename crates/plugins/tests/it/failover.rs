@@ -1,11 +1,15 @@
-//! Leaders die at any point of a run, with requests under way; the next one takes over what is
-//! there. Checked against the API alone: nothing is over-allocated, no CPU and no share of a GPU has
-//! two owners, gangs are whole or not there, quotas and reservations count what is bound.
+//! Leaders die at any point of a run, with requests under way, or lose their lease; the next one,
+//! which stood by all the time, takes over what is there. Checked against the API alone: nothing is
+//! over-allocated, no CPU and no share of a GPU has two owners, gangs are whole or not there, quotas
+//! and reservations count what is bound.
 
+mod checks;
+mod preemption;
+mod takeover;
 mod wire;
 mod world;
 
-use wire::Fuse;
+use wire::{Fuse, Which, any_write, gang_binding, of_reservations};
 use world::World;
 
 /// A number drawn from `seed` (SplitMix64).
@@ -16,13 +20,13 @@ fn draw(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// One run in which the first leader dies with its `writes`th write; how many it needed when it
-/// lived to the end.
-async fn run(writes: i64, arrives: bool) -> i64 {
-    let what = format!("dead at write {writes}, which arrives: {arrives}");
+/// One run in which the first leader dies with the `at`th of its writes that are `counted`; how many
+/// there were when it lived to the end.
+async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
+    let what = format!("dead at write {at}, which arrives: {arrives}");
     let world = World::start().await;
-    let fuse = Fuse::new(writes, arrives);
-    let first = world.schedule("one", fuse.clone());
+    let fuse = Fuse::new(at, counted, arrives);
+    let (first, second) = world.pair(&fuse).await;
     let mut pods = world.pods().await;
     world.create().await;
     tokio::select! {
@@ -32,7 +36,6 @@ async fn run(writes: i64, arrives: bool) -> i64 {
     let used = fuse.used();
     first.kill(&fuse).await;
     // Its lease runs out: it could not be given back.
-    let second = world.schedule("two", Fuse::endless());
     pods.settled(&what).await;
     world.check(&what).await;
     // What is decided now is decided on rebuilt state.
@@ -45,11 +48,27 @@ async fn run(writes: i64, arrives: bool) -> i64 {
 
 #[tokio::test(start_paused = true)]
 async fn whenever_the_leader_dies_the_next_one_carries_on() {
-    let whole = run(i64::MAX, true).await;
+    let whole = run(i64::MAX, any_write, true).await;
     assert!(whole > 40, "{whole} writes are too few to die between");
-    for round in 100..112 {
+    for round in 100..114 {
         let number = draw(round);
-        let writes = i64::try_from(number % u64::try_from(whole).unwrap()).unwrap() + 1;
-        run(writes, number & (1 << 40) == 0).await;
+        let at = i64::try_from(number % u64::try_from(whole).unwrap()).unwrap() + 1;
+        run(at, any_write, number & (1 << 40) == 0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gang_is_made_whole_whichever_of_its_members_was_bound_last() {
+    // Two gangs of four; whether the binding arrives is drawn.
+    for at in 1..=8 {
+        run(at, gang_binding, draw(at.unsigned_abs()) & 1 == 0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reservations_hold_what_they_hold_wherever_they_were_left() {
+    let whole = run(i64::MAX, of_reservations, true).await;
+    for at in (1..=whole.min(10)).chain([whole]) {
+        run(at, of_reservations, draw(at.unsigned_abs()) & 1 == 0).await;
     }
 }

@@ -499,7 +499,7 @@ impl Engine {
             diagnosis.nominated = Some(String::new());
         }
         let mut messages = Vec::new();
-        let mut room = None;
+        let (mut room, mut waits) = (None, false);
         let view = view!(self, now);
         let mut laps = self
             .meter
@@ -535,10 +535,18 @@ impl Engine {
                             break;
                         }
                         Attempt::Hopeless(text) => {
-                            diagnosis.nominated = Some(String::new());
+                            if !waits {
+                                diagnosis.nominated = Some(String::new());
+                            }
                             text
                         }
                         Attempt::Ineligible(text) => text,
+                        // Another plugin that can do nothing does not take back what is promised.
+                        Attempt::Waits(text) => {
+                            waits = true;
+                            diagnosis.nominated = None;
+                            text
+                        }
                     }
                 }
                 PostFilter::Unhelpful(text) => text,

@@ -31,7 +31,6 @@ pub use diagnosis::{Diagnosis, NodeRefusal};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
 
-use crate::Watch;
 use crate::config::Configuration;
 use crate::framework::{
     Action, BindPlan, ClusterEvent, Cycle, Effects, Helps, Instance, Interest, NotShown, Plugin,
@@ -327,18 +326,6 @@ impl Engine {
     #[must_use]
     pub fn plugin_name(&self, instance: Instance) -> &'static str {
         self.names.get(instance).copied().unwrap_or_default()
-    }
-
-    /// The kinds that plugins need to see beside pods and nodes, each once.
-    #[must_use]
-    pub fn watches(&self) -> Vec<Watch> {
-        let mut watches: Vec<Watch> = Vec::new();
-        for watch in self.plugins.iter().flat_map(|plugin| plugin.watches()) {
-            if watches.iter().all(|known| known.kind() != watch.kind()) {
-                watches.push(watch);
-            }
-        }
-        watches
     }
 
     /// How many pods wait where.

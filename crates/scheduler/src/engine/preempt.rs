@@ -46,6 +46,8 @@ pub(super) enum Attempt {
     Hopeless(String),
     /// With the text for the condition.
     Ineligible(String),
+    /// Room is being made for it already; with the text for the condition.
+    Waits(String),
 }
 
 /// Who asks for room, and under which rules.
@@ -230,7 +232,7 @@ impl Engine {
                 .any(|other| self.may_go(pod, node, other, rules) && self.is_going(other))
         {
             let text = "not eligible due to a terminating pod on the nominated node.";
-            return Attempt::Ineligible(format!("{}{text}", rules.prefix));
+            return Attempt::Waits(format!("{}{text}", rules.prefix));
         }
         if !anyone {
             return nobody();

@@ -1,6 +1,7 @@
 //! From configuration to the resolved list of plugins per extension point.
 
 use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry};
+use crate::Watch;
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
 use serde_json::Value;
 
@@ -104,6 +105,18 @@ struct Builder<'a> {
 }
 
 impl Profiles {
+    /// The kinds that plugins need to see beside pods and nodes, each once.
+    #[must_use]
+    pub fn watches(&self) -> Vec<Watch> {
+        let mut watches: Vec<Watch> = Vec::new();
+        for watch in self.instances.iter().flat_map(|plugin| plugin.watches()) {
+            if watches.iter().all(|known| known.kind() != watch.kind()) {
+                watches.push(watch);
+            }
+        }
+        watches
+    }
+
     /// Builds the profiles of `config`. With `koord`, the registry's Koordinator plugins are on by
     /// default in each of them, as they are without a configuration file.
     ///

@@ -17,8 +17,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The evictions of one preemption; measured when the last of them has ended.
 struct Evictions {
@@ -40,7 +42,7 @@ pub(super) struct Writer {
     client: Client,
     recorder: Recorder,
     clock: koord_app::Clock,
-    permits: Arc<Semaphore>,
+    gate: Gate,
     sender: mpsc::Sender<Message>,
     metrics: Metrics,
     /// The last status write of a pod: what is written next about the pod waits for it.
@@ -53,6 +55,59 @@ pub(super) struct Writer {
     pub(super) annotate_bindings: bool,
     /// Targets of writes that do not exist: said once.
     nowhere: Arc<Mutex<FxHashSet<Arc<str>>>>,
+}
+
+/// Says when writes may be sent. Whoever has lost the leadership, or gives it up, must have stopped
+/// writing before somebody else decides.
+#[derive(Debug, Clone)]
+pub(super) struct Gate {
+    permits: Arc<Semaphore>,
+    all: u32,
+    /// No write begins any more.
+    closing: CancellationToken,
+    /// Those that have begun are given up, too.
+    closed: CancellationToken,
+}
+
+impl Gate {
+    fn new(concurrency: usize) -> Self {
+        let all = u32::try_from(concurrency.max(1)).unwrap_or(u32::MAX);
+        Self {
+            permits: Arc::new(Semaphore::new(concurrency.max(1))),
+            all,
+            closing: CancellationToken::new(),
+            closed: CancellationToken::new(),
+        }
+    }
+
+    /// Does `work` in its turn, unless the gate is closed before.
+    async fn pass<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let _permit = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => return None,
+            permit = self.permits.acquire() => permit.ok()?,
+        };
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => None,
+            done = work => Some(done),
+        }
+    }
+
+    /// Lets nobody in any more, and waits for those who are, but not for ever.
+    pub(super) async fn close(&self, patience: Duration) {
+        self.closing.cancel();
+        let empty = self.permits.acquire_many(self.all);
+        if tokio::time::timeout(patience, empty).await.is_err() {
+            tracing::warn!("writes did not end in time; they are given up");
+        }
+        self.closed.cancel();
+    }
+
+    /// Closes the gate at once when it is dropped.
+    pub(super) fn guard(&self) -> [DropGuard; 2] {
+        [&self.closing, &self.closed].map(|token| token.clone().drop_guard())
+    }
 }
 
 impl Writer {
@@ -68,7 +123,7 @@ impl Writer {
             client,
             recorder,
             clock,
-            permits: Arc::new(Semaphore::new(concurrency.max(1))),
+            gate: Gate::new(concurrency),
             sender,
             metrics,
             statuses: FxHashMap::default(),
@@ -79,23 +134,24 @@ impl Writer {
         }
     }
 
+    /// What all writes pass.
+    pub(super) fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
     /// Binds a pod; the result arrives as a message.
     pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
         let before = self.statuses.remove(&request.pod.uid);
         // The API server clears the nomination of a pod that is bound.
         self.expected.remove(&request.pod.uid);
-        let (client, permits) = (self.client.clone(), self.permits.clone());
+        let (client, gate) = (self.client.clone(), self.gate.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
         let together = self.annotate_bindings;
         let metrics = self.metrics.clone();
         metrics.binding(self.binding);
         metrics.call_queued(Call::Binding);
-        tokio::spawn(async move {
-            if let Some(before) = before {
-                let _ = before.await;
-            }
-            let _permit = permits.acquire_owned().await;
+        let work = async move {
             metrics.call_started(Call::Binding);
             let started = tokio::time::Instant::now();
             let result = send_binding(client, &request, together).await;
@@ -132,6 +188,12 @@ impl Writer {
                     binder: request.binder,
                 })
                 .await;
+        };
+        tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            gate.pass(work).await;
         });
     }
 
@@ -332,14 +394,13 @@ impl Writer {
         F: Future<Output = ()> + Send + 'static,
     {
         let before = self.statuses.remove(&key);
-        let permits = self.permits.clone();
+        let gate = self.gate.clone();
         let sent = send(self.client.clone());
         let task = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            let _permit = permits.acquire_owned().await;
-            sent.await;
+            gate.pass(sent).await;
         });
         self.statuses.insert(key, task);
         if self.statuses.len() > 4096 {

@@ -8,6 +8,7 @@ mod watch;
 
 pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
+use watch::Source;
 pub use watch::Watch;
 
 use crate::config::{ConfigError, Configuration};
@@ -28,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How long decisions are made before events are looked at again.
 const SLICE: Duration = Duration::from_millis(5);
@@ -36,6 +37,8 @@ const SLICE: Duration = Duration::from_millis(5);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
 const NODES: &str = "nodes.v1";
 const PODS: &str = "pods.v1";
+/// How long writes that are under way may take when the leadership is given up.
+const WRITES_END: Duration = Duration::from_secs(5);
 
 /// How to run the scheduler.
 #[derive(Debug, Clone)]
@@ -211,12 +214,16 @@ pub fn run(
             ctx: ctx.clone(),
         };
         match elector {
-            None => daemon.lead(ctx.shutdown.clone()).await,
+            None => daemon.lead(None, ctx.shutdown.clone()).await,
             Some((elector, name)) => {
                 let metrics = daemon.metrics.clone();
+                let leads = CancellationToken::new();
+                let warm = !daemon.config.delay_cache_until_active;
+                let warm = warm.then(|| daemon.watch(leads.clone(), ctx.shutdown.child_token()));
                 let led = elector.run(ctx.shutdown.clone(), |token| {
                     metrics.leads(&name, true);
-                    daemon.lead(token)
+                    leads.cancel();
+                    daemon.lead(warm, token)
                 });
                 let led = Box::pin(led).await;
                 metrics.leads(&name, false);
@@ -298,7 +305,46 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn lead(self, shutdown: CancellationToken) {
+    /// Starts the informers. Until `leads` is cancelled they only gather what there is; with
+    /// `delayCacheUntilActive` they do not even begin before.
+    fn watch(&self, leads: CancellationToken, shutdown: CancellationToken) -> Watching {
+        let (sender, messages) = mpsc::channel(4096);
+        let watches = self.profiles.watches();
+        let node = |change| match change {
+            Change::Synced => Message::Synced(NODES),
+            change => Message::Node(change),
+        };
+        let pod = |change| match change {
+            Change::Synced => Message::Synced(PODS),
+            change => Message::Pod(change),
+        };
+        let source = Source {
+            client: self.client.clone(),
+            sender: sender.clone(),
+            leads,
+            shutdown: shutdown.clone(),
+        };
+        watch::forward(source.clone(), watch::trim_node, None, node);
+        let pods = transform::pods(&self.options.build.gates);
+        watch::forward(source.clone(), pods, None, pod);
+        for watch in &watches {
+            watch.start(source.clone());
+        }
+        let kinds = watches.iter().map(Watch::kind);
+        Watching {
+            sender,
+            messages,
+            kinds: kinds.chain([NODES, PODS]).collect(),
+            _stop: shutdown.drop_guard(),
+        }
+    }
+
+    async fn lead(self, watching: Option<Watching>, shutdown: CancellationToken) {
+        let watching = watching.unwrap_or_else(|| {
+            let now = CancellationToken::new();
+            now.cancel();
+            self.watch(now, shutdown.child_token())
+        });
         let Self {
             options,
             config,
@@ -309,30 +355,12 @@ impl Daemon {
         } = self;
         let names: Vec<String> = profiles.profiles.iter().map(|p| p.name.clone()).collect();
         let mut engine = Engine::new(&config, profiles, options.engine);
-        let (sender, receiver) = mpsc::channel(4096);
-        let watches = engine.watches();
-        let node = |change| match change {
-            Change::Synced => Message::Synced(NODES),
-            change => Message::Node(change),
-        };
-        let pod = |change| match change {
-            Change::Synced => Message::Synced(PODS),
-            change => Message::Pod(change),
-        };
-        let stop = || shutdown.clone();
-        watch::forward(
-            client.clone(),
-            watch::trim_node,
-            None,
-            sender.clone(),
-            stop(),
-            node,
-        );
-        let pods = transform::pods(&options.build.gates);
-        watch::forward(client.clone(), pods, None, sender.clone(), stop(), pod);
-        for watch in &watches {
-            watch.start(client.clone(), sender.clone(), shutdown.clone());
-        }
+        let Watching {
+            sender,
+            messages,
+            kinds,
+            _stop,
+        } = watching;
         let component = names.first().cloned().unwrap_or_default();
         let instance = format!("{component}-{}", koord_kube::lease::host_name());
         let recorder = Recorder::start(
@@ -347,6 +375,9 @@ impl Daemon {
         let counted = metrics.clone();
         let mut writer = Writer::new(client, recorder, clock, concurrency, sender, counted);
         writer.annotate_bindings = options.bind_annotations_with_binding;
+        let gate = writer.gate();
+        // This future is dropped when the leadership is lost.
+        let _closed = gate.guard();
         let limits = monitor::Limits {
             period: options.monitor_period,
             timeout: options.scheduling_timeout,
@@ -371,14 +402,18 @@ impl Daemon {
             nearest: options.nearest_in_conditions,
             next_nearest: Instant::now(),
         };
-        let kinds = watches
-            .iter()
-            .map(Watch::kind)
-            .chain([NODES, PODS])
-            .collect();
-        task.run(receiver, questions, kinds, shutdown).await;
+        task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
+        gate.close(WRITES_END).await;
     }
+}
+
+/// Running informers and their one channel.
+struct Watching {
+    sender: mpsc::Sender<Message>,
+    messages: mpsc::Receiver<Message>,
+    kinds: BTreeSet<&'static str>,
+    _stop: DropGuard,
 }
 
 /// The task that owns the engine.

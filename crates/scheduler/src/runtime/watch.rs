@@ -2,10 +2,12 @@
 
 use crate::framework::{Action, ObjectChange};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_kube::{Change, Client, Informer, Scope};
+use koord_kube::{Change, Client, Informer, ObjectKey, Scope};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +33,21 @@ pub(crate) enum Message {
     },
 }
 
-type Start = fn(&'static str, Client, mpsc::Sender<Message>, CancellationToken);
+/// How long a replica that has just become the leader still only listens: what the one before it
+/// wrote last has arrived by then.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Where informers read, and whom they tell.
+#[derive(Clone)]
+pub(crate) struct Source {
+    pub(crate) client: Client,
+    pub(crate) sender: mpsc::Sender<Message>,
+    /// Cancelled as soon as this replica leads. Until then informers only gather what there is.
+    pub(crate) leads: CancellationToken,
+    pub(crate) shutdown: CancellationToken,
+}
+
+type Start = fn(&'static str, Source);
 
 /// A kind that a plugin needs to see.
 #[derive(Debug, Clone, Copy)]
@@ -65,22 +81,13 @@ impl Watch {
         self.kind
     }
 
-    pub(crate) fn start(
-        &self,
-        client: Client,
-        sender: mpsc::Sender<Message>,
-        shutdown: CancellationToken,
-    ) {
-        (self.start)(self.kind, client, sender, shutdown);
+    pub(crate) fn start(&self, source: Source) {
+        (self.start)(self.kind, source);
     }
 }
 
-fn start<K>(
-    kind: &'static str,
-    client: Client,
-    sender: mpsc::Sender<Message>,
-    shutdown: CancellationToken,
-) where
+fn start<K>(kind: &'static str, source: Source)
+where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
         + Clone
         + Debug
@@ -90,11 +97,9 @@ fn start<K>(
         + Sync,
 {
     forward::<K>(
-        client,
+        source,
         |_| {},
         Some(kind),
-        sender,
-        shutdown,
         move |change| match change {
             Change::Synced => Message::Synced(kind),
             Change::Applied { old, new } => Message::Object(ObjectChange {
@@ -117,15 +122,14 @@ fn start<K>(
     );
 }
 
-/// Starts an informer whose changes go to `sender`, in order. A kind that is `optional`, by its
-/// name, counts as listed when the API server does not have it: a cluster without a custom
-/// resource has none of its objects, and those that come later are changes like any other.
+/// Starts an informer whose changes go to `source.sender`, in order: from the moment this replica
+/// leads, beginning with what there is then. A kind that is `optional`, by its name, counts as
+/// listed when the API server does not have it: a cluster without a custom resource has none of its
+/// objects, and those that come later are changes like any other.
 pub(crate) fn forward<K>(
-    client: Client,
+    source: Source,
     trim: fn(&mut K),
     optional: Option<&'static str>,
-    sender: mpsc::Sender<Message>,
-    shutdown: CancellationToken,
     wrap: impl Fn(Change<K>) -> Message + Send + 'static,
 ) where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
@@ -136,29 +140,85 @@ pub(crate) fn forward<K>(
         + Sync
         + 'static,
 {
-    let mut informer = Informer::<K>::start_trimmed(client, Scope::default(), trim, shutdown);
+    let Source {
+        client,
+        sender,
+        leads,
+        shutdown,
+    } = source;
+    let mut feed = Feed {
+        informer: Informer::<K>::start_trimmed(client, Scope::default(), trim, shutdown),
+        absence: optional.is_some(),
+    };
     tokio::spawn(async move {
-        let mut absence = optional.is_some();
-        loop {
-            let message = tokio::select! {
-                biased;
-                change = informer.changes.recv() => match change {
-                    Some(change) => wrap(change),
-                    None => return,
-                },
-                changed = informer.absent.changed(), if absence => {
-                    absence = changed.is_ok();
-                    match optional {
-                        Some(kind) if *informer.absent.borrow_and_update() => Message::Synced(kind),
-                        _ => continue,
-                    }
-                }
+        if !leads.is_cancelled() {
+            let Some(gathered) = feed.gather(leads).await else {
+                return;
             };
-            if sender.send(message).await.is_err() {
+            for change in gathered {
+                if sender.send(wrap(change)).await.is_err() {
+                    return;
+                }
+            }
+        }
+        while let Some(change) = feed.next().await {
+            if sender.send(wrap(change)).await.is_err() {
                 return;
             }
         }
     });
+}
+
+/// An informer, and whether it may be of a kind that the API server does not have.
+struct Feed<K> {
+    informer: Informer<K>,
+    absence: bool,
+}
+
+impl<K> Feed<K>
+where
+    K: koord_kube::kube_core::Resource<DynamicType = ()>,
+{
+    /// The next change; that there is no such kind is a list without objects.
+    async fn next(&mut self) -> Option<Change<K>> {
+        let Self { informer, absence } = self;
+        loop {
+            tokio::select! {
+                biased;
+                change = informer.changes.recv() => return change,
+                changed = informer.absent.changed(), if *absence => {
+                    *absence = changed.is_ok();
+                    if *absence && *informer.absent.borrow_and_update() {
+                        return Some(Change::Synced);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Listens until this replica leads, and a little longer; what there is then, as changes.
+    async fn gather(&mut self, leads: CancellationToken) -> Option<Vec<Change<K>>> {
+        let mut objects: BTreeMap<ObjectKey, Arc<K>> = BTreeMap::new();
+        let mut synced = false;
+        let settled = async {
+            leads.cancelled().await;
+            tokio::time::sleep(SETTLE).await;
+        };
+        tokio::pin!(settled);
+        loop {
+            tokio::select! {
+                () = &mut settled => break,
+                change = self.next() => match change? {
+                    Change::Applied { new, .. } => drop(objects.insert(ObjectKey::of(&*new), new)),
+                    Change::Deleted(last) => drop(objects.remove(&ObjectKey::of(&*last))),
+                    Change::Synced => synced = true,
+                }
+            }
+        }
+        let applied = |new| Change::Applied { old: None, new };
+        let changes = objects.into_values().map(applied);
+        Some(changes.chain(synced.then_some(Change::Synced)).collect())
+    }
 }
 
 /// Drops what no scheduling rule reads: with many pods, that is most of their size.

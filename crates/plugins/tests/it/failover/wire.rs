@@ -1,36 +1,87 @@
-//! A client whose process can die: from one of its writes on, nothing gets through.
+//! A client whose process can die: from one of its writes on, nothing gets through. Or it can lose
+//! its lease, be slow, or be kept waiting for what it reads.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Method, Request};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Blows with a certain write.
+/// Which requests are meant.
+pub(super) type Which = fn(&Method, &str) -> bool;
+
+/// Elections and events are not what the runs are about.
+pub(super) fn any_write(method: &Method, path: &str) -> bool {
+    method != Method::GET && !path.contains("/leases") && !path.contains("/events")
+}
+
+/// A binding of a member of gang `a` or `b`.
+pub(super) fn gang_binding(method: &Method, path: &str) -> bool {
+    any_write(method, path) && path.contains("/pods/gang") && path.ends_with("/binding")
+}
+
+/// A write to a reservation or its status, or to a pod that owns one.
+pub(super) fn of_reservations(method: &Method, path: &str) -> bool {
+    any_write(method, path) && (path.contains("/reservations/") || path.contains("/pods/web-"))
+}
+
+/// The end of a victim.
+pub(super) fn eviction(method: &Method, path: &str) -> bool {
+    method == Method::DELETE && path.contains("/pods/")
+}
+
+/// What becomes of requests; blows with a certain one.
 pub(super) struct Fuse {
     at: i64,
+    counted: Which,
     used: AtomicI64,
     /// Whether the last write reaches the server; its answer never comes.
     arrives: bool,
     blown: CancellationToken,
+    /// Whether requests about leases fail.
+    pub(super) leaseless: AtomicBool,
+    /// How long requests take to reach the server.
+    delays: Vec<(Which, Duration)>,
+    /// When the first and the last write reached the server.
+    written: Mutex<Option<[Instant; 2]>>,
 }
 
 impl Fuse {
-    pub(super) fn new(at: i64, arrives: bool) -> Arc<Self> {
-        Arc::new(Self {
+    /// Blows with the `at`th request of those that are `counted`.
+    pub(super) fn new(at: i64, counted: Which, arrives: bool) -> Arc<Self> {
+        Arc::new(Self::plain(at, counted, arrives))
+    }
+
+    fn plain(at: i64, counted: Which, arrives: bool) -> Self {
+        Self {
             at,
+            counted,
             used: AtomicI64::new(0),
             arrives,
             blown: CancellationToken::new(),
-        })
+            leaseless: AtomicBool::new(false),
+            delays: Vec::new(),
+            written: Mutex::default(),
+        }
     }
 
     pub(super) fn endless() -> Arc<Self> {
-        Self::new(i64::MAX, true)
+        Self::new(i64::MAX, any_write, true)
+    }
+
+    /// Never blows; the first of the `delays` that is meant applies.
+    pub(super) fn slow(delays: Vec<(Which, Duration)>) -> Arc<Self> {
+        Arc::new(Self {
+            delays,
+            ..Self::plain(i64::MAX, any_write, true)
+        })
     }
 
     pub(super) async fn blown(&self) {
@@ -41,24 +92,41 @@ impl Fuse {
         self.blown.cancel();
     }
 
-    /// How many writes there were.
+    /// How many of the counted requests there were.
     pub(super) fn used(&self) -> i64 {
         self.used.load(Ordering::SeqCst)
     }
 
+    /// When the first and the last write reached the server.
+    pub(super) fn written(&self) -> Option<[Instant; 2]> {
+        *self.written.lock().unwrap()
+    }
+
     /// Whether a request gets through, and whether its answer does.
     fn pass(&self, method: &Method, path: &str) -> (bool, bool) {
-        if self.blown.is_cancelled() {
+        let refused = self.leaseless.load(Ordering::SeqCst) && path.contains("/leases");
+        if self.blown.is_cancelled() || refused {
             return (false, false);
         }
-        // Elections and events are not what the run is about.
-        let counts =
-            method != Method::GET && !path.contains("/leases") && !path.contains("/events");
+        let counts = (self.counted)(method, path);
         if counts && self.used.fetch_add(1, Ordering::SeqCst) + 1 == self.at {
             self.blow();
             return (self.arrives, false);
         }
         (true, true)
+    }
+
+    fn delay(&self, method: &Method, path: &str) -> Option<Duration> {
+        let delay = self.delays.iter().find(|(which, _)| which(method, path));
+        delay.map(|(_, delay)| *delay)
+    }
+
+    fn note(&self, method: &Method, path: &str) {
+        if any_write(method, path) {
+            let now = Instant::now();
+            let mut written = self.written.lock().unwrap();
+            *written = Some(written.map_or([now, now], |[first, _]| [first, now]));
+        }
     }
 }
 
@@ -71,10 +139,11 @@ pub(super) struct Wire<S> {
 
 impl<S, B> tower::Service<Request<B>> for Wire<S>
 where
-    S: tower::Service<Request<B>>,
+    S: tower::Service<Request<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Into<BoxError>,
     S::Response: Send,
+    B: Send + 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -86,13 +155,21 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let dead = || BoxError::from("the process is dead");
-        let (sent, answered) = self.fuse.pass(request.method(), request.uri().path());
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let (sent, answered) = self.fuse.pass(&method, &path);
         if !sent {
             return async move { Err(dead()) }.boxed();
         }
-        let answer = self.inner.call(request);
+        let (mut inner, fuse) = (self.inner.clone(), self.fuse.clone());
         async move {
-            let answer = answer.await.map_err(Into::into)?;
+            if let Some(delay) = fuse.delay(&method, &path) {
+                tokio::time::sleep(delay).await;
+            }
+            fuse.note(&method, &path);
+            poll_fn(|context| inner.poll_ready(context))
+                .await
+                .map_err(Into::into)?;
+            let answer = inner.call(request).await.map_err(Into::into)?;
             if answered { Ok(answer) } else { Err(dead()) }
         }
         .boxed()

@@ -1,6 +1,8 @@
 //! Four machines with CPUs and GPUs, and pods of every kind that has state in the scheduler.
 
+use super::checks::{capacity, counted, cpus, gangs, gpus};
 use super::wire::{Fuse, Wire};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
@@ -13,7 +15,7 @@ use koord_scheduler::Options;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
-const CPUS: &str = "scheduling.koordinator.sh/resource-status";
-const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
-const ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
 /// Kind of pod (the part of its name before the dash), how many there are, how many find a place.
-const PODS: [(&str, usize, usize); 7] = [
+const PODS: [(&str, usize, usize); 8] = [
+    ("batch", 6, 4),
     ("cpuset", 6, 6),
     ("gpu", 20, 16),
     ("ganga", 4, 4),
@@ -65,6 +65,15 @@ impl Contender {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
+
+    /// Ends by itself, because somebody else may lead now.
+    pub(super) async fn loses(self) {
+        let ended = self.task.await.unwrap();
+        assert!(
+            matches!(ended, Err(koord_scheduler::Error::Election(_))),
+            "{ended:?}"
+        );
+    }
 }
 
 /// The pods as an informer shows them.
@@ -74,11 +83,11 @@ pub(super) struct Pods {
     _stop: tokio_util::sync::DropGuard,
 }
 
-fn name_of(pod: &Pod) -> String {
+pub(super) fn name_of(pod: &Pod) -> String {
     pod.metadata.name.clone().unwrap_or_default()
 }
 
-fn node_of(pod: &Pod) -> Option<String> {
+pub(super) fn node_of(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone()
 }
 
@@ -90,7 +99,8 @@ impl Pods {
             .count()
     }
 
-    async fn until(&mut self, what: &str, kinds: &[(&str, usize, usize)]) {
+    /// So many of each kind are bound, at least; the first number does not matter.
+    pub(super) async fn until(&mut self, what: &str, kinds: &[(&str, usize, usize)]) {
         let wait = async {
             while kinds.iter().any(|(kind, _, want)| self.bound(kind) < *want) {
                 match self.changes.recv().await {
@@ -122,12 +132,14 @@ impl Pods {
 }
 
 fn room() -> Value {
-    json!({"cpu": "16", "memory": "64Gi", "pods": "110", "koordinator.sh/gpu": "200",
+    json!({"cpu": "16", "memory": "64Gi", "pods": "110",
+        "kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "4Gi",
+        "koordinator.sh/gpu": "200",
         "koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory-ratio": "200",
         "koordinator.sh/gpu-memory": "160Gi"})
 }
 
-fn pod(name: &str, metadata: Value, requests: Value) -> Value {
+pub(super) fn pod(name: &str, metadata: Value, requests: Value) -> Value {
     let mut value = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
         "spec": {"schedulerName": "koord-scheduler", "containers": [
@@ -154,6 +166,11 @@ fn build(kind: &str, number: usize) -> Value {
     let labels = |key: &str, value: &str| json!({"labels": {key: value}});
     let small = json!({"cpu": "1", "memory": "100Mi"});
     match kind {
+        "batch" => {
+            let share =
+                json!({"kubernetes.io/batch-cpu": "3000", "kubernetes.io/batch-memory": "1Gi"});
+            pod(&name, labels("koordinator.sh/qosClass", "BE"), share)
+        }
         "cpuset" => exclusive(&name),
         "gpu" => {
             let share =
@@ -168,7 +185,8 @@ fn build(kind: &str, number: usize) -> Value {
 }
 
 impl World {
-    pub(super) async fn start() -> Self {
+    /// An API server with so many machines.
+    pub(super) async fn bare(machines: usize) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock.clone());
         config.controllers = false;
@@ -180,9 +198,14 @@ impl World {
             clock,
             client,
         };
-        for number in 0..4 {
+        for number in 0..machines {
             world.machine(&format!("n{number}")).await;
         }
+        world
+    }
+
+    pub(super) async fn start() -> Self {
+        let world = Self::bare(4).await;
         for (gang, members) in [("ganga", 4), ("gangb", 4), ("hopeless", 5)] {
             world
                 .put::<PodGroup>(json!({
@@ -242,7 +265,7 @@ impl World {
         self.all(&device).await;
     }
 
-    async fn all<K>(&self, object: &K)
+    pub(super) async fn all<K>(&self, object: &K)
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
@@ -250,7 +273,7 @@ impl World {
         api.create(&PostParams::default(), object).await.unwrap();
     }
 
-    async fn put<K>(&self, value: Value)
+    pub(super) async fn put<K>(&self, value: Value)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -314,6 +337,29 @@ impl World {
         }
     }
 
+    /// A leader, and a second one that stands by.
+    pub(super) async fn pair(&self, fuse: &Arc<Fuse>) -> (Contender, Contender) {
+        let first = self.schedule("one", fuse.clone());
+        self.leader("one").await;
+        (first, self.schedule("two", Fuse::endless()))
+    }
+
+    /// Waits until `identity` leads.
+    pub(super) async fn leader(&self, identity: &str) {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        let holder = |lease: Lease| lease.spec?.holder_identity;
+        let wait = async {
+            loop {
+                let lease = api.get_opt("koord-scheduler").await.unwrap();
+                if lease.and_then(holder).as_deref() == Some(identity) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    }
+
     pub(super) fn schedule(&self, identity: &str, fuse: Arc<Fuse>) -> Contender {
         let context = Context {
             clock: self.clock.clone(),
@@ -321,6 +367,7 @@ impl World {
         };
         let mut options = Options::new(koord_plugins::registry());
         options.identity = identity.to_owned();
+        options.write_concurrency = 4;
         let inner = self.server.service();
         let client = koord_kube::client::in_process(Wire { inner, fuse });
         let stop = context.shutdown.clone();
@@ -328,12 +375,23 @@ impl World {
         Contender { stop, task }
     }
 
-    async fn list<K>(&self) -> Vec<K>
+    pub(super) async fn list<K>(&self) -> Vec<K>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
         let api: Api<K> = Api::all(self.client.clone());
         api.list(&ListParams::default()).await.unwrap().items
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Nothing is over-allocated or owned twice.
+    pub(super) async fn fits(&self, what: &str) {
+        let pods = self.list::<Pod>().await;
+        let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
+        capacity(&bound, &self.list::<Reservation>().await, what);
     }
 
     /// Holds the API's objects against each other. What controllers write follows the pods: it is
@@ -360,144 +418,4 @@ impl World {
             tokio::task::yield_now().await;
         }
     }
-}
-
-fn milli(pod: &Pod, resource: &str) -> i64 {
-    let spec = pod.spec.as_ref();
-    let containers = spec.into_iter().flat_map(|spec| &spec.containers);
-    containers
-        .filter_map(|c| c.resources.as_ref()?.requests.as_ref()?.get(resource))
-        .map(|quantity| koord_api::quantity::parse(quantity).unwrap().milli_value())
-        .sum()
-}
-
-fn annotation(pod: &Pod, key: &str) -> Option<Value> {
-    let text = pod.metadata.annotations.as_ref()?.get(key)?;
-    Some(serde_json::from_str(text).unwrap())
-}
-
-fn quantity(value: &Value) -> i64 {
-    let text = value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned);
-    let parsed: koord_api::quantity::Quantity = text.parse().unwrap();
-    parsed.milli_value()
-}
-
-/// The owners of a reservation, by its uid.
-fn owners<'a>(pods: &'a [&'a Pod], uid: &'a str) -> impl Iterator<Item = &'a Pod> {
-    let owns = move |pod: &&&Pod| {
-        annotation(pod, ALLOCATED).is_some_and(|allocated| allocated["uid"] == *uid)
-    };
-    pods.iter().filter(owns).copied()
-}
-
-fn as_json<K: Serialize>(object: &K) -> Value {
-    serde_json::to_value(object).unwrap()
-}
-
-/// Pods and what reservations hold beside their owners fit their nodes.
-fn capacity(bound: &[&Pod], reservations: &[Reservation], what: &str) {
-    let mut used: BTreeMap<String, i64> = BTreeMap::new();
-    for pod in bound {
-        *used.entry(node_of(pod).unwrap()).or_default() += milli(pod, "cpu");
-    }
-    for reservation in reservations {
-        let object = as_json(reservation);
-        if object["status"]["phase"] != "Available" {
-            continue;
-        }
-        let uid = reservation.metadata.uid.clone().unwrap();
-        let taken: i64 = owners(bound, &uid).map(|pod| milli(pod, "cpu")).sum();
-        let held = quantity(&object["status"]["allocatable"]["cpu"]);
-        // Other policies let owners take the rest of what they need from the node.
-        let closed = object["spec"]["allocatePolicy"] == "Restricted";
-        assert!(
-            !closed || taken <= held,
-            "{what}: owners take {taken} of {held}: {object}"
-        );
-        let node = object["status"]["nodeName"].as_str().unwrap().to_owned();
-        for pod in owners(bound, &uid) {
-            assert_eq!(node_of(pod).unwrap(), node, "{what}: {}", name_of(pod));
-        }
-        *used.entry(node).or_default() += (held - taken).max(0);
-    }
-    for (node, used) in used {
-        assert!(used <= 16_000, "{what}: {node} has {used}m of 16000m CPU");
-    }
-}
-
-fn cpus(bound: &[&Pod], what: &str) {
-    let mut owned: BTreeMap<(String, u32), String> = BTreeMap::new();
-    for pod in bound.iter().filter(|pod| milli(pod, "cpu") == 4000) {
-        let name = name_of(pod);
-        let status = annotation(pod, CPUS).unwrap_or_else(|| panic!("{what}: {name} has no CPUs"));
-        let list = status["cpuset"].as_str().unwrap();
-        let ids = koord_api::extension::parse_cpu_list(list).unwrap();
-        assert_eq!(ids.len(), 4, "{what}: {name}: {list}");
-        for id in ids {
-            let before = owned.insert((node_of(pod).unwrap(), id), name.clone());
-            assert_eq!(before, None, "{what}: CPU {id} is also {name}'s");
-        }
-    }
-}
-
-fn gpus(bound: &[&Pod], what: &str) {
-    let mut used: BTreeMap<(String, i64), i64> = BTreeMap::new();
-    for pod in bound {
-        if milli(pod, "koordinator.sh/gpu-core") == 0 {
-            continue;
-        }
-        let name = name_of(pod);
-        let devices = annotation(pod, DEVICES);
-        let devices = devices.unwrap_or_else(|| panic!("{what}: {name} has no GPU"));
-        for gpu in devices["gpu"].as_array().unwrap() {
-            let at = (node_of(pod).unwrap(), gpu["minor"].as_i64().unwrap());
-            *used.entry(at).or_default() += quantity(&gpu["resources"]["koordinator.sh/gpu-core"]);
-        }
-    }
-    for (gpu, used) in used {
-        assert!(used <= 100_000, "{what}: {gpu:?} is used to {used}");
-    }
-}
-
-fn gangs(bound: &[&Pod], what: &str) {
-    for (gang, members) in [("ganga", 4), ("gangb", 4), ("hopeless", 5)] {
-        let of = |pod: &&&Pod| name_of(pod).split('-').next() == Some(gang);
-        let there = bound.iter().filter(of).count();
-        assert!(there == 0 || there == members, "{what}: {there} of {gang}");
-    }
-}
-
-/// What a quota or a reservation counts wrong.
-fn counted(pods: &[Pod], quotas: &[ElasticQuota], reservations: &[Reservation]) -> Option<String> {
-    let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
-    let quota = quotas
-        .iter()
-        .find(|quota| quota.metadata.name.as_deref() == Some("q"))?;
-    let of = |pod: &&&Pod| {
-        let labels = pod.metadata.labels.as_ref();
-        labels.is_some_and(|labels| labels.get(QUOTA).is_some_and(|name| name == "q"))
-    };
-    let expected: i64 = bound.iter().filter(of).map(|pod| milli(pod, "cpu")).sum();
-    let status = as_json(quota);
-    let used = &status["status"]["used"]["cpu"];
-    if used.is_null() || quantity(used) != expected {
-        return Some(format!("quota q uses {used}, its pods {expected}m"));
-    }
-    for reservation in reservations {
-        let status = as_json(reservation);
-        let uid = reservation.metadata.uid.clone().unwrap_or_default();
-        let expected: BTreeSet<String> = owners(&bound, &uid).map(name_of).collect();
-        let listed = status["status"]["currentOwners"].as_array();
-        let listed: BTreeSet<String> = listed
-            .into_iter()
-            .flatten()
-            .filter_map(|owner| Some(owner["name"].as_str()?.to_owned()))
-            .collect();
-        if status["status"]["phase"] != "Available" || listed != expected {
-            return Some(format!("{expected:?} own {status}"));
-        }
-    }
-    None
 }

@@ -1,0 +1,160 @@
+//! What happens around the moment at which leaders change.
+
+use super::wire::{Fuse, Which, any_write};
+use super::world::{World, name_of, node_of, pod};
+use http::Method;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::scheduling::PodGroup;
+use serde_json::json;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
+const MODE: &str = "gang.scheduling.koordinator.sh/mode";
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_without_its_lease_writes_nothing_any_more() {
+    let what = "lease lost";
+    let world = World::start().await;
+    // Four writes at a time, two seconds each: there is a queue of them when the lease is lost.
+    let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(2))]);
+    let (first, second) = world.pair(&fuse).await;
+    let mut pods = world.pods().await;
+    world.create().await;
+    fuse.leaseless.store(true, Ordering::SeqCst);
+    first.loses().await;
+    let lost = Instant::now();
+    world.leader("two").await;
+    assert!(lost < Instant::now(), "it knew before anybody else led");
+    pods.settled(what).await;
+    world.check(what).await;
+    let [begun, ended] = fuse.written().unwrap();
+    assert!(
+        begun < ended && ended <= lost,
+        "it wrote {:?} later",
+        ended - lost
+    );
+    second.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_leaves_ends_its_writes_and_makes_way_at_once() {
+    let what = "handed over";
+    let world = World::start().await;
+    let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(1))]);
+    let (first, second) = world.pair(&fuse).await;
+    let mut pods = world.pods().await;
+    world.create().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let asked = Instant::now();
+    first.stop().await;
+    let left = Instant::now();
+    assert!(left - asked < Duration::from_secs(5), "{:?}", left - asked);
+    world.leader("two").await;
+    // No lease had to run out.
+    assert!(
+        left.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        left.elapsed()
+    );
+    pods.settled(what).await;
+    world.check(what).await;
+    let [_, ended] = fuse.written().unwrap();
+    assert!(ended <= left);
+    second.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_before_everything_is_seen() {
+    let late = Duration::from_secs(20);
+    let rows: [(&str, Which); 7] = [
+        ("nodes", |method, path| {
+            method == Method::GET && path.ends_with("/nodes")
+        }),
+        ("pods", |method, path| {
+            method == Method::GET && path.ends_with("/pods")
+        }),
+        ("devices", |method, path| {
+            method == Method::GET && path.ends_with("/devices")
+        }),
+        ("quotas", |method, path| {
+            method == Method::GET && path.ends_with("/elasticquotas")
+        }),
+        ("groups", |method, path| {
+            method == Method::GET && path.ends_with("/podgroups")
+        }),
+        ("reservations", |method, path| {
+            method == Method::GET && path.ends_with("/reservations")
+        }),
+        ("topologies", |method, path| {
+            method == Method::GET && path.ends_with("/noderesourcetopologies")
+        }),
+    ];
+    for (kind, which) in rows {
+        let world = World::bare(1).await;
+        let plain = pod("web-0", json!({}), json!({"cpu": "1"}));
+        world.put::<Pod>(plain).await;
+        let mut pods = world.pods().await;
+        let fuse = Fuse::slow(vec![(which, late)]);
+        let started = Instant::now();
+        let only = world.schedule("one", fuse.clone());
+        pods.until(kind, &[("web", 0, 1)]).await;
+        let [begun, _] = fuse.written().unwrap();
+        assert!(begun - started >= late, "{kind}: {:?}", begun - started);
+        only.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
+    let what = "a gang that cannot be whole";
+    let wait = Duration::from_secs(40);
+    let world = World::bare(1).await;
+    world
+        .put::<PodGroup>(json!({
+            "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+            "metadata": {"name": "loose", "namespace": "default", "annotations": {MODE: "NonStrict"}},
+            "spec": {"minMember": 3, "scheduleTimeoutSeconds": wait.as_secs()}
+        }))
+        .await;
+    let fuse = Fuse::endless();
+    let (first, second) = world.pair(&fuse).await;
+    let mut pods = world.pods().await;
+    // Two members hold 12 of 16 CPUs, and the third fits nowhere.
+    for (number, cpu) in ["6", "6", "12"].into_iter().enumerate() {
+        let labels = json!({"labels": {GROUP: "loose"}});
+        let member = pod(&format!("loose-{number}"), labels, json!({"cpu": cpu}));
+        world.put::<Pod>(member).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    first.kill(&fuse).await;
+    world.leader("two").await;
+    let took_over = Instant::now();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // The first to take what they give back, and it may not take it before.
+    let class: PriorityClass = serde_json::from_value(json!({
+        "metadata": {"name": "patient"}, "value": 1000, "preemptionPolicy": "Never"
+    }))
+    .unwrap();
+    world.all(&class).await;
+    let mut other = pod("other-0", json!({}), json!({"cpu": "8"}));
+    other["spec"]["priorityClassName"] = json!("patient");
+    world.put::<Pod>(other).await;
+    pods.until(what, &[("other", 0, 1)]).await;
+    let waited = took_over.elapsed();
+    assert!(
+        wait <= waited && waited < wait + Duration::from_secs(10),
+        "{waited:?}: their time began anew, and ended"
+    );
+    world.fits(what).await;
+    let bound = world.list::<Pod>().await;
+    let member = |pod: &&Pod| name_of(pod).starts_with("loose");
+    let there = bound
+        .iter()
+        .filter(member)
+        .filter(|pod| node_of(pod).is_some());
+    assert_eq!(there.count(), 0, "half a gang");
+    second.stop().await;
+}
