@@ -5,7 +5,7 @@ use koord_api::scheduling::Reservation;
 use koord_api::slo::NodeMetric;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
-use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::Resource;
 use koord_kube::{Api, Change, Client, Informer, Scope};
 use koord_scheduler::{DebugHandle, Options};
@@ -58,7 +58,6 @@ impl Cluster {
         let mut config = Config::memory(Clock::system());
         config.controllers = false;
         let server = ApiServer::open(config).await.unwrap();
-        server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         Self { server, client }
     }
@@ -359,6 +358,8 @@ async fn many_pods_are_bound_and_never_more_than_fit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_are_placed_without_custom_resources_and_these_count_once_they_appear() {
     let cluster = Cluster::bare().await;
+    let unknown: Api<NodeMetric> = Api::all(cluster.client.clone());
+    assert!(unknown.list(&ListParams::default()).await.is_err());
     cluster.node("n", room("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1"})).await;

@@ -10,6 +10,7 @@ mod api;
 mod bench;
 mod config;
 mod controllers;
+mod deploy;
 mod devices;
 mod differential;
 mod failover;
