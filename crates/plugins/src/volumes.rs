@@ -6,6 +6,7 @@
 mod binding;
 mod limits;
 mod matching;
+mod metrics;
 mod plan;
 mod restrictions;
 mod storage;

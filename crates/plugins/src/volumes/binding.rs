@@ -5,6 +5,7 @@
 //! what it booked and is bound when the claims are.
 
 use super::matching::{self, ClaimId, has_room, reachable, topology_allows};
+use super::metrics::Failures;
 use super::plan::{self, Fill, Plan, Progress, SELECTED_NODE, Step};
 use super::storage::{
     Storage, annotation, claim_class, claim_ref, fully_bound, key, request, volume_name,
@@ -20,8 +21,8 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest,
-    ObjectChange, Permit, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    ObjectChange, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason, Reasons,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -95,6 +96,7 @@ pub(crate) fn build(
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
         plans: FxHashMap::default(),
+        failures: Failures::default(),
     }))
 }
 
@@ -113,6 +115,7 @@ pub(crate) struct VolumeBinding {
     selected: FxHashMap<Key, (String, usize)>,
     /// What is under way, by pod uid.
     plans: FxHashMap<Arc<str>, Plan>,
+    failures: Failures,
 }
 
 /// The pod's claims, as they are this cycle.
@@ -258,6 +261,7 @@ impl VolumeBinding {
         for claim in make {
             let name = claim_class(claim);
             let Some(class) = self.storage.classes.get(&name) else {
+                Failures::count(&self.failures.predicate);
                 let text = format!("failed to find storage class {name:?}");
                 return Err(Rejection::error(text));
             };
@@ -497,8 +501,13 @@ impl Plugin for VolumeBinding {
         let Some(info) = cycle.view.nodes.info(node) else {
             return Ok(());
         };
-        let wanted = self.wanted(cycle.pod)?;
-        let steps = self.answer(&wanted, info)?;
+        let steps = self
+            .wanted(cycle.pod)
+            .and_then(|wanted| self.answer(&wanted, info));
+        if steps.is_err() {
+            Failures::count(&self.failures.assume);
+        }
+        let steps = steps?;
         if !steps.is_empty() {
             let node = info.name.to_string();
             let plan = Plan {
@@ -512,7 +521,15 @@ impl Plugin for VolumeBinding {
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {
+        // What was done is forgotten when it has succeeded.
+        let plan = self.plans.get(&cycle.pod.uid);
+        if plan.is_some_and(|plan| plan.sent.is_some()) {
+            Failures::count(&self.failures.bind);
+        }
         self.let_go(&cycle.pod.uid);
+    }
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.failures.read(out);
     }
     fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
         let now = cycle.view.now;

@@ -445,6 +445,19 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
     let out = outputs(&mut engine);
     let late = "rejected due to timeout after waiting 10m0s at plugin VolumeBinding";
     assert!(out.iter().any(|text| text.contains(late)), "{out:?}");
+    assert_eq!(errors(&mut engine), [("bind".to_owned(), 1.0)]);
+    assert_eq!(errors(&mut engine), []);
+}
+
+/// What is counted of failures since the last call.
+fn errors(engine: &mut Engine) -> Vec<(String, f64)> {
+    let (_, values) = engine.read(at(0)).into_parts();
+    let errors = values
+        .into_iter()
+        .filter(|reading| reading.family.name == "scheduler_volume_scheduling_stage_error_total");
+    errors
+        .map(|reading| (reading.labels.join(","), reading.value))
+        .collect()
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub struct Family {
 /// What the values of a [`Family`] are.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
+    /// How often something happened.
+    Counter,
     /// How things are now.
     Gauge,
     /// Single observations, counted in buckets with these upper bounds.
@@ -47,7 +49,8 @@ impl Readings {
         self.renewed.push(family);
     }
 
-    /// Adds one value: of a gauge, how it is now; of a histogram, one observation.
+    /// Adds one value: of a counter, how often it happened since the last reading; of a gauge, how it
+    /// is now; of a histogram, one observation.
     pub fn add(&mut self, family: &'static Family, labels: &[&str], value: f64) {
         self.values.push(Reading {
             family,

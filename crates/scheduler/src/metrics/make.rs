@@ -3,8 +3,8 @@
 use parking_lot::Mutex;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
-    Error, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
-    Registry,
+    CounterVec, Error, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    Opts, Registry,
 };
 use std::sync::Arc;
 
@@ -112,6 +112,16 @@ impl Maker {
             Opts::new(name, level.help(help)),
             labels,
         )?)
+    }
+
+    pub(super) fn float_counters(
+        &self,
+        name: &str,
+        level: Level,
+        help: &str,
+        labels: &[&str],
+    ) -> Made<CounterVec> {
+        self.vector(CounterVec::new(Opts::new(name, level.help(help)), labels)?)
     }
 
     pub(super) fn gauges(

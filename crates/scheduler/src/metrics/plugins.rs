@@ -2,13 +2,14 @@
 
 use super::make::{Level, Maker, Resets};
 use crate::framework::{Family, Kind, Readings};
-use prometheus::{GaugeVec, HistogramVec, Registry};
+use prometheus::{CounterVec, GaugeVec, HistogramVec, Registry};
 use rustc_hash::FxHashMap;
 
 /// See the module documentation. A family is registered when it is first read.
 #[derive(Debug)]
 pub(crate) struct PluginMetrics {
     maker: Maker,
+    counters: FxHashMap<&'static str, CounterVec>,
     gauges: FxHashMap<&'static str, GaugeVec>,
     histograms: FxHashMap<&'static str, HistogramVec>,
 }
@@ -17,6 +18,7 @@ impl PluginMetrics {
     pub(crate) fn new(registry: &Registry, resets: Resets) -> Self {
         Self {
             maker: Maker::new(registry, resets),
+            counters: FxHashMap::default(),
             gauges: FxHashMap::default(),
             histograms: FxHashMap::default(),
         }
@@ -34,6 +36,13 @@ impl PluginMetrics {
             // Wrong label counts would be a plugin's bug, which its tests show.
             let labels: Vec<&str> = reading.labels.iter().map(String::as_str).collect();
             match reading.family.kind {
+                Kind::Counter => {
+                    if let Some(counters) = self.counter(reading.family)
+                        && let Ok(counter) = counters.get_metric_with_label_values(&labels)
+                    {
+                        counter.inc_by(reading.value);
+                    }
+                }
                 Kind::Gauge => {
                     if let Some(gauges) = self.gauge(reading.family)
                         && let Ok(gauge) = gauges.get_metric_with_label_values(&labels)
@@ -50,6 +59,19 @@ impl PluginMetrics {
                 }
             }
         }
+    }
+
+    fn counter(&mut self, family: &Family) -> Option<&CounterVec> {
+        let Family {
+            name, help, labels, ..
+        } = *family;
+        if !self.counters.contains_key(name) {
+            match self.maker.float_counters(name, Level::Alpha, help, labels) {
+                Ok(made) => drop(self.counters.insert(name, made)),
+                Err(error) => tracing::warn!(name, %error, "metric not registered"),
+            }
+        }
+        self.counters.get(name)
     }
 
     fn gauge(&mut self, family: &Family) -> Option<&GaugeVec> {
@@ -79,5 +101,82 @@ impl PluginMetrics {
             }
         }
         self.histograms.get(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static GAUGE: Family = Family {
+        name: "gauge",
+        help: "A gauge.",
+        labels: &["a"],
+        kind: Kind::Gauge,
+    };
+    static COUNTER: Family = Family {
+        name: "counter_total",
+        help: "A counter.",
+        labels: &[],
+        kind: Kind::Counter,
+    };
+    static HISTOGRAM: Family = Family {
+        name: "histogram",
+        help: "A histogram.",
+        labels: &[],
+        kind: Kind::Histogram(|| vec![1.0, 2.0]),
+    };
+
+    #[test]
+    fn gauges_are_renewed_and_the_rest_adds_up() {
+        let registry = Registry::new();
+        let mut metrics = PluginMetrics::new(&registry, Resets::default());
+        let read = |renew: bool, gauges: &[(&str, f64)]| {
+            let mut out = Readings::default();
+            if renew {
+                out.renew(&GAUGE);
+            }
+            for (label, value) in gauges {
+                out.add(&GAUGE, &[label], *value);
+            }
+            out.add(&COUNTER, &[], 2.0);
+            out.add(&HISTOGRAM, &[], 1.5);
+            // A plugin's slip costs the value, nothing else.
+            out.add(&GAUGE, &["too", "many"], 1.0);
+            out
+        };
+        let mut shows = |readings, gone: &[&str], shown: &[&str]| {
+            metrics.take(readings);
+            let text = koord_app::metrics::encode(&registry).unwrap();
+            for line in gone {
+                assert!(!text.contains(line), "{line}: {text}");
+            }
+            for line in shown {
+                assert!(text.contains(line), "{line}: {text}");
+            }
+        };
+        shows(
+            read(true, &[("x", 1.0), ("y", 2.0)]),
+            &[],
+            &[
+                "gauge{a=\"x\"} 1\n",
+                "gauge{a=\"y\"} 2\n",
+                "counter_total 2\n",
+            ],
+        );
+        shows(
+            read(false, &[]),
+            &[],
+            &[
+                "gauge{a=\"x\"} 1\n",
+                "counter_total 4\n",
+                "histogram_count 2\n",
+            ],
+        );
+        shows(
+            read(true, &[("y", 3.0)]),
+            &["a=\"x\""],
+            &["gauge{a=\"y\"} 3\n", "histogram_bucket{le=\"1\"} 0\n"],
+        );
     }
 }
