@@ -390,6 +390,14 @@ impl Plugin for Reservations {
             out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
         }
     }
+    fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
+        match state.get::<Side>()? {
+            Side::Pod(side) if !side.ignores && side.affinity.is_none() => {
+                Some(self.table.owned(side).filter_map(|r| r.row).collect())
+            }
+            _ => None,
+        }
+    }
     fn nominate(
         &self,
         cycle: &Cycle<'_>,

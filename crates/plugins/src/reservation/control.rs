@@ -238,7 +238,9 @@ pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Val
 
 /// A write of `status` to the Reservation.
 pub(super) fn status_write(record: &Record, status: Value) -> Write {
-    let body = json!({"metadata": {"uid": &*record.uid}, "status": status});
+    let mut body = json!({"metadata": {"uid": &*record.uid}});
+    // Moved, where the macro would copy it.
+    body["status"] = status;
     Write {
         verb: Verb::PatchStatus(body),
         ..to(record)
@@ -295,7 +297,9 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
     let unless_empty = |empty: bool, value: Value| if empty { Value::Null } else { value };
     let amounts = unless_empty(allocated.is_empty(), Value::Object(amounts));
     let owners = unless_empty(owners.is_empty(), json!(owners));
-    let mut out = json!({"currentOwners": owners, "allocated": amounts});
+    let mut out = json!({});
+    out["currentOwners"] = owners;
+    out["allocated"] = amounts;
     if record.terms.once {
         let mut conditions = conditions(&record.object);
         let ready = conditions

@@ -6,293 +6,39 @@
 
 use super::diagnosis::{RowVerdict, Tally};
 use super::measure::Fared;
-use super::nominator::{Nominator, ahead_of};
+use super::scope::{Looked, Scope};
+use super::special::Specials;
 use super::tree::{Key, Tree};
-use crate::framework::{
-    Code, Cycle, Instance, Normalize, Overlay, Plugin, Reason, Reasons, Rejection, State,
-};
-use crate::queue::PluginSet;
-use crate::state::{NodeIndex, NodeStore, PodInfo};
+use crate::framework::{Code, Instance, Normalize};
+use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
 use rayon::prelude::*;
-use rustc_hash::FxHashSet;
-use std::sync::Arc;
 
-/// What the plugins prepared for one pod.
-#[derive(Debug, Default)]
-pub(crate) struct Prepared {
-    /// In order, without the plugins that skip and without volatile ones.
-    pub(super) filters: Vec<(Instance, State)>,
-    /// With weights, without the plugins that skip and without volatile ones.
-    pub(super) scores: Vec<(Instance, i64, State)>,
-    /// The volatile plugins that do not skip.
-    pub(super) moving: Vec<(Instance, State)>,
-    /// The same for scores.
-    pub(super) moving_scores: Vec<(Instance, i64, State)>,
-    /// Positions in `filters` of the plugins that release pods, and of those that align.
-    pub(super) releasing: Vec<usize>,
-    pub(super) aligning: Vec<usize>,
-    /// Sorted. Other nodes are refused by `only_by`.
-    pub(super) only: Option<Vec<NodeIndex>>,
-    pub(super) only_by: Vec<Instance>,
-    /// The reason of that refusal.
-    pub(super) outside: Option<Reason>,
-    /// The plugins that skipped before filtering, and before scoring.
-    pub(super) skipped: PluginSet,
-    pub(super) unscored: PluginSet,
-}
-
-/// Everything an evaluation reads.
-#[derive(Clone, Copy)]
-pub(crate) struct Scope<'a> {
-    pub(super) cycle: Cycle<'a>,
-    pub(super) plugins: &'a [Box<dyn Plugin>],
-    pub(super) prepared: &'a Prepared,
-    pub(super) nominator: &'a Nominator,
-    /// Whether the answer is for all pods of this shape and priority: then room is left for this
-    /// pod too where it is nominated.
-    pub(super) shared: bool,
-    pub(super) seed: u64,
-    /// From this many rows on, several threads judge them.
-    pub(super) parallel_rows: usize,
-}
-
-impl Scope<'_> {
-    fn nodes(&self) -> &NodeStore {
-        self.cycle.view.nodes
-    }
-
-    /// The full filter chain on one row.
-    pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
-        self.judge_without(node, &[])
-    }
-
-    /// The same, as if `victims` were gone from the node. Where pods of the same or a higher
-    /// priority are nominated to it, the pod must fit both beside them and without them: some
-    /// rules, like affinity to pods, pass only because of them.
-    pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
-        let verdict = self.judge_stable(node, victims);
-        if self.prepared.moving.is_empty() || !matches!(verdict, RowVerdict::Fits(_)) {
-            return verdict;
-        }
-        match self.judge_moving(node, victims) {
-            Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
-            None => verdict,
-        }
-    }
-
-    /// The same without the volatile plugins: what pods of one shape share.
-    fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
-        if self.nodes().info(node).is_none() {
-            return RowVerdict::Absent;
-        }
-        if let Some(only) = &self.prepared.only
-            && only.binary_search(&node).is_err()
-        {
-            let by = self.prepared.only_by.first().copied().unwrap_or_default();
-            let reason = self.prepared.outside.clone().unwrap_or("".into());
-            return RowVerdict::Refused(by, Rejection::unresolvable(reason));
-        }
-        let (removed, added) = self.imagined(node, victims);
-        if !added.is_empty() {
-            let verdict = self.chain(&self.imagine(&removed, &added), node);
-            if !matches!(verdict, RowVerdict::Fits(_)) {
-                return verdict;
-            }
-        }
-        self.chain(&self.imagine(&removed, &[]), node)
-    }
-
-    /// The pods to imagine away from `node`, and those to imagine there first.
-    pub(super) fn imagined(
-        &self,
-        node: NodeIndex,
-        victims: &[Arc<PodInfo>],
-    ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
-        let mut removed = self.released(node);
-        removed.extend_from_slice(victims);
-        let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
-        if !self.shared {
-            added.retain(|other| other.uid != self.cycle.pod.uid);
-        }
-        (removed, added)
-    }
-
-    /// The volatile plugin that refuses a row, if any, and why.
-    pub(super) fn judge_moving(
-        &self,
-        node: NodeIndex,
-        victims: &[Arc<PodInfo>],
-    ) -> Option<(Instance, Rejection)> {
-        let (removed, added) = self.imagined(node, victims);
-        let beside = || self.moving(&self.imagine(&removed, &added), node);
-        let refused = if added.is_empty() { None } else { beside() };
-        refused.or_else(|| self.moving(&self.imagine(&removed, &[]), node))
-    }
-
-    /// As [`Self::judge_moving`], with what `cycle` imagines of the row.
-    pub(super) fn moving(
-        &self,
-        cycle: &Cycle<'_>,
-        node: NodeIndex,
-    ) -> Option<(Instance, Rejection)> {
-        self.prepared.moving.iter().find_map(|(plugin, state)| {
-            let refused = self.plugins[*plugin].filter(cycle, state, node).err()?;
-            Some((*plugin, refused))
-        })
-    }
-
-    /// The pods on `node` whose place this pod may take.
-    fn released(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
-        let mut out = Vec::new();
-        for (plugin, state) in self.states(&self.prepared.releasing) {
-            self.plugins[plugin].release(&self.cycle, state, node, &mut out);
-        }
-        out
-    }
-
-    /// The nodes that pods are nominated to.
-    pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
-        let names = self.nominator.nodes();
-        names.filter_map(|name| self.nodes().find(name)).collect()
-    }
-
-    /// The released pod whose place this pod takes on `node`.
-    pub(super) fn nominate(&self, node: NodeIndex, numa: Option<NumaMask>) -> Option<Arc<PodInfo>> {
-        if self.prepared.releasing.is_empty() {
-            return None;
-        }
-        let cycle = Cycle { numa, ..self.cycle };
-        let mut agreed = self.released(node);
-        agreed.retain(|from| {
-            let mut filters = self.prepared.filters.iter();
-            filters.all(|(plugin, state)| self.plugins[*plugin].agrees(&cycle, state, node, from))
-        });
-        self.states(&self.prepared.releasing)
-            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node, &agreed))
-    }
-
-    pub(super) fn imagine<'b>(
-        &self,
-        removed: &'b [Arc<PodInfo>],
-        added: &'b [Arc<PodInfo>],
-    ) -> Cycle<'b>
-    where
-        Self: 'b,
-    {
-        Cycle {
-            overlay: Overlay { removed, added },
-            ..self.cycle
-        }
-    }
-
-    fn states<'b>(&'b self, at: &'b [usize]) -> impl Iterator<Item = (Instance, &'b State)> {
-        at.iter().filter_map(|at| {
-            let (plugin, state) = self.prepared.filters.get(*at)?;
-            Some((*plugin, state))
-        })
-    }
-
-    /// Judges one row and appends its raw scores, if it fits, to `raws`: all that pods of one
-    /// shape share.
-    fn look(&self, node: NodeIndex, raws: &mut Vec<i64>) -> Looked {
-        let verdict = self.judge_stable(node, &[]);
-        let mut releases = false;
-        if let RowVerdict::Fits(numa) = &verdict {
-            let removed = self.released(node);
-            releases = !removed.is_empty();
-            let cycle = Cycle {
-                numa: *numa,
-                ..self.imagine(&removed, &[])
-            };
-            let scores = self.prepared.scores.iter();
-            raws.extend(
-                scores.map(|(plugin, _, state)| self.plugins[*plugin].score(&cycle, state, node)),
-            );
-        }
-        Looked { verdict, releases }
-    }
-
-    /// The filters of all but the volatile plugins.
-    fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
-        for (plugin, state) in &self.prepared.filters {
-            if let Err(rejection) = self.plugins[*plugin].filter(cycle, state, node) {
-                return RowVerdict::Refused(*plugin, rejection);
-            }
-        }
-        self.align(cycle, node)
-    }
-
-    /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
-    fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
-        let asked = self
-            .states(&self.prepared.aligning)
-            .find_map(|(plugin, state)| {
-                let policy = self.plugins[plugin].numa_policy(cycle, state, node)?;
-                Some((plugin, policy))
-            });
-        let Some((owner, policy)) = asked else {
-            return RowVerdict::Fits(None);
-        };
-        let mut offers = Vec::new();
-        for (plugin, state) in self.states(&self.prepared.aligning) {
-            match self.plugins[plugin].numa_hints(cycle, state, node, &policy) {
-                Ok(offer) => offers.push(offer),
-                Err(rejection) => return RowVerdict::Refused(plugin, rejection),
-            }
-        }
-        let mask = match koord_model::numa::admit(&policy, &offers) {
-            Ok(mask) => mask,
-            Err(reasons) => {
-                let reasons: Box<[Reason]> = reasons.into_iter().map(Reason::from).collect();
-                let (code, reasons) = (Code::Unschedulable, Reasons::Many(reasons));
-                return RowVerdict::Refused(owner, Rejection { code, reasons });
-            }
-        };
-        let cycle = Cycle {
-            numa: mask,
-            ..*cycle
-        };
-        for (plugin, state) in self.states(&self.prepared.aligning) {
-            if let Err(rejection) = self.plugins[plugin].numa_allocate(&cycle, state, node) {
-                return RowVerdict::Refused(plugin, rejection);
-            }
-        }
-        RowVerdict::Fits(mask)
-    }
-}
-
-/// What was found of one row.
-#[derive(Debug)]
-struct Looked {
-    verdict: RowVerdict,
-    /// Whether the pod may take the place of others there.
-    releases: bool,
-}
-
-/// One score plugin's raw scores.
+/// What is known of one score plugin's raw scores.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) plugin: Instance,
     pub(super) weight: i64,
     pub(super) kind: Normalize,
-    pub(super) raw: Vec<i64>,
     /// The largest raw score of a feasible row, at least 0, and how many rows have it.
     pub(super) max: i64,
     at_max: usize,
+    /// How many feasible rows have a raw score other than 0.
+    nonzero: usize,
 }
 
 impl Column {
-    /// Whether scores are divided by the largest one.
+    /// Whether scores are divided by the largest one. A raw score of 0 stands for the same whatever
+    /// the largest is.
     pub(super) fn is_relative(&self) -> bool {
         matches!(self.kind, Normalize::Max | Normalize::MaxReversed)
     }
 
-    /// What a row contributes to its total; nothing yet for `Normalize::Custom`.
-    fn share(&self, row: usize) -> i64 {
+    /// What a raw score contributes to its row's total; nothing yet for `Normalize::Custom`.
+    fn share(&self, raw: i64) -> i64 {
         match self.kind {
             Normalize::Custom => 0,
-            kind => self.weight * normal(kind, self.raw[row], self.max),
+            kind => self.weight * normal(kind, raw, self.max),
         }
     }
 }
@@ -309,6 +55,28 @@ pub(super) fn normal(kind: Normalize, raw: i64, max: i64) -> i64 {
     score.clamp(0, 100)
 }
 
+/// A set of rows.
+#[derive(Debug, Default)]
+pub(super) struct Releasing {
+    rows: Vec<bool>,
+    count: usize,
+}
+
+impl Releasing {
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(super) fn contains(&self, node: NodeIndex) -> bool {
+        self.rows.get(node.row()).copied().unwrap_or(false)
+    }
+
+    fn set(&mut self, node: NodeIndex, is: bool) {
+        let before = std::mem::replace(&mut self.rows[node.row()], is);
+        self.count = self.count + usize::from(is) - usize::from(before);
+    }
+}
+
 /// Verdicts and scores of all rows for one shape of pod.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluation {
@@ -318,10 +86,14 @@ pub(crate) struct Evaluation {
     /// The list of nodes that pods of this shape were restricted to, last time.
     only: Option<Vec<NodeIndex>>,
     /// Rows whose pods this shape may replace, when it may replace any.
-    pub(super) releasing: FxHashSet<NodeIndex>,
+    pub(super) releasing: Releasing,
     pub(super) tally: Tally,
     pub(super) columns: Vec<Column>,
+    /// Raw scores by row, then by column: a row that changes is changed in one place.
+    raws: Vec<i64>,
     pub(super) tree: Tree,
+    /// What pods that share all of this but whose place they may take find on a few rows.
+    pub(super) specials: Specials,
     pub(super) fared: Fared,
     /// How many rows fit.
     fitting: usize,
@@ -339,6 +111,7 @@ impl Evaluation {
 
     /// Brings verdicts and scores up to date.
     pub(super) fn refresh(&mut self, scope: &Scope<'_>) {
+        self.take_off(scope);
         let rows = scope.nodes().rows();
         let same_scores = self.columns.len() == scope.prepared.scores.len()
             && self
@@ -373,25 +146,53 @@ impl Evaluation {
         if rows.is_empty() {
             return;
         }
+        let mut raws = Vec::with_capacity(self.columns.len());
+        self.replace(scope, &rows, |evaluation, at, _| {
+            raws.clear();
+            let looked = scope.look(rows[at], &mut raws);
+            evaluation.fared.looked(&looked.verdict);
+            evaluation.record(rows[at], looked, &raws);
+        });
+    }
+
+    /// Has `enter` record another verdict for each of `rows`, given its position there and the old
+    /// verdict, and orders the candidates anew.
+    pub(super) fn replace(
+        &mut self,
+        scope: &Scope<'_>,
+        rows: &[NodeIndex],
+        mut enter: impl FnMut(&mut Self, usize, RowVerdict),
+    ) {
         let before: Vec<i64> = self.columns.iter().map(|column| column.max).collect();
-        for node in &rows {
-            self.leave(node.row());
-            self.enter(scope, *node);
+        for (at, node) in rows.iter().enumerate() {
+            let old = self.leave(node.row());
+            enter(self, at, old);
         }
-        let mut all = false;
-        for (column, before) in self.columns.iter_mut().zip(before) {
-            let relative = column.is_relative();
-            if relative && column.at_max == 0 && column.max > 0 {
-                rescan(column, &self.verdicts);
+        let mut rescaled: Vec<usize> = Vec::new();
+        for (at, before) in before.into_iter().enumerate() {
+            let column = &self.columns[at];
+            if !column.is_relative() {
+                continue;
             }
-            all |= relative && column.max != before;
+            if column.at_max == 0 && column.max > 0 {
+                self.rescan(at);
+            }
+            let column = &self.columns[at];
+            if column.max != before {
+                let feasible = |row: &usize| matches!(self.verdicts[*row], RowVerdict::Fits(_));
+                let counts = |row: &usize| feasible(row) && self.raw(*row, at) != 0;
+                let own = rows.iter().map(|node| node.row()).filter(counts);
+                if own.count() < column.nonzero {
+                    rescaled.extend((0..self.verdicts.len()).filter(counts));
+                }
+            }
         }
-        if all {
+        if rescaled.len() > self.verdicts.len() / 16 {
             self.rank(scope);
-        } else {
-            for node in rows {
-                self.tree.set(node.row(), self.key(scope, node.row()));
-            }
+            return;
+        }
+        for row in rows.iter().map(|node| node.row()).chain(rescaled) {
+            self.tree.set(row, self.key(scope, row));
         }
     }
 
@@ -452,7 +253,11 @@ impl Evaluation {
         let rows = nodes.rows();
         self.position = nodes.position();
         self.only.clone_from(&scope.prepared.only);
-        self.releasing.clear();
+        self.releasing = Releasing {
+            rows: vec![false; rows],
+            count: 0,
+        };
+        self.specials = Specials::default();
         self.fitting = 0;
         self.tally = Tally::default();
         self.verdicts.clear();
@@ -467,11 +272,13 @@ impl Evaluation {
                 plugin: *plugin,
                 weight: *weight,
                 kind: scope.plugins[*plugin].normalization(),
-                raw: vec![0; rows],
                 max: 0,
                 at_max: 0,
+                nonzero: 0,
             })
             .collect();
+        self.raws.clear();
+        self.raws.resize(rows * self.columns.len(), 0);
         for (row, seen) in (0_u32..).zip(&mut self.seen) {
             *seen = nodes.version(NodeIndex(row));
         }
@@ -502,6 +309,7 @@ impl Evaluation {
                     let fits = matches!(looked.verdict, RowVerdict::Fits(_));
                     let own = if fits { self.columns.len() } else { 0 };
                     let (own, rest) = raws.split_at(own);
+                    self.fared.looked(&looked.verdict);
                     self.record(NodeIndex(row), looked, own);
                     raws = rest;
                 }
@@ -510,53 +318,79 @@ impl Evaluation {
         self.rank(scope);
     }
 
-    fn leave(&mut self, row: usize) {
-        match std::mem::take(&mut self.verdicts[row]) {
+    fn leave(&mut self, row: usize) -> RowVerdict {
+        let verdict = std::mem::take(&mut self.verdicts[row]);
+        match &verdict {
             RowVerdict::Absent => {}
-            RowVerdict::Refused(plugin, rejection) => self.tally.remove(plugin, &rejection),
+            RowVerdict::Refused(plugin, rejection) => self.tally.remove(*plugin, rejection),
             RowVerdict::Fits(_) => {
                 self.fitting -= 1;
-                for column in &mut self.columns {
-                    column.at_max -= usize::from(column.raw[row] == column.max);
+                let width = self.columns.len();
+                let raws = &self.raws[row * width..(row + 1) * width];
+                for (column, raw) in self.columns.iter_mut().zip(raws) {
+                    column.at_max -= usize::from(*raw == column.max);
+                    column.nonzero -= usize::from(*raw != 0);
                 }
             }
         }
+        verdict
     }
 
     fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
         let mut raws = Vec::with_capacity(self.columns.len());
         let looked = scope.look(node, &mut raws);
+        self.fared.looked(&looked.verdict);
         self.record(node, looked, &raws);
     }
 
     /// Takes in what was found of one row.
-    fn record(&mut self, node: NodeIndex, looked: Looked, raws: &[i64]) {
+    pub(super) fn record(&mut self, node: NodeIndex, looked: Looked, raws: &[i64]) {
         let row = node.row();
-        if looked.releases {
-            self.releasing.insert(node);
-        } else {
-            self.releasing.remove(&node);
-        }
+        self.releasing.set(node, looked.releases);
         match &looked.verdict {
             RowVerdict::Absent => {}
-            RowVerdict::Refused(plugin, rejection) => {
-                self.fared.refuse(*plugin);
-                self.tally.add(*plugin, rejection);
-            }
+            RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
             RowVerdict::Fits(_) => {
-                self.fared.fits += 1;
                 self.fitting += 1;
+                self.raws_of_mut(node).copy_from_slice(raws);
                 for (column, raw) in self.columns.iter_mut().zip(raws) {
-                    column.raw[row] = *raw;
                     if *raw > column.max {
                         column.max = *raw;
                         column.at_max = 0;
                     }
                     column.at_max += usize::from(*raw == column.max);
+                    column.nonzero += usize::from(*raw != 0);
                 }
             }
         }
         self.verdicts[row] = looked.verdict;
+    }
+
+    /// Finds the largest raw score of column `at` anew.
+    fn rescan(&mut self, at: usize) {
+        let (mut max, mut at_max) = (0, self.fitting);
+        if self.columns[at].nonzero > 0 {
+            at_max = 0;
+            for node in super::diagnosis::feasible(&self.verdicts) {
+                let raw = self.raw(node.row(), at);
+                if raw > max {
+                    (max, at_max) = (raw, 0);
+                }
+                at_max += usize::from(raw == max);
+            }
+        }
+        (self.columns[at].max, self.columns[at].at_max) = (max, at_max);
+    }
+
+    /// The raw score of `row` in column `at`.
+    pub(super) fn raw(&self, row: usize, at: usize) -> i64 {
+        self.raws[row * self.columns.len() + at]
+    }
+
+    /// The raw scores of a row, by column.
+    pub(super) fn raws_of_mut(&mut self, node: NodeIndex) -> &mut [i64] {
+        let width = self.columns.len();
+        &mut self.raws[node.row() * width..(node.row() + 1) * width]
     }
 
     /// Recomputes every total.
@@ -573,7 +407,10 @@ impl Evaluation {
         if !matches!(self.verdicts[row], RowVerdict::Fits(_)) {
             return 0;
         }
-        let total: i64 = self.columns.iter().map(|column| column.share(row)).sum();
+        let width = self.columns.len();
+        let raws = &self.raws[row * width..(row + 1) * width];
+        let shares = self.columns.iter().zip(raws);
+        let total: i64 = shares.map(|(column, raw)| column.share(*raw)).sum();
         let tie = mix(scope.seed ^ self.seen[row].rotate_left(24) ^ row as u64) >> 32;
         key(total, tie)
     }
@@ -596,17 +433,6 @@ fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeInd
     left.chain(b.iter().filter(|node| missing(&a, node)))
         .copied()
         .collect()
-}
-
-fn rescan(column: &mut Column, verdicts: &[RowVerdict]) {
-    (column.max, column.at_max) = (0, 0);
-    for node in super::diagnosis::feasible(verdicts) {
-        let raw = column.raw[node.row()];
-        if raw > column.max {
-            (column.max, column.at_max) = (raw, 0);
-        }
-        column.at_max += usize::from(raw == column.max);
-    }
 }
 
 /// A well-mixed function of `x` (the finaliser of SplitMix64).

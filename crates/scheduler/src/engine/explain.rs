@@ -1,14 +1,16 @@
 //! Why a pod waits, what the nearest nodes lack for it, and why a placed pod is where it is.
 
 use super::Engine;
-use super::class::{Evaluation, Scope, normal};
+use super::class::{Evaluation, normal};
 use super::diagnosis::RowVerdict;
+use super::scope::Scope;
 use crate::framework::{Code, Cycle, Lack, Normalize, Rejection};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -158,6 +160,7 @@ impl Engine {
             prepared: &prepared,
             nominator: &self.nominator,
             shared: false,
+            bare: false,
             parallel_rows: self.options.parallel_rows,
             seed: self.options.seed,
         };
@@ -331,14 +334,11 @@ fn in_words(rejection: &Rejection) -> Lack {
 impl Evaluation {
     /// How `best` compares with the next ones.
     pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
-        let mut rows = self.shared_fits();
-        self.drop_refused(scope, &mut rows);
-        let feasible = rows.len();
-        let keys = self.tree.rows();
-        rows.retain(|node| *node != best);
-        rows.sort_by_key(|node| std::cmp::Reverse(keys.get(node.row()).copied()));
+        let (feasible, mut ranked) = self.first(scope, RUNNERS_UP + 1);
+        ranked.retain(|node| *node != best);
+        ranked.truncate(RUNNERS_UP);
         let nodes = scope.cycle.view.nodes;
-        let ranked = std::iter::once(best).chain(rows.into_iter().take(RUNNERS_UP));
+        let ranked = std::iter::once(best).chain(ranked);
         let ranking = ranked
             .map(|node| {
                 let scores = self.scores(scope, node);
@@ -357,9 +357,29 @@ impl Evaluation {
         }
     }
 
+    /// How many nodes fit, and the `count` best of them as far as scores are shared.
+    fn first(&self, scope: &Scope<'_>, count: usize) -> (usize, Vec<NodeIndex>) {
+        if scope.prepared.moving.is_empty() {
+            let feasible = self.tree.rows().iter().filter(|key| **key != 0).count();
+            let rows = self.tree.top(count).into_iter();
+            let nodes = rows.filter_map(|row| u32::try_from(row).ok().map(NodeIndex));
+            return (feasible, nodes.collect());
+        }
+        let mut rows = self.shared_fits();
+        self.drop_refused(scope, &mut rows);
+        let (feasible, keys) = (rows.len(), self.tree.rows());
+        let order = |node: &NodeIndex| (Reverse(keys.get(node.row()).copied()), *node);
+        if rows.len() > count {
+            rows.select_nth_unstable_by_key(count, order);
+            rows.truncate(count);
+        }
+        rows.sort_unstable_by_key(order);
+        (feasible, rows)
+    }
+
     fn scores(&self, scope: &Scope<'_>, node: NodeIndex) -> Vec<PluginScore> {
-        let shared = self.columns.iter().map(|column| {
-            let raw = column.raw.get(node.row()).copied().unwrap_or_default();
+        let shared = self.columns.iter().enumerate().map(|(at, column)| {
+            let raw = self.raw(node.row(), at);
             PluginScore {
                 plugin: scope.plugins[column.plugin].name(),
                 raw,

@@ -4,7 +4,8 @@
 //! in ten is timed, as upstream does with its plugins, and of the filters and scores only one pass
 //! over one node, made for that purpose. What is only counted is counted always.
 
-use super::class::{Prepared, Scope};
+use super::diagnosis::RowVerdict;
+use super::scope::{Prepared, Scope};
 use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, Verdict};
 use crate::queue::PluginSet;
 use crate::state::NodeIndex;
@@ -115,7 +116,7 @@ pub(super) enum Served {
 /// How the rows of an evaluation fared since last counted.
 #[derive(Debug, Default)]
 pub(super) struct Fared {
-    pub(super) fits: u64,
+    fits: u64,
     /// By plugin.
     refused: Vec<u64>,
     /// Rows that volatile plugins judged, and those they left to be scored.
@@ -125,7 +126,16 @@ pub(super) struct Fared {
 }
 
 impl Fared {
-    pub(super) fn refuse(&mut self, plugin: Instance) {
+    /// A row was judged.
+    pub(super) fn looked(&mut self, verdict: &RowVerdict) {
+        let plugin = match verdict {
+            RowVerdict::Absent => return,
+            RowVerdict::Fits(_) => {
+                self.fits += 1;
+                return;
+            }
+            RowVerdict::Refused(plugin, _) => *plugin,
+        };
         if self.refused.len() <= plugin {
             self.refused.resize(plugin + 1, 0);
         }

@@ -24,6 +24,9 @@ mod explain;
 mod measure;
 mod nominator;
 mod preempt;
+mod scope;
+mod select;
+mod special;
 mod stage;
 mod tree;
 
@@ -646,6 +649,9 @@ impl Engine {
 
     /// Does what plugins asked for.
     fn apply(&mut self, fx: Effects, now: Timestamp) {
+        if fx.is_empty() {
+            return;
+        }
         for node in fx.touched {
             if node.row() < self.nodes.rows() {
                 self.nodes.touch(node);

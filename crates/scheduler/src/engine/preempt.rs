@@ -5,8 +5,8 @@
 //! plan is carried out by whoever reads [`Output::Evict`]; until the victims are gone, the node
 //! keeps room for the pod by its nomination.
 
-use super::class::Scope;
 use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
+use super::scope::Scope;
 use super::{Engine, Output};
 use crate::framework::{
     Code, Cycle, Instance, Preemption, Reason, Rejection, Signable, Signature, Verb, Write,
@@ -220,6 +220,7 @@ impl Engine {
             prepared: &prepared,
             nominator: &self.nominator,
             shared: false,
+            bare: false,
             seed: self.options.seed,
             parallel_rows: self.options.parallel_rows,
         };

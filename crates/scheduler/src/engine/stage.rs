@@ -3,8 +3,9 @@
 //!
 //! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
 
-use super::class::{Column, Evaluation, Scope, key, normal};
+use super::class::{Evaluation, key, normal};
 use super::diagnosis::Tally;
+use super::scope::Scope;
 use super::tree::Key;
 use crate::framework::{Instance, Normalize, Rejection};
 use crate::state::NodeIndex;
@@ -21,10 +22,10 @@ impl Evaluation {
         }
         let mut keys = self.keys_among(&rows);
         let mut scores = vec![0; rows.len()];
-        for column in &self.columns {
+        for (at, column) in self.columns.iter().enumerate() {
             if column.kind == Normalize::Custom {
                 for (score, node) in scores.iter_mut().zip(&rows) {
-                    *score = column.raw[node.row()];
+                    *score = self.raw(node.row(), at);
                 }
                 scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
                 add(&mut keys, &scores, column.weight);
@@ -102,7 +103,7 @@ impl Evaluation {
         let promised = scope.promised();
         if !self.releasing.is_empty() || !promised.is_empty() {
             for (fits, node) in fits.iter_mut().zip(&*rows) {
-                if self.releasing.contains(node) || promised.contains(node) {
+                if self.releasing.contains(*node) || promised.contains(node) {
                     *fits = scope.judge_moving(*node, &[]).is_none();
                 }
             }
@@ -115,24 +116,29 @@ impl Evaluation {
     fn keys_among(&self, rows: &[NodeIndex]) -> Vec<Key> {
         let shared = self.tree.rows();
         let mut keys: Vec<Key> = rows.iter().map(|node| shared[node.row()]).collect();
-        for column in self.columns.iter().filter(|column| column.is_relative()) {
-            let raws = rows.iter().map(|node| column.raw[node.row()]);
+        for (at, column) in self.columns.iter().enumerate() {
+            // Without a maximum there is nothing to be relative to.
+            if !column.is_relative() || column.max == 0 {
+                continue;
+            }
+            let raws = rows.iter().map(|node| self.raw(node.row(), at));
             let max = raws.max().unwrap_or(0).max(0);
             if max != column.max {
-                rescale(column, max, rows, &mut keys);
+                self.rescale(at, max, rows, &mut keys);
             }
         }
         keys
     }
-}
 
-/// Replaces what `column` contributes to the keys by what it does with another maximum.
-fn rescale(column: &Column, max: i64, rows: &[NodeIndex], keys: &mut [Key]) {
-    for (at, node) in keys.iter_mut().zip(rows) {
-        let raw = column.raw[node.row()];
-        let old = normal(column.kind, raw, column.max);
-        let new = normal(column.kind, raw, max);
-        *at = plus(*at, column.weight.saturating_mul(new - old));
+    /// Replaces what column `at` contributes to the keys by what it does with another maximum.
+    fn rescale(&self, at: usize, max: i64, rows: &[NodeIndex], keys: &mut [Key]) {
+        let column = &self.columns[at];
+        for (key, node) in keys.iter_mut().zip(rows) {
+            let raw = self.raw(node.row(), at);
+            let old = normal(column.kind, raw, column.max);
+            let new = normal(column.kind, raw, max);
+            *key = plus(*key, column.weight.saturating_mul(new - old));
+        }
     }
 }
 

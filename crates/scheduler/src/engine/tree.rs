@@ -1,5 +1,8 @@
 //! A tournament tree over rows: the best key in O(1), one row changed in O(log rows).
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 /// Zero means: no candidate.
 pub(crate) type Key = u64;
 
@@ -46,6 +49,23 @@ impl Tree {
         }
     }
 
+    /// The rows with the `count` largest keys, largest first.
+    pub(super) fn top(&self, count: usize) -> Vec<usize> {
+        let mut open = BinaryHeap::from([(self.keys.get(1).copied().unwrap_or(0), Reverse(1))]);
+        let mut out = Vec::with_capacity(count);
+        while let Some((key, Reverse(at))) = open.pop()
+            && key > 0
+            && out.len() < count
+        {
+            if at >= self.width {
+                out.push(at - self.width);
+            } else {
+                open.extend([2 * at, 2 * at + 1].map(|at| (self.keys[at], Reverse(at))));
+            }
+        }
+        out
+    }
+
     /// The row with the largest key, the first of equals; none when all are zero.
     pub(super) fn best(&self) -> Option<usize> {
         let best = *self.keys.get(1)?;
@@ -85,6 +105,16 @@ mod tests {
                 let best = rows.iter().max().copied().unwrap_or(0);
                 let expected = (best > 0).then(|| rows.iter().position(|key| *key == best)).flatten();
                 prop_assert_eq!(tree.best(), expected);
+                let mut ranked: Vec<usize> = (0..rows.len()).filter(|row| rows[*row] > 0).collect();
+                ranked.sort_by_key(|row| Reverse(rows[*row]));
+                ranked.truncate(3);
+                let keys = |rows: &[u64], of: Vec<usize>| -> Vec<u64> {
+                    of.into_iter().map(|row| rows[row]).collect()
+                };
+                let top = tree.top(3);
+                let distinct: std::collections::BTreeSet<usize> = top.iter().copied().collect();
+                prop_assert_eq!(distinct.len(), top.len());
+                prop_assert_eq!(keys(&rows, top), keys(&rows, ranked));
             }
         }
     }

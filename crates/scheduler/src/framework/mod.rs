@@ -475,6 +475,38 @@ pub struct Effects {
     pub writes: Vec<Write>,
 }
 
+impl Effects {
+    /// Whether nothing is asked for, as after most events.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self {
+            touched,
+            touch_all,
+            allow,
+            reject,
+            rollback,
+            activate,
+            problems,
+            regate,
+            apply,
+            remove,
+            explain,
+            writes,
+        } = self;
+        !touch_all
+            && touched.is_empty()
+            && allow.is_empty()
+            && reject.is_empty()
+            && rollback.is_empty()
+            && activate.is_empty()
+            && problems.is_empty()
+            && regate.is_empty()
+            && apply.is_empty()
+            && remove.is_empty()
+            && explain.is_empty()
+            && writes.is_empty()
+    }
+}
+
 /// A scheduling rule. One instance may serve several profiles.
 ///
 /// All methods are called from the one task that owns the engine. Methods with `&self` may be
@@ -658,6 +690,13 @@ pub trait Plugin: Send + Sync {
         _node: NodeIndex,
         _out: &mut Vec<Arc<PodInfo>>,
     ) {
+    }
+    /// The only nodes on which this plugin does anything for the pod: on all others its filter
+    /// accepts, its score is 0 and it releases nothing, so that the pod shares what is found there
+    /// with pods that this plugin tells from it. None when it may be any. For [`Points::RELEASE`];
+    /// `state` is the plugin's own of this cycle.
+    fn special_rows(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
+        None
     }
     /// Whether the pod would be served on `node`, from the NUMA nodes in `cycle.numa` if any were
     /// agreed on, if it took the place of `from`, one of the pods released there.

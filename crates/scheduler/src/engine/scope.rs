@@ -1,0 +1,295 @@
+//! One pod's filter chain on one node: what every answer, shared or not, is made of.
+
+use super::diagnosis::RowVerdict;
+use super::nominator::{Nominator, ahead_of};
+use crate::framework::{Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, State};
+use crate::queue::PluginSet;
+use crate::state::{NodeIndex, NodeStore, PodInfo};
+use koord_model::numa::NumaMask;
+use rustc_hash::FxHashSet;
+use std::sync::Arc;
+
+/// What the plugins prepared for one pod.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// In order, without the plugins that skip and without volatile ones.
+    pub(super) filters: Vec<(Instance, State)>,
+    /// With weights, without the plugins that skip and without volatile ones.
+    pub(super) scores: Vec<(Instance, i64, State)>,
+    /// The volatile plugins that do not skip.
+    pub(super) moving: Vec<(Instance, State)>,
+    /// The same for scores.
+    pub(super) moving_scores: Vec<(Instance, i64, State)>,
+    /// Positions in `filters` of the plugins that release pods, and of those that align.
+    pub(super) releasing: Vec<usize>,
+    pub(super) aligning: Vec<usize>,
+    /// Sorted. Other nodes are refused by `only_by`.
+    pub(super) only: Option<Vec<NodeIndex>>,
+    pub(super) only_by: Vec<Instance>,
+    /// The reason of that refusal.
+    pub(super) outside: Option<Reason>,
+    /// The plugins that skipped before filtering, and before scoring.
+    pub(super) skipped: PluginSet,
+    pub(super) unscored: PluginSet,
+}
+
+/// Everything an evaluation reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Scope<'a> {
+    pub(super) cycle: Cycle<'a>,
+    pub(super) plugins: &'a [Box<dyn Plugin>],
+    pub(super) prepared: &'a Prepared,
+    pub(super) nominator: &'a Nominator,
+    /// Whether the answer is for all pods of this shape and priority: then room is left for this
+    /// pod too where it is nominated.
+    pub(super) shared: bool,
+    /// Whether the plugins that release pods are left out: what pods share that differ only in
+    /// whose place they may take.
+    pub(super) bare: bool,
+    pub(super) seed: u64,
+    /// From this many rows on, several threads judge them.
+    pub(super) parallel_rows: usize,
+}
+
+impl Scope<'_> {
+    pub(super) fn nodes(&self) -> &NodeStore {
+        self.cycle.view.nodes
+    }
+
+    /// The full filter chain on one row.
+    pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
+        self.judge_without(node, &[])
+    }
+
+    /// The same, as if `victims` were gone from the node. Where pods of the same or a higher
+    /// priority are nominated to it, the pod must fit both beside them and without them: some
+    /// rules, like affinity to pods, pass only because of them.
+    pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
+        let verdict = self.judge_stable(node, victims);
+        if self.prepared.moving.is_empty() || !matches!(verdict, RowVerdict::Fits(_)) {
+            return verdict;
+        }
+        match self.judge_moving(node, victims) {
+            Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
+            None => verdict,
+        }
+    }
+
+    /// The same without the volatile plugins: what pods of one shape share.
+    fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
+        if self.nodes().info(node).is_none() {
+            return RowVerdict::Absent;
+        }
+        if let Some(only) = &self.prepared.only
+            && only.binary_search(&node).is_err()
+        {
+            let by = self.prepared.only_by.first().copied().unwrap_or_default();
+            let reason = self.prepared.outside.clone().unwrap_or("".into());
+            return RowVerdict::Refused(by, Rejection::unresolvable(reason));
+        }
+        let (removed, added) = self.imagined(node, victims);
+        if !added.is_empty() {
+            let verdict = self.chain(&self.imagine(&removed, &added), node);
+            if !matches!(verdict, RowVerdict::Fits(_)) {
+                return verdict;
+            }
+        }
+        self.chain(&self.imagine(&removed, &[]), node)
+    }
+
+    /// The pods to imagine away from `node`, and those to imagine there first.
+    pub(super) fn imagined(
+        &self,
+        node: NodeIndex,
+        victims: &[Arc<PodInfo>],
+    ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+        let mut removed = self.released(node);
+        removed.extend_from_slice(victims);
+        let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
+        if !self.shared {
+            added.retain(|other| other.uid != self.cycle.pod.uid);
+        }
+        (removed, added)
+    }
+
+    /// The volatile plugin that refuses a row, if any, and why.
+    pub(super) fn judge_moving(
+        &self,
+        node: NodeIndex,
+        victims: &[Arc<PodInfo>],
+    ) -> Option<(Instance, Rejection)> {
+        let (removed, added) = self.imagined(node, victims);
+        let beside = || self.moving(&self.imagine(&removed, &added), node);
+        let refused = if added.is_empty() { None } else { beside() };
+        refused.or_else(|| self.moving(&self.imagine(&removed, &[]), node))
+    }
+
+    /// As [`Self::judge_moving`], with what `cycle` imagines of the row.
+    pub(super) fn moving(
+        &self,
+        cycle: &Cycle<'_>,
+        node: NodeIndex,
+    ) -> Option<(Instance, Rejection)> {
+        self.prepared.moving.iter().find_map(|(plugin, state)| {
+            let refused = self.plugins[*plugin].filter(cycle, state, node).err()?;
+            Some((*plugin, refused))
+        })
+    }
+
+    /// The pods on `node` whose place this pod may take.
+    fn released(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
+        let mut out = Vec::new();
+        if self.bare {
+            return out;
+        }
+        for (plugin, state) in self.states(&self.prepared.releasing) {
+            self.plugins[plugin].release(&self.cycle, state, node, &mut out);
+        }
+        out
+    }
+
+    /// The nodes that pods are nominated to.
+    pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
+        let names = self.nominator.nodes();
+        names.filter_map(|name| self.nodes().find(name)).collect()
+    }
+
+    /// The released pod whose place this pod takes on `node`.
+    pub(super) fn nominate(&self, node: NodeIndex, numa: Option<NumaMask>) -> Option<Arc<PodInfo>> {
+        if self.prepared.releasing.is_empty() {
+            return None;
+        }
+        let cycle = Cycle { numa, ..self.cycle };
+        let mut agreed = self.released(node);
+        agreed.retain(|from| {
+            let mut filters = self.prepared.filters.iter();
+            filters.all(|(plugin, state)| self.plugins[*plugin].agrees(&cycle, state, node, from))
+        });
+        self.states(&self.prepared.releasing)
+            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node, &agreed))
+    }
+
+    pub(super) fn imagine<'b>(
+        &self,
+        removed: &'b [Arc<PodInfo>],
+        added: &'b [Arc<PodInfo>],
+    ) -> Cycle<'b>
+    where
+        Self: 'b,
+    {
+        Cycle {
+            overlay: Overlay { removed, added },
+            ..self.cycle
+        }
+    }
+
+    fn states<'b>(&'b self, at: &'b [usize]) -> impl Iterator<Item = (Instance, &'b State)> {
+        at.iter().filter_map(|at| {
+            let (plugin, state) = self.prepared.filters.get(*at)?;
+            Some((*plugin, state))
+        })
+    }
+
+    /// The only rows on which plugins that release pods do anything for this pod, sorted; none when
+    /// that is not known.
+    pub(super) fn special_rows(&self) -> Option<Vec<NodeIndex>> {
+        let [at] = self.prepared.releasing[..] else {
+            return None;
+        };
+        let (plugin, state) = self.prepared.filters.get(at)?;
+        let mut rows = self.plugins[*plugin].special_rows(&self.cycle, state)?;
+        rows.sort_unstable();
+        rows.dedup();
+        Some(rows)
+    }
+
+    /// Whether `plugin` is one of those that are left out.
+    fn leaves_out(&self, plugin: Instance) -> bool {
+        self.bare
+            && self
+                .states(&self.prepared.releasing)
+                .any(|(releasing, _)| releasing == plugin)
+    }
+
+    /// Judges one row and appends its raw scores, if it fits, to `raws`: all that pods of one
+    /// shape share.
+    pub(super) fn look(&self, node: NodeIndex, raws: &mut Vec<i64>) -> Looked {
+        let verdict = self.judge_stable(node, &[]);
+        let mut releases = false;
+        if let RowVerdict::Fits(numa) = &verdict {
+            let removed = self.released(node);
+            releases = !removed.is_empty();
+            let cycle = Cycle {
+                numa: *numa,
+                ..self.imagine(&removed, &[])
+            };
+            let scores = self.prepared.scores.iter();
+            raws.extend(scores.map(|(plugin, _, state)| {
+                if self.leaves_out(*plugin) {
+                    return 0;
+                }
+                self.plugins[*plugin].score(&cycle, state, node)
+            }));
+        }
+        Looked { verdict, releases }
+    }
+
+    /// The filters of all but the volatile plugins.
+    fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
+        for (plugin, state) in &self.prepared.filters {
+            if self.leaves_out(*plugin) {
+                continue;
+            }
+            if let Err(rejection) = self.plugins[*plugin].filter(cycle, state, node) {
+                return RowVerdict::Refused(*plugin, rejection);
+            }
+        }
+        self.align(cycle, node)
+    }
+
+    /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
+    fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
+        let asked = self
+            .states(&self.prepared.aligning)
+            .find_map(|(plugin, state)| {
+                let policy = self.plugins[plugin].numa_policy(cycle, state, node)?;
+                Some((plugin, policy))
+            });
+        let Some((owner, policy)) = asked else {
+            return RowVerdict::Fits(None);
+        };
+        let mut offers = Vec::new();
+        for (plugin, state) in self.states(&self.prepared.aligning) {
+            match self.plugins[plugin].numa_hints(cycle, state, node, &policy) {
+                Ok(offer) => offers.push(offer),
+                Err(rejection) => return RowVerdict::Refused(plugin, rejection),
+            }
+        }
+        let mask = match koord_model::numa::admit(&policy, &offers) {
+            Ok(mask) => mask,
+            Err(reasons) => {
+                let reasons: Box<[Reason]> = reasons.into_iter().map(Reason::from).collect();
+                let (code, reasons) = (Code::Unschedulable, Reasons::Many(reasons));
+                return RowVerdict::Refused(owner, Rejection { code, reasons });
+            }
+        };
+        let cycle = Cycle {
+            numa: mask,
+            ..*cycle
+        };
+        for (plugin, state) in self.states(&self.prepared.aligning) {
+            if let Err(rejection) = self.plugins[plugin].numa_allocate(&cycle, state, node) {
+                return RowVerdict::Refused(plugin, rejection);
+            }
+        }
+        RowVerdict::Fits(mask)
+    }
+}
+
+/// What was found of one row.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    pub(super) verdict: RowVerdict,
+    /// Whether the pod may take the place of others there.
+    pub(super) releases: bool,
+}

@@ -1,0 +1,445 @@
+//! The node for one pod: shared, confirmed, or looked for from scratch.
+
+use super::Engine;
+use super::class::Evaluation;
+use super::cycle::Stop;
+use super::diagnosis::{Diagnosis, RowVerdict};
+use super::measure::{self, Point, Served};
+use super::scope::{Prepared, Scope};
+use super::special;
+use crate::framework::{
+    Code, Cycle, Instance, Points, PreFilter, PreScore, Rejection, Signable, Signature,
+};
+use crate::queue::PluginSet;
+use crate::state::{NodeIndex, PodInfo};
+use jiff::Timestamp;
+use koord_model::numa::NumaMask;
+use std::sync::Arc;
+
+/// Where a pod goes.
+#[derive(Debug, Clone)]
+pub(super) struct Choice {
+    pub(super) node: NodeIndex,
+    /// The NUMA nodes agreed on.
+    pub(super) numa: Option<NumaMask>,
+    /// The pod whose place it takes.
+    pub(super) nominated: Option<Arc<PodInfo>>,
+    /// How many nodes were compared, and how many of them fit.
+    pub(super) compared: (usize, usize),
+    /// Why there, when it is to be remembered.
+    pub(super) table: Option<Box<super::Table>>,
+}
+
+impl Choice {
+    /// Adds why it is the best, if that is to be `noted`.
+    fn with(mut self, evaluation: &Evaluation, scope: &Scope<'_>, noted: bool) -> Self {
+        if noted {
+            self.table = Some(Box::new(evaluation.table(scope, self.node)));
+        }
+        self
+    }
+}
+
+/// What pods that get equal answers have in common.
+struct Shape {
+    common: Signature,
+    /// What tells the pod from others of `common`, and the rows on which it does.
+    own: Option<(Signature, Vec<NodeIndex>)>,
+}
+
+impl Engine {
+    pub(super) fn select(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+        cached: bool,
+    ) -> Result<Choice, Stop> {
+        if self.nodes.is_empty() {
+            return Err(Stop::Refused(Box::default()));
+        }
+        let noted = self.decisions.room(now);
+        let view = view!(self, now);
+        let cycle = Cycle::new(pod, view);
+        let prepared = self.prepare(&cycle, profile);
+        match &prepared {
+            Ok(prepared) => self
+                .meter
+                .prepared(profile, &self.profiles[profile], prepared),
+            Err(Stop::Refused(diagnosis)) => {
+                let by = diagnosis.pre_filter_by;
+                self.meter.rejected(profile, &self.profiles[profile], by);
+            }
+            Err(Stop::Failed(_)) => {}
+        }
+        let prepared = prepared?;
+        // Worth the list only if there is somebody to evict.
+        let victims = !self.profiles[profile].post_filter.is_empty()
+            && self
+                .lowest_priority()
+                .is_some_and(|lowest| lowest < pod.priority);
+        let scope = Scope {
+            cycle,
+            plugins: &self.plugins,
+            prepared: &prepared,
+            nominator: &self.nominator,
+            shared: false,
+            bare: false,
+            seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
+        };
+        // Room was made there: if it is enough now, nothing else is looked at.
+        let own = self.nominator.node_of(&pod.uid);
+        let own = own.and_then(|name| self.nodes.find(name));
+        let own = own.map(|node| (node, scope.judge(node)));
+        if let Some((node, RowVerdict::Fits(numa))) = own {
+            return Ok(Choice {
+                node,
+                numa,
+                nominated: scope.nominate(node, numa),
+                compared: (1, 1),
+                table: None,
+            });
+        }
+        if let Some(choice) = self.preferred(&scope, profile) {
+            return Ok(choice);
+        }
+        let shape = if cached {
+            self.shape(&scope, profile)
+        } else {
+            None
+        };
+        if let Some(Shape {
+            common,
+            own: special,
+        }) = shape
+        {
+            let exact = scope;
+            let scope = Scope {
+                shared: true,
+                ..exact
+            };
+            let base = Scope {
+                bare: special.is_some(),
+                ..scope
+            };
+            self.uses += 1;
+            let filtering = self.meter.start(&self.names, profile, Point::Filter);
+            let mut served = Served::Fresh;
+            let class = match self.classes.entry((profile, common)) {
+                std::collections::hash_map::Entry::Occupied(entry) => {
+                    served = Served::Known;
+                    let class = entry.into_mut();
+                    class.refresh(&base);
+                    class
+                }
+                std::collections::hash_map::Entry::Vacant(entry) => {
+                    entry.insert(Evaluation::fresh(&base))
+                }
+            };
+            if let Some((shape, rows)) = &special {
+                class.lay_over(&scope, rows, shape);
+            }
+            drop(filtering);
+            class.used = self.uses;
+            // The chosen node passes the whole chain again, with this very pod's state.
+            let scoring = self.meter.start(&self.names, profile, Point::Score);
+            let best = class.best(&scope);
+            drop(scoring);
+            self.meter.sample(&exact, &self.names, best);
+            self.meter.fared(profile, &prepared, &mut class.fared);
+            let confirmed =
+                best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
+            // The class leaves room for the pod itself where it is nominated: only a node that is
+            // refused either way can stay in the comparison.
+            let unlike = own
+                .as_ref()
+                .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
+            if !confirmed {
+                served = Served::Wrong;
+            }
+            self.meter.served(profile, served);
+            if confirmed && !unlike {
+                let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
+                let answer = answer.map(|choice| choice.with(class, &scope, noted));
+                self.evict_classes();
+                return answer;
+            }
+            if !confirmed {
+                self.mismatches += 1;
+                self.forget_shared();
+            }
+        }
+        let view = view!(self, now);
+        let scope = Scope {
+            cycle: Cycle::new(pod, view),
+            plugins: &self.plugins,
+            prepared: &prepared,
+            nominator: &self.nominator,
+            shared: false,
+            bare: false,
+            seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
+        };
+        let filtering = self.meter.start(&self.names, profile, Point::Filter);
+        let mut fresh = Evaluation::fresh(&scope);
+        drop(filtering);
+        let scoring = self.meter.start(&self.names, profile, Point::Score);
+        let best = fresh.best(&scope);
+        drop(scoring);
+        self.meter.sample(&scope, &self.names, best);
+        self.meter.fared(profile, &prepared, &mut fresh.fared);
+        let answer = answer(&fresh, best, &scope, &self.names, None, victims);
+        answer.map(|choice| choice.with(&fresh, &scope, noted))
+    }
+
+    fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
+        self.prepare_despite(cycle, profile, None)
+    }
+
+    /// The same; that plugin `tolerated` refuses the pod before any node is no obstacle.
+    pub(super) fn prepare_despite(
+        &self,
+        cycle: &Cycle<'_>,
+        profile: usize,
+        tolerated: Option<Instance>,
+    ) -> Result<Prepared, Stop> {
+        let at = profile;
+        let profile = &self.profiles[profile];
+        let mut prepared = Prepared::default();
+        let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
+        let mut skipped: PluginSet = 0;
+        let mut laps = self.meter.start(&self.names, at, Point::PreFilter);
+        for instance in &profile.pre_filter {
+            let answer = self.plugins[*instance].pre_filter(cycle);
+            laps.lap(*instance, || measure::of_pre_filter(&answer));
+            match answer {
+                PreFilter::Ready { state, nodes } => {
+                    if let Some(mut nodes) = nodes {
+                        nodes.sort_unstable();
+                        if let Some(only) = &prepared.only {
+                            nodes.retain(|node| only.binary_search(node).is_ok());
+                        }
+                        prepared.only = Some(nodes);
+                        prepared.only_by.push(*instance);
+                    }
+                    states.push((*instance, state));
+                }
+                PreFilter::Skip => skipped |= 1 << instance,
+                PreFilter::Reject(_) if tolerated == Some(*instance) => skipped |= 1 << instance,
+                PreFilter::Reject(rejection) => {
+                    let mut stop = self.pre_filter_stop(*instance, &rejection);
+                    if let Stop::Refused(diagnosis) = &mut stop {
+                        diagnosis.pre_filter_by = Some(*instance);
+                        if rejection.code == Code::Unschedulable {
+                            diagnosis.helpable = self.nodes.len();
+                        }
+                    }
+                    return Err(stop);
+                }
+            }
+        }
+        drop(laps);
+        prepared.skipped = skipped;
+        for instance in &profile.filter {
+            if skipped & (1 << instance) == 0 {
+                let at = states.iter().position(|(owner, _)| owner == instance);
+                let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
+                let points = self.plugins[*instance].points();
+                if points.has(Points::VOLATILE) {
+                    prepared.moving.push((*instance, state));
+                    continue;
+                }
+                let position = prepared.filters.len();
+                if points.has(Points::RELEASE) {
+                    prepared.releasing.push(position);
+                }
+                if points.has(Points::NUMA) {
+                    prepared.aligning.push(position);
+                }
+                prepared.filters.push((*instance, state));
+            }
+        }
+        // A score plugin without a pre-score step of its own is asked without state.
+        let mut laps = self.meter.start(&self.names, at, Point::PreScore);
+        for (instance, weight) in &profile.score {
+            let plugin = &self.plugins[*instance];
+            let state = if profile.pre_score.contains(instance) {
+                let answer = plugin.pre_score(cycle);
+                laps.lap(*instance, || measure::of_pre_score(&answer));
+                match answer {
+                    PreScore::Ready(state) => state,
+                    PreScore::Skip => {
+                        prepared.unscored |= 1 << instance;
+                        continue;
+                    }
+                }
+            } else {
+                crate::framework::State::default()
+            };
+            let scores = if plugin.points().has(Points::VOLATILE) {
+                &mut prepared.moving_scores
+            } else {
+                &mut prepared.scores
+            };
+            scores.push((*instance, *weight, state));
+        }
+        drop(laps);
+        if prepared.only.is_some() {
+            let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
+            let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
+            prepared.outside = Some(text.into());
+        }
+        Ok(prepared)
+    }
+
+    /// The first of the nodes that a plugin prefers that fits.
+    fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
+        let plugins = self.profiles[profile].pre_filter.iter();
+        let nodes = plugins
+            .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
+            .find(|nodes| !nodes.is_empty())?;
+        nodes.into_iter().find_map(|node| match scope.judge(node) {
+            RowVerdict::Fits(numa) => Some(Choice {
+                node,
+                numa,
+                nominated: scope.nominate(node, numa),
+                compared: (1, 1),
+                table: None,
+            }),
+            _ => None,
+        })
+    }
+
+    pub(super) fn pre_filter_stop(&self, instance: Instance, rejection: &Rejection) -> Stop {
+        let message = rejection.message();
+        if rejection.code == Code::Error {
+            let name = self.names[instance];
+            return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
+        }
+        Stop::Refused(Box::new(Diagnosis {
+            total_nodes: self.nodes.len(),
+            pre_filter_message: message,
+            plugins: vec![self.names[instance]],
+            by: 1 << instance,
+            pending: rejection.code == Code::Pending,
+            ..Diagnosis::default()
+        }))
+    }
+
+    /// What the pod has in common with others, unless it shares nothing.
+    fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
+        let pod = scope.cycle.pod;
+        let rows = scope.special_rows();
+        let rows = rows.filter(|rows| rows.len() <= special::MAX_ROWS);
+        let (mut common, mut own) = (Signature::default(), Signature::default());
+        let apart = rows.is_some().then_some(&mut own);
+        if self.sign_apart(pod, profile, &mut common, apart) == Signable::No {
+            return None;
+        }
+        if !self.nominator.is_empty() {
+            // Whom the pod must leave room for depends on its priority.
+            common.number(i64::MIN);
+            common.number(i64::from(pod.priority));
+        }
+        if rows.is_some() {
+            // A pod that nothing is released for may have one score less.
+            common.number(i64::try_from(scope.prepared.scores.len()).unwrap_or(i64::MAX));
+        }
+        Some(Shape {
+            common,
+            own: rows.map(|rows| (own, rows)),
+        })
+    }
+
+    /// Everything that the plugins read of the pod.
+    pub(super) fn sign(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+        signature: &mut Signature,
+    ) -> Signable {
+        self.sign_apart(pod, profile, signature, None)
+    }
+
+    /// The same, what releasing plugins read being written to `apart`, if given.
+    fn sign_apart(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+        signature: &mut Signature,
+        mut apart: Option<&mut Signature>,
+    ) -> Signable {
+        for instance in &self.signers[profile] {
+            let plugin = &self.plugins[*instance];
+            let signature = match &mut apart {
+                Some(apart) if plugin.points().has(Points::RELEASE) => &mut **apart,
+                _ => &mut *signature,
+            };
+            // Separates what the plugins write.
+            signature.number(i64::try_from(*instance).unwrap_or(i64::MAX));
+            if plugin.sign(pod, signature) == Signable::No {
+                return Signable::No;
+            }
+        }
+        Signable::Yes
+    }
+
+    fn evict_classes(&mut self) {
+        if self.classes.len() > self.options.max_classes {
+            let oldest = self.classes.iter().min_by_key(|(_, class)| class.used);
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                self.classes.remove(&key);
+            }
+        }
+    }
+}
+
+/// What `evaluation` says of the pod in `scope`. `own` is what was said of the node it is nominated
+/// to, where the evaluation, being shared, does not know of the nomination.
+fn answer(
+    evaluation: &Evaluation,
+    best: Option<NodeIndex>,
+    scope: &Scope<'_>,
+    names: &[&'static str],
+    own: Option<&(NodeIndex, RowVerdict)>,
+    victims: bool,
+) -> Result<Choice, Stop> {
+    if let Some(node) = best {
+        let numa = evaluation.numa(node);
+        return Ok(Choice {
+            node,
+            numa,
+            nominated: scope.nominate(node, numa),
+            compared: (scope.cycle.view.nodes.len(), evaluation.fitting(scope)),
+            table: None,
+        });
+    }
+    let mut tally = evaluation.refusals(scope);
+    if let Some((node, RowVerdict::Refused(plugin, rejection))) = own
+        && let Some(RowVerdict::Refused(shared_plugin, shared)) = evaluation.verdict(*node)
+    {
+        tally.remove(*shared_plugin, shared);
+        tally.add(*plugin, rejection);
+    }
+    if let Some((plugin, reason)) = tally.error() {
+        return Err(Stop::Failed(format!(
+            "running {:?} filter plugin: {reason}",
+            names[plugin]
+        )));
+    }
+    let total = scope.cycle.view.nodes.len();
+    let mut diagnosis = tally.diagnosis(total, names);
+    if victims && diagnosis.helpable > 0 {
+        diagnosis.candidates = evaluation.helpable(scope);
+        if let Some((node, RowVerdict::Refused(_, rejection))) = own {
+            let helps = rejection.code == Code::Unschedulable;
+            match (diagnosis.candidates.binary_search(node), helps) {
+                (Err(at), true) => diagnosis.candidates.insert(at, *node),
+                (Ok(at), false) => drop(diagnosis.candidates.remove(at)),
+                _ => {}
+            }
+        }
+    }
+    Err(Stop::Refused(Box::new(diagnosis)))
+}
