@@ -168,14 +168,14 @@ impl Metrics {
                 "scheduler_framework_extension_point_duration_seconds",
                 Stable,
                 "Time of all plugins of one extension point; but for PostFilter and Bind, of one \
-                 cycle in ten.",
+                 cycle in ten at most.",
                 &["extension_point", "status", "profile"],
                 bounds(0.0001, 2.0, 12, 7),
             )?,
             execution: make.histograms(
                 "scheduler_plugin_execution_duration_seconds",
                 Alpha,
-                "Time of one plugin at one extension point, of one cycle in ten; filters and \
+                "Time of one plugin at one extension point, of one cycle in ten at most; filters and \
                  scores on one node.",
                 &["plugin", "extension_point", "status"],
                 bounds(0.000_01, 1.5, 20, 10),
@@ -279,7 +279,7 @@ impl Metrics {
             next_pod_seconds: make.histograms(
                 "scheduler_next_pod_delete_from_queue_latency",
                 Alpha,
-                "Time to take the next member of a gang out of the queue, of one cycle in ten.",
+                "Time to take the next member of a gang out of the queue, of one cycle in ten at most.",
                 &[],
                 bounds(0.000_01, 2.0, 24, 7),
             )?,

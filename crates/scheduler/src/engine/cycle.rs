@@ -30,7 +30,7 @@ impl Engine {
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
-            self.meter.begin();
+            self.meter.begin(now);
             let queued = match self.next_of_group(now) {
                 Some(queued) => Some(queued),
                 None => self.queue.pop(now),

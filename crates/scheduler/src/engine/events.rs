@@ -275,7 +275,7 @@ impl Engine {
             Ok(()) => {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
-                self.meter.begin_after();
+                self.meter.begin_after(now);
                 if let Some(at) = profile {
                     let mut laps = self.meter.start(&self.names, at, Point::PostBind);
                     for instance in &self.profiles[at].post_bind {
@@ -284,7 +284,7 @@ impl Engine {
                         laps.lap(*instance, || "Success");
                     }
                 }
-                self.meter.end();
+                self.meter.end_after();
                 self.apply(fx, now);
             }
             Err(error) => {

@@ -1,21 +1,22 @@
 //! What the engine measures of itself, for `/metrics`.
 //!
 //! Reading a clock around every call of a plugin would cost about as much as the calls. So one cycle
-//! in ten is timed, as upstream does with its plugins, and of the filters and scores only one pass
-//! over one node, made for that purpose. What is only counted is counted always.
+//! in ten is timed, as upstream does with its plugins, at most 200 a second, and of the filters and
+//! scores only one pass over one node, made for that purpose. What is only counted is counted always.
 
 use super::diagnosis::RowVerdict;
 use super::scope::{Prepared, Scope};
 use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, Verdict};
-use crate::queue::PluginSet;
 use crate::state::NodeIndex;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// One cycle in so many is timed.
 const EVERY: u32 = 10;
+/// And none sooner than this after the last, so that the cost stays the same where there are many.
+const REST: SignedDuration = SignedDuration::from_millis(5);
 /// So many timings are kept until somebody takes them; more are not made.
 const KEEP: usize = 16 * 1024;
 
@@ -160,11 +161,35 @@ impl Fared {
     }
 }
 
+/// When one of many things is timed.
+#[derive(Debug, Default)]
+struct Rhythm {
+    since: u32,
+    last: Option<Timestamp>,
+}
+
+impl Rhythm {
+    /// The first is: a scheduler with little to do has something to show, too.
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.last
+            .is_none_or(|last| self.since + 1 >= EVERY && now.duration_since(last) >= REST)
+    }
+
+    fn passed(&mut self, timed: bool, now: Timestamp) {
+        if timed {
+            (self.since, self.last) = (0, Some(now));
+        } else {
+            self.since = self.since.saturating_add(1).min(EVERY);
+        }
+    }
+}
+
 /// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Meter {
-    /// Of cycles, and of what follows a binding.
-    turns: [u32; 2],
+    cycles: Rhythm,
+    bindings: Rhythm,
+    begun: Timestamp,
     events: AtomicU32,
     on: bool,
     taken: Mutex<Vec<Measured>>,
@@ -179,7 +204,9 @@ pub(super) struct Meter {
 impl Meter {
     pub(super) fn new(profiles: usize, plugins: usize) -> Self {
         Self {
-            turns: [0; 2],
+            cycles: Rhythm::default(),
+            bindings: Rhythm::default(),
+            begun: Timestamp::UNIX_EPOCH,
             events: AtomicU32::new(0),
             on: false,
             taken: Mutex::default(),
@@ -189,32 +216,32 @@ impl Meter {
         }
     }
 
-    /// A cycle begins: decides whether it is timed. The first is: a scheduler with little to do has
-    /// something to show, too.
-    pub(super) fn begin(&mut self) {
-        self.turn(0);
+    /// A cycle begins: decides whether it is timed.
+    pub(super) fn begin(&mut self, now: Timestamp) {
+        self.begun = now;
+        self.on = self.cycles.is_due(now) && self.taken.get_mut().len() < KEEP;
     }
 
     /// There was no pod for it.
     pub(super) fn cancel(&mut self) {
-        self.turns[0] = self.turns[0].wrapping_sub(1);
         self.on = false;
-    }
-
-    /// What follows a binding begins.
-    pub(super) fn begin_after(&mut self) {
-        self.turn(1);
-    }
-
-    fn turn(&mut self, of: usize) {
-        let turn = self.turns[of];
-        self.turns[of] = turn.wrapping_add(1);
-        self.on = turn.is_multiple_of(EVERY) && self.taken.get_mut().len() < KEEP;
     }
 
     /// It is over.
     pub(super) fn end(&mut self) {
-        self.on = false;
+        self.cycles.passed(std::mem::take(&mut self.on), self.begun);
+    }
+
+    /// What follows a binding begins.
+    pub(super) fn begin_after(&mut self, now: Timestamp) {
+        self.begun = now;
+        self.on = self.bindings.is_due(now) && self.taken.get_mut().len() < KEEP;
+    }
+
+    /// It is over.
+    pub(super) fn end_after(&mut self) {
+        self.bindings
+            .passed(std::mem::take(&mut self.on), self.begun);
     }
 
     /// Whether a hint about the event at hand is timed.
@@ -297,35 +324,28 @@ impl Meter {
         }
     }
 
-    fn count(&mut self, profile: usize, point: usize, plugin: Instance, n: u64) {
-        if let Some(count) = self
-            .evaluations
-            .get_mut(profile)
-            .and_then(|points| points[point].get_mut(plugin))
-        {
-            *count += n;
-        }
-    }
-
     /// The plugins prepared a pod.
     pub(super) fn prepared(&mut self, at: usize, profile: &Profile, prepared: &Prepared) {
-        let among = |set: PluginSet, plugin: &Instance| set & (1 << plugin) != 0;
-        for plugin in &profile.pre_filter {
-            if !among(prepared.skipped, plugin) {
-                self.count(at, 0, *plugin, 1);
-            }
-        }
-        for plugin in &profile.pre_score {
-            if !among(prepared.unscored, plugin) {
-                self.count(at, 2, *plugin, 1);
+        let Some([pre_filter, _, pre_score, _]) = self.evaluations.get_mut(at) else {
+            return;
+        };
+        for (counts, plugins, skipped) in [
+            (pre_filter, &profile.pre_filter, prepared.skipped),
+            (pre_score, &profile.pre_score, prepared.unscored),
+        ] {
+            for plugin in plugins {
+                counts[*plugin] += u64::from(skipped & (1 << plugin) == 0);
             }
         }
     }
 
     /// A plugin refused a pod before any node.
     pub(super) fn rejected(&mut self, at: usize, profile: &Profile, by: Option<Instance>) {
+        let Some([counts, ..]) = self.evaluations.get_mut(at) else {
+            return;
+        };
         for plugin in &profile.pre_filter {
-            self.count(at, 0, *plugin, 1);
+            counts[*plugin] += 1;
             if Some(*plugin) == by {
                 break;
             }
@@ -340,13 +360,16 @@ impl Meter {
         };
         let refused: u64 = fared.refused.iter().sum();
         let mut left = (fared.fits + refused).saturating_sub(outside);
+        let Some([_, filter, _, score]) = self.evaluations.get_mut(at) else {
+            return;
+        };
         if left > 0 {
             for (plugin, _) in &prepared.filters {
-                self.count(at, 1, *plugin, left);
+                filter[*plugin] += left;
                 left = left.saturating_sub(fared.refused(*plugin));
             }
             for (plugin, ..) in &prepared.scores {
-                self.count(at, 3, *plugin, fared.fits);
+                score[*plugin] += fared.fits;
             }
         }
         let [judged, scored] = fared
@@ -354,10 +377,10 @@ impl Meter {
             .each_mut()
             .map(|sum| std::mem::take(sum.get_mut()));
         for (plugin, _) in &prepared.moving {
-            self.count(at, 1, *plugin, judged);
+            filter[*plugin] += judged;
         }
         for (plugin, ..) in &prepared.moving_scores {
-            self.count(at, 3, *plugin, scored);
+            score[*plugin] += scored;
         }
         fared.fits = 0;
         fared.refused.fill(0);

@@ -66,10 +66,20 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         assert!(engine.schedule_one(at(0)).is_none());
     }
     for number in 0..20 {
-        engine.pod_applied(pod(&format!("b-{number}"), "1"), at(0));
+        engine.pod_applied(pod(&format!("b-{number}"), "1"), at(1));
+        assert_eq!(schedule(&mut engine, 1 + number).len(), 1);
     }
-    assert_eq!(schedule(&mut engine, 0).len(), 20);
     assert_eq!(points(&engine.take_measures(), Point::Filter), 2);
+    // Many at a time cost no more than that.
+    for number in 0..8 {
+        engine.pod_applied(pod(&format!("c-{number}"), "0"), at(30));
+    }
+    assert_eq!(schedule(&mut engine, 30).len(), 8);
+    for number in 0..20 {
+        engine.pod_applied(pod(&format!("never-{number}"), "99"), at(31));
+    }
+    assert_eq!(schedule(&mut engine, 31).len(), 20);
+    assert_eq!(points(&engine.take_measures(), Point::Filter), 1);
 }
 
 #[test]
