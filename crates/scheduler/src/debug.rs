@@ -1,5 +1,6 @@
 //! What the running scheduler knows, for `koord explain` and for people.
 
+mod configz;
 mod http;
 pub mod inspection;
 mod node;

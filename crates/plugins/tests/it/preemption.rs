@@ -166,22 +166,40 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
         "404"
     );
     let config = page(address, "/configz").await;
-    assert_eq!(config["componentconfig"]["parallelism"], 16, "{config}");
+    assert_eq!(config["componentconfig"]["Parallelism"], 16, "{config}");
     let (_, resources) = ask(address, "GET", "/metrics/resources", "").await;
     let line = format!(
         "kube_pod_resource_request{{namespace=\"default\",pod=\"small\",node=\"{home}\",\
          scheduler=\"koord-scheduler\",priority=\"0\",resource=\"cpu\",unit=\"cores\"}} 1"
     );
     assert!(resources.contains(&line), "{resources}");
-    for (flag, value, code) in [
-        ("s", "5", "200"),
-        ("f", "true", "200"),
-        ("d", "maybe", "400"),
-        ("x", "1", "404"),
+    for (flag, value, code, text) in [
+        ("s", "5", "200", "successfully set debugTopNScores to 5"),
+        (
+            "f",
+            "true",
+            "200",
+            "successfully set debugFilterFailure to true",
+        ),
+        (
+            "db",
+            "true",
+            "200",
+            "successfully set debugFilterFailure to true",
+        ),
+        ("d", "maybe", "400", "failed set debugFilterFailure maybe: "),
+        ("s", "many", "400", "failed set debugTopNScores many: "),
+        ("x", "1", "404", "404 page not found"),
     ] {
         let path = format!("/debug/flags/{flag}");
-        assert_eq!(ask(address, "PUT", &path, value).await.0, code, "{flag}");
+        let answer = ask(address, "PUT", &path, value).await;
+        assert_eq!(answer.0, code, "{flag}");
+        assert!(answer.1.starts_with(text), "{flag}: {}", answer.1);
     }
+    let answer = ask(address, "GET", "/debug/flags/s", "").await;
+    assert_eq!(answer, ("406".into(), "unsupported http method".into()));
+    let (code, listed) = ask(address, "GET", "/debug/flags", "").await;
+    assert!(code == "200" && listed.contains("db"), "{listed}");
 
     // One that does not lead has nothing to say.
     let waiting = koord_scheduler::DebugHandle::default();
@@ -192,5 +210,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     let (code, body) = ask(other, "GET", "/apis/v1/nodes/n1", "").await;
     assert_eq!(code, "503");
     assert_eq!(body, r#"{"message":"the instance is not leader"}"#);
+    let silent = ask(other, "GET", "/metrics/resources", "").await;
+    assert_eq!(silent, ("200".into(), String::new()));
     scheduler.stop().await;
 }

@@ -1,18 +1,20 @@
 //! The HTTP interface, answered by the task that owns the engine: only the leader has one.
 
-use super::{DebugHandle, node as node_dump, resources};
+use super::{DebugHandle, Flags, configz as config, node as node_dump, resources};
 use crate::framework::NotShown;
 use axum::Router;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::{delete, get, put};
+use axum::routing::{any, delete, get};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SERVICES: &str = "/apis/v1/__services__";
 const NODE: &str = "/apis/v1/nodes/:nodeName";
+/// What `PUT /debug/flags/<letters>` sets.
+const FLAGS: [&str; 5] = ["d", "db", "f", "s", "v"];
 
 pub(super) fn router(handle: DebugHandle) -> Router {
     Router::new()
@@ -22,7 +24,9 @@ pub(super) fn router(handle: DebugHandle) -> Router {
         .route("/configz", get(configz))
         .route("/metrics/resources", get(pod_resources))
         .route("/metrics", delete(reset_metrics))
-        .route("/debug/flags/{flag}", put(set_flag))
+        .route("/debug/flags", get(flags))
+        .route("/debug/flags/", get(flags))
+        .route("/debug/flags/{flag}", any(set_flag))
         .route("/debug/scheduler/plugins", get(plugins))
         .route("/debug/scheduler/pending", get(pending))
         .route("/debug/scheduler/decisions", get(decisions))
@@ -76,7 +80,8 @@ async fn decisions(State(handle): State<DebugHandle>) -> Response {
 }
 
 async fn configz(State(handle): State<DebugHandle>) -> Json<Value> {
-    Json(json!({"componentconfig": *handle.shared.config.read()}))
+    let shown = config::in_go(handle.shared.config.read().clone());
+    Json(json!({"componentconfig": shown}))
 }
 
 async fn pod(
@@ -141,7 +146,8 @@ async fn pod_resources(State(handle): State<DebugHandle>) -> Response {
             let kind = "text/plain; version=0.0.4; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
-        _ => not_leader(),
+        // Not the leader: nothing, without a complaint.
+        _ => StatusCode::OK.into_response(),
     }
 }
 
@@ -151,40 +157,77 @@ async fn reset_metrics(State(handle): State<DebugHandle>) -> Response {
     "metrics reset\n".into_response()
 }
 
+/// Whether there is anything under `/debug/flags`: as upstream, only along with profiles.
+fn has_flags(handle: &DebugHandle) -> bool {
+    handle.shared.config.read()["enableProfiling"] != false
+}
+
+async fn flags(State(handle): State<DebugHandle>) -> Response {
+    if !has_flags(&handle) {
+        return no_such_path();
+    }
+    let lines = FLAGS.map(|flag| format!("<tr>{flag}<br>"));
+    let page = format!(
+        "<html><head><title>/debug/flags/</title></head><body>/debug/flags/<br><br>flags:<br>\
+         <table>{}</table></body></html>",
+        lines.concat()
+    );
+    ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response()
+}
+
 async fn set_flag(
     State(handle): State<DebugHandle>,
     Path(flag): Path<String>,
+    method: Method,
     body: String,
 ) -> Response {
-    let value = body.trim();
-    let flags = handle.flags();
-    let switch = |to: &std::sync::atomic::AtomicBool| {
+    if !has_flags(&handle) || !FLAGS.contains(&flag.as_str()) {
+        return no_such_path();
+    }
+    if method != Method::PUT {
+        let text = "unsupported http method";
+        return (StatusCode::NOT_ACCEPTABLE, text).into_response();
+    }
+    match switch(handle.flags(), &flag, body.trim()) {
+        Ok(text) => text.into_response(),
+        Err(text) => (StatusCode::BAD_REQUEST, text).into_response(),
+    }
+}
+
+/// Sets a flag; what is said then is what upstream says, whatever the flag.
+fn switch(flags: &Flags, flag: &str, value: &str) -> Result<String, String> {
+    let boolean = |to: Option<&AtomicBool>| {
         let parsed = koord_app::flags::boolean(value).map_err(|error| error.to_string())?;
-        to.store(parsed, Ordering::Relaxed);
+        if let Some(to) = to {
+            to.store(parsed, Ordering::Relaxed);
+        }
         Ok(())
     };
-    let (name, set) = match flag.as_str() {
+    let (name, set) = match flag {
         "s" => {
             let parsed = value.parse::<usize>().map_err(|error| error.to_string());
             let stored = parsed.map(|n| flags.scores.store(n, Ordering::Relaxed));
             ("debugTopNScores", stored)
         }
-        "f" => ("debugFilterFailure", switch(&flags.filters)),
-        "d" => ("dumpDiagnosis", switch(&flags.diagnosis)),
         "v" => {
             let set = koord_app::logging::set_verbosity(value);
-            (
-                "klog.logging.verbosity",
-                set.map_err(|error| error.to_string()),
-            )
+            let set = set.map_err(|error| error.to_string());
+            return match set {
+                Ok(()) => Ok(format!(
+                    "successfully set klog.logging.verbosity to {value}"
+                )),
+                Err(why) => Err(format!(
+                    "failed to set klog.logging.verbosity {value}: {why}"
+                )),
+            };
         }
-        _ => return message(StatusCode::NOT_FOUND, format!("no flag {flag:?}")),
+        "f" => ("debugFilterFailure", boolean(Some(&flags.filters))),
+        "d" => ("debugFilterFailure", boolean(Some(&flags.diagnosis))),
+        // A dump is a line of the log, and nobody waits for it.
+        _ => ("debugFilterFailure", boolean(None)),
     };
     match set {
-        Ok(()) => format!("successfully set {name} to {value}").into_response(),
-        Err(why) => {
-            let text = format!("failed to set {name} to {value:?}: {why}");
-            (StatusCode::BAD_REQUEST, text).into_response()
-        }
+        Ok(()) => Ok(format!("successfully set {name} to {value}")),
+        Err(why) => Err(format!("failed set {name} {value}: {why}")),
     }
 }

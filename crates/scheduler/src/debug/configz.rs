@@ -1,0 +1,94 @@
+//! The configuration as `/configz` shows it: by the names of upstream's Go fields, which are those of
+//! the file with a capital.
+
+use serde_json::{Map, Value};
+
+/// Maps and API objects: their keys are not fields of the configuration.
+const AS_THEY_ARE: [&str; 9] = [
+    "addedAffinity",
+    "defaultConstraints",
+    "defaultQuotaGroupMax",
+    "estimatedScalingFactors",
+    "prodUsageThresholds",
+    "resourceWeights",
+    "systemQuotaGroupMax",
+    "tlsConfig",
+    "usageThresholds",
+];
+/// Names that are not those of the file with a capital.
+const SPECIAL: [(&str, &str); 6] = [
+    ("apiVersion", "apiVersion"),
+    ("kind", "kind"),
+    ("qps", "QPS"),
+    ("urlPrefix", "URLPrefix"),
+    ("tlsConfig", "TLSConfig"),
+    ("httpTimeout", "HTTPTimeout"),
+];
+
+/// `value` with upstream's names.
+pub(super) fn in_go(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields.into_iter().map(field).collect::<Map<_, _>>().into(),
+        Value::Array(list) => list.into_iter().map(in_go).collect(),
+        other => other,
+    }
+}
+
+fn field((key, value): (String, Value)) -> (String, Value) {
+    let value = match value {
+        // Unset lists and numbers of Go.
+        Value::Array(list) if list.is_empty() => Value::Null,
+        Value::Null if key == "weight" => 0.into(),
+        value if AS_THEY_ARE.contains(&key.as_str()) => value,
+        value => in_go(value),
+    };
+    let special = SPECIAL.iter().find(|(name, _)| *name == key);
+    let name = match special {
+        Some((_, name)) => (*name).to_owned(),
+        None => {
+            let mut letters = key.chars();
+            let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+            first.into_iter().chain(letters).collect()
+        }
+    };
+    (name, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_have_capitals_and_map_keys_do_not() {
+        let file = json!({
+            "apiVersion": "v1", "kind": "K", "parallelism": 16,
+            "leaderElection": {"leaderElect": true, "leaseDuration": "15s"},
+            "clientConnection": {"qps": 50.0},
+            "extenders": [],
+            "profiles": [{
+                "schedulerName": "koord-scheduler",
+                "plugins": {"score": {"enabled": [{"name": "A", "weight": null}], "disabled": []}},
+                "pluginConfig": [{"name": "LoadAwareScheduling", "args": {
+                    "resourceWeights": {"cpu": 1},
+                    "aggregated": {"usageThresholds": {"kubernetes.io/batch-cpu": 1}}
+                }}]
+            }]
+        });
+        let shown = json!({
+            "apiVersion": "v1", "kind": "K", "Parallelism": 16,
+            "LeaderElection": {"LeaderElect": true, "LeaseDuration": "15s"},
+            "ClientConnection": {"QPS": 50.0},
+            "Extenders": null,
+            "Profiles": [{
+                "SchedulerName": "koord-scheduler",
+                "Plugins": {"Score": {"Enabled": [{"Name": "A", "Weight": 0}], "Disabled": null}},
+                "PluginConfig": [{"Name": "LoadAwareScheduling", "Args": {
+                    "ResourceWeights": {"cpu": 1},
+                    "Aggregated": {"UsageThresholds": {"kubernetes.io/batch-cpu": 1}}
+                }}]
+            }]
+        });
+        assert_eq!(in_go(file), shown);
+    }
+}
