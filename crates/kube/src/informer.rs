@@ -5,13 +5,15 @@
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::core::NamespaceResourceScope;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Namespace (empty for cluster-scoped objects) and name.
@@ -208,7 +210,7 @@ where
             field_selector: scope.fields,
             ..watcher::Config::default()
         };
-        let events = watcher(api, config).default_backoff().boxed();
+        let events = watcher(api, config).boxed();
         let (sender, changes) = mpsc::channel(64);
         let (mirror, store, absent) = Mirror::new(trim);
         tokio::spawn(async move {
@@ -233,23 +235,79 @@ where
     K: kube::Resource<DynamicType = ()>,
 {
     let mut waiting = VecDeque::new();
+    let mut retry = Retry::default();
+    let mut pause = None;
     loop {
         tokio::select! {
             biased;
+            () = tokio::time::sleep_until(pause.unwrap_or_else(Instant::now)), if pause.is_some() => pause = None,
             permit = sender.reserve(), if !waiting.is_empty() => match (permit, waiting.pop_front()) {
                 (Ok(permit), Some(change)) => permit.send(change),
                 _ => return,
             },
             () = sender.closed(), if waiting.is_empty() => return,
-            event = events.next() => match event {
+            event = events.next(), if pause.is_none() => match event {
                 Some(Ok(event)) => mirror.handle(event, &mut waiting),
-                Some(Err(error)) if is_absent(&error) => mirror.set_absent(true),
                 Some(Err(error)) => {
-                    tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
+                    let expired = is_expired(&error);
+                    pause = Some(Instant::now() + retry.delay(expired));
+                    if is_absent(&error) {
+                        mirror.set_absent(true);
+                    } else if expired {
+                        tracing::info!(kind = %K::kind(&()), %error, "watch expired; objects are listed anew");
+                    } else {
+                        tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
+                    }
                 }
                 None => return,
             },
         }
+    }
+}
+
+/// When a watch that failed is tried again. A scheduler that is blind places nothing, so it looks
+/// more often than client-go, and lists at once when only its place in history is gone.
+#[derive(Debug, Default)]
+struct Retry {
+    failures: u32,
+    expired: bool,
+    last: Option<Instant>,
+}
+
+impl Retry {
+    const FIRST: Duration = Duration::from_millis(500);
+    const LONGEST: Duration = Duration::from_secs(6);
+    /// As long without a failure: all is well again.
+    const CALM: Duration = Duration::from_secs(60);
+
+    fn delay(&mut self, expired: bool) -> Duration {
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now - last > Self::CALM) {
+            *self = Self::default();
+        }
+        self.last = Some(now);
+        let again = std::mem::replace(&mut self.expired, expired);
+        if expired && !again {
+            self.failures = 0;
+            return Duration::ZERO;
+        }
+        let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10));
+        self.failures += 1;
+        doubled
+            .min(Self::LONGEST)
+            .mul_f64(1.0 + fastrand::f64() / 3.0)
+    }
+}
+
+/// Whether the server has forgotten where the watch was: a new list helps, waiting does not.
+fn is_expired(error: &watcher::Error) -> bool {
+    use watcher::Error::{WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        WatchError(status) => status.code == 410,
+        WatchStartFailed(kube::Error::Api(status)) | WatchFailed(kube::Error::Api(status)) => {
+            status.code == 410
+        }
+        _ => false,
     }
 }
 
@@ -444,6 +502,20 @@ mod tests {
             informer.changes.try_recv().is_err(),
             "more changes than expected"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_place_in_history_costs_no_time_and_an_outage_a_few_seconds() {
+        let mut retry = Retry::default();
+        let outage: Vec<u64> = (0..6).map(|_| retry.delay(false).as_secs()).collect();
+        assert!(
+            outage[..4].is_sorted() && (6..=8).contains(&outage[5]),
+            "{outage:?}"
+        );
+        assert_eq!(retry.delay(true), Duration::ZERO, "the server is back");
+        assert!(retry.delay(true) >= Retry::FIRST, "but not in a tight loop");
+        tokio::time::advance(Retry::CALM * 2).await;
+        assert!(retry.delay(false) < Retry::FIRST * 2, "forgotten");
     }
 
     #[tokio::test]

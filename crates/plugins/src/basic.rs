@@ -43,6 +43,49 @@ impl Plugin for SchedulingGates {
     }
 }
 
+/// `DynamicResources`: does not allocate claims yet, and so lets no pod through that has some: bound
+/// without them, it would never start.
+#[derive(Debug)]
+pub(crate) struct DynamicResources;
+
+impl Plugin for DynamicResources {
+    fn name(&self) -> &'static str {
+        "DynamicResources"
+    }
+    fn points(&self) -> Points {
+        // All that configurations may name it at.
+        Points::PRE_ENQUEUE
+            .or(Points::PRE_FILTER)
+            .or(Points::FILTER)
+            .or(Points::POST_FILTER)
+            .or(Points::RESERVE)
+            .or(Points::PRE_BIND)
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::UnscheduledPod,
+            actions: Action::POD_SPEC,
+        }]
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        signature.number(i64::from(has_claims(pod)));
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if has_claims(cycle.pod) {
+            return PreFilter::Reject(Rejection::unresolvable(
+                "the pod has resource claims, which this scheduler does not allocate",
+            ));
+        }
+        PreFilter::Skip
+    }
+}
+
+fn has_claims(pod: &PodInfo) -> bool {
+    let claims = pod.spec().and_then(|spec| spec.resource_claims.as_ref());
+    claims.is_some_and(|claims| !claims.is_empty())
+}
+
 /// `NodeName`: a pod that names a node goes nowhere else.
 #[derive(Debug)]
 pub(crate) struct NodeName;

@@ -35,7 +35,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
-const ACCEPTED: &[&str] = &["DynamicResources", "GangScheduling"];
+const ACCEPTED: &[&str] = &["GangScheduling"];
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
 /// weights and the weights of the profile that is used without a configuration file.
@@ -86,6 +86,9 @@ pub fn registry() -> Registry {
         }),
         both("PodTopologySpread", 2, topology_spread::build),
         both("InterPodAffinity", 2, inter_pod_affinity::build),
+        both("DynamicResources", 1, |_, _| {
+            Ok(Box::new(basic::DynamicResources))
+        }),
         both("NodeResourcesBalancedAllocation", 1, balanced::build),
         both("ImageLocality", 1, image_locality::build),
         koord("SchedulingHint", scheduling_hint::build),

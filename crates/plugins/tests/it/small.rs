@@ -232,3 +232,21 @@ fn a_hint_that_is_no_json_is_named_in_the_condition() {
         "n"
     );
 }
+
+#[test]
+fn a_pod_with_resource_claims_waits() {
+    let mut engine = engine(&["DynamicResources"], json!({}));
+    node(&mut engine, "n", json!({"cpu": "1", "pods": "10"}));
+    let mut claiming = pod("p", json!({}), json!({}), None);
+    let spec = Arc::make_mut(&mut claiming).spec.as_mut().unwrap();
+    spec.resource_claims = serde_json::from_value(json!([{"name": "gpu"}])).unwrap();
+    assert_eq!(
+        place(&mut engine, claiming),
+        "0/1 nodes are available: the pod has resource claims, which this scheduler does not \
+         allocate."
+    );
+    assert_eq!(
+        place(&mut engine, pod("q", json!({}), json!({}), None)),
+        "n"
+    );
+}
