@@ -1,5 +1,6 @@
 //! Scores of kube-scheduler 1.35, each plugin alone: the rows of its tables.
 
+mod filters;
 mod nodes;
 mod pods;
 mod resources;
@@ -9,8 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, BuildContext, Cycle, Effects, Normalize, ObjectChange, Plugin, Points, PreFilter,
-    PreScore, Profiles, State, View,
+    Action, BuildContext, Code, Cycle, Effects, Normalize, ObjectChange, Plugin, Points, PreFilter,
+    PreScore, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -168,16 +169,20 @@ impl Alone {
         texts.join(" ")
     }
 
-    /// Whether the pod may go to the node, or why not.
+    /// `fits`, or why the pod may not go to the node; `!` where nothing on it can be done.
     fn judge(&self, pod: Value, node: &str) -> String {
+        let text = |rejection: Rejection| match rejection.code {
+            Code::Unresolvable => format!("!{}", rejection.message()),
+            _ => rejection.message(),
+        };
         self.cycle(pod, |cycle| {
             let state = match self.plugin.pre_filter(cycle) {
                 PreFilter::Ready { state, .. } => state,
                 PreFilter::Skip => return "fits".to_owned(),
-                PreFilter::Reject(rejection) => return rejection.message(),
+                PreFilter::Reject(rejection) => return text(rejection),
             };
             let verdict = self.plugin.filter(cycle, &state, self.row(node));
-            verdict.map_or_else(|rejection| rejection.message(), |()| "fits".to_owned())
+            verdict.map_or_else(text, |()| "fits".to_owned())
         })
     }
 }

@@ -73,7 +73,7 @@ fn fewer_unwanted_taints() {
 
 #[test]
 fn taints_keep_pods_off() {
-    let off = "node(s) had untolerated taint(s)";
+    let off = "!node(s) had untolerated taint(s)";
     let mixed = "dedicated Equal user1 N, sla Gt 750 N";
     #[rustfmt::skip]
     let rows = [
