@@ -390,7 +390,7 @@ fn counts(row: &Row) -> bool {
 }
 
 /// Until when the estimate counts whatever the report says, in milliseconds.
-fn deadline(pod: &PodInfo, assigned: Timestamp, args: &Args) -> Option<i64> {
+pub(super) fn deadline(pod: &PodInfo, assigned: Timestamp, args: &Args) -> Option<i64> {
     let setting = |key: &str, default: Option<i64>| {
         let own = args
             .allow_customize_estimation

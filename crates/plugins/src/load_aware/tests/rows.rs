@@ -370,3 +370,68 @@ fn pods_and_nodes_are_estimated() {
         assert!(text.contains(expected), "{raw:?} {cpu}: {text}");
     }
 }
+
+#[test]
+fn estimates_hold_until_a_deadline() {
+    use annotations::LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED as INITIALIZED;
+    use annotations::LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED as SCHEDULED;
+    let plain = json!({});
+    let both = json!({"estimatedSecondsAfterPodScheduled": 180,
+        "estimatedSecondsAfterInitialized": 10});
+    let initialized = json!({"estimatedSecondsAfterInitialized": 180});
+    let own = json!({"allowCustomizeEstimation": true});
+    // Arguments, the pod's annotation, since when it is initialized; assigned a minute ago.
+    let rows = [
+        ("disabled", &plain, None, None, None),
+        (
+            "scheduled",
+            &json!({"estimatedSecondsAfterPodScheduled": 180}),
+            None,
+            None,
+            Some(120),
+        ),
+        ("both", &both, None, Some(("True", -30)), Some(-20)),
+        (
+            "initialized",
+            &initialized,
+            None,
+            Some(("True", -60)),
+            Some(120),
+        ),
+        (
+            "not initialized",
+            &initialized,
+            None,
+            Some(("False", -60)),
+            None,
+        ),
+        ("its own, scheduled", &own, Some(SCHEDULED), None, Some(120)),
+        (
+            "its own, initialized",
+            &own,
+            Some(INITIALIZED),
+            Some(("True", -60)),
+            Some(120),
+        ),
+        ("its own, not allowed", &plain, Some(SCHEDULED), None, None),
+    ];
+    for (name, args, annotation, since, expected) in rows {
+        let mut pod = asks("p", 0, json!({}), json!({}));
+        if let Some(key) = annotation {
+            pod["metadata"]["annotations"] = json!({key: "180"});
+        }
+        if let Some((status, since)) = since {
+            pod["status"] = json!({"conditions": [{"type": "Initialized", "status": status,
+                "lastTransitionTime": at(since).to_string()}]});
+        }
+        let args: Args = serde_json::from_value(args.clone()).unwrap();
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let pod = PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap();
+        let expected = expected.map(|seconds| at(seconds).as_millisecond());
+        assert_eq!(
+            load::deadline(&pod, at(-60), &args.complete()),
+            expected,
+            "{name}"
+        );
+    }
+}
