@@ -69,6 +69,7 @@ enum Step {
     Pods {
         priority: u8,
         count: u8,
+        quota: u8,
     },
     Starts(u8, u8),
     Relabelled(u8),
@@ -110,7 +111,7 @@ fn step() -> impl Strategy<Value = Step> {
         14 => (0..12_u8, 0..6_u8, 0..3_u8, 0..6_u8, 0..4_u8, prop::option::of(0..7_u8)).prop_map(
             |(shape, priority, app, quota, start, on)|
             Step::Pod { shape, priority, app, quota, start, on }),
-        4 => (0..6_u8, 2..5_u8).prop_map(|(priority, count)| Step::Pods { priority, count }),
+        8 => (3..6_u8, 1..4_u8, prop::sample::select(vec![0_u8, 1, 5, 5])).prop_map(|(priority, count, quota)| Step::Pods { priority, count, quota }),
         1 => (any(), 0..4_u8).prop_map(|(pod, start)| Step::Starts(pod, start)),
         1 => any().prop_map(Step::Relabelled),
         1 => (any(), 0..4_u8).prop_map(|(pod, of)| Step::Owns(pod, of)),
@@ -121,7 +122,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any().prop_map(Step::Confirmed),
         1 => any().prop_map(Step::BindFails),
         2 => (any(), prop::bool::weighted(0.8)).prop_map(|(pod, there)| Step::Echo(pod, there)),
-        2 => (0..3_u8, 0..3_u8, any()).prop_map(
+        5 => (0..3_u8, 0..3_u8, any()).prop_map(
             |(app, allowed, disrupted)| Step::Budget { app, allowed, disrupted }),
         1 => (0..3_u8).prop_map(Step::BudgetGone),
         1 => (0..2_u8, 1..8_u8).prop_map(|(name, max)| Step::Quota { name, max }),
@@ -394,9 +395,13 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             show(engines, &pod);
             world.pods.insert(name, pod);
         }
-        Step::Pods { priority, count } => {
+        Step::Pods {
+            priority,
+            count,
+            quota,
+        } => {
             for _ in 0..count {
-                let pod = pod(world.pods.len(), 0, priority, "a", 5, 0);
+                let pod = pod(world.pods.len(), 0, priority, "a", quota, 0);
                 let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
                 show(engines, &pod);
                 world.waiting.push(name.clone());
@@ -536,9 +541,16 @@ proptest! {
         let mut engines = [engine(true, few), engine(false, few)];
         let mut world = World::default();
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
-        for number in 0..4 {
+        // Full nodes to begin with, so that there is always somebody to evict.
+        for number in 0..6 {
             let step = Step::Node { name: number, cpu: 4, zone: number % 2, cordoned: false };
             play(&step, &mut engines, &mut world, now);
+            for other in 0..2 {
+                let (app, quota) = ((number + other) % 3, 2 * other + number % 2);
+                let (priority, start) = (number % 3, other);
+                let step = Step::Pod { shape: 0, priority, app, quota, start, on: Some(number) };
+                play(&step, &mut engines, &mut world, now);
+            }
         }
         for name in 0..2 {
             play(&Step::Quota { name, max: 4 }, &mut engines, &mut world, now);
