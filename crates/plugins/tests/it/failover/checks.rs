@@ -162,11 +162,16 @@ pub(super) fn counted(
         let labels = pod.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.get(QUOTA).is_some_and(|name| name == "q"))
     };
-    let expected: i64 = bound.iter().filter(of).map(|pod| milli(pod, "cpu")).sum();
     let status = as_json(quota);
-    let used = &status["status"]["used"]["cpu"];
-    if used.is_null() || quantity(used) != expected {
-        return Some(format!("quota q uses {used}, its pods {expected}m"));
+    for resource in ["cpu", "memory"] {
+        let of_quota = bound.iter().filter(of);
+        let expected: i64 = of_quota.map(|pod| milli(pod, resource)).sum();
+        let used = &status["status"]["used"][resource];
+        if used.is_null() || quantity(used) != expected {
+            return Some(format!(
+                "quota q uses {used} {resource}, its pods {expected}m"
+            ));
+        }
     }
     for reservation in reservations {
         let status = as_json(reservation);
