@@ -17,6 +17,17 @@ use std::process::ExitCode;
 pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koord_scheduler::Args, context| async move {
         let options = args.options(koord_plugins::registry())?;
+        if let Some(path) = args
+            .write_config_to
+            .as_deref()
+            .filter(|path| *path != Path::new(""))
+        {
+            let shown = path.display();
+            std::fs::write(path, options.written()?)
+                .with_context(|| format!("--write-config-to: {shown}"))?;
+            tracing::info!(file = %shown, "wrote the configuration");
+            return Ok(());
+        }
         let (qps, burst) = args.client_limits(&options);
         let measured = RestMetrics::register(&context.metrics)?;
         let reset = measured.clone();

@@ -567,8 +567,30 @@ mod tests {
         assert_eq!(read, 1000);
     }
 
+    /// Counts warnings and notes of this thread.
+    #[derive(Clone, Default)]
+    struct Counter(Arc<parking_lot::Mutex<Vec<tracing::Level>>>);
+
+    impl tracing::Subscriber for Counter {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() <= tracing::Level::INFO && metadata.target().contains("informer")
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            self.0.lock().push(*event.metadata().level());
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
     #[tokio::test]
     async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
+        let said = Counter::default();
+        let _guard = tracing::subscriber::set_default(said.clone());
         use kube::core::Status;
         let failed = |code: u16| {
             let status = Status::failure("404 page not found", "").with_code(code);
@@ -584,6 +606,8 @@ mod tests {
             }
             assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
             assert!(informer.changes.try_recv().is_err(), "{name}");
+            let lines = std::mem::take(&mut *said.0.lock()).len();
+            assert_eq!(lines, if expected { 1 } else { 2 }, "{name}: what is said");
         }
         let events = vec![
             Ok(Event::Init),
@@ -597,5 +621,7 @@ mod tests {
             assert_eq!(show(&informer.changes.recv().await.unwrap()), expected);
         }
         assert!(!*informer.absent.borrow(), "it appeared");
+        let said = std::mem::take(&mut *said.0.lock());
+        assert_eq!(said, [tracing::Level::WARN, tracing::Level::INFO]);
     }
 }

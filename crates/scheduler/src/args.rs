@@ -30,6 +30,9 @@ pub struct Args {
     /// Path of a KubeSchedulerConfiguration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Write the configuration in force to this file and exit.
+    #[arg(long, value_name = "FILE")]
+    pub write_config_to: Option<PathBuf>,
     /// Path of a kubeconfig; inside a pod, the service account is used without it.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

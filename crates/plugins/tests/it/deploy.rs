@@ -458,6 +458,24 @@ async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
 }
 
 #[test]
+fn a_written_configuration_says_the_same() {
+    let map: ConfigMap = only("config.yaml", "ConfigMap");
+    let text = &map.data.unwrap()["koord-scheduler-config"];
+    for (name, config) in [
+        ("the manifest's", Some(Configuration::parse(text).unwrap())),
+        ("the built-in", None),
+        ("kube-scheduler's", Some(Configuration::default())),
+    ] {
+        let mut options = Options::new(koord_plugins::registry());
+        options.config = config;
+        let first = options.written().unwrap();
+        options.config = Some(Configuration::parse(&first).unwrap());
+        assert_eq!(options.written().unwrap(), first, "{name}");
+        assert!(first.contains("NodeResourcesFit"), "{name}");
+    }
+}
+
+#[test]
 fn the_manifests_fit_together() {
     let deployment: Deployment = only("deployment.yaml", "Deployment");
     let account: ServiceAccount = only("rbac.yaml", "ServiceAccount");

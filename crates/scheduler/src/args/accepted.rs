@@ -78,12 +78,6 @@ const ROWS: &[Row] = &[
         "true",
         "there are no Go profiles",
     ),
-    (
-        "write-config-to",
-        Text,
-        "",
-        "the plugins in force are logged at start",
-    ),
     ("emulated-version", Text, "", VERSION),
     ("emulation-forward-compatible", Switch, "false", VERSION),
     ("min-compatibility-version", Text, "", VERSION),

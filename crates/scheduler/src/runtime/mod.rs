@@ -5,6 +5,7 @@ mod monitor;
 mod nearest;
 mod transform;
 mod watch;
+mod written;
 
 pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
@@ -158,6 +159,9 @@ pub enum Error {
     /// There is no election, or leadership was lost.
     #[error(transparent)]
     Election(#[from] ElectionError),
+    /// `--write-config-to` has nothing to write.
+    #[error("the configuration cannot be written: {0}")]
+    Written(String),
     /// A setting of the election.
     #[error("leaderElection.{field}: {value} is negative")]
     Duration {

@@ -1,0 +1,70 @@
+//! `--write-config-to`: the configuration in force, as a file.
+
+use super::{Error, Options};
+use crate::config::{PluginRef, PluginSetConfig, PluginsConfig};
+use crate::framework::{Profile, Profiles};
+
+impl Options {
+    /// The configuration that applies, with the plugins of each profile spelled out per extension
+    /// point: a file that says the same.
+    ///
+    /// # Errors
+    /// It cannot be used, or not be written as YAML.
+    pub fn written(&self) -> Result<String, Error> {
+        let (mut config, profiles) = self.resolve()?;
+        if config.profiles.is_empty() {
+            let names = profiles.profiles.iter().map(|profile| profile.name.clone());
+            config.profiles =
+                crate::config::Configuration::koord(&names.collect::<Vec<_>>()).profiles;
+        }
+        for (section, profile) in config.profiles.iter_mut().zip(&profiles.profiles) {
+            section.plugins = spelled_out(&profiles, profile);
+        }
+        serde_saphyr::to_string(&config).map_err(|error| Error::Written(error.to_string()))
+    }
+}
+
+fn spelled_out(profiles: &Profiles, profile: &Profile) -> PluginsConfig {
+    let plugin = |instance: usize, weight| PluginRef {
+        name: profiles.instances[instance].name().to_owned(),
+        weight,
+    };
+    let all = || PluginRef {
+        name: "*".to_owned(),
+        weight: None,
+    };
+    let set = |instances: &[usize]| PluginSetConfig {
+        enabled: instances.iter().map(|at| plugin(*at, None)).collect(),
+        disabled: vec![all()],
+    };
+    let score = profile.score.iter();
+    PluginsConfig {
+        pre_enqueue: set(&profile.pre_enqueue),
+        pre_filter: set(&profile.pre_filter),
+        filter: set(&profile.filter),
+        post_filter: set(&profile.post_filter),
+        pre_score: set(&profile.pre_score),
+        score: PluginSetConfig {
+            enabled: score
+                .map(|(at, weight)| plugin(*at, Some(*weight)))
+                .collect(),
+            disabled: vec![all()],
+        },
+        reserve: set(&profile.reserve),
+        permit: set(&profile.permit),
+        pre_bind: set(&profile.pre_bind),
+        bind: set(&profile.bind),
+        post_bind: set(&profile.post_bind),
+        queue_sort: PluginSetConfig {
+            enabled: vec![PluginRef {
+                name: "PrioritySort".to_owned(),
+                weight: None,
+            }],
+            disabled: vec![all()],
+        },
+        multi_point: PluginSetConfig {
+            enabled: Vec::new(),
+            disabled: vec![all()],
+        },
+    }
+}
