@@ -2,13 +2,14 @@
 
 use crate::api::{Cluster, Scheduler, room};
 use crate::preemption::ask;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::labels;
 use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
 use koord_app::admin::{Admin, Exposure};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
+use koord_kube::client::{ClientOptions, RestMetrics, from_kubeconfig};
 use koord_kube::kube_core::{NamespaceResourceScope, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -359,4 +360,50 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     assert!(slis.contains(line), "{slis}");
     stop.cancel();
     scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_over_the_network_are_counted_by_client_gos_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = koord_apiserver::Config::memory(koord_app::Clock::system());
+    config.controllers = false;
+    config.bind = ([127, 0, 0, 1], 0).into();
+    let server = koord_apiserver::ApiServer::open(config).await.unwrap();
+    let listener = server.listen().await.unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn({
+        let (server, stop) = (server.clone(), stop.clone());
+        async move { server.serve(listener, stop).await }
+    });
+    let kubeconfig = directory.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig).unwrap();
+    let registry = prometheus::Registry::new();
+    let options = ClientOptions {
+        qps: 50.0,
+        burst: 100,
+        metrics: Some(RestMetrics::register(&registry).unwrap()),
+        ..ClientOptions::default()
+    };
+    let client = from_kubeconfig(Some(&kubeconfig), &options).await.unwrap();
+    let nodes: Api<Node> = Api::all(client);
+    nodes.list(&Default::default()).await.unwrap();
+    assert!(nodes.get_opt("nobody").await.unwrap().is_none());
+    let text = koord_app::metrics::encode(&registry).unwrap();
+    let host = text
+        .split_once("host=\"127.0.0.1:")
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .map(|(port, _)| format!("127.0.0.1:{port}"))
+        .unwrap();
+    for line in [
+        format!("rest_client_requests_total{{code=\"200\",host=\"{host}\",method=\"GET\"}} 1\n"),
+        format!("rest_client_requests_total{{code=\"404\",host=\"{host}\",method=\"GET\"}} 1\n"),
+        format!("rest_client_request_duration_seconds_count{{host=\"{host}\",verb=\"GET\"}} 2\n"),
+        format!(
+            "rest_client_rate_limiter_duration_seconds_count{{host=\"{host}\",verb=\"GET\"}} 2\n"
+        ),
+    ] {
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+    stop.cancel();
+    let _ = serving.await;
 }
