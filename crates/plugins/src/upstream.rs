@@ -1,7 +1,8 @@
-//! Scores of kube-scheduler 1.35, each plugin alone: the rows of its tables.
+//! Scores and filters of kube-scheduler 1.35, each plugin alone: the rows of its tables.
 
 mod filters;
 mod nodes;
+mod places;
 mod pods;
 mod resources;
 
