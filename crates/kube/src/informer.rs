@@ -2,8 +2,8 @@
 //!
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
@@ -51,6 +51,28 @@ impl std::fmt::Display for ObjectKey {
         } else {
             write!(f, "{}/{}", self.namespace, self.name)
         }
+    }
+}
+
+/// What an informer can keep: an object, or what was made of one.
+pub trait Mirrored: Send + Sync + 'static {
+    /// Whose it is.
+    fn key(&self) -> ObjectKey;
+    /// `metadata.uid`.
+    fn uid(&self) -> Option<&str>;
+    /// `metadata.resourceVersion`.
+    fn resource_version(&self) -> Option<&str>;
+}
+
+impl<K: kube::Resource<DynamicType = ()> + Send + Sync + 'static> Mirrored for K {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::of(self)
+    }
+    fn uid(&self) -> Option<&str> {
+        self.meta().uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.meta().resource_version.as_deref()
     }
 }
 
@@ -151,7 +173,7 @@ where
     /// Errors of the API server are logged and retried with back-off, for ever.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
-        Self::over(kube::Api::all(client), scope, |_| {}, shutdown)
+        over(kube::Api::all(client), scope, |object| object, shutdown)
     }
 
     /// As [`Informer::start`]; `trim` removes what the reader does not need before an object is
@@ -163,7 +185,15 @@ where
         trim: fn(&mut K),
         shutdown: CancellationToken,
     ) -> Self {
-        Self::over(kube::Api::all(client), scope, trim, shutdown)
+        Self::start_kept(
+            client,
+            scope,
+            move |mut object| {
+                trim(&mut object);
+                object
+            },
+            shutdown,
+        )
     }
 
     /// As [`Informer::start`], within one namespace: list and watch rights there are enough.
@@ -177,12 +207,8 @@ where
     where
         K: kube::Resource<Scope = NamespaceResourceScope>,
     {
-        Self::over(
-            kube::Api::namespaced(client, namespace),
-            scope,
-            |_| {},
-            shutdown,
-        )
+        let api = kube::Api::namespaced(client, namespace);
+        over(api, scope, |object| object, shutdown)
     }
 
     /// As [`Informer::start`], for readers that want the store only.
@@ -198,42 +224,85 @@ where
         tokio::spawn(async move { while changes.recv().await.is_some() {} });
         store
     }
+}
 
-    fn over(
-        api: kube::Api<K>,
+impl<V: Mirrored> Informer<V> {
+    /// As [`Informer::start`]; what `keep` makes of an object is kept and delivered in its place.
+    #[must_use]
+    pub fn start_kept<K>(
+        client: kube::Client,
         scope: Scope,
-        trim: fn(&mut K),
+        keep: impl Fn(K) -> V + Send + 'static,
         shutdown: CancellationToken,
-    ) -> Self {
-        let config = watcher::Config {
-            label_selector: scope.labels,
-            field_selector: scope.fields,
-            ..watcher::Config::default()
-        };
-        let events = watcher(api, config).boxed();
-        let (sender, changes) = mpsc::channel(64);
-        let (mirror, store, absent) = Mirror::new(trim);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                () = pump(events, mirror, sender) => {}
-            }
-        });
-        Self {
-            store,
-            changes,
-            absent,
+    ) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        over(kube::Api::all(client), scope, keep, shutdown)
+    }
+}
+
+fn over<K, V: Mirrored>(
+    api: kube::Api<K>,
+    scope: Scope,
+    keep: impl Fn(K) -> V + Send + 'static,
+    shutdown: CancellationToken,
+) -> Informer<V>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config {
+        label_selector: scope.labels,
+        field_selector: scope.fields,
+        ..watcher::Config::default()
+    };
+    let keep = move |object| keep(without_managed_fields(object));
+    let events = watcher(api, config);
+    let events = events.map_ok(move |event| kept(event, &keep)).boxed();
+    let (sender, changes) = mpsc::channel(64);
+    let (mirror, store, absent) = Mirror::new(format!(
+        "{}.{}/{}",
+        K::plural(&()),
+        K::group(&()),
+        K::version(&())
+    ));
+    tokio::spawn(async move {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = pump(events, mirror, sender) => {}
         }
+    });
+    Informer {
+        store,
+        changes,
+        absent,
+    }
+}
+
+/// Nothing of ours reads managedFields, and they can be half of an object's size.
+fn without_managed_fields<K: kube::Resource>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
+    object
+}
+
+fn kept<K, V>(event: watcher::Event<K>, keep: &impl Fn(K) -> V) -> watcher::Event<V> {
+    match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitApply(object) => watcher::Event::InitApply(keep(object)),
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::Apply(object) => watcher::Event::Apply(keep(object)),
+        watcher::Event::Delete(object) => watcher::Event::Delete(keep(object)),
     }
 }
 
 type Events<K> = BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>;
 
 /// Applies events as they come and hands the changes over as the reader takes them.
-async fn pump<K>(mut events: Events<K>, mut mirror: Mirror<K>, sender: mpsc::Sender<Change<K>>)
-where
-    K: kube::Resource<DynamicType = ()>,
-{
+async fn pump<V: Mirrored>(
+    mut events: Events<V>,
+    mut mirror: Mirror<V>,
+    sender: mpsc::Sender<Change<V>>,
+) {
     let mut waiting = VecDeque::new();
     let mut retry = Retry::default();
     let mut pause = None;
@@ -254,9 +323,9 @@ where
                     if is_absent(&error) {
                         mirror.set_absent(true);
                     } else if expired {
-                        tracing::info!(kind = %K::kind(&()), %error, "watch expired; objects are listed anew");
+                        tracing::info!(kind = mirror.kind, %error, "watch expired; objects are listed anew");
                     } else {
-                        tracing::warn!(kind = %K::kind(&()), %error, "watch failed; it is retried");
+                        tracing::warn!(kind = mirror.kind, %error, "watch failed; it is retried");
                     }
                 }
                 None => return,
@@ -327,13 +396,14 @@ struct Mirror<K> {
     objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
     synced: watch::Sender<bool>,
     absent: watch::Sender<bool>,
-    trim: fn(&mut K),
+    /// `plural.group/version`, for the log.
+    kind: String,
     /// What the list in progress has shown so far.
     listed: Option<HashSet<ObjectKey>>,
 }
 
-impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
-    fn new(trim: fn(&mut K)) -> (Self, Store<K>, watch::Receiver<bool>) {
+impl<K: Mirrored> Mirror<K> {
+    fn new(kind: String) -> (Self, Store<K>, watch::Receiver<bool>) {
         let (synced, is_synced) = watch::channel(false);
         let (absent, is_absent) = watch::channel(false);
         let objects = Arc::new(RwLock::new(HashMap::new()));
@@ -345,7 +415,7 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
             objects,
             synced,
             absent,
-            trim,
+            kind,
             listed: None,
         };
         (mirror, store, is_absent)
@@ -357,12 +427,14 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
             .absent
             .send_if_modified(|was| std::mem::replace(was, absent) != absent)
         {
-            let kind = format!("{}.{}", K::plural(&()), K::group(&()));
-            let version = K::version(&());
+            let kind = &self.kind;
             if absent {
-                tracing::warn!(%kind, %version, "the API server has no such kind; it is looked for until it appears");
+                tracing::warn!(
+                    kind,
+                    "the API server has no such kind; it is looked for until it appears"
+                );
             } else {
-                tracing::info!(%kind, %version, "the API server has the kind now");
+                tracing::info!(kind, "the API server has the kind now");
             }
         }
     }
@@ -375,20 +447,14 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
             watcher::Event::Init => self.listed = Some(HashSet::new()),
             watcher::Event::InitApply(object) => {
                 if let Some(listed) = &mut self.listed {
-                    listed.insert(ObjectKey::of(&object));
+                    listed.insert(object.key());
                 }
                 self.apply(object, out);
             }
             watcher::Event::Apply(object) => self.apply(object, out),
-            watcher::Event::Delete(mut object) => {
-                self.strip(&mut object);
+            watcher::Event::Delete(object) => {
                 // Unknown to us means never delivered as applied, or delivered as deleted already.
-                if self
-                    .objects
-                    .write()
-                    .remove(&ObjectKey::of(&object))
-                    .is_some()
-                {
+                if self.objects.write().remove(&object.key()).is_some() {
                     out.push_back(Change::Deleted(Arc::new(object)));
                 }
             }
@@ -411,29 +477,19 @@ impl<K: kube::Resource<DynamicType = ()>> Mirror<K> {
         }
     }
 
-    fn apply(&self, mut object: K, out: &mut VecDeque<Change<K>>) {
-        self.strip(&mut object);
+    fn apply(&self, object: K, out: &mut VecDeque<Change<K>>) {
         let new = Arc::new(object);
-        let mut old = self
-            .objects
-            .write()
-            .insert(ObjectKey::of(&*new), new.clone());
+        let mut old = self.objects.write().insert(new.key(), new.clone());
         if let Some(before) = &old {
-            let (was, is) = (before.meta(), new.meta());
-            if was.resource_version.is_some() && was.resource_version == is.resource_version {
+            let version = before.resource_version();
+            if version.is_some() && version == new.resource_version() {
                 return;
             }
-            if was.uid != is.uid {
+            if before.uid() != new.uid() {
                 out.extend(old.take().map(Change::Deleted));
             }
         }
         out.push_back(Change::Applied { old, new });
-    }
-
-    /// Nothing of ours reads managedFields, and they can be half of an object's size.
-    fn strip(&self, object: &mut K) {
-        object.meta_mut().managed_fields = None;
-        (self.trim)(object);
     }
 }
 
@@ -481,8 +537,9 @@ mod tests {
 
     fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informer<ConfigMap> {
         let (sender, changes) = mpsc::channel(1);
-        let (mirror, store, absent) = Mirror::new(|_| {});
+        let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
         let events = futures::stream::iter(events).chain(futures::stream::pending());
+        let events = events.map_ok(|event| kept(event, &without_managed_fields));
         tokio::spawn(pump(events.boxed(), mirror, sender));
         Informer {
             store,

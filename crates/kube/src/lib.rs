@@ -17,5 +17,5 @@ pub mod queue;
 #[cfg(test)]
 mod testing;
 
-pub use informer::{Change, Informer, ObjectKey, Scope, Store};
+pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store};
 pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

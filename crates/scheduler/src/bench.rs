@@ -16,7 +16,7 @@ pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 use crate::config::Configuration;
 use crate::engine::{BindRequest, Engine, EngineOptions, Output};
 use crate::framework::{BindPlan, BuildContext, ProfileError, Profiles, Registry};
-use crate::state::PodInfo;
+use crate::state::{PodInfo, SeenPod};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use rustc_hash::FxHashMap;
@@ -215,8 +215,9 @@ impl Run {
         for object in &fixture.objects {
             engine.object_changed(object, now);
         }
-        for pod in &fixture.bound {
-            engine.pod_applied(pod.clone(), now);
+        for pod in fixture.bound() {
+            let pod = SeenPod::new(pod, engine.resources());
+            engine.pod_seen(&pod, now);
         }
         let mut run = Self {
             engine,

@@ -33,6 +33,7 @@ impl ApiObjects {
 #[must_use]
 pub fn api_objects(options: &Options) -> ApiObjects {
     let fixture = Fixture::new(options.scenario, options.nodes, options.pods, options.bound);
+    let bound = fixture.bound().map(Arc::new).collect();
     let pods = fixture.steps.into_iter().flat_map(|step| match step {
         Step::Pods(pods) => pods,
         _ => Vec::new(),
@@ -40,7 +41,7 @@ pub fn api_objects(options: &Options) -> ApiObjects {
     ApiObjects {
         pods: pods.collect(),
         nodes: fixture.nodes,
-        bound: fixture.bound,
+        bound,
         others: fixture
             .objects
             .iter()

@@ -105,13 +105,22 @@ pub(super) enum Step {
     PodGone(usize),
 }
 
+/// Equal pods, one after the other on all nodes. They are made when they are asked for: a cluster has
+/// many, and what the bench holds itself counts as the scheduler's memory.
+#[derive(Debug)]
+struct Before {
+    prefix: &'static str,
+    change: Value,
+    pods: usize,
+}
+
 /// A cluster and what happens in it.
 #[derive(Debug, Default)]
 pub(super) struct Fixture {
     pub(super) nodes: Vec<Arc<Node>>,
     pub(super) objects: Vec<ObjectChange>,
-    /// Pods that are there before.
-    pub(super) bound: Vec<Arc<Pod>>,
+    /// Pods that are there before, of several kinds.
+    before: Vec<Before>,
     pub(super) steps: Vec<Step>,
 }
 
@@ -124,12 +133,11 @@ impl Fixture {
             ..Self::default()
         };
         out.objects = objects(scenario, nodes);
-        let plain = json!({});
-        for number in 0..before {
-            let pod = pod("before", number, &plain);
-            out.bound
-                .push(Arc::new(bound(&pod, &node_name(number % nodes.max(1)))));
-        }
+        out.before.push(Before {
+            prefix: "before",
+            change: json!({}),
+            pods: before,
+        });
         match scenario {
             Scenario::Preemption => out.fill(nodes),
             Scenario::Gang => {
@@ -160,11 +168,22 @@ impl Fixture {
     fn fill(&mut self, nodes: usize) {
         let mut change = requests(json!({"cpu": "7", "memory": "1Gi"}));
         merge(&mut change, &json!({"spec": {"priority": 5000}}));
-        for number in 0..4 * nodes {
-            let pod = pod("low", number, &change);
-            self.bound
-                .push(Arc::new(bound(&pod, &node_name(number % nodes))));
-        }
+        self.before.push(Before {
+            prefix: "low",
+            change,
+            pods: 4 * nodes,
+        });
+    }
+
+    /// The pods that are there before.
+    pub(super) fn bound(&self) -> impl Iterator<Item = Pod> {
+        let nodes = self.nodes.len().max(1);
+        self.before.iter().flat_map(move |before| {
+            (0..before.pods).map(move |number| {
+                let pod = pod(before.prefix, number, &before.change);
+                bound(&pod, &node_name(number % nodes))
+            })
+        })
     }
 
     fn churn(&mut self, number: usize, nodes: usize) {

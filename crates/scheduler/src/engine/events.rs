@@ -2,12 +2,20 @@
 
 use super::{BindError, Engine, Output, Point, Record};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
-use crate::state::{NodeInfo, PodInfo};
+use crate::state::{NodeInfo, PodInfo, SeenPod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::sync::Arc;
 
 impl Engine {
+    /// A pod was created or changed, as an informer says.
+    pub fn pod_seen(&mut self, pod: &SeenPod, now: Timestamp) {
+        match pod {
+            SeenPod::Pod(info) => self.info_applied(info.clone(), now),
+            SeenPod::Broken(pod, error) => self.pod_broken(pod, &error.to_string(), now),
+        }
+    }
+
     /// A pod was created or changed.
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
         let info = match PodInfo::new(pod.clone(), &self.resources) {

@@ -219,7 +219,7 @@ struct Waiting {
 pub struct Engine {
     options: EngineOptions,
     caching: bool,
-    resources: ResourceTable,
+    resources: Arc<ResourceTable>,
     nodes: NodeStore,
     pods: FxHashMap<Arc<str>, Record>,
     queue: Queue,
@@ -271,6 +271,7 @@ impl Engine {
         let Profiles {
             profiles,
             instances: plugins,
+            resources,
             ..
         } = profiles;
         let signers = profiles
@@ -282,7 +283,7 @@ impl Engine {
             caching: true,
             meter: measure::Meter::new(profiles.len(), plugins.len()),
             observer: None,
-            resources: ResourceTable::new(),
+            resources,
             nodes: NodeStore::default(),
             pods: FxHashMap::default(),
             queue: Queue::new(backoff),

@@ -3,7 +3,9 @@
 use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry};
 use crate::Watch;
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
+use koord_model::resources::ResourceTable;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// A plugin by its position among all instances.
 pub type Instance = usize;
@@ -87,6 +89,8 @@ pub struct Profiles {
     pub instances: Vec<Box<dyn Plugin>>,
     /// What the configuration asks for and does not get.
     pub warnings: Vec<String>,
+    /// Numbers of resource names, also for who reads pods before an engine does.
+    pub resources: Arc<ResourceTable>,
 }
 
 impl std::fmt::Debug for Profiles {
@@ -132,6 +136,7 @@ impl Profiles {
             profiles: Vec::new(),
             instances: Vec::new(),
             warnings: Vec::new(),
+            resources: Arc::default(),
         };
         let mut builder = Builder {
             registry,

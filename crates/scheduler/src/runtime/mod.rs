@@ -17,13 +17,14 @@ use crate::debug::{DebugHandle, Explanation, Question};
 use crate::engine::{BindError, Engine, EngineOptions, Failure, Outcome, Output};
 use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
 use crate::metrics::{Metrics, PluginMetrics};
+use crate::state::SeenPod;
 use binder::Writer;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::Context;
 use koord_kube::events::Recorder;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
-use koord_kube::{Change, Client, ObjectKey};
+use koord_kube::{Change, Client, Mirrored};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -328,9 +329,18 @@ impl Daemon {
             leads,
             shutdown: shutdown.clone(),
         };
-        watch::forward(source.clone(), watch::trim_node, None, node);
-        let pods = transform::pods(&self.options.build.gates);
-        watch::forward(source.clone(), pods, None, pod);
+        let slim = |mut node| {
+            watch::trim_node(&mut node);
+            node
+        };
+        watch::forward(source.clone(), slim, None, node);
+        let transform = transform::pods(&self.options.build.gates);
+        let resources = self.profiles.resources.clone();
+        let read = move |mut pod| {
+            transform(&mut pod);
+            SeenPod::new(pod, &resources)
+        };
+        watch::forward(source.clone(), read, None, pod);
         for watch in &watches {
             watch.start(source.clone());
         }
@@ -544,14 +554,12 @@ impl Owner {
         let label = match message {
             Message::Synced(_) => return,
             Message::Pod(Change::Applied { old, new }) => {
-                let bound = new
-                    .spec
-                    .as_ref()
-                    .is_some_and(|spec| spec.node_name.is_some());
+                let spec = new.object().spec.as_ref();
+                let bound = spec.is_some_and(|spec| spec.node_name.is_some());
                 if bound {
-                    self.debug.settled(&ObjectKey::of(&*new).to_string());
+                    self.debug.settled(&new.key().to_string());
                 }
-                self.engine.pod_applied(new, now);
+                self.engine.pod_seen(&new, now);
                 match (bound, old.is_some()) {
                     (true, false) => "AssignedPodAdd",
                     (true, true) => "AssignedPodUpdate",
@@ -560,14 +568,13 @@ impl Owner {
                 }
             }
             Message::Pod(Change::Deleted(last)) => {
-                self.debug.settled(&ObjectKey::of(&*last).to_string());
-                self.writer
-                    .gone(last.metadata.uid.as_deref().unwrap_or_default());
-                self.engine.pod_deleted(&last, now);
+                self.debug.settled(&last.key().to_string());
+                let uid = last.uid().unwrap_or_default();
+                self.writer.gone(uid);
+                self.engine.pod_deleted(last.object(), now);
                 // Whatever became of it, nobody places it any more.
-                self.monitor
-                    .end(last.metadata.uid.as_deref().unwrap_or_default());
-                let spec = last.spec.as_ref();
+                self.monitor.end(uid);
+                let spec = last.object().spec.as_ref();
                 if spec.is_some_and(|spec| spec.node_name.is_some()) {
                     "AssignedPodDelete"
                 } else {

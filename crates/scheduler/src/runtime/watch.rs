@@ -1,8 +1,9 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
 use crate::framework::{Action, ObjectChange};
+use crate::state::{SeenPod, volume_matters};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_kube::{Change, Client, Informer, ObjectKey, Scope};
+use koord_kube::{Change, Client, Informer, Mirrored, ObjectKey, Scope};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) enum Message {
     /// A source, by kind, has delivered its initial list.
     Synced(&'static str),
-    Pod(Change<Pod>),
+    Pod(Change<SeenPod>),
     Node(Change<Node>),
     Object(ObjectChange),
     /// A victim of a preemption, by uid, could not be evicted.
@@ -96,9 +97,9 @@ where
         + Send
         + Sync,
 {
-    forward::<K>(
+    forward(
         source,
-        |_| {},
+        |object: K| object,
         Some(kind),
         move |change| match change {
             Change::Synced => Message::Synced(kind),
@@ -126,18 +127,17 @@ where
 /// leads, beginning with what there is then. A kind that is `optional`, by its name, counts as
 /// listed when the API server does not have it: a cluster without a custom resource has none of its
 /// objects, and those that come later are changes like any other.
-pub(crate) fn forward<K>(
+pub(crate) fn forward<K, V: Mirrored>(
     source: Source,
-    trim: fn(&mut K),
+    keep: impl Fn(K) -> V + Send + 'static,
     optional: Option<&'static str>,
-    wrap: impl Fn(Change<K>) -> Message + Send + 'static,
+    wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
         + Clone
         + Debug
         + serde::de::DeserializeOwned
         + Send
-        + Sync
         + 'static,
 {
     let Source {
@@ -147,7 +147,7 @@ pub(crate) fn forward<K>(
         shutdown,
     } = source;
     let mut feed = Feed {
-        informer: Informer::<K>::start_trimmed(client, Scope::default(), trim, shutdown),
+        informer: Informer::start_kept(client, Scope::default(), keep, shutdown),
         absence: optional.is_some(),
     };
     tokio::spawn(async move {
@@ -175,10 +175,7 @@ struct Feed<K> {
     absence: bool,
 }
 
-impl<K> Feed<K>
-where
-    K: koord_kube::kube_core::Resource<DynamicType = ()>,
-{
+impl<K: Mirrored> Feed<K> {
     /// The next change; that there is no such kind is a list without objects.
     async fn next(&mut self) -> Option<Change<K>> {
         let Self { informer, absence } = self;
@@ -209,8 +206,8 @@ where
             tokio::select! {
                 () = &mut settled => break,
                 change = self.next() => match change? {
-                    Change::Applied { new, .. } => drop(objects.insert(ObjectKey::of(&*new), new)),
-                    Change::Deleted(last) => drop(objects.remove(&ObjectKey::of(&*last))),
+                    Change::Applied { new, .. } => drop(objects.insert(new.key(), new)),
+                    Change::Deleted(last) => drop(objects.remove(&last.key())),
                     Change::Synced => synced = true,
                 }
             }
@@ -241,6 +238,10 @@ pub(crate) fn trim_pod(pod: &mut Pod) {
         container.volume_mounts = None;
     }
     spec.ephemeral_containers = None;
+    if let Some(volumes) = &mut spec.volumes {
+        volumes.retain(volume_matters);
+        volumes.shrink_to_fit();
+    }
     if let Some(status) = &mut pod.status {
         status.container_statuses = None;
         status.ephemeral_container_statuses = None;

@@ -2,8 +2,11 @@
 
 mod node;
 mod pod;
+mod seen;
 mod store;
 
 pub use node::{NodeError, NodeInfo, NodeProblem};
 pub use pod::{PodError, PodInfo};
+pub use seen::SeenPod;
+pub(crate) use seen::volume_matters;
 pub use store::{NodeIndex, NodeStore};
