@@ -275,7 +275,14 @@ impl Plugin for Coscheduling {
             return;
         }
         let room = std::mem::take(&mut diagnosis.post_filter_message);
-        let fit = diagnosis.message();
+        let fit = match &*diagnosis.pre_filter_message {
+            "" => diagnosis.message(),
+            // Told to the others, it counts for every node.
+            text => {
+                let nodes = diagnosis.total_nodes;
+                format!("0/{nodes} nodes are available: {nodes} {text}.")
+            }
+        };
         let mut moves = Moves::default();
         let failure = self.gangs.failed(uid, &fit, &mut moves);
         self.follow(Some(metrics::ALL_TRIED), cycle.view.now);

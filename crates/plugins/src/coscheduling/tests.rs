@@ -53,7 +53,7 @@ fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
                 "disabled": [{"name": "*"}],
                 "enabled": [
                     {"name": "SchedulingGates"}, {"name": "NodeResourcesFit"}, {"name": NAME},
-                    {"name": "DefaultBinder"}
+                    {"name": "DynamicResources"}, {"name": "DefaultBinder"}
                 ]
             }},
             "pluginConfig": [{"name": NAME, "args": args}]

@@ -236,6 +236,33 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
 }
 
 #[test]
+fn a_member_refused_before_any_node_was_looked_at_counts_for_all_nodes() {
+    let mut world = world(json!({}));
+    for name in ["n", "m", "o"] {
+        world.node(name, 3);
+    }
+    let [free, mut claiming] = <[_; 2]>::try_from(gang(2, 2, json!({}))).unwrap();
+    claiming.spec.as_mut().unwrap().resource_claims =
+        serde_json::from_value(json!([{"name": "c"}])).unwrap();
+    world.apply(free);
+    world.apply(claiming);
+    world.run();
+    let own = "the pod has resource claims, which this scheduler does not allocate.";
+    assert_eq!(
+        world.condition("a1"),
+        format!("0/3 nodes are available: {own}")
+    );
+    assert_eq!(
+        world.explained["a0"],
+        format!(
+            "0/3 nodes are available: GangGroup \"ns/a\" gets rejected due to member Pod \
+             \"ns/a1\" is unschedulable with reason \"0/3 nodes are available: 3 {own}\", \
+             alreadyWaitForBound: 0."
+        )
+    );
+}
+
+#[test]
 fn a_lenient_gang_keeps_what_it_has_until_its_time_is_over() {
     let mut world = world(json!({}));
     world.node("n", 2);
