@@ -5,16 +5,25 @@
 //! says what of a pod it reads ([`Plugin::sign`]): pods that sign the same share verdicts and
 //! scores, until the plugin or the engine touches a node.
 
+mod answer;
+mod effects;
 mod event;
 mod profile;
 mod reading;
 mod registry;
+mod signature;
 mod status;
 
+pub use answer::{
+    BindPlan, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool, PostFilter, PreFilter,
+    PreScore, Preemption, RulesVersion,
+};
+pub use effects::{Effects, Problem, Verb, Write};
 pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
+pub use signature::{Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
 use crate::Watch;
@@ -25,7 +34,6 @@ use koord_model::numa::{NumaMask, NumaPolicy, Offers};
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The extension points as a set of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,298 +220,6 @@ impl State {
     #[must_use]
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.as_ref().and_then(|value| value.downcast_ref())
-    }
-}
-
-/// Answer of [`Plugin::pre_filter`].
-#[derive(Debug)]
-pub enum PreFilter {
-    /// Filter with this state, on the listed nodes only if any are listed.
-    Ready {
-        /// Handed to [`Plugin::filter`].
-        state: State,
-        /// Only these nodes can fit.
-        nodes: Option<Vec<NodeIndex>>,
-    },
-    /// Nothing to check: the plugin's filter is not called for this pod.
-    Skip,
-    /// No node can fit.
-    Reject(Rejection),
-}
-
-impl PreFilter {
-    /// Ready with `value` as state and no restriction.
-    #[must_use]
-    pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
-        Self::Ready {
-            state: State::of(value),
-            nodes: None,
-        }
-    }
-}
-
-/// Answer of [`Plugin::pre_score`].
-#[derive(Debug)]
-pub enum PreScore {
-    /// Score with this state.
-    Ready(State),
-    /// The plugin scores nothing for this pod.
-    Skip,
-}
-
-/// How raw scores become 0..=100.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Normalize {
-    /// They already are.
-    None,
-    /// Divided by the largest among the feasible nodes.
-    Max,
-    /// As `Max`, then subtracted from 100; all 100 when the largest is 0.
-    MaxReversed,
-    /// By [`Plugin::normalize`], over all feasible nodes for each pod.
-    Custom,
-}
-
-/// A question about a value, with the plugin's state at hand.
-pub type Judge<'a, T, A> = Box<dyn Fn(&T) -> A + 'a>;
-
-/// How to make room by evicting pods of lower priority; carried out by the engine.
-pub struct Preemption<'a> {
-    /// Opens the text for the pod's condition.
-    pub prefix: &'static str,
-    /// At least this share of the nodes, in percent, is tried.
-    pub min_candidate_percentage: i64,
-    /// At least this many nodes are tried.
-    pub min_candidate_absolute: i64,
-    /// Whether a pod may be a victim, beside having lower priority.
-    pub may_evict: Judge<'a, PodInfo, bool>,
-    /// Whether evicting `victims` (all on one node) would satisfy the plugin itself, e.g. a quota.
-    pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
-    /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
-    pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
-    /// Names, by uid, everybody whom `may_evict` allows, and perhaps more. `None`: there is no
-    /// shorter list than all pods.
-    pub pool: Option<Pool<'a>>,
-}
-
-/// Hands uids over, one by one.
-pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
-
-/// What the rules of [`PostFilter::Preempt`] stand on. While both numbers stay, they answer the same
-/// for pods of one shape and priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RulesVersion {
-    /// Changes with anything but what `budgets` counts.
-    pub rules: u64,
-    /// Changes with what disruption budgets allow, where whom they cover stays as it was.
-    pub allowances: u64,
-}
-
-impl std::fmt::Debug for Preemption<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Preemption")
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Answer of [`Plugin::post_filter`].
-#[derive(Debug)]
-pub enum PostFilter<'a> {
-    /// Room will be made on this node; the pod is nominated to it.
-    Nominated(Arc<str>),
-    /// The engine is to look for victims under these rules.
-    Preempt(Preemption<'a>),
-    /// No help, with the text for the pod's condition; may be empty.
-    Unhelpful(String),
-}
-
-/// Answer of [`Plugin::permit`].
-#[derive(Debug)]
-pub enum Permit {
-    /// Bind now.
-    Allow,
-    /// Keep what is booked and wait, at most this long.
-    Wait(Duration),
-    /// Give back what is booked.
-    Reject(Rejection),
-}
-
-/// How a pod is bound.
-#[derive(Debug, Clone, PartialEq)]
-pub enum BindPlan {
-    /// Not by this plugin.
-    Skip,
-    /// By a POST to the pod's binding subresource.
-    Binding,
-    /// By writes to the object that the pod stands for, in order. Labels and annotations of the
-    /// [`PodPatch`] go to the object of the first write.
-    Writes(Vec<Write>),
-}
-
-/// A write to the API.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Write {
-    /// Group, empty for the core group.
-    pub group: &'static str,
-    /// Version.
-    pub version: &'static str,
-    /// Plural, lower case.
-    pub plural: &'static str,
-    /// Empty for cluster-scoped objects.
-    pub namespace: String,
-    /// The object's name.
-    pub name: String,
-    /// What is written.
-    pub verb: Verb,
-}
-
-/// What a [`Write`] does.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Verb {
-    /// A JSON merge patch of the object.
-    Patch(serde_json::Value),
-    /// A JSON merge patch of its status subresource.
-    PatchStatus(serde_json::Value),
-    /// Creates the object; that it exists already is no failure.
-    Create(serde_json::Value),
-    /// Deletes the object; the uid, if not empty, must match.
-    Delete(String),
-}
-
-/// What the pre-bind plugins add to a pod; sent as one merge patch before the binding.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodPatch {
-    /// Annotations to set.
-    pub annotations: std::collections::BTreeMap<String, String>,
-    /// Labels to set.
-    pub labels: std::collections::BTreeMap<String, String>,
-}
-
-impl PodPatch {
-    /// Whether there is nothing to send.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.annotations.is_empty() && self.labels.is_empty()
-    }
-}
-
-/// Whether pods that signed the same may share verdicts and scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signable {
-    /// Everything of the pod that the plugin reads was written to the signature.
-    Yes,
-    /// The plugin's answers cannot be shared; the pod is placed exhaustively.
-    No,
-}
-
-/// Everything of a pod that the plugins of its profile read: the identity of its shape.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Signature(Vec<u8>);
-
-impl Signature {
-    /// Appends a text, delimited.
-    pub fn text(&mut self, text: &str) {
-        self.number(text.len() as i64);
-        self.0.extend_from_slice(text.as_bytes());
-    }
-
-    /// Appends a number.
-    pub fn number(&mut self, number: i64) {
-        self.0.extend_from_slice(&number.to_le_bytes());
-    }
-
-    /// Appends resource amounts.
-    pub fn amounts(&mut self, amounts: &koord_model::resources::Amounts) {
-        for (id, amount) in amounts.iter() {
-            self.number(i64::from(id.0));
-            self.number(amount);
-        }
-        self.number(-1);
-    }
-
-    /// Appends a value in a canonical text form.
-    pub fn debug(&mut self, value: &impl std::fmt::Debug) {
-        self.text(&format!("{value:?}"));
-    }
-}
-
-/// An object that could not be understood, to be reported on the object itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// `Pod`, `Node`, ...
-    pub kind: &'static str,
-    /// Empty for cluster-scoped objects.
-    pub namespace: String,
-    /// The object's name.
-    pub name: String,
-    /// The object's uid.
-    pub uid: String,
-    /// Names the key and the value.
-    pub message: String,
-}
-
-/// What a plugin asks of the engine while it digests an event.
-#[derive(Debug, Default)]
-pub struct Effects {
-    /// Nodes whose verdicts or scores may have changed.
-    pub touched: Vec<NodeIndex>,
-    /// All of them.
-    pub touch_all: bool,
-    /// Waiting pods (by uid) that may bind as far as this plugin is concerned.
-    pub allow: Vec<(Arc<str>, &'static str)>,
-    /// Waiting pods that must give back what they hold, and why.
-    pub reject: Vec<(Arc<str>, &'static str, Reason)>,
-    /// As `reject`, for pods of a group that went from booking to giving back with no decision in
-    /// between: nobody was refused because of them, so nobody is tried again because they go.
-    pub rollback: Vec<(Arc<str>, &'static str, Reason)>,
-    /// Refused pods (by uid) to try again at once.
-    pub activate: Vec<Arc<str>>,
-    /// Objects that could not be understood.
-    pub problems: Vec<Problem>,
-    /// Queued pods (by uid) whose [`Plugin::pre_enqueue`] answer may have changed.
-    pub regate: Vec<Arc<str>>,
-    /// Pods that stand for other objects, to be treated as if the informer had delivered them: new
-    /// ones, or known ones that take more or less than before.
-    pub apply: Vec<Arc<PodInfo>>,
-    /// Such pods (by uid) that are gone.
-    pub remove: Vec<Arc<str>>,
-    /// Queued pods (by uid) that need no attempt of their own, and the text for their condition.
-    pub explain: Vec<(Arc<str>, String)>,
-    /// Writes to send. Failures are logged; a plugin that needs one to succeed compares what the
-    /// informer shows with what it wants and asks again.
-    pub writes: Vec<Write>,
-}
-
-impl Effects {
-    /// Whether nothing is asked for, as after most events.
-    pub(crate) fn is_empty(&self) -> bool {
-        let Self {
-            touched,
-            touch_all,
-            allow,
-            reject,
-            rollback,
-            activate,
-            problems,
-            regate,
-            apply,
-            remove,
-            explain,
-            writes,
-        } = self;
-        !touch_all
-            && touched.is_empty()
-            && allow.is_empty()
-            && reject.is_empty()
-            && rollback.is_empty()
-            && activate.is_empty()
-            && problems.is_empty()
-            && regate.is_empty()
-            && apply.is_empty()
-            && remove.is_empty()
-            && explain.is_empty()
-            && writes.is_empty()
     }
 }
 
@@ -775,32 +491,4 @@ pub trait Plugin: Send + Sync {
     ) -> Result<serde_json::Value, NotShown> {
         Err(NotShown::NoSuchPath)
     }
-}
-
-/// Why [`Plugin::inspect`] shows nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NotShown {
-    /// The plugin has no such path.
-    NoSuchPath,
-    /// There is no such thing; says what cannot be found.
-    Missing(String),
-    /// It cannot be shown as it is; says why.
-    Failed(String),
-}
-
-impl NotShown {
-    /// `cannot find <what>`.
-    #[must_use]
-    pub fn missing(what: impl std::fmt::Display) -> Self {
-        Self::Missing(format!("cannot find {what}"))
-    }
-}
-
-/// What a node lacks for a pod.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lack {
-    /// For people, with units.
-    pub text: String,
-    /// How far away the node is: the missing part of what is needed, 0 to 1, summed over resources.
-    pub distance: f64,
 }

@@ -1,0 +1,269 @@
+//! What follows from an event: who is woken, and what plugins asked for.
+
+use super::REFUSED;
+use super::measure::{Measured, Point};
+use super::{Diagnosis, Engine, Output, Waiting, cycle, diagnosis, measure};
+use crate::framework::{Action, ClusterEvent, Effects, Helps, Instance, Interest, Subject, View};
+use crate::queue::PluginSet;
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use std::sync::Arc;
+
+impl Engine {
+    pub(super) fn pod_event(
+        &mut self,
+        subject: Subject,
+        action: Action,
+        pod: &PodInfo,
+        now: Timestamp,
+    ) {
+        let event = ClusterEvent {
+            subject,
+            action,
+            node: None,
+            pod: Some(pod),
+            object: None,
+        };
+        self.wake_for(&event, now);
+    }
+
+    /// Room that was set aside for `pod` is not any more: to pods that had to leave it alone, that is
+    /// as if it had been there and went.
+    pub(super) fn promise_ended(&mut self, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent {
+            subject: Subject::AssignedPod,
+            action: Action::DELETE,
+            node: None,
+            pod: Some(pod),
+            object: None,
+        };
+        self.wake_up_to(pod.priority, &event, now);
+    }
+
+    /// Wakes the refused pods that `event` may help.
+    pub(super) fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
+        self.wake_up_to(i32::MAX, event, now);
+    }
+
+    /// The same, up to a priority.
+    pub(super) fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
+        let mut interested: PluginSet = 0;
+        for (instance, interests) in self.interests.iter().enumerate() {
+            let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
+            if interests.iter().any(cares) {
+                interested |= 1 << instance;
+            }
+        }
+        let mut beyond: PluginSet = 0;
+        for (instance, plugin) in self.plugins.iter().enumerate() {
+            if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
+                beyond |= 1 << instance;
+            }
+        }
+        let hinted = std::cell::Cell::new(false);
+        let view = view!(self, now);
+        let mut wake = Vec::new();
+        for (by, pods) in self.queue.refused() {
+            // Refused by nobody in particular (no nodes): anything may help.
+            let asked = if by == 0 {
+                PluginSet::MAX
+            } else {
+                by & interested | beyond
+            };
+            if asked == 0 {
+                continue;
+            }
+            for uid in pods {
+                let Some(queued) = self.queue.get(uid) else {
+                    continue;
+                };
+                if queued.info.priority > priority {
+                    continue;
+                }
+                let helps = by == 0
+                    || (0..self.plugins.len()).any(|instance| {
+                        asked & (1 << instance) != 0
+                            && self.helps(instance, &queued.info, event, view, &hinted)
+                    });
+                if helps {
+                    wake.push(uid.clone());
+                }
+            }
+        }
+        for uid in wake {
+            self.queue.wake(&uid, event.label(), now);
+        }
+    }
+
+    /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
+    /// timed. `asked`: this is not the first.
+    pub(super) fn helps(
+        &self,
+        instance: Instance,
+        pod: &PodInfo,
+        event: &ClusterEvent<'_>,
+        view: View<'_>,
+        asked: &std::cell::Cell<bool>,
+    ) -> bool {
+        let timed = !asked.replace(true) && self.meter.times_event();
+        let began = timed.then(std::time::Instant::now);
+        let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
+        if let Some(began) = began {
+            self.meter.note(Measured::Hint {
+                plugin: self.names[instance],
+                event: event.label(),
+                hint: if helps { "Queue" } else { "QueueSkip" },
+                nanos: measure::nanos(began, std::time::Instant::now()),
+            });
+        }
+        helps
+    }
+
+    /// Ends the wait of a pod, if it waits.
+    pub(super) fn stop_waiting(
+        &mut self,
+        uid: &str,
+        result: &'static str,
+        now: Timestamp,
+    ) -> Option<Waiting> {
+        let waiting = self.waiting.remove(uid)?;
+        let waited = now.duration_since(waiting.since);
+        self.meter.note(match waiting.point {
+            Point::Permit => Measured::Permit {
+                result,
+                seconds: waited.as_secs_f64().max(0.0),
+            },
+            point => Measured::Point {
+                profile: waiting.profile,
+                point,
+                status: result,
+                nanos: measure::nanos_of(waited),
+            },
+        });
+        Some(waiting)
+    }
+
+    /// Does what plugins asked for.
+    pub(super) fn apply(&mut self, fx: Effects, now: Timestamp) {
+        if fx.is_empty() {
+            return;
+        }
+        for node in fx.touched {
+            if node.row() < self.nodes.rows() {
+                self.nodes.touch(node);
+            }
+        }
+        if fx.touch_all {
+            self.forget_shared();
+        }
+        for problem in fx.problems {
+            self.outbox.push(Output::Problem(problem));
+        }
+        // In this order: what is removed and applied at once starts afresh.
+        for uid in fx.remove {
+            self.info_removed(&uid, now);
+        }
+        for pod in fx.apply {
+            self.info_applied(pod, now);
+        }
+        for uid in fx.regate {
+            self.regate(&uid, now);
+        }
+        for uid in fx.activate {
+            self.queue.activate(&uid);
+        }
+        for (uid, message) in fx.explain {
+            if let Some(pod) = self.queue.get(&uid).map(|queued| queued.info.clone()) {
+                self.outbox.push(Output::Explain { pod, message });
+            }
+        }
+        self.outbox.extend(fx.writes.into_iter().map(Output::Write));
+        for (uid, plugin) in fx.allow {
+            self.allow_waiting(&uid, plugin, now);
+        }
+        for (uid, plugin, reason) in fx.reject {
+            self.reject_waiting(&uid, plugin, reason.as_str(), now);
+        }
+        for (uid, plugin, reason) in fx.rollback {
+            if let Some(Waiting { pod, .. }) = self.stop_waiting(&uid, REFUSED, now) {
+                self.unbook(&uid, now);
+                self.refuse_waiting(&pod, plugin, reason.as_str(), now);
+            }
+        }
+    }
+
+    /// Asks the pre-enqueue plugins about a queued pod again.
+    pub(super) fn regate(&mut self, uid: &str, now: Timestamp) {
+        let Some(pod) = self.queue.get(uid).map(|queued| queued.info.clone()) else {
+            return;
+        };
+        if let Some(profile) = self.profile_of(&pod) {
+            let gates = self.gates_of(&pod, profile);
+            self.queue.gate(uid, gates, now);
+        }
+    }
+
+    pub(super) fn allow_waiting(&mut self, uid: &str, plugin: &str, now: Timestamp) {
+        let Some(waiting) = self.waiting.get_mut(uid) else {
+            return;
+        };
+        waiting.on.retain(|name| *name != plugin);
+        if !waiting.on.is_empty() {
+            return;
+        }
+        let Some(Waiting { pod, profile, .. }) = self.stop_waiting(uid, "Success", now) else {
+            return;
+        };
+        let Some(node) = self.pods.get(uid).map(|record| record.node) else {
+            return;
+        };
+        if let Err(stop) = self.send_to_bind(&pod, profile, node, now) {
+            self.forget(uid, now);
+            self.refuse(&pod, stop, now);
+        }
+    }
+
+    pub(super) fn reject_waiting(
+        &mut self,
+        uid: &str,
+        plugin: &'static str,
+        reason: &str,
+        now: Timestamp,
+    ) {
+        let Some(Waiting { pod, .. }) = self.stop_waiting(uid, REFUSED, now) else {
+            return;
+        };
+        self.forget(uid, now);
+        self.refuse_waiting(&pod, plugin, reason, now);
+    }
+
+    pub(super) fn refuse_waiting(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        plugin: &'static str,
+        reason: &str,
+        now: Timestamp,
+    ) {
+        let by = self
+            .names
+            .iter()
+            .position(|name| *name == plugin)
+            .map_or(0, |at| 1 << at);
+        // Refused on the chosen node: the others do not count.
+        let refusal = diagnosis::NodeRefusal {
+            failed_plugin: plugin,
+            reason: reason.to_owned(),
+            preempt_might_help: false,
+            nodes: 1,
+        };
+        let diagnosis = Diagnosis {
+            total_nodes: 1,
+            refusals: vec![refusal],
+            plugins: vec![plugin],
+            by,
+            nominated: Some(String::new()),
+            ..Diagnosis::default()
+        };
+        self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
+    }
+}

@@ -1,0 +1,180 @@
+//! What plugins answer at the extension points.
+
+#[cfg(doc)]
+use super::Plugin;
+use super::{Rejection, State, Write};
+use crate::state::{NodeIndex, PodInfo};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Answer of [`Plugin::pre_filter`].
+#[derive(Debug)]
+pub enum PreFilter {
+    /// Filter with this state, on the listed nodes only if any are listed.
+    Ready {
+        /// Handed to [`Plugin::filter`].
+        state: State,
+        /// Only these nodes can fit.
+        nodes: Option<Vec<NodeIndex>>,
+    },
+    /// Nothing to check: the plugin's filter is not called for this pod.
+    Skip,
+    /// No node can fit.
+    Reject(Rejection),
+}
+
+impl PreFilter {
+    /// Ready with `value` as state and no restriction.
+    #[must_use]
+    pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
+        Self::Ready {
+            state: State::of(value),
+            nodes: None,
+        }
+    }
+}
+
+/// Answer of [`Plugin::pre_score`].
+#[derive(Debug)]
+pub enum PreScore {
+    /// Score with this state.
+    Ready(State),
+    /// The plugin scores nothing for this pod.
+    Skip,
+}
+
+/// How raw scores become 0..=100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalize {
+    /// They already are.
+    None,
+    /// Divided by the largest among the feasible nodes.
+    Max,
+    /// As `Max`, then subtracted from 100; all 100 when the largest is 0.
+    MaxReversed,
+    /// By [`Plugin::normalize`], over all feasible nodes for each pod.
+    Custom,
+}
+
+/// A question about a value, with the plugin's state at hand.
+pub type Judge<'a, T, A> = Box<dyn Fn(&T) -> A + 'a>;
+
+/// How to make room by evicting pods of lower priority; carried out by the engine.
+pub struct Preemption<'a> {
+    /// Opens the text for the pod's condition.
+    pub prefix: &'static str,
+    /// At least this share of the nodes, in percent, is tried.
+    pub min_candidate_percentage: i64,
+    /// At least this many nodes are tried.
+    pub min_candidate_absolute: i64,
+    /// Whether a pod may be a victim, beside having lower priority.
+    pub may_evict: Judge<'a, PodInfo, bool>,
+    /// Whether evicting `victims` (all on one node) would satisfy the plugin itself, e.g. a quota.
+    pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
+    /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
+    pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
+    /// Names, by uid, everybody whom `may_evict` allows, and perhaps more. `None`: there is no
+    /// shorter list than all pods.
+    pub pool: Option<Pool<'a>>,
+}
+
+/// Hands uids over, one by one.
+pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
+
+/// What the rules of [`PostFilter::Preempt`] stand on. While both numbers stay, they answer the same
+/// for pods of one shape and priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RulesVersion {
+    /// Changes with anything but what `budgets` counts.
+    pub rules: u64,
+    /// Changes with what disruption budgets allow, where whom they cover stays as it was.
+    pub allowances: u64,
+}
+
+impl std::fmt::Debug for Preemption<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Preemption")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Answer of [`Plugin::post_filter`].
+#[derive(Debug)]
+pub enum PostFilter<'a> {
+    /// Room will be made on this node; the pod is nominated to it.
+    Nominated(Arc<str>),
+    /// The engine is to look for victims under these rules.
+    Preempt(Preemption<'a>),
+    /// No help, with the text for the pod's condition; may be empty.
+    Unhelpful(String),
+}
+
+/// Answer of [`Plugin::permit`].
+#[derive(Debug)]
+pub enum Permit {
+    /// Bind now.
+    Allow,
+    /// Keep what is booked and wait, at most this long.
+    Wait(Duration),
+    /// Give back what is booked.
+    Reject(Rejection),
+}
+
+/// How a pod is bound.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BindPlan {
+    /// Not by this plugin.
+    Skip,
+    /// By a POST to the pod's binding subresource.
+    Binding,
+    /// By writes to the object that the pod stands for, in order. Labels and annotations of the
+    /// [`PodPatch`] go to the object of the first write.
+    Writes(Vec<Write>),
+}
+
+/// What the pre-bind plugins add to a pod; sent as one merge patch before the binding.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodPatch {
+    /// Annotations to set.
+    pub annotations: std::collections::BTreeMap<String, String>,
+    /// Labels to set.
+    pub labels: std::collections::BTreeMap<String, String>,
+}
+
+impl PodPatch {
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.annotations.is_empty() && self.labels.is_empty()
+    }
+}
+
+/// Why [`Plugin::inspect`] shows nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotShown {
+    /// The plugin has no such path.
+    NoSuchPath,
+    /// There is no such thing; says what cannot be found.
+    Missing(String),
+    /// It cannot be shown as it is; says why.
+    Failed(String),
+}
+
+impl NotShown {
+    /// `cannot find <what>`.
+    #[must_use]
+    pub fn missing(what: impl std::fmt::Display) -> Self {
+        Self::Missing(format!("cannot find {what}"))
+    }
+}
+
+/// What a node lacks for a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lack {
+    /// For people, with units.
+    pub text: String,
+    /// How far away the node is: the missing part of what is needed, 0 to 1, summed over resources.
+    pub distance: f64,
+}

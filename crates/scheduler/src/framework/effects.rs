@@ -1,0 +1,116 @@
+//! What plugins ask of the engine.
+
+#[cfg(doc)]
+use super::Plugin;
+use super::Reason;
+use crate::state::{NodeIndex, PodInfo};
+use std::sync::Arc;
+
+/// A write to the API.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Write {
+    /// Group, empty for the core group.
+    pub group: &'static str,
+    /// Version.
+    pub version: &'static str,
+    /// Plural, lower case.
+    pub plural: &'static str,
+    /// Empty for cluster-scoped objects.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// What is written.
+    pub verb: Verb,
+}
+
+/// What a [`Write`] does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verb {
+    /// A JSON merge patch of the object.
+    Patch(serde_json::Value),
+    /// A JSON merge patch of its status subresource.
+    PatchStatus(serde_json::Value),
+    /// Creates the object; that it exists already is no failure.
+    Create(serde_json::Value),
+    /// Deletes the object; the uid, if not empty, must match.
+    Delete(String),
+}
+
+/// An object that could not be understood, to be reported on the object itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// `Pod`, `Node`, ...
+    pub kind: &'static str,
+    /// Empty for cluster-scoped objects.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// The object's uid.
+    pub uid: String,
+    /// Names the key and the value.
+    pub message: String,
+}
+
+/// What a plugin asks of the engine while it digests an event.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Nodes whose verdicts or scores may have changed.
+    pub touched: Vec<NodeIndex>,
+    /// All of them.
+    pub touch_all: bool,
+    /// Waiting pods (by uid) that may bind as far as this plugin is concerned.
+    pub allow: Vec<(Arc<str>, &'static str)>,
+    /// Waiting pods that must give back what they hold, and why.
+    pub reject: Vec<(Arc<str>, &'static str, Reason)>,
+    /// As `reject`, for pods of a group that went from booking to giving back with no decision in
+    /// between: nobody was refused because of them, so nobody is tried again because they go.
+    pub rollback: Vec<(Arc<str>, &'static str, Reason)>,
+    /// Refused pods (by uid) to try again at once.
+    pub activate: Vec<Arc<str>>,
+    /// Objects that could not be understood.
+    pub problems: Vec<Problem>,
+    /// Queued pods (by uid) whose [`Plugin::pre_enqueue`] answer may have changed.
+    pub regate: Vec<Arc<str>>,
+    /// Pods that stand for other objects, to be treated as if the informer had delivered them: new
+    /// ones, or known ones that take more or less than before.
+    pub apply: Vec<Arc<PodInfo>>,
+    /// Such pods (by uid) that are gone.
+    pub remove: Vec<Arc<str>>,
+    /// Queued pods (by uid) that need no attempt of their own, and the text for their condition.
+    pub explain: Vec<(Arc<str>, String)>,
+    /// Writes to send. Failures are logged; a plugin that needs one to succeed compares what the
+    /// informer shows with what it wants and asks again.
+    pub writes: Vec<Write>,
+}
+
+impl Effects {
+    /// Whether nothing is asked for, as after most events.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self {
+            touched,
+            touch_all,
+            allow,
+            reject,
+            rollback,
+            activate,
+            problems,
+            regate,
+            apply,
+            remove,
+            explain,
+            writes,
+        } = self;
+        !touch_all
+            && touched.is_empty()
+            && allow.is_empty()
+            && reject.is_empty()
+            && rollback.is_empty()
+            && activate.is_empty()
+            && problems.is_empty()
+            && regate.is_empty()
+            && apply.is_empty()
+            && remove.is_empty()
+            && explain.is_empty()
+            && writes.is_empty()
+    }
+}
