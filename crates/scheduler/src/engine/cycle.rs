@@ -543,9 +543,11 @@ impl Engine {
         if let Some(record) = self.pods.get(&uid)
             && wait.pod.stands_for.is_none()
         {
+            let node = self.nodes.name(record.node).clone();
+            self.nominator.expect(&uid, &node);
             self.outbox.push(Output::Expect {
                 pod: wait.pod.clone(),
-                node: self.nodes.name(record.node).clone(),
+                node,
             });
         }
         self.waiting.insert(uid, wait);

@@ -78,6 +78,7 @@ impl Engine {
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         let queued = self.queue.remove(uid);
         self.stop_waiting(uid, super::REFUSED, now);
+        self.nominator.settled(uid);
         let promised = self.denominate(uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
@@ -89,6 +90,7 @@ impl Engine {
     fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
         self.queue.remove(&info.uid);
         self.waiting.remove(&info.uid);
+        self.nominator.settled(&info.uid);
         self.denominate(&info.uid);
         let Some(record) = self.pods.get_mut(&info.uid) else {
             self.book(info.clone(), node, false, now);

@@ -11,6 +11,9 @@ use std::sync::Arc;
 pub(super) struct Nominator {
     on: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     of: FxHashMap<Arc<str>, Arc<str>>,
+    /// What was written of pods that were placed and waited for permission. When such a pod gives
+    /// its place back, this may come back from the API late: nobody waits for room there then.
+    expected: FxHashMap<Arc<str>, Arc<str>>,
 }
 
 impl Nominator {
@@ -31,6 +34,16 @@ impl Nominator {
     /// The nodes with nominated pods.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.on.keys()
+    }
+
+    /// Notes that the pod will be shown as nominated to `node` only because it was placed there.
+    pub(super) fn expect(&mut self, uid: &Arc<str>, node: &Arc<str>) {
+        self.expected.insert(uid.clone(), node.clone());
+    }
+
+    /// The pod is bound or gone.
+    pub(super) fn settled(&mut self, uid: &str) {
+        self.expected.remove(uid);
     }
 
     fn insert(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
@@ -89,6 +102,7 @@ impl Engine {
             return;
         }
         match &new.nominated {
+            Some(node) if self.nominator.expected.get(&new.uid) == Some(node) => {}
             Some(node) => self.nominate(new, node),
             None => {
                 self.denominate(&new.uid);

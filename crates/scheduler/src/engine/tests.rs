@@ -280,6 +280,25 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
 }
 
 #[test]
+fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    assert_eq!(messages(&mut engine), ["expect wait-a n"]);
+    engine.schedule_one(at(30));
+    assert_eq!(engine.booked().0, 0, "it waited in vain");
+    let echo = pod_with("wait-a", "1", |value| {
+        value["status"] = json!({"nominatedNodeName": "n"});
+    });
+    engine.pod_applied(echo, at(30));
+    assert_eq!(engine.nominated_node("wait-a"), None);
+    engine.pod_applied(pod("b", "1"), at(30));
+    let placed = schedule(&mut engine, 30);
+    assert_eq!(placed[0], ("b".to_owned(), Some("n".to_owned())));
+}
+
+#[test]
 fn a_refused_reservation_is_undone() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
