@@ -89,8 +89,16 @@ impl Plugin for SchedulingHint {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
-        // Restricted pods are never shared, and preferred nodes are tried before anything shared.
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        // Preferred nodes are tried before anything shared.
+        for name in hint(pod)
+            .ok()
+            .flatten()
+            .into_iter()
+            .flat_map(|h| h.node_names)
+        {
+            signature.text(&name);
+        }
         Signable::Yes
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {

@@ -29,7 +29,12 @@ struct World {
 }
 
 fn engine(args: &Value, gates: &[&str]) -> Engine {
-    let enabled = ["NodeUnschedulable", "NodeAffinity", "NodeResourcesFit"];
+    let enabled = [
+        "NodeUnschedulable",
+        "NodeAffinity",
+        "NodeResourcesFit",
+        "SchedulingHint",
+    ];
     let enabled: Vec<Value> = enabled.iter().map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -38,7 +43,7 @@ fn engine(args: &Value, gates: &[&str]) -> Engine {
             "schedulerName": "koord-scheduler",
             "plugins": {"multiPoint": {
                 "disabled": [{"name": "*"}],
-                "enabled": [enabled[0], enabled[1], enabled[2],
+                "enabled": [enabled[0], enabled[1], enabled[2], enabled[3],
                     {"name": NAME, "weight": 5000}, {"name": "DefaultBinder"}]
             }},
             "pluginConfig": [{"name": NAME, "args": args}]

@@ -130,6 +130,8 @@ impl Evaluation {
         if self.only != scope.prepared.only {
             let old = std::mem::replace(&mut self.only, scope.prepared.only.clone());
             rows.extend(either(&old, &self.only));
+            // What shapes found on their rows was found under the old list.
+            self.specials = Specials::default();
         }
         for node in changed {
             if self.seen[node.row()] != scope.nodes().version(node) {

@@ -309,8 +309,14 @@ impl Writer {
                 nowhere.lock().remove(&target);
                 return;
             };
-            if error.gone && !nowhere.lock().insert(target) {
-                return;
+            if error.gone {
+                let mut known = nowhere.lock();
+                if known.len() > 4096 {
+                    known.clear();
+                }
+                if !known.insert(target) {
+                    return;
+                }
             }
             let (plural, name) = (write.plural, &write.name);
             tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");

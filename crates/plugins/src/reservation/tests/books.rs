@@ -19,6 +19,8 @@ enum Step {
         cpu: u8,
         app: u8,
         insists: bool,
+        /// The only node it may go to, if there is one of this number.
+        hint: u8,
     },
     PodGone(u8),
     Resize(u8, u8),
@@ -37,8 +39,8 @@ fn step() -> impl Strategy<Value = Step> {
             |(name, cpu, app, policy, once)| Step::Reserve { name, cpu, app, policy, once }
         ),
         2 => (0..6_u8).prop_map(Step::Unreserve),
-        8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2))
-            .prop_map(|(cpu, app, insists)| Step::Pod { cpu, app, insists }),
+        8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2), 0..9_u8)
+            .prop_map(|(cpu, app, insists, hint)| Step::Pod { cpu, app, insists, hint }),
         4 => any::<u8>().prop_map(Step::PodGone),
         1 => (0..6_u8, 1..5_u8).prop_map(|(name, cpu)| Step::Resize(name, cpu)),
         1 => (0..6_u8).prop_map(Step::Expire),
@@ -73,13 +75,22 @@ impl World {
                 }
             }
             Step::Unreserve(name) => self.unreserve(&format!("r{name}")),
-            Step::Pod { cpu, app, insists } => {
+            Step::Pod {
+                cpu,
+                app,
+                insists,
+                hint,
+            } => {
                 self.uids += 1;
-                let change = if *insists {
+                let mut change = if *insists {
                     json!({"metadata": {"annotations": {annotations::RESERVATION_AFFINITY: "{}"}}})
                 } else {
                     json!({})
                 };
+                if *hint < 3 {
+                    let hint = json!({"nodeNames": [format!("n{hint}")]}).to_string();
+                    change["metadata"]["annotations"][annotations::SCHEDULING_HINT] = json!(hint);
+                }
                 let name = format!("p{}", self.uids);
                 self.pod(
                     &name,
