@@ -1,6 +1,7 @@
 //! The cached engine decides as the exhaustive one does, whatever happens in between.
 
 mod preemption;
+mod profiles;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 const QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
-const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+pub(super) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 const APPS: [&str; 3] = ["a", "b", "c"];
-const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
+pub(super) const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const PRIORITIES: [i32; 6] = [-10, 0, 0, 5, 50, 9100];
 
 /// `few`: only a few candidates are tried.
@@ -132,11 +132,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn parsed<T: DeserializeOwned>(value: Value) -> T {
+pub(super) fn parsed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn change<T: Any + Send + Sync>(kind: &'static str, object: T, gone: bool) -> ObjectChange {
+pub(super) fn change<T: Any + Send + Sync>(
+    kind: &'static str,
+    object: T,
+    gone: bool,
+) -> ObjectChange {
     ObjectChange {
         kind,
         action: if gone { Action::DELETE } else { Action::UPDATE },
@@ -155,7 +159,7 @@ fn node(name: u8, cpu: u8, zone: u8, cordoned: bool) -> Arc<Node> {
     })))
 }
 
-fn at(minutes: u8) -> String {
+pub(super) fn at(minutes: u8) -> String {
     let start = SignedDuration::from_mins(i64::from(minutes));
     (Timestamp::from_second(1_699_000_000).unwrap() + start).to_string()
 }
@@ -215,7 +219,7 @@ fn budget(app: u8, allowed: u8, disrupted: &str, gone: bool) -> ObjectChange {
     change(BUDGETS, budget, gone)
 }
 
-fn quota(name: u8, max: u8) -> ObjectChange {
+pub(super) fn quota(name: u8, max: u8) -> ObjectChange {
     let name = format!("q{name}");
     let quota: ElasticQuota = parsed(json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
@@ -251,22 +255,24 @@ fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
 
 /// What the API server holds, as far as both engines agree on it.
 #[derive(Debug, Default)]
-struct World {
-    pods: BTreeMap<String, Value>,
+pub(super) struct World {
+    pub(super) pods: BTreeMap<String, Value>,
     /// Names of pods on nodes, assumed or bound.
-    placed: Vec<String>,
-    waiting: Vec<String>,
-    evicting: Vec<String>,
+    pub(super) placed: Vec<String>,
+    pub(super) waiting: Vec<String>,
+    pub(super) evicting: Vec<String>,
     evictions: usize,
+    /// Nodes of reservations that were placed, by uid.
+    pub(super) reserved: BTreeMap<String, String>,
 }
 
 impl World {
-    fn pick(names: &[String], number: u8) -> Option<String> {
+    pub(super) fn pick(names: &[String], number: u8) -> Option<String> {
         let at = usize::from(number).checked_rem(names.len())?;
         Some(names[at].clone())
     }
 
-    fn forget(&mut self, name: &str) {
+    pub(super) fn forget(&mut self, name: &str) {
         for names in [&mut self.placed, &mut self.waiting, &mut self.evicting] {
             names.retain(|other| other != name);
         }
@@ -274,6 +280,8 @@ impl World {
 
     fn bound(&mut self, request: &BindRequest) {
         if request.plan != BindPlan::Binding {
+            let node = request.node.to_string();
+            self.reserved.insert(request.pod.uid.to_string(), node);
             return;
         }
         let name = request.pod.name.to_string();
@@ -291,7 +299,11 @@ impl World {
 }
 
 /// What is left of outputs to be compared, and what the world makes of them.
-fn drain(engine: &mut Engine, now: Timestamp, mut world: Option<&mut World>) -> Vec<String> {
+pub(super) fn drain(
+    engine: &mut Engine,
+    now: Timestamp,
+    mut world: Option<&mut World>,
+) -> Vec<String> {
     let mut out = Vec::new();
     for _ in 0..100 {
         let decided = engine.schedule_one(now).is_some();
@@ -337,7 +349,7 @@ fn drain(engine: &mut Engine, now: Timestamp, mut world: Option<&mut World>) -> 
     out
 }
 
-fn object(pod: &Value) -> Arc<Pod> {
+pub(super) fn object(pod: &Value) -> Arc<Pod> {
     let mut pod = pod.clone();
     pod.as_object_mut().unwrap().remove("assumed");
     Arc::new(parsed(pod))
@@ -512,7 +524,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
     }
 }
 
-fn change_pod(
+pub(super) fn change_pod(
     engines: &mut [Engine; 2],
     world: &mut World,
     from: &[String],
