@@ -8,7 +8,7 @@ mod tests;
 
 pub use accepted::Accepted;
 pub use auth::AuthArgs;
-pub use gates::{GATES, WITHOUT_EFFECT};
+pub use gates::GATES;
 
 use crate::config::Configuration;
 use crate::framework::Registry;
@@ -191,8 +191,8 @@ impl Args {
         options.notes = self.accepted.notes().collect();
         options.build.controllers = self.controller_plugins.clone();
         for (gate, on) in gates.iter().filter(|(gate, on)| *on != gate.default) {
-            let reason = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate.name);
-            if let Some((name, reason)) = reason {
+            if let Some(reason) = gates::without_effect(gate.name) {
+                let name = gate.name;
                 let note = format!("--feature-gates {name}={on} has no effect: {reason}");
                 options.notes.push(note);
             }

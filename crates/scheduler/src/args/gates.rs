@@ -90,7 +90,7 @@ pub const GATES: &[Gate] = &[
 
 /// Gates whose setting changes nothing here, with the reason. Those that a plugin or a part of the
 /// scheduler reads are not listed.
-pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
         "CompatibleCSIStorageCapacity",
         "storage.k8s.io/v1 is spoken",
@@ -127,10 +127,95 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
 ];
 
+/// Gates of Kubernetes that nothing here reads: what they switch is as it is by default.
+const FIXED: &[&str] = &[
+    "AnyVolumeDataSource",
+    "ComponentSLIs",
+    "ContextualLogging",
+    "CoordinatedLeaderElection",
+    "GenericEphemeralVolume",
+    "GenericWorkload",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScaling",
+    "JobPodReplacementPolicy",
+    "LoggingAlphaOptions",
+    "LoggingBetaOptions",
+    "MatchLabelKeysInPodAffinity",
+    "MatchLabelKeysInPodTopologySpread",
+    "MatchLabelKeysInPodTopologySpreadSelectorMerge",
+    "MinDomainsInPodTopologySpread",
+    "MutablePVNodeAffinity",
+    "NodeDeclaredFeatures",
+    "NodeInclusionPolicyInPodTopologySpread",
+    "NominatedNodeNameForExpectation",
+    "OpportunisticBatching",
+    "PodDisruptionConditions",
+    "PodLevelResources",
+    "PodSchedulingReadiness",
+    "SchedulerAsyncAPICalls",
+    "SchedulerAsyncPreemption",
+    "SchedulerPopFromBackoffQ",
+    "SchedulerQueueingHints",
+    "SidecarContainers",
+    "StructuredAuthorizationConfiguration",
+    "VolumeAttributesClass",
+    "VolumeLimitScaling",
+    "WatchList",
+];
+
+/// Gates of dynamic resource allocation.
+const CLAIMS: &[&str] = &[
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions",
+    "DRADeviceTaintRules",
+    "DRADeviceTaints",
+    "DRAExtendedResource",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus",
+    "DRASchedulerFilterTimeout",
+    "DynamicResourceAllocation",
+];
+
+/// Why setting `gate` changes nothing; none when it does.
+pub(super) fn without_effect(gate: &str) -> Option<&'static str> {
+    let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate);
+    known
+        .map(|(_, reason)| *reason)
+        .or_else(|| {
+            FIXED
+                .contains(&gate)
+                .then_some("this scheduler does as with its default")
+        })
+        .or_else(|| {
+            CLAIMS
+                .contains(&gate)
+                .then_some("resource claims are not allocated here")
+        })
+}
+
 const fn stable(name: &'static str) -> Gate {
     Gate {
         name,
         stage: Stage::Stable,
         default: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_nothing_is_a_gate_and_is_listed_once() {
+        let listed = WITHOUT_EFFECT.iter().map(|(name, _)| name);
+        for name in listed.clone().chain(FIXED).chain(CLAIMS) {
+            assert!(GATES.iter().any(|gate| gate.name == *name), "{name}");
+            let times = listed.clone().chain(FIXED).chain(CLAIMS);
+            assert_eq!(times.filter(|other| *other == name).count(), 1, "{name}");
+            assert!(without_effect(name).is_some(), "{name}");
+        }
+        assert_eq!(without_effect("StorageCapacityScoring"), None);
     }
 }
