@@ -5,7 +5,7 @@ use crate::console;
 use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_kube::Api;
-use koord_kube::client::{ClientOptions, from_kubeconfig};
+use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,18 @@ pub struct Args {
     pub kind: String,
     /// NAMESPACE/NAME, or NAME alone in namespace default.
     pub name: String,
-    /// Where the scheduler serves its health and metrics.
+    /// Where the scheduler serves its health and metrics, or its secure port with https://.
     #[arg(long, default_value = "http://127.0.0.1:10251", value_name = "URL")]
     pub server: String,
+    /// For https: the token to show there.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// For https: who vouches for the scheduler's certificate, instead of the system's authorities.
+    #[arg(long, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
+    /// For https: take any certificate, as through a port-forward.
+    #[arg(long)]
+    pub insecure_skip_tls_verify: bool,
     /// When the scheduler cannot be reached: the cluster whose pod's condition to show instead.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -42,7 +51,7 @@ pub fn main(args: &Args) -> Result<()> {
 async fn run(args: &Args) -> Result<()> {
     let (namespace, name) = args.name.split_once('/').unwrap_or(("default", &args.name));
     let path = format!("/debug/scheduler/pods/{namespace}/{name}");
-    let (code, body) = match (get(&args.server, &path).await, &args.kubeconfig) {
+    let (code, body) = match (ask(args, &path).await, &args.kubeconfig) {
         (Ok(answer), _) => answer,
         (Err(error), Some(kubeconfig)) => {
             console::warn(format_args!("{error:#}; showing the pod's condition"));
@@ -63,6 +72,31 @@ async fn run(args: &Args) -> Result<()> {
         console::say(render(&value).trim_end());
     }
     Ok(())
+}
+
+/// Status code and body of a GET.
+pub(crate) async fn ask(args: &Args, path: &str) -> Result<(u16, String)> {
+    if !args.server.starts_with("https://") {
+        return get(&args.server, path).await;
+    }
+    install_crypto_provider();
+    let client = to_peer(&Peer {
+        url: args.server.clone(),
+        token_file: args.token_file.clone(),
+        authority: args.certificate_authority.clone(),
+        insecure: args.insecure_skip_tls_verify,
+    })
+    .await?;
+    let request = hyper::Request::get(path).body(Vec::new())?;
+    match client.request_text(request).await {
+        Ok(body) => Ok((200, body)),
+        Err(koord_kube::Error::Api(status)) => {
+            let body = serde_json::json!({"message": status.message});
+            Ok((status.code, body.to_string()))
+        }
+        Err(error) => Err(error)
+            .with_context(|| format!("the scheduler at {} cannot be reached", args.server)),
+    }
 }
 
 /// Status code and body of a GET. Spoken by hand: one request without TLS to a known server.

@@ -126,6 +126,44 @@ pub fn from_kubeconfig<'a>(
     })
 }
 
+/// A server of a cluster that is not its API server, such as the secure port of a component.
+#[derive(Debug, Clone, Default)]
+pub struct Peer {
+    /// `https://` and its address.
+    pub url: String,
+    /// A file with the bearer token to show.
+    pub token_file: Option<PathBuf>,
+    /// A file with the certificates of who vouches for it, in PEM; without one, the system's.
+    pub authority: Option<PathBuf>,
+    /// Whether any certificate will do.
+    pub insecure: bool,
+}
+
+/// A client for `peer`.
+///
+/// # Errors
+///
+/// When the address is no URL or a file cannot be used.
+pub async fn to_peer(peer: &Peer) -> Result<kube::Client, ClientError> {
+    let wrong = |source| ClientError::Kubeconfig {
+        path: PathBuf::from(&peer.url),
+        source,
+    };
+    let text = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "peer",
+        "clusters": [{"name": "peer", "cluster": {
+            "server": peer.url, "certificate-authority": peer.authority,
+            "insecure-skip-tls-verify": peer.insecure,
+        }}],
+        "users": [{"name": "peer", "user": {"tokenFile": peer.token_file}}],
+        "contexts": [{"name": "peer", "context": {"cluster": "peer", "user": "peer"}}],
+    });
+    let file = Kubeconfig::from_yaml(&text.to_string()).map_err(wrong)?;
+    let selection = KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(file, &selection).await;
+    build(config.map_err(wrong)?, &ClientOptions::default())
+}
+
 /// A client with the service account of the pod this process runs in; `None` outside of pods.
 ///
 /// # Errors

@@ -298,6 +298,38 @@ async fn callers_are_told_and_judged_by_the_api_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explain_shows_a_token_there() {
+    let cluster = Cluster::start().await;
+    let address = cluster.serve(&cluster.flags(&[])).await.unwrap();
+    std::fs::write(cluster.file("token"), &cluster.token).unwrap();
+    let known = crate::explain::Args {
+        kind: "pod".to_owned(),
+        name: "p".to_owned(),
+        server: format!("https://{address}"),
+        token_file: Some(cluster.file("token").into()),
+        certificate_authority: None,
+        insecure_skip_tls_verify: true,
+        kubeconfig: None,
+        json: false,
+    };
+    let answer = crate::explain::ask(&known, "/metrics").await.unwrap();
+    assert_eq!(answer, (200, "numbers".to_owned()));
+    let nobody = crate::explain::Args {
+        token_file: None,
+        ..known.clone()
+    };
+    let (code, body) = crate::explain::ask(&nobody, "/metrics").await.unwrap();
+    assert_eq!(code, 403);
+    assert!(body.contains("cannot get path"), "{body}");
+    let doubtful = crate::explain::Args {
+        insecure_skip_tls_verify: false,
+        ..known
+    };
+    assert!(crate::explain::ask(&doubtful, "/metrics").await.is_err());
+    cluster.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_an_api_server_only_open_paths_are_shown() {
     let cluster = Cluster::start().await;
     let signer = Signer::new();
