@@ -8,9 +8,18 @@ use koord_app::flags::{self, FlagError, Parsed};
 use koord_kube::client::{ClientOptions, RestMetrics, from_kubeconfig};
 use std::ffi::OsString;
 use std::future::Future;
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
+
+/// Writes a file that holds secrets: a new one is for this user only.
+fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)?.write_all(text.as_bytes())
+}
 
 /// Runs koord-scheduler. The first element of `argv` is the program's name.
 #[must_use]
@@ -23,7 +32,7 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
             .filter(|path| *path != Path::new(""))
         {
             let shown = path.display();
-            std::fs::write(path, options.written()?)
+            write_private(path, &options.written()?)
                 .with_context(|| format!("--write-config-to: {shown}"))?;
             tracing::info!(file = %shown, "wrote the configuration");
             return Ok(());
@@ -173,6 +182,24 @@ where
         Err(error) => {
             crate::console::warn(crate::console::chain(&error));
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_written_configuration_is_for_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        for text in ["longer", "short"] {
+            write_private(&path, text).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
         }
     }
 }

@@ -102,8 +102,14 @@ pub enum ReviewError {
 }
 
 /// Answers, with the moment they are forgotten.
-#[derive(Debug)]
 struct Memory<Q, A>(Mutex<HashMap<Q, (A, Instant)>>);
+
+/// Without contents: questions may be secrets.
+impl<Q, A> Debug for Memory<Q, A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Memory")
+    }
+}
 
 impl<Q: Hash + Eq, A: Clone> Memory<Q, A> {
     fn new() -> Self {
@@ -351,6 +357,8 @@ mod tests {
         assert_eq!(ann.groups, ["dev", AUTHENTICATED]);
         assert_eq!(ann.extra["team"], ["a", "b"]);
         assert_eq!(authenticator.of_token("odd").await.unwrap(), None);
+        let shown = format!("{authenticator:?}");
+        assert!(!shown.contains("good") && !shown.contains("odd"), "{shown}");
         let authorizer = Authorizer::new(client, life, Duration::from_secs(1));
         let fine = authorizer.may(&ann, "get", "/fine").await.unwrap();
         assert!(fine.allowed);

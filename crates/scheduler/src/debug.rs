@@ -151,7 +151,8 @@ impl DebugHandle {
         &self.shared.flags
     }
 
-    pub(crate) fn set_config(&self, config: Value) {
+    pub(crate) fn set_config(&self, mut config: Value) {
+        configz::hide_keys(&mut config);
         *self.shared.config.write() = config;
     }
 

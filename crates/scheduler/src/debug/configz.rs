@@ -25,6 +25,23 @@ const SPECIAL: [(&str, &str); 6] = [
     ("httpTimeout", "HTTPTimeout"),
 ];
 
+/// What stands for a secret.
+const HIDDEN: &str = "--- REDACTED ---";
+
+/// Hides the private keys of extenders: whoever may look at a scheduler is not to be one.
+pub(super) fn hide_keys(config: &mut Value) {
+    let extenders = config.get_mut("extenders").and_then(Value::as_array_mut);
+    for extender in extenders.into_iter().flatten() {
+        let tls = extender.get_mut("tlsConfig");
+        let fields = tls.and_then(Value::as_object_mut).into_iter().flatten();
+        for (name, value) in fields {
+            if name.eq_ignore_ascii_case("keyData") && !value.is_null() {
+                *value = HIDDEN.into();
+            }
+        }
+    }
+}
+
 /// `value` with upstream's names.
 pub(super) fn in_go(value: Value) -> Value {
     match value {
@@ -58,6 +75,19 @@ fn field((key, value): (String, Value)) -> (String, Value) {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn keys_of_extenders_are_hidden() {
+        let mut config = json!({"extenders": [
+            {"urlPrefix": "https://a", "tlsConfig": {"keyData": "c2VjcmV0", "certData": "YQ=="}},
+            {"urlPrefix": "https://b", "tlsConfig": null},
+            {"urlPrefix": "https://c"},
+        ]});
+        let mut shown = config.clone();
+        shown["extenders"][0]["tlsConfig"]["keyData"] = HIDDEN.into();
+        hide_keys(&mut config);
+        assert_eq!(config, shown);
+    }
 
     #[test]
     fn fields_have_capitals_and_map_keys_do_not() {
