@@ -169,10 +169,29 @@ async fn check(
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized");
     };
     let verb = request.method().as_str().to_ascii_lowercase();
-    match guard.admit(&user, &verb, request.uri().path()).await {
+    let Some(path) = decoded(request.uri().path()) else {
+        return (StatusCode::BAD_REQUEST, "400 Bad Request: malformed path").into_response();
+    };
+    match guard.admit(&user, &verb, &path).await {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal,
     }
+}
+
+/// A path without percent-encoding: as handlers read it, so that what is judged is what is shown.
+fn decoded(path: &str) -> Option<String> {
+    let mut bytes = path.bytes();
+    let mut plain = Vec::with_capacity(path.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            plain.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let value = digit()? * 16 + digit()?;
+        plain.push(u8::try_from(value).ok()?);
+    }
+    String::from_utf8(plain).ok()
 }
 
 /// The bearer token of a request. An empty one is none.

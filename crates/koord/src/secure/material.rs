@@ -81,7 +81,12 @@ impl Source {
     pub(super) async fn renewed(&mut self) -> Result<Option<Arc<ServerConfig>>> {
         let authorities = self.read_authorities().await;
         let authorities = authorities.unwrap_or_else(|error| {
-            tracing::debug!(error = %format!("{error:#}"), "authorities of clients");
+            let error = format!("{error:#}");
+            if self.known.authorities.is_empty() {
+                tracing::debug!(error, "authorities of clients");
+            } else {
+                tracing::warn!(error, "those who vouch for clients stay as they were");
+            }
             self.known.authorities.clone()
         });
         let now = self.read(authorities)?;
@@ -105,18 +110,25 @@ impl Source {
         Ok(contents)
     }
 
+    /// Nothing only where nobody is to vouch for clients: a file that was emptied is an error.
     async fn read_authorities(&self) -> Result<Vec<u8>> {
         match &self.authorities {
             Authorities::None => Ok(Vec::new()),
-            Authorities::File(path) => file("client-ca-file", path),
+            Authorities::File(path) => {
+                let pem = file("client-ca-file", path)?;
+                roots(&pem).with_context(|| format!("--client-ca-file: {}", path.display()))?;
+                Ok(pem)
+            }
             Authorities::Cluster { client, .. } => {
                 let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
                 let map = api.get(CONFIG_MAP).await;
                 let map = map.with_context(|| format!("ConfigMap {NAMESPACE}/{CONFIG_MAP}"))?;
-                match map.data.and_then(|mut data| data.remove(KEY)) {
-                    Some(pem) => Ok(pem.into_bytes()),
-                    None => bail!("ConfigMap {NAMESPACE}/{CONFIG_MAP} has no key {KEY}"),
-                }
+                let Some(pem) = map.data.and_then(|mut data| data.remove(KEY)) else {
+                    bail!("ConfigMap {NAMESPACE}/{CONFIG_MAP} has no key {KEY}");
+                };
+                roots(pem.as_bytes())
+                    .with_context(|| format!("ConfigMap {NAMESPACE}/{CONFIG_MAP}, key {KEY}"))?;
+                Ok(pem.into_bytes())
             }
         }
     }
@@ -124,6 +136,18 @@ impl Source {
 
 fn file(flag: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("--{flag}: {}", path.display()))
+}
+
+/// The certificates of a PEM text, of which there is at least one.
+fn roots(pem: &[u8]) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        roots.add(certificate?)?;
+    }
+    if roots.is_empty() {
+        bail!("no certificate in it");
+    }
+    Ok(roots)
 }
 
 fn configuration(contents: &Contents) -> Result<Arc<ServerConfig>> {
@@ -135,13 +159,7 @@ fn configuration(contents: &Contents) -> Result<Arc<ServerConfig>> {
     let builder = if contents.authorities.is_empty() {
         builder.with_no_client_auth()
     } else {
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(&contents.authorities) {
-            let certificate = certificate.context("authorities of client certificates")?;
-            roots
-                .add(certificate)
-                .context("authorities of client certificates")?;
-        }
+        let roots = roots(&contents.authorities).context("authorities of client certificates")?;
         let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
             .allow_unauthenticated()
             .build()

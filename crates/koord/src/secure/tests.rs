@@ -82,6 +82,31 @@ impl Signer {
     }
 }
 
+/// A client that offers `protocol`, if it says one.
+async fn connect(
+    address: SocketAddr,
+    identity: Option<&Identity>,
+    protocol: &str,
+) -> tokio_rustls::client::TlsStream<TcpStream> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Gullible(provider)));
+    let mut config = match identity {
+        None => config.with_no_client_auth(),
+        Some((chain, key)) => config
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .unwrap(),
+    };
+    if !protocol.is_empty() {
+        config.alpn_protocols = vec![protocol.into()];
+    }
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    connector.connect(name, stream).await.unwrap()
+}
+
 /// Code and body; no code when TLS fails.
 async fn ask(
     address: SocketAddr,
@@ -89,20 +114,7 @@ async fn ask(
     token: &str,
     identity: Option<&Identity>,
 ) -> (String, String) {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Gullible(provider)));
-    let config = match identity {
-        None => config.with_no_client_auth(),
-        Some((chain, key)) => config
-            .with_client_auth_cert(chain.clone(), key.clone_key())
-            .unwrap(),
-    };
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let stream = TcpStream::connect(address).await.unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
-    let mut stream = connector.connect(name, stream).await.unwrap();
+    let mut stream = connect(address, identity, "").await;
     let bearer = if token.is_empty() {
         String::new()
     } else {
@@ -280,6 +292,12 @@ async fn callers_are_told_and_judged_by_the_api_server() {
             forbidden("get path \"/none\""),
         ),
         (
+            "nobody, in disguise",
+            "GET /m%65trics/a%2fb",
+            "",
+            forbidden("get path \"/metrics/a/b\""),
+        ),
+        (
             "a made-up token, even for health",
             "GET /healthz",
             "made-up",
@@ -351,6 +369,9 @@ async fn without_an_api_server_only_open_paths_are_shown() {
             "200",
         ),
         ("open by its beginning", "GET /metrics/x", "", None, "404"),
+        ("half a byte", "GET /metrics/%4", "", None, "400"),
+        ("no hexadecimal", "GET /metrics/%+4", "", None, "400"),
+        ("no text", "GET /metrics/%ff", "", None, "400"),
         ("not open", "GET /metrics", "", None, "403"),
         (
             "not open, whoever asks",
@@ -469,4 +490,113 @@ async fn certificates_come_from_files_and_are_taken_up_anew() {
         let text = format!("{error:#}");
         assert!(text.contains(named), "{flags:?}: {text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
+    crate::cluster::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca.crt");
+    for text in ["", "\n", "# nobody\n"] {
+        std::fs::write(&path, Signer::new().pem).unwrap();
+        let authorities = || Authorities::File(path.clone());
+        let mut source = Source::new(None, authorities()).unwrap();
+        source.first().await.unwrap();
+        std::fs::write(&path, text).unwrap();
+        assert!(source.renewed().await.unwrap().is_none(), "{text:?}");
+        let mut source = Source::new(None, authorities()).unwrap();
+        let error = format!("{:#}", source.first().await.unwrap_err());
+        assert!(error.contains("--client-ca-file"), "{text:?}: {error}");
+    }
+}
+
+/// A server without a guard.
+async fn within(limits: Limits, stop: &CancellationToken) -> SocketAddr {
+    crate::cluster::install_crypto_provider();
+    let mut source = Source::new(None, Authorities::None).unwrap();
+    let (_, configs) = watch::channel(source.first().await.unwrap());
+    let listener = TcpListener::bind(ANY).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(accept(listener, routes(), configs, stop.clone(), limits));
+    address
+}
+
+/// What the server says until it closes the connection.
+async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut said = Vec::new();
+    let closed = stream.read_to_end(&mut said);
+    // Closing without saying so is fine.
+    let _ = tokio::time::timeout(Duration::from_secs(20), closed)
+        .await
+        .expect("the server closes the connection");
+    said
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_clients_are_left() {
+    let long = Duration::from_secs(600);
+    let short = Duration::from_millis(100);
+    let patient = Limits {
+        clients: 9,
+        handshake: long,
+        head: long,
+        idle: long,
+        grace: short,
+    };
+    let hurried = Limits {
+        head: short,
+        ..patient
+    };
+    // The preface, empty settings, and `GET /healthz` of stream 1 by the static table.
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let preface = request.clone();
+    request.extend(b"\0\0\x0f\x01\x05\0\0\0\x01\x82\x87\x41\x01x\x04\x08/healthz");
+    let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+    let idle = Limits {
+        idle: short,
+        ..patient
+    };
+    let mute = Limits {
+        handshake: short,
+        ..patient
+    };
+    let stop = CancellationToken::new();
+    for (name, limits, protocol, says, answered) in [
+        ("no word", hurried, "", Vec::new(), false),
+        ("no word, HTTP/1", hurried, "http/1.1", Vec::new(), false),
+        ("half a head", hurried, "", b"GET /hea".to_vec(), false),
+        ("no second request", hurried, "", head, true),
+        ("no word, HTTP/2", hurried, "h2", Vec::new(), false),
+        ("no request, HTTP/2", hurried, "h2", preface, false),
+        ("no second request, HTTP/2", idle, "h2", request, true),
+    ] {
+        let address = within(limits, &stop).await;
+        let mut stream = connect(address, None, protocol).await;
+        stream.write_all(&says).await.unwrap();
+        let said = until_closed(stream).await;
+        let ok = said.windows(2).any(|bytes| bytes == b"ok");
+        assert_eq!(ok, answered, "{name}: {said:?}");
+    }
+    let address = within(mute, &stop).await;
+    until_closed(TcpStream::connect(address).await.unwrap()).await;
+    stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_oldest_client_makes_room() {
+    let stop = CancellationToken::new();
+    let limits = Limits {
+        clients: 2,
+        ..LIMITS
+    };
+    let address = within(limits, &stop).await;
+    let oldest = connect(address, None, "").await;
+    let mut second = connect(address, None, "").await;
+    let (code, body) = ask(address, "GET /healthz", "", None).await;
+    assert_eq!((code.as_str(), body.as_str()), ("200", "ok"));
+    until_closed(oldest).await;
+    let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    second.write_all(head).await.unwrap();
+    assert!(until_closed(second).await.ends_with(b"ok"));
+    stop.cancel();
 }
