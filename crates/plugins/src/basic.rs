@@ -229,3 +229,6 @@ impl Plugin for DefaultBinder {
         BindPlan::Binding
     }
 }
+
+#[cfg(test)]
+mod tests;

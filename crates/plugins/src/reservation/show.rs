@@ -17,7 +17,10 @@ impl Reservations {
             let name = record.map(|record| record.name.to_string());
             return Some(json!({"uses": {"uid": &**uid, "name": name}}));
         }
-        let side = PodSide::new(pod, self.table.matching(pod), view.resources).ok()?;
+        let side = match PodSide::new(pod, self.table.matching(pod), view.resources) {
+            Ok(side) => side,
+            Err(message) => return Some(json!({"error": message})),
+        };
         let mut listed = Vec::new();
         for record in self.table.owned(&side).take(20) {
             let checked = self.table.check(pod, &side, record, view, self.node_labels);
@@ -25,7 +28,7 @@ impl Reservations {
                 "name": &*record.name,
                 "node": record.terms.node.as_deref(),
                 "usable": checked.is_ok(),
-                "why": checked.err().map(|why| format!("{why:?}")),
+                "why": checked.err().map(|why| why.to_string()),
                 "remaining": pod::resource_list(&record.pod.requests, view.resources),
             }));
         }

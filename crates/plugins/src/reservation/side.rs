@@ -28,6 +28,19 @@ pub(super) enum Unmatched {
     Exact,
 }
 
+impl std::fmt::Display for Unmatched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Owner => "the pod is no owner",
+            Self::Name => "the pod asks for another one by name",
+            Self::Unschedulable => "it is unschedulable",
+            Self::Taint(taint) => return write!(f, "untolerated taint {taint}"),
+            Self::Affinity => "the pod's reservation affinity does not match it",
+            Self::Exact => "an amount that must be equal is not",
+        })
+    }
+}
+
 /// What a pod says about reservations.
 #[derive(Debug, Default)]
 pub(super) struct PodSide {

@@ -214,3 +214,29 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     assert_eq!(silent, ("200".into(), String::new()));
     scheduler.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_victim_says_who_disrupts_it_before_it_goes() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    // It has its grace period to end in.
+    cluster.pod("victim", json!({"cpu": "3"})).await;
+    assert_eq!(cluster.bound("victim").await, "n");
+    create(&cluster, "urgent", "3", 1000, "urgent").await;
+    let condition = cluster
+        .until("the victim's condition", |pod: &Pod| {
+            let named = pod.metadata.name.as_deref() == Some("victim");
+            let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+            let of = conditions.iter().find(|c| c.type_ == "DisruptionTarget")?;
+            (named && pod.metadata.deletion_timestamp.is_some()).then(|| of.clone())
+        })
+        .await;
+    assert_eq!(condition.status, "True");
+    assert_eq!(condition.reason.as_deref(), Some("PreemptionByScheduler"));
+    assert_eq!(
+        condition.message.as_deref(),
+        Some("koord-scheduler: preempting to accommodate a higher priority pod")
+    );
+    scheduler.stop().await;
+}

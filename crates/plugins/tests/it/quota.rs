@@ -133,3 +133,46 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
     );
     second.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_annotations_are_told_in_events_of_their_objects() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let annotated = |meta: Value, key: &str| {
+        let mut value = json!({"metadata": meta});
+        value["metadata"]["namespace"] = json!("default");
+        value["metadata"]["annotations"] = json!({key: "{nope"});
+        value
+    };
+    let mut quota = annotated(
+        json!({"name": "bent-quota"}),
+        annotations::QUOTA_SHARED_WEIGHT,
+    );
+    quota["apiVersion"] = json!("scheduling.sigs.k8s.io/v1alpha1");
+    quota["kind"] = json!("ElasticQuota");
+    quota["spec"] = json!({"max": {"cpu": "2"}, "min": {"cpu": "1"}});
+    let quota: ElasticQuota = serde_json::from_value(quota).unwrap();
+    let params = PostParams::default();
+    cluster.quotas().create(&params, &quota).await.unwrap();
+    let mut pod = annotated(json!({"name": "bent-pod"}), annotations::RESOURCE_STATUS);
+    pod["spec"] = json!({"nodeName": "n", "schedulerName": "koord-scheduler",
+        "containers": [{"name": "c", "image": "i"}]});
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    cluster.pods().create(&params, &pod).await.unwrap();
+
+    let scheduler = cluster.schedule(|_| {});
+    for (name, key) in [
+        ("bent-quota", annotations::QUOTA_SHARED_WEIGHT),
+        ("bent-pod", annotations::RESOURCE_STATUS),
+    ] {
+        let message = cluster.event("InvalidConfiguration", name).await;
+        assert!(
+            message.contains(key) && message.contains("{nope"),
+            "{message}"
+        );
+    }
+    // And nobody else suffers.
+    cluster.quota_pod("fine", "bent-quota", "1", "").await;
+    assert_eq!(cluster.bound("fine").await, "n");
+    scheduler.stop().await;
+}

@@ -238,3 +238,41 @@ fn the_service_lists_quotas_and_their_pods() {
     let other = engine.inspect(NAME, &["other"], &query(&[]), at(0));
     assert_eq!(other, Err(NotShown::NoSuchPath));
 }
+
+#[test]
+fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
+    let mut engine = engine(&json!({}), 100, 100);
+    apply(&mut engine, &quota("a", "", (8, 40), (4, 10)), 0);
+    assert_eq!(place(&mut engine, &pod("x", "a", 7, 4), 0), "n");
+    let why = place(&mut engine, &pod("y", "a", 2, 2), 1);
+    assert!(why.contains("Insufficient quotas"), "{why}");
+    let told = |engine: &Engine, name: &str| {
+        let told = engine.explain_pod("team", name, at(2)).unwrap();
+        told["plugins"][NAME].clone()
+    };
+    let y = told(&engine, "y");
+    assert_eq!(y["quota"]["name"], "a");
+    assert_eq!(y["quota"]["max"], list(8, 40));
+    assert_eq!(y["quota"]["used"], list(7, 4));
+    assert_eq!(y["quota"]["request"], list(9, 6));
+    assert_eq!(y["placed"], false);
+    let refusal = y["refusal"].as_str().unwrap();
+    for piece in [
+        "Insufficient quotas, quotaName: a",
+        "runtime: cpu:8",
+        "used: cpu:7",
+        "pod's request: cpu:2",
+        "exceedDimensions: [cpu]",
+    ] {
+        assert!(refusal.contains(piece), "{piece}: {refusal}");
+    }
+    let x = told(&engine, "x");
+    assert_eq!(
+        (&x["placed"], &x["quota"]["name"]),
+        (&json!(true), &json!("a"))
+    );
+
+    // Room comes: nothing refuses it any more.
+    apply(&mut engine, &quota("a", "", (9, 40), (4, 10)), 3);
+    assert_eq!(told(&engine, "y")["refusal"], Value::Null);
+}

@@ -164,3 +164,56 @@ fn the_tables_can_be_looked_at() {
     let text = "node \"x\" not found".to_owned();
     assert_eq!(unknown, Err(NotShown::Failed(text)));
 }
+
+#[test]
+fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
+    let mut engine = one(json!({}));
+    let told = |engine: &Engine, name: &str| {
+        let told = engine.explain_pod("ns", name, now()).unwrap();
+        told["plugins"].get(NAME).cloned()
+    };
+    // (pod, what a person is told while it waits)
+    let rows = [
+        (
+            lsr("full", "40", FULL),
+            Some(json!({
+            "cpuBindPolicy": "FullPCPUs", "required": true, "cpus": 40})),
+        ),
+        (
+            lsr("spread", "40", SPREAD),
+            Some(json!({
+            "cpuBindPolicy": "SpreadByPCPUs", "required": true, "cpus": 40})),
+        ),
+        (
+            lsr(
+                "preferred",
+                "40",
+                r#"{"preferredCPUBindPolicy":"SpreadByPCPUs"}"#,
+            ),
+            Some(json!({
+            "cpuBindPolicy": "SpreadByPCPUs", "required": false, "cpus": 40})),
+        ),
+        (
+            aligned("single", "40", r#"{"numaTopologyPolicy":"SingleNUMANode"}"#),
+            Some(json!({"numaTopologyPolicy": "SingleNUMANode"})),
+        ),
+        (pod("shared", "40", json!({})), None),
+    ];
+    for (pod, expected) in rows {
+        let name = pod.metadata.name.clone().unwrap();
+        try_bind(&mut engine, pod).unwrap_err();
+        assert_eq!(told(&engine, &name), expected, "{name}");
+    }
+    try_bind(&mut engine, lsr("broken", "4", "{nope")).unwrap_err();
+    let broken = told(&engine, "broken").unwrap();
+    let error = broken["error"].as_str().unwrap();
+    assert!(
+        error.contains("scheduling.koordinator.sh/resource-spec"),
+        "{error}"
+    );
+
+    let bind = try_bind(&mut engine, lsr("has", "4", FULL)).unwrap();
+    assert_eq!(told(&engine, "has").unwrap()["allocated"]["cpuset"], "0-3");
+    engine.pod_applied(Arc::new(bound(&bind)), now());
+    assert_eq!(told(&engine, "has").unwrap()["allocated"]["cpuset"], "0-3");
+}

@@ -490,3 +490,102 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
     show(&mut plugin, "r4", "db", "n1");
     assert_eq!(sign(&plugin, "web", "1"), web);
 }
+
+/// The reservation's name, node, whether it may be used, why not, and what is left of it.
+fn told(world: &World, pod: &str) -> Vec<String> {
+    let told = world.engine.explain_pod("ns", pod, world.now).unwrap();
+    let listed = told["plugins"][NAME]["reservations"].as_array().cloned();
+    let mut lines: Vec<String> = listed
+        .unwrap_or_default()
+        .iter()
+        .map(|one| {
+            let text = |key: &str| one[key].as_str().unwrap_or("-").to_owned();
+            let cpu = one["remaining"]["cpu"].as_str().unwrap_or("-");
+            let usable = &one["usable"];
+            let (name, node, why) = (text("name"), text("node"), text("why"));
+            format!("{name} on {node}: {usable}, {why}, cpu {cpu}")
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
+    let mut world = World::new();
+    world.node("n", 8);
+    let taint = json!({"spec": {"taints": [
+        {"key": "team", "value": "a", "effect": "NoSchedule"}]}});
+    world.reserve("open", "3", "web", json!({}));
+    world.reserve(
+        "closed",
+        "1",
+        "web",
+        json!({"spec": {"unschedulable": true}}),
+    );
+    world.reserve("tainted", "1", "web", taint);
+    world.reserve("other", "1", "db", json!({}));
+    world.run();
+    world.pod("first", "1", "web", affinity(json!({"name": "open"})));
+    world.run();
+    assert_eq!(world.fate("first"), "n (open)");
+    let used = world.engine.explain_pod("ns", "first", world.now).unwrap();
+    assert_eq!(used["plugins"][NAME]["uses"]["name"], "open");
+
+    let taint = "untolerated taint {team: a}";
+    let another = "the pod asks for another one by name";
+    let unmatched = "the pod's reservation affinity does not match it";
+    let closed = "it is unschedulable";
+    let selects = json!({"reservationSelector": {"team": "b"}});
+    for (case, change, expected) in [
+        (
+            "plain",
+            json!({}),
+            [
+                format!("closed on n: false, {closed}, cpu 1"),
+                "open on n: true, -, cpu 2".to_owned(),
+                "tainted on n: true, -, cpu 1".to_owned(),
+            ],
+        ),
+        (
+            "by name",
+            affinity(json!({"name": "open"})),
+            [
+                format!("closed on n: false, {another}, cpu 1"),
+                "open on n: true, -, cpu 2".to_owned(),
+                format!("tainted on n: false, {another}, cpu 1"),
+            ],
+        ),
+        (
+            "by label",
+            affinity(selects),
+            [
+                format!("closed on n: false, {closed}, cpu 1"),
+                format!("open on n: false, {unmatched}, cpu 2"),
+                format!("tainted on n: false, {taint}, cpu 1"),
+            ],
+        ),
+    ] {
+        world.pod("p", "20", "web", change);
+        world.run();
+        assert_eq!(told(&world, "p"), expected, "{case}");
+        world.pod_gone("p");
+    }
+    world.pod("stranger", "20", "none", json!({}));
+    world.run();
+    let stranger = world
+        .engine
+        .explain_pod("ns", "stranger", world.now)
+        .unwrap();
+    assert_eq!(stranger["plugins"].get(NAME), None);
+
+    let key = annotations::RESERVATION_AFFINITY;
+    let broken = json!({"metadata": {"annotations": {key: "{nope"}}});
+    world.pod("broken", "20", "web", broken);
+    world.run();
+    let broken = world.engine.explain_pod("ns", "broken", world.now).unwrap();
+    let error = broken["plugins"][NAME]["error"]
+        .as_str()
+        .unwrap_or_default();
+    assert!(error.contains(key) && error.contains("{nope"), "{broken}");
+}

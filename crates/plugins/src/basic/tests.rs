@@ -1,0 +1,186 @@
+use super::*;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{Engine, EngineOptions, Output};
+use koord_scheduler::framework::{BuildContext, Profiles};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_700_000_000).unwrap()
+}
+
+/// Node `open` and node `cordoned`, and the small plugins alone.
+fn engine() -> Engine {
+    let names = [
+        "SchedulingGates",
+        "NodeUnschedulable",
+        "NodeName",
+        "DefaultBinder",
+    ];
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {
+                "disabled": [{"name": "*"}],
+                "enabled": names.map(|name| json!({"name": name}))
+            }}
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let context = BuildContext::default();
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    let mut engine = Engine::new(&config, profiles, EngineOptions::default());
+    node(&mut engine, "open", false);
+    node(&mut engine, "cordoned", true);
+    engine
+}
+
+fn node(engine: &mut Engine, name: &str, cordoned: bool) {
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": name}, "spec": {"unschedulable": cordoned},
+        "status": {"allocatable": {"cpu": "4", "pods": "10"}}
+    }))
+    .unwrap();
+    engine.node_applied(Arc::new(node), now());
+}
+
+fn pod(name: &str, spec: Value) -> Arc<Pod> {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"schedulerName": "koord-scheduler", "containers": [{"name": "c"}]}
+    });
+    for (key, part) in spec.as_object().into_iter().flatten() {
+        value["spec"][key] = part.clone();
+    }
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+/// Where the pod goes, or what its condition says; nothing when it is not tried.
+fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
+    engine.take_outputs();
+    engine.pod_applied(pod, now());
+    engine.schedule_one(now());
+    let said = engine.take_outputs().into_iter().next();
+    said.map_or_else(String::new, |output| match output {
+        Output::Bind(bind) => bind.node.to_string(),
+        Output::Failed(failure) => failure.message,
+        other => format!("{other:?}"),
+    })
+}
+
+#[test]
+fn cordoned_nodes_take_pods_that_tolerate_it() {
+    const REFUSED: &str = "0/1 nodes are available: 1 node(s) were unschedulable.";
+    let key = "node.kubernetes.io/unschedulable";
+    for (case, toleration, expected) in [
+        ("none", Value::Null, REFUSED),
+        (
+            "the key",
+            json!({"key": key, "operator": "Exists"}),
+            "cordoned",
+        ),
+        ("everything", json!({"operator": "Exists"}), "cordoned"),
+        (
+            "the effect",
+            json!({"key": key, "operator": "Exists", "effect": "NoSchedule"}),
+            "cordoned",
+        ),
+        (
+            "the empty value",
+            json!({"key": key, "operator": "Equal", "value": ""}),
+            "cordoned",
+        ),
+        (
+            "another value",
+            json!({"key": key, "operator": "Equal", "value": "x"}),
+            REFUSED,
+        ),
+        (
+            "another effect",
+            json!({"key": key, "operator": "Exists", "effect": "NoExecute"}),
+            REFUSED,
+        ),
+        (
+            "another key",
+            json!({"key": "other", "operator": "Exists"}),
+            REFUSED,
+        ),
+    ] {
+        let mut engine = engine();
+        engine.node_deleted("open", now());
+        let tolerations: Vec<&Value> = [&toleration].into_iter().filter(|t| !t.is_null()).collect();
+        let pod = pod("p", json!({"tolerations": tolerations}));
+        assert_eq!(place(&mut engine, pod), expected, "{case}");
+    }
+}
+
+#[test]
+fn a_refused_pod_is_tried_when_the_node_is_opened() {
+    let mut engine = engine();
+    engine.node_deleted("open", now());
+    let refused = place(&mut engine, pod("p", json!({})));
+    assert_eq!(
+        refused,
+        "0/1 nodes are available: 1 node(s) were unschedulable."
+    );
+    // Another closed node does not help.
+    node(&mut engine, "closed", true);
+    let later = now() + jiff::SignedDuration::from_secs(20);
+    assert!(engine.schedule_one(later).is_none());
+    node(&mut engine, "cordoned", false);
+    let later = later + jiff::SignedDuration::from_secs(20);
+    assert!(engine.schedule_one(later).is_some());
+    assert_eq!(
+        engine.placement("p").map(|(node, _)| &**node),
+        Some("cordoned")
+    );
+}
+
+#[test]
+fn gates_keep_pods_out_until_all_are_gone() {
+    let mut engine = engine();
+    let gated = |names: &[&str]| {
+        let gates: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+        pod("p", json!({"schedulingGates": gates}))
+    };
+    for gates in [&["a", "b"][..], &["b"]] {
+        assert_eq!(place(&mut engine, gated(gates)), "", "{gates:?}");
+        let told = engine.explain_pod("ns", "p", now()).unwrap().to_string();
+        assert!(told.contains("SchedulingGates"), "{told}");
+    }
+    assert_eq!(place(&mut engine, gated(&[])), "open");
+}
+
+#[test]
+fn a_named_node_is_the_only_one() {
+    const OTHER: &str = "node(s) didn't match the requested node name";
+    let engine = engine();
+    for (named, open, cordoned) in [
+        ("open", "", OTHER),
+        ("cordoned", OTHER, ""),
+        ("gone", OTHER, OTHER),
+    ] {
+        let info = PodInfo::new(pod("p", json!({"nodeName": named})), engine.resources()).unwrap();
+        let info = Arc::new(info);
+        let view = View {
+            nodes: engine.nodes(),
+            resources: engine.resources(),
+            now: now(),
+        };
+        let cycle = Cycle::new(&info, view);
+        assert!(matches!(
+            NodeName.pre_filter(&cycle),
+            PreFilter::Ready { nodes: None, .. }
+        ));
+        for (node, expected) in [("open", open), ("cordoned", cordoned)] {
+            let row = engine.nodes().find(node).unwrap();
+            let verdict = NodeName.filter(&cycle, &State::default(), row);
+            let said = verdict.err().map(|rejection| rejection.message());
+            assert_eq!(said.unwrap_or_default(), expected, "{named} on {node}");
+        }
+    }
+}
