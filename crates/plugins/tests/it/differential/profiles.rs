@@ -353,7 +353,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
                 }
                 if count > 1 {
                     // Some members let the others go without them.
-                    let mode = if first % 3 == 0 {
+                    let mode = if first.is_multiple_of(3) {
                         "NonStrict"
                     } else {
                         "Strict"
