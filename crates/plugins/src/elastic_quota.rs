@@ -495,6 +495,10 @@ impl Plugin for ElasticQuotas {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
+        // A quota that nobody set up is worth a word only when it is in the way.
+        if verdict.is_ok() && [DEFAULT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
+            return None;
+        }
         Some(json!({
             "quota": self.summary(&name, false, view.resources)?,
             "placed": self.ledger.get(&pod.uid).is_some_and(|charge| charge.placed),
