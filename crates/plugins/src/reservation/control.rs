@@ -13,10 +13,8 @@ use koord_api::scheduling::{
     RESERVATION_REASON_UNSCHEDULABLE, Reservation, ReservationCondition, ReservationPhase,
 };
 use koord_scheduler::framework::{Effects, Verb, View, Write};
-use rustc_hash::FxHasher;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// A write that the informer does not show after this long is sent again.
@@ -25,8 +23,7 @@ const AGAIN: SignedDuration = SignedDuration::from_secs(15);
 /// What was written and is not seen yet.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
-    /// The status but for its times, as a hash, and when it was sent.
-    status: Option<(u64, Timestamp)>,
+    status: Option<(Value, Timestamp)>,
     /// The last message of the condition `Scheduled`.
     said: Option<String>,
 }
@@ -134,13 +131,13 @@ impl Reservations {
         };
         let again = after(now, AGAIN.as_secs());
         self.agenda.due.insert((again, record.uid.clone()));
-        let essence = essence(&status);
-        let pending =
-            |(sent, when): &(u64, Timestamp)| *sent == essence && now.duration_since(*when) < AGAIN;
+        let pending = |(sent, when): &(Value, Timestamp)| {
+            same_but_for_times(sent, &status) && now.duration_since(*when) < AGAIN
+        };
         if record.sent.status.as_ref().is_some_and(pending) {
             return;
         }
-        record.sent.status = Some((essence, now));
+        record.sent.status = Some((status.clone(), now));
         fx.writes.push(status_write(record, status));
     }
 
@@ -414,28 +411,22 @@ fn condition(kind: &str, status: &str, reason: &str, now: Timestamp) -> Reservat
         last_transition_time: time,
     }
 }
-/// A hash of all that `status` says but when.
-fn essence(status: &Value) -> u64 {
-    fn digest(value: &Value, hasher: &mut FxHasher) {
-        match value {
-            Value::Object(fields) => {
-                for (key, value) in fields {
-                    if key != "lastProbeTime" && key != "lastTransitionTime" {
-                        key.hash(hasher);
-                        digest(value, hasher);
-                    }
-                }
-            }
-            Value::Array(items) => {
-                items.len().hash(hasher);
-                items.iter().for_each(|item| digest(item, hasher));
-            }
-            leaf => leaf.hash(hasher),
+
+fn same_but_for_times(a: &Value, b: &Value) -> bool {
+    let strip = |value: &Value| {
+        let mut value = value.clone();
+        let listed = value.get_mut("conditions").and_then(Value::as_array_mut);
+        for condition in listed
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut)
+        {
+            condition.remove("lastProbeTime");
+            condition.remove("lastTransitionTime");
         }
-    }
-    let mut hasher = FxHasher::default();
-    digest(status, &mut hasher);
-    hasher.finish()
+        value
+    };
+    strip(a) == strip(b)
 }
 
 fn node_exists(view: View<'_>, node: &str) -> bool {

@@ -419,9 +419,6 @@ impl Table {
         self.disown(&pod, fx);
         let uid: Arc<str> = uid.into();
         let (node, requests) = (owner.node.clone(), owner.pod.requests.clone());
-        if owner.confirmed {
-            self.dirty.insert(uid.clone());
-        }
         self.owner_of.insert(pod.clone(), uid.clone());
         self.owners
             .entry(uid.clone())
@@ -443,9 +440,6 @@ impl Table {
             self.owners.remove(&uid);
         }
         if let Some(owner) = owner {
-            if owner.confirmed {
-                self.dirty.insert(uid.clone());
-            }
             self.count(&uid, &owner.node, &owner.pod.requests, -1, fx);
         }
     }
@@ -478,6 +472,7 @@ impl Table {
             fx.touched.extend(record.row);
         }
         self.reseat(at);
+        self.dirty.insert(uid.clone());
     }
 
     /// What the API says about a pod on `node`: whose owner it is.
