@@ -3,7 +3,7 @@
 //! * crates depend on each other only along the edges of docs/architecture.md;
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
-//! * no ignored tests, no file that has outgrown its reader.
+//! * no ignored tests, none that skips itself unseen, no file that has outgrown its reader.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -80,6 +80,7 @@ const DEV: &[&str] = &[
     "koord-app",
     "koord-plugins",
     "koord-api",
+    "koord-host",
 ];
 
 /// Lines of a source file, tests aside, after which it wants a split by meaning.
@@ -197,6 +198,11 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
         if !is_tidy && code.trim_start().starts_with("#[ignore") {
             faults.push(format!("{place}: an ignored test hides a failure"));
         }
+        if !is_tidy && code.contains("\"skipped: ") && !path.ends_with("host/src/testing.rs") {
+            faults.push(format!(
+                "{place}: skip with koord_host::testing::skip, which counts"
+            ));
+        }
     }
     let tests_start = text
         .find("\n#[cfg(test)]\nmod tests {")
@@ -241,6 +247,9 @@ mod tests {
             0
         );
         assert_eq!(found("crates/api/src/lib.rs", "#[ignore = \"slow\"]"), 1);
+        let skips = "eprintln!(\"skipped: no kubectl\");";
+        assert_eq!(found("crates/api/tests/it/main.rs", skips), 1);
+        assert_eq!(found("crates/host/src/testing.rs", skips), 0);
     }
 
     #[test]

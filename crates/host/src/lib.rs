@@ -28,6 +28,7 @@ pub mod procfs;
 pub mod reader;
 pub mod root;
 pub mod sched;
+pub mod testing;
 pub mod topology;
 
 pub use cgroup::{Cgroup, PressureKind, Resource, Written};

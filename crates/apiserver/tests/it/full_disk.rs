@@ -40,7 +40,7 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
     let disk = match SmallDisk::mount() {
         Ok(disk) => disk,
         Err(why) => {
-            println!("skipped: cannot mount a tmpfs: {why}");
+            koord_host::testing::skip("mount", why);
             return;
         }
     };

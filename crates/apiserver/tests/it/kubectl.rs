@@ -50,7 +50,7 @@ impl Kubectl {
             .status()
             .await;
         if !found.is_ok_and(|s| s.success()) {
-            println!("skipped: kubectl not found");
+            koord_host::testing::skip("kubectl", "not on PATH");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -3,6 +3,7 @@
 use crate::support::Playground;
 use koord_host::cgroup::PressureKind;
 use koord_host::process::{Exit, Spawn, Spawned, Spawner};
+use koord_host::testing::skip;
 use koord_host::{Controller, Root, features};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -23,7 +24,7 @@ fn shell(script: &str) -> Spawn {
 
 #[test]
 fn a_process_starts_inside_its_group_and_is_killed_with_it() {
-    let Some(ground) = Playground::new("a_process_starts_inside_its_group") else {
+    let Some(ground) = Playground::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);
@@ -66,7 +67,7 @@ fn a_process_starts_inside_its_group_and_is_killed_with_it() {
 
 #[test]
 fn usage_throttling_pressure_and_freezing_are_read() {
-    let Some(ground) = Playground::new("usage_throttling_pressure_and_freezing") else {
+    let Some(ground) = Playground::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);
@@ -89,7 +90,7 @@ fn usage_throttling_pressure_and_freezing_are_read() {
     if ground.root.unified_mount().is_some() {
         match group.pressure(PressureKind::Cpu).unwrap() {
             Some(pressure) => assert!(pressure.some.avg10 >= 0.0),
-            None => eprintln!("skipped: pressure: PSI is switched off on this kernel"),
+            None => skip("pressure", "the unified tree has no pressure files"),
         }
         group.freeze(true).unwrap();
         group.freeze(false).unwrap();
@@ -100,7 +101,7 @@ fn usage_throttling_pressure_and_freezing_are_read() {
 
 #[test]
 fn written_values_report_what_was_there() {
-    let Some(ground) = Playground::new("written_values_report_what_was_there") else {
+    let Some(ground) = Playground::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);

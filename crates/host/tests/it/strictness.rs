@@ -1,6 +1,7 @@
 //! The same writes on the real kernel and on the fake: both must refuse and accept the same.
 
 use crate::support::{CONTROLLERS, Playground};
+use koord_host::testing::skip;
 use koord_host::{CgroupPath, Resource, Root, Version, fake};
 use std::fs;
 
@@ -32,12 +33,16 @@ fn play(root: &Root, base: &CgroupPath, writes: &[Write]) -> Vec<Outcome> {
         .collect()
 }
 
-fn compare(test: &str, version: Version, writes: &[Write]) {
-    let Some(real) = Playground::new(test) else {
+fn compare(version: Version, writes: &[Write]) {
+    let Some(real) = Playground::new() else {
         return;
     };
     if real.root.version() != version {
-        eprintln!("skipped: {test}: this machine has {}", real.root.version());
+        let need = match version {
+            Version::V1 => "cgroup-v1",
+            Version::V2 => "cgroup-v2",
+        };
+        skip(need, format!("this machine has {}", real.root.version()));
         return;
     }
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
@@ -64,7 +69,6 @@ fn compare(test: &str, version: Version, writes: &[Write]) {
 fn cpu_weight_and_idle_on_v1() {
     use Resource::{CpuIdle, CpuShares};
     compare(
-        "cpu_weight_and_idle_on_v1",
         Version::V1,
         &[
             ("parent", CpuShares, "512"),
@@ -86,14 +90,14 @@ fn cpu_weight_and_idle_on_v1() {
 
 #[test]
 fn idle_forgets_the_weight() {
-    let Some(real) = Playground::new("idle_forgets_the_weight") else {
+    let Some(real) = Playground::new() else {
         return;
     };
     let fake = fake::Tree::hybrid("0-1").unwrap();
     let base = fake.group("base").unwrap();
     for group in [real.root.cgroup(&real.path), fake.root().cgroup(&base)] {
         if !group.supports(Resource::CpuIdle) {
-            eprintln!("skipped: idle_forgets_the_weight: this kernel has no cpu.idle");
+            skip("cpu-idle", "the group has no cpu.idle");
             return;
         }
         group.set_cpu_shares(300).unwrap();
@@ -109,7 +113,6 @@ fn idle_forgets_the_weight() {
 fn cpu_bandwidth_on_v1() {
     use Resource::{CfsBurst, CfsPeriod, CfsQuota};
     compare(
-        "cpu_bandwidth_on_v1",
         Version::V1,
         &[
             ("parent", CfsQuota, "999"),
@@ -137,7 +140,6 @@ fn cpu_bandwidth_on_v1() {
 fn cpu_sets_on_v1() {
     use Resource::{CpusetCpus, CpusetMems, Procs};
     compare(
-        "cpu_sets_on_v1",
         Version::V1,
         &[
             ("parent", CpusetCpus, "0"),
@@ -159,7 +161,6 @@ fn cpu_sets_on_v1() {
 fn memory_limits_on_v1() {
     use Resource::{MemoryLimit, MemoryStat};
     compare(
-        "memory_limits_on_v1",
         Version::V1,
         &[
             ("parent", MemoryLimit, "67108864"),
@@ -175,7 +176,7 @@ fn memory_limits_on_v1() {
 
 #[test]
 fn unknown_files_and_busy_groups() {
-    let Some(real) = Playground::new("unknown_files_and_busy_groups") else {
+    let Some(real) = Playground::new() else {
         return;
     };
     let fake = fake::Tree::hybrid("0-1").unwrap();

@@ -1,5 +1,6 @@
 //! A group of its own on the real tree, removed at the end.
 
+use koord_host::testing::skip;
 use koord_host::{CgroupPath, Controller, HostError, Root};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,8 +19,8 @@ pub(crate) struct Playground {
 }
 
 impl Playground {
-    /// Makes the group, or says why the test is skipped.
-    pub(crate) fn new(test: &str) -> Option<Self> {
+    /// Makes the group, or says that the test is skipped.
+    pub(crate) fn new() -> Option<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let root = Root::system().unwrap();
@@ -36,7 +37,7 @@ impl Playground {
         match made {
             Ok(()) => Some(Self { root, path }),
             Err(error) => {
-                eprintln!("skipped: {test}: the cgroup tree cannot be written: {error}");
+                skip("cgroup-write", error);
                 None
             }
         }

@@ -92,8 +92,3 @@ pub(crate) fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<T>) ->
         std::thread::park_timeout(Duration::from_millis(200));
     }
 }
-
-/// Says that a test did not run, in the one form that is counted.
-pub(crate) fn skip(why: &str) {
-    eprintln!("skipped: {why}");
-}

@@ -1,6 +1,7 @@
 //! kubectl with the written kubeconfig does what the README promises.
 
-use crate::harness::{Up, eventually, exclusive, skip};
+use crate::harness::{Up, eventually, exclusive};
+use koord_host::testing::skip;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
@@ -69,7 +70,7 @@ fn a_newcomers_session() {
         .output()
         .is_err()
     {
-        skip("kubectl is not on PATH");
+        skip("kubectl", "not on PATH");
         return;
     }
     let _machine = exclusive();

@@ -1,5 +1,6 @@
 //! The agent on the real kernel, where the test may write cgroups.
 
+use koord_host::testing::skip;
 use koord_host::{Root, features};
 use koordlet::bench::{self, Config, Fixture};
 
@@ -8,7 +9,7 @@ async fn the_loop_follows_real_groups() {
     let root = Root::system().unwrap();
     let writable = features::probe(&root).is_ok_and(|features| features.writable);
     if !writable {
-        skipped("cgroups cannot be written here");
+        skip("cgroup-write", "cgroups cannot be written here");
         return;
     }
     let config = Config {
@@ -26,9 +27,4 @@ async fn the_loop_follows_real_groups() {
     let left = format!("koord-bench-{}", std::process::id());
     let left = root.cgroup(&left.parse().unwrap());
     assert!(!left.exists(), "the fixture cleans up");
-}
-
-#[allow(clippy::print_stderr, reason = "a skipped test must say so")]
-fn skipped(why: &str) {
-    eprintln!("skipped: {why}");
 }

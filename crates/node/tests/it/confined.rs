@@ -5,7 +5,7 @@ use serde_json::json;
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_run_in_kubelet_shaped_groups() {
     let world = World::new().await;
-    if !world.can_confine("pods_run_in_kubelet_shaped_groups") {
+    if !world.can_confine() {
         return;
     }
     let node = world.start().await;
@@ -72,7 +72,7 @@ async fn pods_run_in_kubelet_shaped_groups() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_over_its_memory_limit_is_reported_as_such() {
     let world = World::new().await;
-    if !world.can_confine("a_container_over_its_memory_limit") {
+    if !world.can_confine() {
         return;
     }
     let node = world.start().await;
@@ -96,7 +96,7 @@ async fn a_container_over_its_memory_limit_is_reported_as_such() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_outlives_its_container() {
     let world = World::new().await;
-    if !world.can_confine("nothing_outlives_its_container") {
+    if !world.can_confine() {
         return;
     }
     let node = world.start().await;

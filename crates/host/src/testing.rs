@@ -1,0 +1,46 @@
+//! How a test says that it does not run.
+//!
+//! The test harness swallows what a passing test prints, so a skipped test looks like a passed one.
+//! Every test that lacks something therefore says so here, and the gate (`.ci/skips`) reads it.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::panic::Location;
+
+/// The environment variable that names the file to which skipped tests are added, one line each:
+/// test, need and reason, separated by tabs.
+pub const SKIPPED_FILE: &str = "KOORD_SKIPPED";
+
+/// Says that the running test, or a part of it, is skipped because this machine lacks `need`.
+///
+/// `need` is a word that `.ci/skips` knows how to look for by itself: it fails the gate when the
+/// machine has it after all, or when it does not know the word. `why` is for the reader.
+///
+/// # Panics
+/// When the file named by [`SKIPPED_FILE`] cannot be added to: a skip that nobody sees is what
+/// this is there to prevent.
+#[track_caller]
+#[allow(clippy::print_stderr, reason = "a skipped test must say so")]
+pub fn skip(need: &str, why: impl std::fmt::Display) {
+    let thread = std::thread::current();
+    // The harness names a test's thread after it, unless it runs one test after another.
+    let test = match thread.name() {
+        Some(name) if name != "main" => name.to_owned(),
+        _ => Location::caller().to_string(),
+    };
+    let why = why.to_string().replace(['\t', '\n'], " ");
+    eprintln!("skipped: {test}: {need}: {why}");
+    let Some(path) = std::env::var_os(SKIPPED_FILE) else {
+        return;
+    };
+    let line = format!("{test}\t{need}\t{why}\n");
+    // One write, so that the lines of tests that run at once do not mix.
+    let added = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(line.as_bytes()));
+    if let Err(error) = added {
+        panic!("{SKIPPED_FILE} ({}): {error}", path.to_string_lossy());
+    }
+}
