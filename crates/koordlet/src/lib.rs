@@ -7,7 +7,7 @@
 //! | [`collect`] | samples from open kernel files |
 //! | [`store`] | fixed-size rings |
 //! | [`predict`] | peaks from decaying histograms |
-//! | [`qos`] | strategies: intended writes and evictions |
+//! | [`qos`] | the table of strategies: intended writes and evictions |
 //! | [`executor`] | the one writer of kernel files |
 //! | [`audit`] | a record of everything done |
 //! | [`agent`] | the loop body that ties these together |

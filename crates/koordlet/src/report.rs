@@ -148,18 +148,18 @@ impl Agent {
         wall: Timestamp,
     ) -> Option<NodeMetricStatus> {
         let node = Pair {
-            cpu: &self.series.node_cpu,
+            cpu: &self.measure.series.node_cpu,
             memory: if policy.with_page_cache {
-                &self.series.node_memory_with_cache
+                &self.measure.series.node_memory_with_cache
             } else {
-                &self.series.node_memory
+                &self.measure.series.node_memory
             },
         };
         let system = Pair {
-            cpu: &self.series.system_cpu,
-            memory: &self.series.system_memory,
+            cpu: &self.measure.series.system_cpu,
+            memory: &self.measure.series.system_memory,
         };
-        let axis = &self.series.axis;
+        let axis = &self.measure.series.axis;
         let node_usage = node.average(axis, now_ms, policy.aggregate_ms)?;
         let info = NodeMetricInfo {
             node_usage: Some(node_usage),
@@ -170,8 +170,8 @@ impl Agent {
         };
         let mut pods = Vec::new();
         let mut with_sample = Vec::new();
-        for (info, tracked) in self.tracked() {
-            let axes = &self.series.pods;
+        for (info, tracked) in self.measure.tracked() {
+            let axes = &self.measure.series.pods;
             let cpu = tracked.cpu.average(axes, now_ms, policy.aggregate_ms);
             let memory = tracked.memory.average(axes, now_ms, policy.aggregate_ms);
             let (Some(cpu), Some(memory)) = (cpu, memory) else {
@@ -190,7 +190,7 @@ impl Agent {
         pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         let reclaimable = self.node_info().map(|node| {
             reclaimable::estimate(
-                &self.predictor,
+                &self.learning.predictor,
                 with_sample.iter().copied(),
                 node.raw_allocatable,
                 wall,

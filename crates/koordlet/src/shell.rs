@@ -4,8 +4,7 @@ use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
-use crate::qos::STRATEGIES;
-use crate::qos::memory_evict::Eviction;
+use crate::qos::{self, Eviction};
 use crate::report::Policy;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo, States, kubelet};
 use futures::future::BoxFuture;
@@ -228,11 +227,12 @@ fn announce(root: &Root, options: &Options) -> Result<(), HostError> {
     for line in features::probe(root)?.lines() {
         tracing::info!("{line}");
     }
-    let gates = &options.settings.gates;
-    for strategy in STRATEGIES {
+    for row in qos::shown(&options.settings) {
         tracing::info!(
-            strategy = strategy.name,
-            on = gates.is_on(strategy.gate),
+            strategy = row.name,
+            on = row.on,
+            every_ms = row.every_ms,
+            claims = row.claims.join("; "),
             "strategy"
         );
     }

@@ -1,9 +1,13 @@
 use super::*;
+use crate::gates::Gate;
+use crate::predict;
 use crate::report::Policy;
 use crate::states::Driver;
+use crate::states::{Layout, Slo};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeSLOSpec;
 use koord_host::fake::Tree;
+use koord_host::{CgroupPath, Resource};
 use serde_json::json;
 
 const START: i64 = 1_748_000_000;
@@ -419,18 +423,6 @@ fn cpusets_shrink_with_groups_that_no_pod_list_names() {
 }
 
 #[test]
-fn without_any_signal_the_configured_policy_holds() {
-    let mut rig = Rig::new();
-    rig.agent.schedstat = false;
-    let slo = Slo::default();
-    assert_eq!(rig.agent.mode(&slo), SuppressMode::Upstream);
-    rig.agent.schedstat = true;
-    assert_eq!(rig.agent.mode(&slo), SuppressMode::Pressure);
-    rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "magic"}));
-    assert_eq!(rig.agent.mode(&slo), SuppressMode::Pressure);
-}
-
-#[test]
 fn idle_groups_are_an_option_and_leave_no_trace() {
     let mut rig = Rig::new();
     let slo = |idle: bool| {
@@ -533,13 +525,20 @@ fn services_without_samples_do_not_make_the_predictor_lie() {
     for _ in 0..40 {
         rig.step(BUSY);
     }
-    let forecast = rig.agent.predictor.forecast("ls").unwrap();
+    let forecast = rig.agent.learning.predictor.forecast("ls").unwrap();
     assert!((1000..1100).contains(&forecast.cpu_p95), "{forecast:?}");
     assert!(
         rig.agent
+            .learning
             .predictor
             .forecast("__node-koord-batch__")
             .is_some()
     );
-    assert!(rig.agent.predictor.forecast(predict::SYSTEM).is_some());
+    assert!(
+        rig.agent
+            .learning
+            .predictor
+            .forecast(predict::SYSTEM)
+            .is_some()
+    );
 }

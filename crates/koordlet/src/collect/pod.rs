@@ -2,6 +2,7 @@
 
 use super::Rate;
 use super::pressure::PressureCollector;
+use crate::qos::HeldUp;
 use crate::states::PodInfo;
 use crate::store::{PodAxes, PodSeries};
 use koord_host::cgroup::MemoryStat;
@@ -111,8 +112,8 @@ pub struct TrackedPod {
     pub containers: Vec<(CgroupPath, GroupCollector)>,
     /// How long the pod was held up.
     pub pressure: PressureCollector,
-    /// The newest pressure, 0–1.
-    pub held_up: Option<f64>,
+    /// The newest pressure.
+    pub held_up: Option<HeldUp>,
     /// CPU in milli-cores.
     pub cpu: PodSeries,
     /// Memory in bytes, page cache left out.

@@ -11,7 +11,7 @@ use koord_host::{CgroupPath, Reader, Resource, Root, Scratch, procfs};
 use rustc_hash::FxHashMap;
 
 /// Which signal a pod has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
     /// Pressure stall information of the group.
     Psi,

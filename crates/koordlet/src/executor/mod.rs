@@ -4,10 +4,6 @@
 //! down and shrink from the leaves up), leaves out what is already so, writes, and records an audit
 //! line for every write. A group that vanished meanwhile is no error.
 
-mod claims;
-
-pub use claims::{Claim, ClaimError, check_claims};
-
 use crate::audit::{Entry, FileChange, Log, Subject};
 use jiff::Timestamp;
 use koord_host::{CgroupPath, CpuSet, HostError, Resource, Root};

@@ -10,11 +10,14 @@
 //! batch resource are left alone. Where asked for, a BE pod's own group becomes `cpu.idle`; never
 //! the group of the whole class, because an idle group refuses the weight the kubelet writes there.
 
-use crate::executor::{Claim, Intent, Level, Target};
+use crate::gates::Gate;
+use crate::qos::cpu_suppress;
+use crate::qos::{Claim, Classes, Level, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
+use crate::states::slo::SuppressMode;
 use koord_api::qos::QosClass;
-use koord_host::{CgroupPath, Resource};
+use koord_host::Resource;
 
 /// The strategy's name.
 pub const NAME: &str = "BatchResource";
@@ -30,11 +33,53 @@ pub const CLAIMS: &[Claim] = &[
     claim(Level::Container, Resource::MemoryLimit),
 ];
 
-const fn claim(level: Level, resource: Resource) -> Claim {
+const fn claim(level: Level, file: Resource) -> Claim {
     Claim {
-        strategy: NAME,
+        file,
         level,
-        resource,
+        classes: Classes::BE,
+    }
+}
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::BatchResource],
+    every: |settings| settings.interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(Row::default()),
+};
+
+/// When the values were last looked at, and under what.
+#[derive(Debug, Default)]
+struct Row {
+    planned: Option<(u64, u64, Rule)>,
+}
+
+impl Planner for Row {
+    /// New pods and new rules have their values at once; a foreign write is found at the reconcile
+    /// interval.
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let facts = &view.facts;
+        let asked = facts.slo.extension.be_cpu_idle;
+        let idle = facts.slo.enabled
+            && cpu_suppress::mode(facts).0 == SuppressMode::Pressure
+            && asked.unwrap_or(facts.settings.be_cpu_idle);
+        let rule = Rule {
+            quotas: !plan.batch_quotas_lifted,
+            idle: facts.machine.cpu_idle.then_some(idle),
+        };
+        let now = view.now.ms();
+        let due = self.planned.is_none_or(|(at, version, planned)| {
+            (version, planned) != (view.pods_version, rule)
+                || now.saturating_sub(at) >= facts.settings.reconcile_interval_ms
+        });
+        if due {
+            self.planned = Some((now, view.pods_version, rule));
+            for pod in view.pods() {
+                pod_writes(pod.info, rule, plan);
+            }
+        }
     }
 }
 
@@ -104,75 +149,32 @@ fn quota(milli: Option<i64>) -> i64 {
     milli.map_or(-1, |milli| milli.saturating_mul(100).max(1000))
 }
 
-/// The writes that bring the BE pods of this node to their values.
-#[must_use]
-pub fn plan(pods: &[PodInfo], rule: Rule) -> Vec<Intent> {
-    let mut intents = Vec::new();
-    for pod in pods
-        .iter()
-        .filter(|pod| pod.qos == QosClass::Be && pod.is_active())
-    {
-        let Some(values) = pod_values(pod, rule.quotas) else {
-            continue;
-        };
-        let target = Target {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            container: String::new(),
-        };
-        if let Some(idle) = rule.idle {
-            let value = if idle { "1" } else { "0" };
-            intents.push(intent(
-                Level::Pod,
-                &pod.cgroup,
-                Resource::CpuIdle,
-                value.into(),
-                &target,
-            ));
-        }
-        push(&mut intents, Level::Pod, &pod.cgroup, values, &target);
-        for container in &pod.containers {
-            let (Some(group), Some(batch)) = (&container.cgroup, container.batch) else {
-                continue;
-            };
-            let target = Target {
-                container: container.name.clone(),
-                ..target.clone()
-            };
-            let values = container_values(batch, rule.quotas);
-            push(&mut intents, Level::Container, group, values, &target);
+/// The writes that bring a BE pod to its values.
+fn pod_writes(pod: &PodInfo, rule: Rule, plan: &mut Plan) {
+    if pod.qos != QosClass::Be || !pod.is_active() {
+        return;
+    }
+    let Some(values) = pod_values(pod, rule.quotas) else {
+        return;
+    };
+    if let Some(idle) = rule.idle {
+        plan.write(Write::pod(pod).set(Resource::CpuIdle, i32::from(idle)));
+    }
+    push(plan, &Write::pod(pod), values);
+    for container in &pod.containers {
+        if let (Some(batch), Some(write)) = (container.batch, Write::container(pod, container)) {
+            push(plan, &write, container_values(batch, rule.quotas));
         }
     }
-    intents
 }
 
-fn push(intents: &mut Vec<Intent>, level: Level, group: &CgroupPath, values: Values, to: &Target) {
+fn push(plan: &mut Plan, at: &Write, values: Values) {
     for (resource, value) in [
         (Resource::CpuShares, values.shares),
         (Resource::CfsQuota, values.quota),
         (Resource::MemoryLimit, values.memory),
     ] {
-        intents.push(intent(level, group, resource, value.to_string(), to));
-    }
-}
-
-fn intent(
-    level: Level,
-    group: &CgroupPath,
-    resource: Resource,
-    value: String,
-    target: &Target,
-) -> Intent {
-    Intent {
-        level,
-        group: group.clone(),
-        resource,
-        value,
-        target: target.clone(),
-        reason: NAME,
-        because: String::new(),
-        verbosity: 3,
-        cacheable: true,
+        plan.write(at.clone().set(resource, value));
     }
 }
 

@@ -11,9 +11,16 @@
 //! In both, the quota moves at most once per ten CFS periods: every write refills the bandwidth
 //! pool, and a faster loop would give batch work more than the quota says.
 
-use crate::executor::{Claim, Intent, Level, Target};
+mod row;
+
+pub use row::STRATEGY;
+pub(crate) use row::mode;
+
+use crate::collect::pressure::Signal;
+use crate::qos::{Claim, Classes, Level, Write};
 use crate::states::Slo;
 use crate::states::slo::{Policy, SuppressMode};
+use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, CpuSet, Resource};
 use koord_model::pressure::{self, Guard, Rise, Sample, WriteGate};
 use koord_model::suppress::{
@@ -33,13 +40,17 @@ pub const CLAIMS: &[Claim] = &[
     claim(Level::Container, Resource::CpusetCpus),
 ];
 
-const fn claim(level: Level, resource: Resource) -> Claim {
+const fn claim(level: Level, file: Resource) -> Claim {
     Claim {
-        strategy: NAME,
+        file,
         level,
-        resource,
+        classes: Classes::BE,
     }
 }
+
+/// A service in the pressure rule: the pod's number and the signal its pressure is read from,
+/// because shares of different signals do not compare.
+pub type Service = (u64, Signal);
 
 /// The audit reason of an adjustment.
 pub const ADJUST: &str = "AdjustBEByNodeCPUUsage";
@@ -68,7 +79,7 @@ pub struct Input<'a> {
     /// Whether batch work used CPU in the last interval.
     pub batch_active: bool,
     /// The services' pressure in the last interval.
-    pub samples: &'a [Sample<u64>],
+    pub samples: &'a [Sample<Service>],
     /// The BE class: group, present quota and CPU set. `None` when there is no such group.
     pub class: Option<Class<'a>>,
     /// The machine's CPUs.
@@ -96,13 +107,13 @@ pub struct Class<'a> {
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// What to write.
-    pub intents: Vec<Intent>,
+    pub writes: Vec<Write>,
     /// What batch work may use, in milli-cores; `None` when it is not limited.
     pub limit: Option<i64>,
     /// Which file the limit is in.
     pub by: Policy,
     /// The rise that brought the cap down.
-    pub rise: Option<Rise<u64>>,
+    pub rise: Option<Rise<Service>>,
     /// The cap in percent of the node; `None` when there is none.
     pub cap: Option<i64>,
 }
@@ -121,7 +132,7 @@ enum Use {
 /// The strategy's memory between ticks.
 #[derive(Debug)]
 pub struct CpuSuppress {
-    guard: Guard<u64>,
+    guard: Guard<Service>,
     gate: WriteGate,
     quota: Use,
     cpuset: Use,
@@ -141,7 +152,7 @@ impl CpuSuppress {
 
     /// The pressure rule's state, for the debug endpoint and the tests.
     #[must_use]
-    pub fn guard(&self) -> &Guard<u64> {
+    pub fn guard(&self) -> &Guard<Service> {
         &self.guard
     }
 
@@ -192,7 +203,7 @@ impl CpuSuppress {
                 outcome.rise = decision.rise;
                 outcome.cap = decision.cap;
                 outcome.by = Policy::CfsQuota;
-                outcome.intents.push(intent(
+                outcome.writes.push(write(
                     input,
                     class.group,
                     Resource::CpuShares,
@@ -259,7 +270,7 @@ impl CpuSuppress {
         let rise = outcome.rise.map_or_else(String::new, |rise| {
             format!(
                 "pressure of service #{} rose to {:.1}% over a baseline of {:.1}%; ",
-                rise.key,
+                rise.key.0,
                 rise.pressure * 100.0,
                 rise.baseline * 100.0
             )
@@ -271,16 +282,16 @@ impl CpuSuppress {
             usage.system(),
             input.reserved
         );
-        let mut write = intent(
+        let mut wanted = write(
             input,
             class.group,
             Resource::CfsQuota,
             quota.to_string(),
             &because,
         );
-        write.cacheable = false;
-        write.verbosity = if first { 1 } else { 3 };
-        outcome.intents.push(write);
+        wanted.cacheable = false;
+        wanted.verbosity = if first { 1 } else { 3 };
+        outcome.writes.push(wanted);
     }
 
     /// Pressure mode without a cap: the quota is kept off, also against whoever sets one.
@@ -290,15 +301,15 @@ impl CpuSuppress {
             return;
         }
         self.gate.wrote(input.now_ms);
-        let mut write = intent(
+        let mut wanted = write(
             input,
             class.group,
             Resource::CfsQuota,
             UNLIMITED.to_string(),
             "the services' pressure is at its baseline",
         );
-        write.cacheable = false;
-        outcome.intents.push(write);
+        wanted.cacheable = false;
+        outcome.writes.push(wanted);
     }
 
     fn recover_quota(
@@ -317,16 +328,16 @@ impl CpuSuppress {
             return;
         }
         self.gate.wrote(input.now_ms);
-        let mut write = intent(
+        let mut wanted = write(
             input,
             class.group,
             Resource::CfsQuota,
             UNLIMITED.to_string(),
             because,
         );
-        write.cacheable = false;
-        write.reason = RECOVER;
-        outcome.intents.push(write);
+        wanted.cacheable = false;
+        wanted.reason = RECOVER;
+        outcome.writes.push(wanted);
     }
 
     fn limit_by_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
@@ -391,35 +402,26 @@ impl CpuSuppress {
         let groups = std::iter::once((Level::Qos, class.group))
             .chain(input.groups.iter().map(|(level, group)| (*level, group)));
         for (level, group) in groups {
-            let mut write = intent(input, group, Resource::CpusetCpus, value.clone(), because);
-            write.level = level;
-            write.reason = reason;
-            outcome.intents.push(write);
+            let mut wanted = write(input, group, Resource::CpusetCpus, value.clone(), because);
+            wanted.level = level;
+            wanted.reason = reason;
+            outcome.writes.push(wanted);
         }
     }
 }
 
-fn intent(
+fn write(
     input: &Input<'_>,
     group: &CgroupPath,
     resource: Resource,
     value: String,
     because: &str,
-) -> Intent {
-    Intent {
-        level: Level::Qos,
-        group: group.clone(),
-        resource,
-        value,
-        target: Target {
-            name: input.node.to_owned(),
-            ..Target::default()
-        },
-        reason: ADJUST,
-        because: because.to_owned(),
-        verbosity: 3,
-        cacheable: true,
-    }
+) -> Write {
+    let mut write = Write::class(group, QosClass::Be, input.node)
+        .set(resource, value)
+        .because(because);
+    write.reason = ADJUST;
+    write
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! BEMemoryEvict: when the node runs out of memory, BE pods go, cheapest loss first.
 
+use crate::gates::Gate;
+use crate::qos::{Eviction, Plan, Planner, Strategy, View};
 use crate::states::{PodInfo, Slo};
 use koord_api::qos::QosClass;
 use koord_model::evict::{Candidate, MemoryThreshold, ThresholdError, victims};
@@ -8,21 +10,14 @@ use rustc_hash::FxHashMap;
 /// The strategy's name, which is also what `koordinator.sh/eviction-policy` lists.
 pub const NAME: &str = "BEMemoryEvict";
 
-/// How long an evicted pod that is still there counts as on its way out.
-const PENDING_MS: u64 = 120_000;
-
-/// A pod to evict.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Eviction {
-    /// Its UID.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Why, for the event and the audit line.
-    pub message: String,
-}
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::BEMemoryEvict],
+    every: |settings| settings.interval_ms,
+    claims: &[],
+    make: |settings, _| Box::new(MemoryEvict::new(settings.memory_cool_down_ms)),
+};
 
 /// What the strategy looks at.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +32,8 @@ pub struct Input<'a> {
     pub used: Option<i64>,
     /// The pods with the memory each uses, in bytes.
     pub pods: &'a [(&'a PodInfo, Option<i64>)],
+    /// UIDs of pods that are on their way out.
+    pub leaving: &'a FxHashMap<String, u64>,
 }
 
 /// The strategy's memory between ticks.
@@ -44,7 +41,6 @@ pub struct Input<'a> {
 pub struct MemoryEvict {
     cool_down_ms: u64,
     last_ms: Option<u64>,
-    evicted: FxHashMap<String, u64>,
     complained: Option<ThresholdError>,
 }
 
@@ -59,13 +55,14 @@ impl MemoryEvict {
     }
 
     /// Whom to evict now.
-    pub fn plan(&mut self, input: Input<'_>) -> Vec<Eviction> {
+    pub fn choose(&mut self, input: Input<'_>) -> Vec<Eviction> {
         let Input {
             now_ms,
             slo,
             capacity,
             used,
             pods,
+            leaving,
         } = input;
         if !slo.enabled {
             return Vec::new();
@@ -90,8 +87,6 @@ impl MemoryEvict {
         if release <= 0 || cooling {
             return Vec::new();
         }
-        self.evicted
-            .retain(|_, at| now_ms.saturating_sub(*at) < PENDING_MS);
         let candidates: Vec<Candidate<usize>> = pods
             .iter()
             .enumerate()
@@ -103,7 +98,7 @@ impl MemoryEvict {
                 priority: pod.priority,
                 used: *used,
                 name: pod.name.clone(),
-                pending: pod.deleting || self.evicted.contains_key(&pod.uid),
+                pending: pod.deleting || leaving.contains_key(&pod.uid),
             })
             .collect();
         let percent = used.saturating_mul(100) / capacity.max(1);
@@ -114,6 +109,7 @@ impl MemoryEvict {
                 uid: pod.uid.clone(),
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
+                feature: NAME,
                 message: format!(
                     "trigger by koordlet feature {NAME}, kill pod: {}; node memory {percent}% >= {}%, \
                      pod used {} bytes",
@@ -124,10 +120,27 @@ impl MemoryEvict {
             })
             .collect()
     }
+}
 
-    /// Records that the API server accepted an eviction.
-    pub fn evicted(&mut self, uid: &str, now_ms: u64) {
-        self.last_ms = Some(now_ms);
-        self.evicted.insert(uid.to_owned(), now_ms);
+impl Planner for MemoryEvict {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let pods: Vec<_> = view.pods().map(|pod| (pod.info, pod.memory)).collect();
+        let evictions = self.choose(Input {
+            now_ms: view.now.ms(),
+            slo: view.facts.slo,
+            capacity: view.facts.memory_capacity(),
+            used: view.node_memory,
+            pods: &pods,
+            leaving: view.leaving,
+        });
+        for eviction in evictions {
+            plan.evict(eviction);
+        }
+    }
+
+    fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
+        if eviction.feature == NAME {
+            self.last_ms = Some(now_ms);
+        }
     }
 }

@@ -1,41 +1,239 @@
 //! QoS strategies: each turns what was measured into intended writes or evictions.
 //!
-//! The list of strategies, their gates and intervals is data ([`STRATEGIES`]); it is printed at
-//! start. Strategies never touch the kernel.
+//! [`STRATEGIES`] is the table of all of them. Its order is the order in which they run in a tick;
+//! it is printed at start and served at the debug endpoint. A strategy reads a [`View`], the
+//! immutable snapshot of a tick, and adds to a [`Plan`], which accepts only what its row claims. It
+//! never touches the kernel, and keeps only its own memory.
+//!
+//! Where several want one file, one row owns it and the others leave a contribution in the plan:
+//! CPUSuppress says whether the quotas of batch pods are lifted, BatchResource writes them.
 
 pub mod batch_resource;
+pub mod claim;
 pub mod cpu_suppress;
 pub mod memory_evict;
+pub mod plan;
+pub mod view;
 
-use crate::executor::Claim;
-use crate::gates::Gate;
+pub use claim::{Claim, ClaimError, Classes, Level};
+pub use plan::{Eviction, Plan, Write};
+pub use view::{Facts, HeldUp, Kernel, Machine, PodView, View};
 
-/// One strategy as the agent runs it.
-#[derive(Debug, Clone, Copy)]
+use crate::gates::{Gate, Gates};
+use crate::metrics::Metrics;
+use crate::options::Settings;
+use serde::Serialize;
+use std::fmt;
+
+/// Samples that cost something and are taken only while somebody reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// How long services wait for a CPU.
+    pub pressure: bool,
+    /// The same at the rate of the fast lane.
+    pub fast_pressure: bool,
+}
+
+impl Needs {
+    /// What either needs.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            pressure: self.pressure || other.pressure,
+            fast_pressure: self.fast_pressure || other.fast_pressure,
+        }
+    }
+}
+
+/// The deciding part of a strategy.
+pub trait Planner: fmt::Debug + Send {
+    /// What must be measured for the next decision.
+    fn needs(&self, facts: &Facts<'_>) -> Needs {
+        let _ = facts;
+        Needs::default()
+    }
+
+    /// Decides. Called every [`Strategy::every`], in the order of the table.
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan);
+
+    /// An eviction that this strategy asked for was accepted.
+    fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
+        let _ = (eviction, now_ms);
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy)]
 pub struct Strategy {
-    /// Its name in logs and audit records.
+    /// Its name in logs, metrics and audit records.
     pub name: &'static str,
-    /// The gate that switches it on.
-    pub gate: Gate,
+    /// It runs when one of these is open.
+    pub gates: &'static [Gate],
+    /// Milliseconds between two decisions; 0 is never.
+    pub every: fn(&Settings) -> u64,
     /// What it writes.
     pub claims: &'static [Claim],
+    /// Makes it, with empty memory.
+    pub make: fn(&Settings, &Metrics) -> Box<dyn Planner>,
+}
+
+impl Strategy {
+    /// Whether it runs at all.
+    #[must_use]
+    pub fn is_on(&self, settings: &Settings) -> bool {
+        let open = |gates: &Gates| self.gates.iter().any(|gate| gates.is_on(*gate));
+        open(&settings.gates) && (self.every)(settings) > 0
+    }
+}
+
+impl fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// Every strategy, in the order in which they run in a tick.
-pub const STRATEGIES: [Strategy; 3] = [
-    Strategy {
-        name: batch_resource::NAME,
-        gate: Gate::BatchResource,
-        claims: batch_resource::CLAIMS,
-    },
-    Strategy {
-        name: cpu_suppress::NAME,
-        gate: Gate::BECPUSuppress,
-        claims: cpu_suppress::CLAIMS,
-    },
-    Strategy {
-        name: memory_evict::NAME,
-        gate: Gate::BEMemoryEvict,
-        claims: &[],
-    },
+pub const STRATEGIES: &[Strategy] = &[
+    // Before BatchResource: pods have no quotas of their own under that of the class.
+    cpu_suppress::STRATEGY,
+    batch_resource::STRATEGY,
+    memory_evict::STRATEGY,
 ];
+
+/// A row of the table as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Shown {
+    /// The strategy.
+    pub name: &'static str,
+    /// Whether it runs.
+    pub on: bool,
+    /// The gates that switch it on.
+    pub gates: Vec<&'static str>,
+    /// Milliseconds between two decisions.
+    pub every_ms: u64,
+    /// What it writes.
+    pub claims: Vec<String>,
+}
+
+/// The table as `settings` make it.
+#[must_use]
+pub fn shown(settings: &Settings) -> Vec<Shown> {
+    STRATEGIES
+        .iter()
+        .map(|row| Shown {
+            name: row.name,
+            on: row.is_on(settings),
+            gates: row.gates.iter().map(|gate| gate.name()).collect(),
+            every_ms: (row.every)(settings),
+            claims: row.claims.iter().map(ToString::to_string).collect(),
+        })
+        .collect()
+}
+
+/// A strategy that runs.
+#[derive(Debug)]
+struct Active {
+    row: &'static Strategy,
+    planner: Box<dyn Planner>,
+    every_ms: u64,
+    due_ms: u64,
+}
+
+/// The strategies that run, in order.
+#[derive(Debug)]
+pub struct Strategies(Vec<Active>);
+
+impl Strategies {
+    /// Those that `settings` switch on.
+    ///
+    /// # Errors
+    /// When two claim one file.
+    pub fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, ClaimError> {
+        let claims: Vec<_> = STRATEGIES
+            .iter()
+            .map(|row| (row.name, row.claims))
+            .collect();
+        claim::check(&claims)?;
+        let active = STRATEGIES.iter().filter(|row| row.is_on(settings));
+        Ok(Self(
+            active
+                .map(|row| Active {
+                    row,
+                    planner: (row.make)(settings, metrics),
+                    every_ms: (row.every)(settings),
+                    due_ms: 0,
+                })
+                .collect(),
+        ))
+    }
+
+    /// What must be measured.
+    #[must_use]
+    pub fn needs(&self, facts: &Facts<'_>) -> Needs {
+        let each = self.0.iter().map(|active| active.planner.needs(facts));
+        each.fold(Needs::default(), Needs::and)
+    }
+
+    /// Lets every strategy decide that is due.
+    pub fn plan(&mut self, view: &View<'_>) -> Plan {
+        let mut plan = Plan::default();
+        let now = view.now.ms();
+        for active in &mut self.0 {
+            if now < active.due_ms {
+                continue;
+            }
+            // Half a tick early is due: a timer that fires a little late must not cost a turn.
+            let slack = view.facts.settings.interval_ms / 2;
+            active.due_ms = now + active.every_ms.saturating_sub(slack);
+            plan.turn_of(active.row.name, active.row.claims);
+            active.planner.plan(view, &mut plan);
+        }
+        plan
+    }
+
+    /// Tells the strategies that an eviction was accepted.
+    pub fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
+        for active in &mut self.0 {
+            active.planner.evicted(eviction, now_ms);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::Registry;
+
+    #[test]
+    fn the_table_has_one_writer_per_file() {
+        let metrics = Metrics::new(&Registry::new()).unwrap();
+        let mut settings = Settings::default();
+        for gate in Gate::ALL {
+            settings.gates.set(*gate, true);
+        }
+        let strategies = Strategies::new(&settings, &metrics).unwrap();
+        assert_eq!(strategies.0.len(), STRATEGIES.len());
+        let mut names: Vec<_> = STRATEGIES.iter().map(|row| row.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STRATEGIES.len(), "names are unique");
+    }
+
+    #[test]
+    fn closed_gates_and_intervals_of_zero_switch_off() {
+        let mut settings = Settings::default();
+        let on = |settings: &Settings| {
+            let row = shown(settings)
+                .into_iter()
+                .find(|row| row.name == batch_resource::NAME);
+            row.unwrap().on
+        };
+        assert!(on(&settings));
+        settings.gates.set(Gate::BatchResource, false);
+        assert!(!on(&settings));
+        settings.gates.set(Gate::BatchResource, true);
+        settings.interval_ms = 0;
+        assert!(!on(&settings));
+    }
+}

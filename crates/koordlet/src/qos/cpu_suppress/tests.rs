@@ -10,7 +10,7 @@ struct Rig {
     usage: Usage,
     quota: i64,
     cpus: CpuSet,
-    samples: Vec<Sample<u64>>,
+    samples: Vec<Sample<Service>>,
     now_ms: u64,
     group: CgroupPath,
     processors: Vec<Processor>,
@@ -74,10 +74,10 @@ impl Rig {
             lsr: &BTreeSet::new(),
             groups: &[],
         });
-        for intent in &outcome.intents {
-            match intent.resource {
-                Resource::CfsQuota => self.quota = intent.value.parse().unwrap(),
-                Resource::CpusetCpus => self.cpus = intent.value.parse().unwrap(),
+        for write in &outcome.writes {
+            match write.resource {
+                Resource::CfsQuota => self.quota = write.value.parse().unwrap(),
+                Resource::CpusetCpus => self.cpus = write.value.parse().unwrap(),
                 _ => {}
             }
         }
@@ -86,7 +86,7 @@ impl Rig {
 
     fn pressure(&mut self, pressure: f64) {
         self.samples = vec![Sample {
-            key: 1,
+            key: (1, Signal::Psi),
             pressure,
             used: 2000,
         }];
@@ -102,7 +102,7 @@ fn upstream_quota() {
     assert_eq!(outcome.limit, Some(1200));
     assert_eq!(rig.quota, 120_000);
     assert_eq!(
-        outcome.intents[0].verbosity, 1,
+        outcome.writes[0].verbosity, 1,
         "the first application is important"
     );
     // Services leave: the limit grows by a tenth of the node per step.
@@ -117,7 +117,7 @@ fn upstream_quota() {
         assert_eq!(rig.quota, want);
     }
     assert!(
-        rig.step().intents.is_empty(),
+        rig.step().writes.is_empty(),
         "nothing to do inside the dead band"
     );
 }
@@ -146,7 +146,7 @@ fn upstream_quota_without_samples_keeps_everything() {
         lsr: &BTreeSet::new(),
         groups: &[],
     });
-    assert!(outcome.intents.is_empty());
+    assert!(outcome.writes.is_empty());
 }
 
 #[test]
@@ -170,11 +170,11 @@ fn upstream_cpuset_and_change_of_policy() {
     rig.slo.enabled = false;
     let outcome = rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
-    assert_eq!(outcome.intents[0].reason, RECOVER);
-    assert!(rig.step().intents.is_empty());
+    assert_eq!(outcome.writes[0].reason, RECOVER);
+    assert!(rig.step().writes.is_empty());
     // Once: from now on the files are somebody else's.
     rig.quota = 99_000;
-    assert!(rig.step().intents.is_empty());
+    assert!(rig.step().writes.is_empty());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn without_settings_an_earlier_limit_stays() {
     let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
     rig.quota = 70_000;
     rig.slo = Slo::default();
-    assert!(rig.step().intents.is_empty());
+    assert!(rig.step().writes.is_empty());
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn pressure_mode_runs_free_and_falls_back_at_once() {
     );
     assert!(
         outcome
-            .intents
+            .writes
             .iter()
             .any(|i| i.resource == Resource::CpuShares && i.value == "2")
     );
@@ -237,7 +237,7 @@ fn pressure_mode_runs_free_and_falls_back_at_once() {
         let outcome = rig.step();
         assert!(
             outcome
-                .intents
+                .writes
                 .iter()
                 .all(|i| i.resource == Resource::CpuShares)
         );
@@ -246,7 +246,7 @@ fn pressure_mode_runs_free_and_falls_back_at_once() {
     let outcome = rig.step();
     assert!(outcome.rise.is_some());
     assert_eq!((outcome.cap, rig.quota), (Some(70), 120_000));
-    let reason = &outcome.intents[1].because;
+    let reason = &outcome.writes[1].because;
     assert!(
         reason.contains("rose to 30.0%") && reason.contains("= 70% of 16000m"),
         "{reason}"

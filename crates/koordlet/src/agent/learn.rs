@@ -1,0 +1,124 @@
+//! What the agent learns over days: peaks of pods, classes and the node.
+
+use super::Now;
+use super::measure::Measure;
+use crate::predict::{self, Config, Predictor};
+use koord_api::PriorityClass;
+use koord_model::percentile;
+use std::collections::BTreeSet;
+
+/// The predictor and when it was fed.
+#[derive(Debug)]
+pub(crate) struct Learning {
+    pub(crate) predictor: Predictor,
+    trained_ms: Option<u64>,
+    restored: bool,
+}
+
+impl Learning {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            predictor: Predictor::new(config),
+            trained_ms: None,
+            restored: false,
+        }
+    }
+
+    /// Loads the models of an earlier run, once the pods are known.
+    fn restore(&mut self, measure: &Measure, now: Now) {
+        if self.restored {
+            return;
+        }
+        let Some(pods) = measure.pods() else {
+            return;
+        };
+        let wall = now.wall.as_millisecond();
+        self.restored = true;
+        let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
+        known.extend(classes().map(predict::class_uid));
+        match self.predictor.restore(&known, wall) {
+            Ok(0) => {}
+            Ok(models) => tracing::info!(models, "predictor restored"),
+            Err(error) => tracing::warn!(%error, "predictor starts afresh"),
+        }
+    }
+
+    /// Trains the predictor once per `interval` milliseconds and keeps its files.
+    pub(crate) fn step(&mut self, measure: &Measure, now: Now, interval: u64) {
+        self.restore(measure, now);
+        let due = match self.trained_ms {
+            None => {
+                self.trained_ms = Some(now.ms());
+                false
+            }
+            Some(at) => now.ms().saturating_sub(at) >= interval,
+        };
+        if !due {
+            return;
+        }
+        if measure.pods().is_none() {
+            return;
+        }
+        self.trained_ms = Some(now.ms());
+        let wall = now.wall.as_millisecond();
+        let mut sums: Vec<(PriorityClass, f64, f64)> =
+            classes().map(|class| (class, 0.0, 0.0)).to_vec();
+        let (mut cpu, mut memory) = (Vec::new(), Vec::new());
+        let p90 = |samples: &mut Vec<f64>| {
+            samples.sort_unstable_by(f64::total_cmp);
+            percentile::of_sorted(samples, 0.90)
+        };
+        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        let axes = &measure.series.pods;
+        for (pod, tracked) in measure.tracked() {
+            tracked.cpu.collect(axes, now.ms(), interval, &mut cpu);
+            tracked
+                .memory
+                .collect(axes, now.ms(), interval, &mut memory);
+            let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) else {
+                continue;
+            };
+            let cores = cpu / 1000.0;
+            self.predictor.train(&pod.uid, cores, memory, wall);
+            all_cpu += cores;
+            all_memory += memory;
+            if let Some(sum) = sums.iter_mut().find(|sum| sum.0 == pod.priority_class) {
+                sum.1 += cores;
+                sum.2 += memory;
+            }
+        }
+        for (class, cores, bytes) in sums {
+            self.predictor
+                .train(&predict::class_uid(class), cores, bytes, wall);
+        }
+        let axis = &measure.series.axis;
+        measure
+            .series
+            .node_cpu
+            .collect(axis, now.ms(), interval, &mut cpu);
+        measure
+            .series
+            .node_memory
+            .collect(axis, now.ms(), interval, &mut memory);
+        if let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) {
+            let cores = cpu / 1000.0;
+            self.predictor.train(predict::NODE, cores, memory, wall);
+            let system = (cores - all_cpu).max(0.0);
+            self.predictor.train(
+                predict::SYSTEM,
+                system,
+                (memory - all_memory).max(0.0),
+                wall,
+            );
+        }
+        if let Err(error) = self.predictor.maintain(wall) {
+            tracing::warn!(%error, "predictor checkpoint");
+        }
+    }
+}
+
+fn classes() -> [PriorityClass; 5] {
+    let [a, b, c, d] = PriorityClass::ALL;
+    [a, b, c, d, PriorityClass::None]
+}

@@ -1,0 +1,198 @@
+//! Who may write what: two strategies that want the same file are an error at start.
+
+use koord_api::qos::QosClass;
+use koord_host::Resource;
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// What a file belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// The machine as a whole.
+    Node,
+    /// The group of a kubelet's QoS class.
+    Qos,
+    /// A pod's group.
+    Pod,
+    /// A container's group, sandboxes included.
+    Container,
+    /// The group of a host application.
+    Host,
+}
+
+/// A set of QoS classes, by the pod's label; no label is a class of its own. The groups of the
+/// kubelet's classes count as BE (BestEffort), LS (Burstable) and LSR (Guaranteed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Classes(u8);
+
+impl Classes {
+    /// Every class.
+    pub const ALL: Self = Self(0b11_1111);
+    /// Batch work.
+    pub const BE: Self = Self::of(&[QosClass::Be]);
+
+    /// Exactly these.
+    #[must_use]
+    pub const fn of(classes: &[QosClass]) -> Self {
+        let mut bits = 0;
+        let mut at = 0;
+        while at < classes.len() {
+            bits |= 1 << classes[at] as u8;
+            at += 1;
+        }
+        Self(bits)
+    }
+
+    /// All but these.
+    #[must_use]
+    pub const fn but(classes: &[QosClass]) -> Self {
+        Self(Self::ALL.0 & !Self::of(classes).0)
+    }
+
+    /// Whether `class` is one of them.
+    #[must_use]
+    pub const fn has(self, class: QosClass) -> bool {
+        self.0 & (1 << class as u8) != 0
+    }
+
+    /// Whether some class is in both.
+    #[must_use]
+    pub const fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl fmt::Display for Classes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::ALL {
+            return f.write_str("all");
+        }
+        let all = [
+            QosClass::Lse,
+            QosClass::Lsr,
+            QosClass::Ls,
+            QosClass::Be,
+            QosClass::System,
+            QosClass::None,
+        ];
+        let names: Vec<_> = all
+            .into_iter()
+            .filter(|class| self.has(*class))
+            .map(|class| match class {
+                QosClass::None => "none",
+                class => class.as_str(),
+            })
+            .collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// A strategy's right to write a file at a level, for pods of some classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The file.
+    pub file: Resource,
+    /// The level.
+    pub level: Level,
+    /// Whose.
+    pub classes: Classes,
+}
+
+impl Claim {
+    /// Whether a write to `file` at `level` for a pod of `class` is covered.
+    #[must_use]
+    pub fn covers(&self, file: Resource, level: Level, class: QosClass) -> bool {
+        self.file == file && self.level == level && self.classes.has(class)
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        self.file == other.file && self.level == other.level && self.classes.meets(other.classes)
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} at level {:?} of {}",
+            self.file.name(),
+            self.level,
+            self.classes
+        )
+    }
+}
+
+impl Serialize for Claim {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Two strategies claim one file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("strategies {first} and {second} both write {claim}")]
+pub struct ClaimError {
+    /// The first claimant.
+    pub first: &'static str,
+    /// The second.
+    pub second: &'static str,
+    /// What the second wants.
+    pub claim: Claim,
+}
+
+/// Checks that every file has one writer.
+///
+/// # Errors
+/// The first conflict.
+pub fn check(rows: &[(&'static str, &[Claim])]) -> Result<(), ClaimError> {
+    for (at, (first, claims)) in rows.iter().enumerate() {
+        for (second, others) in &rows[at + 1..] {
+            let clash = others
+                .iter()
+                .find(|other| claims.iter().any(|claim| claim.meets(other)));
+            if let Some(claim) = clash {
+                return Err(ClaimError {
+                    first,
+                    second,
+                    claim: *claim,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_writer_per_file_level_and_class() {
+        let claim = |level, classes| Claim {
+            file: Resource::CfsQuota,
+            level,
+            classes,
+        };
+        let services = Classes::of(&[QosClass::Ls, QosClass::None]);
+        let batch = [
+            claim(Level::Pod, Classes::BE),
+            claim(Level::Qos, Classes::BE),
+        ];
+        let others = [claim(Level::Pod, services)];
+        assert!(check(&[("a", &batch), ("b", &others)]).is_ok());
+        let error = check(&[("a", &batch), ("b", &[claim(Level::Pod, Classes::ALL)])]);
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "strategies a and b both write cpu.cfs_quota_us at level Pod of all"
+        );
+        assert_eq!(
+            others[0].to_string(),
+            "cpu.cfs_quota_us at level Pod of LS,none"
+        );
+        assert_eq!(
+            Classes::but(&[QosClass::Be]).to_string(),
+            "LSE,LSR,LS,SYSTEM,none"
+        );
+    }
+}

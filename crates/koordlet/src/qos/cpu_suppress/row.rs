@@ -1,0 +1,223 @@
+//! CPUSuppress as a row of the table: from the tick's view to the input of the rule.
+
+use super::{CLAIMS, Class, CpuSuppress, Input, NAME, Service};
+use crate::gates::Gate;
+use crate::metrics::Metrics;
+use crate::qos::{Facts, Level, Needs, Plan, Planner, Strategy, View};
+use crate::states::node::SUPPRESS_MODE_ANNOTATION;
+use crate::states::slo::{Policy, SuppressMode};
+use koord_api::qos::QosClass;
+use koord_host::{CgroupPath, Controller, CpuSet, Resource};
+use koord_model::pressure::{Rise, Sample};
+use std::collections::BTreeSet;
+
+/// Between two looks at the class's CPU set, in ticks.
+const CPUSET_EVERY: u64 = 5;
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::BECPUSuppress],
+    every: |settings| settings.interval_ms,
+    claims: CLAIMS,
+    make: |settings, metrics| {
+        Box::new(Row {
+            rule: CpuSuppress::new(settings.pressure),
+            metrics: metrics.clone(),
+            cpuset: None,
+            said: None,
+            bad_mode: None,
+            blind: false,
+        })
+    },
+};
+
+#[derive(Debug)]
+struct Row {
+    rule: CpuSuppress,
+    metrics: Metrics,
+    /// The class's CPU set when it was last looked at.
+    cpuset: Option<CpuSet>,
+    /// What was last said about the mode.
+    said: Option<(SuppressMode, bool)>,
+    bad_mode: Option<String>,
+    blind: bool,
+}
+
+/// The mode asked for: by the node's annotation, else the NodeSLO, else the flag; and the
+/// annotation's error, when it has one. Without any signal of pressure nobody would notice that
+/// services suffer: then it is the configured policy.
+pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
+    let annotation = facts.node.and_then(|node| node.suppress_mode.as_deref());
+    let (by_annotation, error) = match annotation.map(str::parse::<SuppressMode>) {
+        Some(Ok(mode)) => (Some(mode), None),
+        Some(Err(error)) => (None, Some(error.to_string())),
+        None => (None, None),
+    };
+    let asked = by_annotation
+        .or(facts.slo.extension.mode)
+        .unwrap_or(facts.settings.suppress_mode);
+    let blind = !facts.machine.psi && !facts.machine.schedstat;
+    let mode = if blind { SuppressMode::Upstream } else { asked };
+    (mode, error)
+}
+
+impl Planner for Row {
+    fn needs(&self, facts: &Facts<'_>) -> Needs {
+        Needs {
+            pressure: facts.slo.enabled && mode(facts).0 == SuppressMode::Pressure,
+            ..Needs::default()
+        }
+    }
+
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let mode = self.mode(&view.facts);
+        let slo = view.facts.slo;
+        let quota = view.kernel.number(view.batch, Resource::CfsQuota);
+        let by_cpuset =
+            slo.enabled && mode == SuppressMode::Upstream && slo.policy == Policy::Cpuset;
+        let recovering = slo.known && !self.rule.leaves_cpusets();
+        let cpusets = quota.is_some() && (by_cpuset || recovering);
+        if quota.is_some() && (cpusets || view.tick % CPUSET_EVERY == 1) {
+            self.cpuset = view.kernel.cpus(view.batch);
+        }
+        let batch = view.batch_cpu.unwrap_or(0);
+        let capacity = view.facts.cpu_capacity();
+        let samples: Vec<Sample<Service>> = view
+            .pods()
+            .filter(|pod| !pod.info.is_best_effort())
+            .filter_map(|pod| {
+                let held_up = pod.held_up?;
+                Some(Sample {
+                    key: (pod.id, held_up.signal),
+                    pressure: held_up.share,
+                    used: pod.cpu?,
+                })
+            })
+            .collect();
+        let groups = if cpusets { groups(view) } else { Vec::new() };
+        let usage = view.usage();
+        let outcome = self.rule.plan(&Input {
+            now_ms: view.now.ms(),
+            node: view.facts.node_name(),
+            slo,
+            mode,
+            capacity,
+            reserved: view.facts.node.map_or(0, |node| node.reserved_cpu),
+            usage,
+            batch_active: batch.saturating_mul(100) > capacity,
+            samples: &samples,
+            class: quota.map(|quota| Class {
+                group: view.batch,
+                quota,
+                cpuset: self.cpuset.as_ref(),
+            }),
+            processors: &view.facts.machine.processors,
+            excluded: &cpus_of(view, QosClass::Lse),
+            lsr: &cpus_of(view, QosClass::Lsr),
+            groups: &groups,
+        });
+        if let Some(rise) = outcome.rise {
+            say_rise(view, rise);
+        }
+        plan.batch_quotas_lifted = self.rule.limits_by_quota()
+            || (slo.enabled && mode == SuppressMode::Upstream && slo.policy == Policy::CfsQuota);
+        let services = usage.map_or(0, |usage| usage.pods_not_be);
+        self.metrics
+            .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
+        for write in outcome.writes {
+            plan.write(write);
+        }
+    }
+}
+
+impl Row {
+    /// The mode in force; says it, and what is wrong about it, once.
+    fn mode(&mut self, facts: &Facts<'_>) -> SuppressMode {
+        let (mode, error) = mode(facts);
+        if let Some(error) = &error
+            && self.bad_mode.as_ref() != Some(error)
+        {
+            tracing::warn!(annotation = SUPPRESS_MODE_ANNOTATION, error, "ignored");
+        }
+        self.bad_mode = error;
+        let blind = !facts.machine.psi && !facts.machine.schedstat;
+        if blind && !std::mem::replace(&mut self.blind, true) {
+            tracing::warn!(
+                "this kernel tells no pressure (neither PSI nor schedstat): \
+                 batch work is suppressed by the configured policy instead"
+            );
+        }
+        let enabled = facts.slo.enabled;
+        if self.said != Some((mode, enabled)) {
+            tracing::info!(%mode, enabled, "suppression mode");
+            self.said = Some((mode, enabled));
+        }
+        mode
+    }
+}
+
+fn say_rise(view: &View<'_>, rise: Rise<Service>) {
+    let service = view.pods().find(|pod| pod.id == rise.key.0);
+    tracing::info!(
+        service = service.map_or("", |pod| pod.info.name.as_str()),
+        pressure = rise.pressure,
+        baseline = rise.baseline,
+        "pressure rose: batch work falls back to the configured threshold"
+    );
+}
+
+fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
+    view.pods()
+        .filter(|pod| pod.info.qos == qos && pod.info.is_active())
+        .filter_map(|pod| pod.info.cpus.as_ref())
+        .flat_map(|cpus| cpus.iter())
+        .collect()
+}
+
+/// Every group in the BE class, whoever made it: on v1 the class cannot get fewer CPUs than any of
+/// them has, and sandboxes and init containers are in no list of pods.
+fn groups(view: &View<'_>) -> Vec<(Level, CgroupPath)> {
+    let below = |group: &CgroupPath| view.kernel.children(group, Controller::Cpuset);
+    let mut groups = Vec::new();
+    for pod in below(view.batch) {
+        let containers = below(&pod);
+        groups.push((Level::Pod, pod));
+        let containers = containers.into_iter();
+        groups.extend(containers.map(|group| (Level::Container, group)));
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Settings;
+    use crate::qos::Machine;
+    use crate::states::{NodeInfo, Slo};
+
+    #[test]
+    fn without_any_signal_the_configured_policy_holds() {
+        let (settings, slo) = (Settings::default(), Slo::default());
+        let check = |machine: &Machine, node: Option<&NodeInfo>| {
+            mode(&Facts {
+                settings: &settings,
+                slo: &slo,
+                node,
+                machine,
+                layout: &settings.layout,
+            })
+        };
+        let mut machine = Machine::default();
+        assert_eq!(check(&machine, None).0, SuppressMode::Upstream);
+        machine.schedstat = true;
+        assert_eq!(check(&machine, None), (SuppressMode::Pressure, None));
+        let node = NodeInfo {
+            suppress_mode: Some("magic".to_owned()),
+            ..NodeInfo::default()
+        };
+        let (mode, error) = check(&machine, Some(&node));
+        assert_eq!(mode, SuppressMode::Pressure);
+        assert!(error.unwrap().contains("magic"));
+    }
+}

@@ -1,0 +1,229 @@
+//! What a tick decides: writes, evictions, and what strategies tell the ones after them.
+
+use super::claim::{Claim, Level};
+use crate::executor::{Intent, Target};
+use crate::states::{ContainerInfo, PodInfo};
+use koord_api::qos::QosClass;
+use koord_host::{CgroupPath, Resource};
+
+/// A value that a strategy wants in a file.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// What the group belongs to.
+    pub level: Level,
+    /// The class of the pod it is for.
+    pub class: QosClass,
+    /// The group.
+    pub group: CgroupPath,
+    /// The file.
+    pub resource: Resource,
+    /// The value, in v1 units.
+    pub value: String,
+    /// Whom the audit line names.
+    pub subject: Target,
+    /// Why, as one word.
+    pub reason: &'static str,
+    /// Why, in numbers.
+    pub because: String,
+    /// Verbosity of the audit line.
+    pub verbosity: u8,
+    /// Whether a value that was written lately need not be looked at.
+    pub cacheable: bool,
+}
+
+impl Write {
+    /// To the group of a class of the node `node`.
+    #[must_use]
+    pub fn class(group: &CgroupPath, class: QosClass, node: &str) -> Self {
+        Self::at(Level::Qos, group, class).about(node)
+    }
+
+    /// To some group of a class that no list of pods names.
+    #[must_use]
+    pub fn at(level: Level, group: &CgroupPath, class: QosClass) -> Self {
+        Self {
+            level,
+            class,
+            group: group.clone(),
+            resource: Resource::CpuShares,
+            value: String::new(),
+            subject: Target::default(),
+            reason: "",
+            because: String::new(),
+            verbosity: 3,
+            cacheable: true,
+        }
+    }
+
+    /// To a pod's own group.
+    #[must_use]
+    pub fn pod(pod: &PodInfo) -> Self {
+        let mut write = Self::at(Level::Pod, &pod.cgroup, pod.qos);
+        write.subject.namespace.clone_from(&pod.namespace);
+        write.subject.name.clone_from(&pod.name);
+        write
+    }
+
+    /// To a container's group; `None` while it has none.
+    #[must_use]
+    pub fn container(pod: &PodInfo, container: &ContainerInfo) -> Option<Self> {
+        let mut write = Self::pod(pod);
+        write.level = Level::Container;
+        write.group.clone_from(container.cgroup.as_ref()?);
+        write.subject.container.clone_from(&container.name);
+        Some(write)
+    }
+
+    fn about(mut self, node: &str) -> Self {
+        node.clone_into(&mut self.subject.name);
+        self
+    }
+
+    /// This value in this file.
+    #[must_use]
+    pub fn set(mut self, resource: Resource, value: impl ToString) -> Self {
+        self.resource = resource;
+        self.value = value.to_string();
+        self
+    }
+
+    /// Why, in numbers.
+    #[must_use]
+    pub fn because(mut self, because: impl Into<String>) -> Self {
+        self.because = because.into();
+        self
+    }
+}
+
+impl From<Write> for Intent {
+    fn from(write: Write) -> Self {
+        Self {
+            level: match write.level {
+                Level::Node | Level::Qos => crate::executor::Level::Qos,
+                Level::Pod | Level::Host => crate::executor::Level::Pod,
+                Level::Container => crate::executor::Level::Container,
+            },
+            group: write.group,
+            resource: write.resource,
+            value: write.value,
+            target: write.subject,
+            reason: write.reason,
+            because: write.because,
+            verbosity: write.verbosity,
+            cacheable: write.cacheable,
+        }
+    }
+}
+
+/// A pod to evict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Eviction {
+    /// Its UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The feature that asks, as `koordinator.sh/eviction-policy` names it.
+    pub feature: &'static str,
+    /// Why, for the event and the audit line.
+    pub message: String,
+}
+
+/// The decisions of one tick. Each strategy in turn adds its own, and sees what those before it
+/// left for it.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Writes by the strategy that wants them.
+    writes: Vec<(&'static str, Write)>,
+    /// Pods to evict.
+    evictions: Vec<Eviction>,
+    /// Who writes now, and what it may.
+    turn: (&'static str, &'static [Claim]),
+    /// Writes that were not claimed.
+    unclaimed: Vec<String>,
+    /// Batch pods have no quotas of their own: the class is limited by one.
+    pub batch_quotas_lifted: bool,
+}
+
+impl Plan {
+    /// It is the turn of `strategy`.
+    pub(super) fn turn_of(&mut self, strategy: &'static str, claims: &'static [Claim]) {
+        self.turn = (strategy, claims);
+    }
+
+    /// Wants a value in a file. What the strategy did not claim is refused: the file may be
+    /// another's.
+    pub fn write(&mut self, mut write: Write) {
+        let (strategy, claims) = self.turn;
+        let claimed = claims
+            .iter()
+            .any(|claim| claim.covers(write.resource, write.level, write.class));
+        if !claimed {
+            let what = Claim {
+                file: write.resource,
+                level: write.level,
+                classes: super::claim::Classes::of(&[write.class]),
+            };
+            self.unclaimed
+                .push(format!("{strategy} did not claim {what}"));
+            return;
+        }
+        if write.reason.is_empty() {
+            write.reason = strategy;
+        }
+        self.writes.push((strategy, write));
+    }
+
+    /// Wants a pod to go.
+    pub fn evict(&mut self, eviction: Eviction) {
+        self.evictions.push(eviction);
+    }
+
+    /// What is to be done: writes, in the order in which they were wanted, and evictions.
+    #[must_use]
+    pub fn into_parts(self) -> (Vec<Intent>, Vec<Eviction>) {
+        let intents = self.writes.into_iter().map(|(_, write)| write.into());
+        (intents.collect(), self.evictions)
+    }
+
+    /// What was refused: faults of the program, each worth a line.
+    #[must_use]
+    pub fn unclaimed(&self) -> &[String] {
+        &self.unclaimed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qos::claim::Classes;
+
+    #[test]
+    fn what_is_not_claimed_is_refused() {
+        const CLAIMS: &[Claim] = &[Claim {
+            file: Resource::CpuShares,
+            level: Level::Qos,
+            classes: Classes::BE,
+        }];
+        let mut plan = Plan::default();
+        plan.turn_of("S", CLAIMS);
+        let group = CgroupPath::new("kubepods/besteffort").unwrap();
+        let write = |class| Write::class(&group, class, "n");
+        plan.write(write(QosClass::Be).set(Resource::CpuShares, 2));
+        plan.write(write(QosClass::Ls).set(Resource::CpuShares, 2));
+        plan.write(write(QosClass::Be).set(Resource::CfsQuota, -1));
+        assert_eq!(plan.writes.len(), 1);
+        assert_eq!(
+            plan.writes[0].1.reason, "S",
+            "the reason is the strategy where it gives none"
+        );
+        assert_eq!(
+            plan.unclaimed(),
+            [
+                "S did not claim cpu.shares at level Qos of LS",
+                "S did not claim cpu.cfs_quota_us at level Qos of BE"
+            ]
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! What a strategy sees: an immutable snapshot of one tick.
+
+use crate::agent::Now;
+use crate::collect::pressure::Signal;
+use crate::options::Settings;
+use crate::states::{Layout, NodeInfo, PodInfo, Slo};
+use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root};
+use koord_model::suppress::{Processor, Usage};
+use rustc_hash::FxHashMap;
+
+/// What is known before anything is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// What the agent was told at start.
+    pub settings: &'a Settings,
+    /// The settings of the cluster.
+    pub slo: &'a Slo,
+    /// The Node object; `None` until it was seen.
+    pub node: Option<&'a NodeInfo>,
+    /// The machine.
+    pub machine: &'a Machine,
+    /// Where groups are.
+    pub layout: &'a Layout,
+}
+
+impl Facts<'_> {
+    /// The node's CPU in milli-cores: what the Node object says, else what the machine has.
+    #[must_use]
+    pub fn cpu_capacity(&self) -> i64 {
+        self.node
+            .map(|node| node.capacity.cpu)
+            .filter(|cpu| *cpu > 0)
+            .unwrap_or(self.machine.processors.len() as i64 * 1000)
+    }
+
+    /// The node's memory in bytes: what the Node object says, else what the machine has.
+    #[must_use]
+    pub fn memory_capacity(&self) -> i64 {
+        self.node
+            .map(|node| node.capacity.memory)
+            .filter(|bytes| *bytes > 0)
+            .unwrap_or(self.machine.memory_total)
+    }
+
+    /// The node's name, empty while it is unknown.
+    #[must_use]
+    pub fn node_name(&self) -> &str {
+        self.node.map_or("", |node| node.name.as_str())
+    }
+}
+
+/// What the machine is and its kernel offers.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    /// Its CPUs.
+    pub processors: Vec<Processor>,
+    /// Installed memory in bytes; 0 before it was read.
+    pub memory_total: i64,
+    /// Whether groups have pressure stall information.
+    pub psi: bool,
+    /// Whether threads' run-queue delays can be read.
+    pub schedstat: bool,
+    /// Whether groups can be `cpu.idle`.
+    pub cpu_idle: bool,
+}
+
+/// A share of time in which a pod was held up, and where it was read from. Shares of different
+/// signals do not compare.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeldUp {
+    /// 0–1.
+    pub share: f64,
+    /// What was read.
+    pub signal: Signal,
+}
+
+/// A pod with its newest samples.
+#[derive(Debug, Clone, Copy)]
+pub struct PodView<'a> {
+    /// What the cluster says.
+    pub info: &'a PodInfo,
+    /// A number that no other pod of this process ever had.
+    pub id: u64,
+    /// CPU in use, in milli-cores.
+    pub cpu: Option<i64>,
+    /// Memory in use, in bytes, page cache left out.
+    pub memory: Option<i64>,
+    /// How long it waited for a CPU; `None` for batch work and where nobody asked.
+    pub held_up: Option<HeldUp>,
+}
+
+/// The kernel's present values, read when asked for. Nothing is written through it.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel<'a>(&'a Root);
+
+impl<'a> Kernel<'a> {
+    /// Reads from `root`.
+    #[must_use]
+    pub fn new(root: &'a Root) -> Self {
+        Self(root)
+    }
+
+    /// A value in v1 units; `None` when it cannot be read or the group is gone.
+    #[must_use]
+    pub fn value(&self, group: &CgroupPath, file: Resource) -> Option<String> {
+        self.0.cgroup(group).value(file).ok().flatten()
+    }
+
+    /// A number in v1 units.
+    #[must_use]
+    pub fn number(&self, group: &CgroupPath, file: Resource) -> Option<i64> {
+        self.value(group, file)?.trim().parse().ok()
+    }
+
+    /// The CPUs of a group: configured, or in effect where nothing is configured (as on v2 at
+    /// first).
+    #[must_use]
+    pub fn cpus(&self, group: &CgroupPath) -> Option<CpuSet> {
+        let group = self.0.cgroup(group);
+        let set = |read: koord_host::Result<Option<CpuSet>>| {
+            read.ok().flatten().filter(|set| !set.is_empty())
+        };
+        set(group.cpuset()).or_else(|| set(group.effective_cpuset()))
+    }
+
+    /// The groups directly in `group`, in the tree that carries `controller`.
+    #[must_use]
+    pub fn children(&self, group: &CgroupPath, controller: Controller) -> Vec<CgroupPath> {
+        let children = self.0.cgroup(group).children_in(controller);
+        children.unwrap_or_default()
+    }
+}
+
+/// One tick.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// When.
+    pub now: Now,
+    /// Since when this agent has run, in ticks from 1.
+    pub tick: u64,
+    /// What is known.
+    pub facts: Facts<'a>,
+    /// The pods of this node; `None` until a first list arrived.
+    pub pods: Option<&'a [PodView<'a>]>,
+    /// Counts the lists of pods: another number is another list.
+    pub pods_version: u64,
+    /// The node's CPU in use, in milli-cores.
+    pub node_cpu: Option<i64>,
+    /// The node's memory in use, in bytes, page cache left out.
+    pub node_memory: Option<i64>,
+    /// The group of the BE class.
+    pub batch: &'a CgroupPath,
+    /// CPU in use by the BE class, in milli-cores.
+    pub batch_cpu: Option<i64>,
+    /// Pods whose eviction was accepted and that may still be there, with the time in milliseconds.
+    pub leaving: &'a FxHashMap<String, u64>,
+    /// The kernel's values now.
+    pub kernel: Kernel<'a>,
+}
+
+impl<'a> View<'a> {
+    /// The pods, none while they are unknown.
+    pub fn pods(&self) -> impl Iterator<Item = &'a PodView<'a>> + use<'a> {
+        self.pods.unwrap_or_default().iter()
+    }
+
+    /// What everything uses now, in milli-cores; `None` while pods or the node's use are unknown.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        self.pods?;
+        let mut usage = Usage {
+            node: self.node_cpu?,
+            ..Usage::default()
+        };
+        for pod in self.pods() {
+            let used = pod.cpu.unwrap_or(0);
+            usage.pods += used;
+            if !pod.info.is_best_effort() {
+                usage.pods_not_be += used;
+            }
+        }
+        Some(usage)
+    }
+}
