@@ -1,0 +1,211 @@
+//! Rings of samples that are sized by time.
+
+use super::key::Shape;
+use std::collections::VecDeque;
+
+/// A number a ring can hold.
+pub(super) trait Value: Copy {
+    /// Narrows a sample.
+    fn narrow(value: f64) -> Self;
+    /// The sample.
+    fn wide(self) -> f64;
+}
+
+impl Value for f64 {
+    fn narrow(value: f64) -> Self {
+        value
+    }
+    fn wide(self) -> f64 {
+        self
+    }
+}
+
+impl Value for f32 {
+    fn narrow(value: f64) -> Self {
+        value as f32
+    }
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+/// How much room a ring takes more at a time.
+const GROWTH: usize = 32;
+
+/// Cells of one sample each, or of the mean of several that came too close to each other.
+#[derive(Debug, Clone)]
+pub(super) struct Ring<V> {
+    /// Samples closer to a cell's begin than this become part of it.
+    merge_ms: u32,
+    /// Cells older than this are dropped.
+    keep_ms: u32,
+    /// When each cell began, oldest first: the low half of the time. Cells span `keep_ms` at most,
+    /// so the distance to `newest_ms` is exact.
+    stamps: VecDeque<u32>,
+    values: VecDeque<V>,
+    /// When the newest cell began.
+    newest_ms: u64,
+    /// The newest cell's samples.
+    sum: f64,
+    count: u32,
+    /// Whether a cell was ever dropped.
+    dropped: bool,
+}
+
+impl<V: Value> Ring<V> {
+    pub(super) fn new(merge_ms: u32, keep_ms: u32) -> Self {
+        Self {
+            merge_ms,
+            keep_ms,
+            stamps: VecDeque::new(),
+            values: VecDeque::new(),
+            newest_ms: 0,
+            sum: 0.0,
+            count: 0,
+            dropped: false,
+        }
+    }
+
+    /// Adds a sample that is not older than the one before.
+    pub(super) fn push(&mut self, now_ms: u64, value: f64) {
+        let since = now_ms.saturating_sub(self.newest_ms);
+        if let Some(newest) = self.values.back_mut()
+            && since < u64::from(self.merge_ms)
+        {
+            self.sum += value;
+            self.count += 1;
+            *newest = V::narrow(self.sum / f64::from(self.count));
+            return;
+        }
+        self.expire(now_ms);
+        if self.values.len() == self.values.capacity() {
+            self.values.reserve_exact(GROWTH);
+            self.stamps.reserve_exact(GROWTH);
+        }
+        self.stamps.push_back(now_ms as u32);
+        self.values.push_back(V::narrow(value));
+        (self.newest_ms, self.sum, self.count) = (now_ms, value, 1);
+    }
+
+    fn expire(&mut self, now_ms: u64) {
+        let since = now_ms.saturating_sub(self.newest_ms);
+        while let Some(stamp) = self.stamps.front() {
+            if since + self.before_newest(*stamp) <= u64::from(self.keep_ms) {
+                break;
+            }
+            self.stamps.pop_front();
+            self.values.pop_front();
+            self.dropped = true;
+        }
+    }
+
+    fn before_newest(&self, stamp: u32) -> u64 {
+        u64::from((self.newest_ms as u32).wrapping_sub(stamp))
+    }
+
+    /// Whether nothing of the last `window_ms` was dropped.
+    pub(super) fn covers(&self, window_ms: u64) -> bool {
+        !self.dropped || window_ms <= u64::from(self.keep_ms)
+    }
+
+    /// The cells with a begin in `now_ms - window_ms ..= now_ms`, newest first.
+    pub(super) fn window(
+        &self,
+        now_ms: u64,
+        window_ms: u64,
+    ) -> impl Iterator<Item = (f64, u64)> + '_ {
+        let from = now_ms.saturating_sub(window_ms);
+        self.stamps
+            .iter()
+            .zip(&self.values)
+            .rev()
+            .map(|(stamp, value)| {
+                let at = self.newest_ms.saturating_sub(self.before_newest(*stamp));
+                (value.wide(), at)
+            })
+            .skip_while(move |(_, at)| *at > now_ms)
+            .take_while(move |(_, at)| *at >= from)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.values.capacity() * size_of::<V>() + self.stamps.capacity() * size_of::<u32>()
+    }
+}
+
+/// One series in the resolution that its shape asks for.
+#[derive(Debug, Clone)]
+pub(super) struct Samples {
+    /// The newest sample and its time.
+    pub(super) last: (f64, u64),
+    rings: Rings,
+}
+
+#[derive(Debug, Clone)]
+enum Rings {
+    Wide(Ring<f64>),
+    Narrow(Ring<f32>),
+    Layered { fine: Ring<f32>, coarse: Ring<f32> },
+}
+
+/// Half a minute more than the longest window, so that a late question still finds all of it.
+const LONG_MS: u32 = 1_830_000;
+const FINE_MS: u32 = 300_000;
+const SHORT_MS: u32 = 150_000;
+/// A second, less the jitter of a timer.
+const FINE_MERGE_MS: u32 = 750;
+/// Ten seconds, likewise.
+const COARSE_MERGE_MS: u32 = 9_500;
+
+impl Samples {
+    pub(super) fn new(shape: Shape) -> Self {
+        let rings = match shape {
+            Shape::Long => Rings::Wide(Ring::new(FINE_MERGE_MS, LONG_MS)),
+            Shape::Short => Rings::Narrow(Ring::new(FINE_MERGE_MS, SHORT_MS)),
+            Shape::Layered => Rings::Layered {
+                fine: Ring::new(FINE_MERGE_MS, FINE_MS),
+                coarse: Ring::new(COARSE_MERGE_MS, LONG_MS),
+            },
+        };
+        Self {
+            last: (0.0, 0),
+            rings,
+        }
+    }
+
+    pub(super) fn push(&mut self, now_ms: u64, value: f64) {
+        // Late results of a worker must not turn time back.
+        if !value.is_finite() || now_ms < self.last.1 {
+            return;
+        }
+        self.last = (value, now_ms);
+        match &mut self.rings {
+            Rings::Wide(ring) => ring.push(now_ms, value),
+            Rings::Narrow(ring) => ring.push(now_ms, value),
+            Rings::Layered { fine, coarse } => {
+                fine.push(now_ms, value);
+                coarse.push(now_ms, value);
+            }
+        }
+    }
+
+    /// Calls `each` with the values and times of a window, newest first.
+    pub(super) fn window(&self, now_ms: u64, window_ms: u64, each: impl FnMut((f64, u64))) {
+        match &self.rings {
+            Rings::Wide(ring) => ring.window(now_ms, window_ms).for_each(each),
+            Rings::Narrow(ring) => ring.window(now_ms, window_ms).for_each(each),
+            Rings::Layered { fine, .. } if fine.covers(window_ms) => {
+                fine.window(now_ms, window_ms).for_each(each);
+            }
+            Rings::Layered { coarse, .. } => coarse.window(now_ms, window_ms).for_each(each),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let rings = match &self.rings {
+            Rings::Wide(ring) => ring.bytes(),
+            Rings::Narrow(ring) => ring.bytes(),
+            Rings::Layered { fine, coarse } => fine.bytes() + coarse.bytes(),
+        };
+        size_of::<Self>() + rings
+    }
+}
