@@ -127,8 +127,7 @@ impl Agent {
         let node = self.states.node.load_full();
         let (settings, node) = (&self.settings, node.as_deref());
         let needs = (self.strategies).needs(&facts(settings, &slo, node, &self.measure.machine));
-        self.measure
-            .collect(now, needs, self.settings.container_memory_every);
+        self.measure.collect(now, needs);
         self.leaving
             .retain(|_, at| now.ms().saturating_sub(*at) < LEAVING_MS);
 

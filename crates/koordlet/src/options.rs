@@ -64,9 +64,6 @@ pub enum Thread {
 pub struct Settings {
     /// Between two samples and decisions, in milliseconds.
     pub interval_ms: u64,
-    /// Containers' memory is sampled every so many intervals, in turns; their CPU, and everything
-    /// of their pods, every time.
-    pub container_memory_every: u32,
     /// Which features are on.
     pub gates: Gates,
     /// How groups are named.
@@ -93,7 +90,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             interval_ms: 1000,
-            container_memory_every: 5,
             gates: Gates::default(),
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
             suppress_mode: SuppressMode::default(),

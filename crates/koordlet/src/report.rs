@@ -3,7 +3,7 @@
 use crate::agent::Agent;
 use crate::predict::{Reclaimable, reclaimable};
 use crate::states::node::Amounts;
-use crate::store::{Axis, Series};
+use crate::store::{Metric, Store, Subject};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
@@ -89,32 +89,36 @@ fn amounts(amounts: Amounts) -> ResourceMap {
     }
 }
 
-/// Two series of one subject.
+/// The use of one subject: CPU in milli-cores and the memory metric of the policy, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Pair<'a> {
-    /// Milli-cores.
-    pub cpu: &'a Series<f64>,
-    /// Bytes.
-    pub memory: &'a Series<f64>,
+struct Use<'a> {
+    store: &'a Store,
+    subject: Subject,
+    memory: Metric,
+    now_ms: u64,
 }
 
-impl Pair<'_> {
-    fn average(&self, axis: &Axis, now_ms: u64, window_ms: u64) -> Option<ResourceMap> {
-        Some(usage(
-            self.cpu.average(axis, now_ms, window_ms)?,
-            self.memory.average(axis, now_ms, window_ms)?,
-        ))
+impl Use<'_> {
+    fn average(&self, window_ms: u64) -> Option<ResourceMap> {
+        let of = |metric| {
+            self.store
+                .average((self.subject, metric), self.now_ms, window_ms)
+        };
+        Some(usage(of(Metric::CpuUsage)?, of(self.memory)?))
     }
 
     /// One entry per window; empty ones while less than half of the window is covered.
-    fn aggregated(&self, axis: &Axis, now_ms: u64, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
+    fn aggregated(&self, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
         windows
             .iter()
             .map(|window| {
                 let millis = u64::try_from(window.as_nanos() / 1_000_000).unwrap_or(0);
-                let cpu_span = self.cpu.collect(axis, now_ms, millis, &mut cpu);
-                let memory_span = self.memory.collect(axis, now_ms, millis, &mut memory);
+                let collect = |metric, out: &mut Vec<f64>| {
+                    (self.store).collect((self.subject, metric), self.now_ms, millis, out)
+                };
+                let cpu_span = collect(Metric::CpuUsage, &mut cpu);
+                let memory_span = collect(self.memory, &mut memory);
                 let covered = cpu_span.min(memory_span).saturating_mul(2) >= millis;
                 let summaries = (Summary::of(&mut cpu), Summary::of(&mut memory));
                 let usage = match summaries {
@@ -147,41 +151,41 @@ impl Agent {
         now_ms: u64,
         wall: Timestamp,
     ) -> Option<NodeMetricStatus> {
-        let node = Pair {
-            cpu: &self.measure.series.node_cpu,
-            memory: if policy.with_page_cache {
-                &self.measure.series.node_memory_with_cache
+        let of = |subject, memory| Use {
+            store: &self.measure.store,
+            subject,
+            memory,
+            now_ms,
+        };
+        let node = of(
+            Subject::Node,
+            if policy.with_page_cache {
+                Metric::MemoryUsageWithPageCache
             } else {
-                &self.measure.series.node_memory
+                Metric::MemoryUsage
             },
-        };
-        let system = Pair {
-            cpu: &self.measure.series.system_cpu,
-            memory: &self.measure.series.system_memory,
-        };
-        let axis = &self.measure.series.axis;
-        let node_usage = node.average(axis, now_ms, policy.aggregate_ms)?;
+        );
+        let system = of(Subject::System, Metric::MemoryUsage);
+        let node_usage = node.average(policy.aggregate_ms)?;
         let info = NodeMetricInfo {
             node_usage: Some(node_usage),
-            aggregated_node_usages: node.aggregated(axis, now_ms, &policy.windows),
-            system_usage: system.average(axis, now_ms, policy.aggregate_ms),
-            aggregated_system_usages: system.aggregated(axis, now_ms, &policy.windows),
+            aggregated_node_usages: node.aggregated(&policy.windows),
+            system_usage: system.average(policy.aggregate_ms),
+            aggregated_system_usages: system.aggregated(&policy.windows),
             numa_usages: Vec::new(),
         };
         let mut pods = Vec::new();
         let mut with_sample = Vec::new();
         for (info, tracked) in self.measure.tracked() {
-            let axes = &self.measure.series.pods;
-            let cpu = tracked.cpu.average(axes, now_ms, policy.aggregate_ms);
-            let memory = tracked.memory.average(axes, now_ms, policy.aggregate_ms);
-            let (Some(cpu), Some(memory)) = (cpu, memory) else {
+            let pod = of(Subject::Pod(tracked.id), Metric::MemoryUsage);
+            let Some(used) = pod.average(policy.aggregate_ms) else {
                 continue;
             };
             with_sample.push(info);
             pods.push(PodMetricInfo {
                 name: info.name.clone(),
                 namespace: info.namespace.clone(),
-                pod_usage: Some(usage(cpu, memory)),
+                pod_usage: Some(used),
                 priority: info.priority_class,
                 qos: info.qos_default,
                 extensions: None,
@@ -254,18 +258,20 @@ mod tests {
 
     #[test]
     fn a_short_history_gives_empty_aggregates() {
-        let mut axis = Axis::new(600);
-        let mut series = Series::new(&axis);
+        let mut store = Store::new();
         for second in 0..=160_u64 {
-            axis.push(second * 1000);
-            series.set(&axis, Some(1000.0));
+            for metric in [Metric::CpuUsage, Metric::MemoryUsage] {
+                store.push((Subject::Node, metric), second * 1000, 1000.0);
+            }
         }
-        let pair = Pair {
-            cpu: &series,
-            memory: &series,
+        let node = Use {
+            store: &store,
+            subject: Subject::Node,
+            memory: Metric::MemoryUsage,
+            now_ms: 160_000,
         };
         let windows = [GoDuration::from_mins(5), GoDuration::from_mins(10)];
-        let found = pair.aggregated(&axis, 160_000, &windows);
+        let found = node.aggregated(&windows);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].usage.len(), 5);
         assert!(found[1].usage.is_empty());

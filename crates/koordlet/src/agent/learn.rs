@@ -3,6 +3,7 @@
 use super::Now;
 use super::measure::Measure;
 use crate::predict::{self, Config, Predictor};
+use crate::store::{Metric, Subject};
 use koord_api::PriorityClass;
 use koord_model::percentile;
 use std::collections::BTreeSet;
@@ -70,12 +71,17 @@ impl Learning {
             percentile::of_sorted(samples, 0.90)
         };
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
-        let axes = &measure.series.pods;
+        let collect = |subject, cpu: &mut Vec<f64>, memory: &mut Vec<f64>| {
+            let of = |metric, out| {
+                measure
+                    .store
+                    .collect((subject, metric), now.ms(), interval, out)
+            };
+            of(Metric::CpuUsage, cpu);
+            of(Metric::MemoryUsage, memory);
+        };
         for (pod, tracked) in measure.tracked() {
-            tracked.cpu.collect(axes, now.ms(), interval, &mut cpu);
-            tracked
-                .memory
-                .collect(axes, now.ms(), interval, &mut memory);
+            collect(Subject::Pod(tracked.id), &mut cpu, &mut memory);
             let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) else {
                 continue;
             };
@@ -92,15 +98,7 @@ impl Learning {
             self.predictor
                 .train(&predict::class_uid(class), cores, bytes, wall);
         }
-        let axis = &measure.series.axis;
-        measure
-            .series
-            .node_cpu
-            .collect(axis, now.ms(), interval, &mut cpu);
-        measure
-            .series
-            .node_memory
-            .collect(axis, now.ms(), interval, &mut memory);
+        collect(Subject::Node, &mut cpu, &mut memory);
         if let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) {
             let cores = cpu / 1000.0;
             self.predictor.train(predict::NODE, cores, memory, wall);

@@ -6,7 +6,7 @@ use crate::collect::pod::{GroupCollector, TrackedPod};
 use crate::options::Settings;
 use crate::qos::{HeldUp, Machine, Needs, PodView};
 use crate::states::{Layout, PodInfo};
-use crate::store::{Axis, PodAxes, Series};
+use crate::store::{Metric, Store, Subject};
 use koord_api::qos::KubeQos;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
@@ -14,25 +14,10 @@ use koord_model::suppress::Processor;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// How many 1 s samples the node's series keep: the longest window and a margin.
-const NODE_SAMPLES: usize = 1830;
-
-/// Series of the node and the axes of the pods' series.
-#[derive(Debug)]
-pub(crate) struct NodeSeries {
-    pub(crate) axis: Axis,
-    pub(crate) node_cpu: Series<f64>,
-    pub(crate) node_memory: Series<f64>,
-    pub(crate) node_memory_with_cache: Series<f64>,
-    pub(crate) system_cpu: Series<f64>,
-    pub(crate) system_memory: Series<f64>,
-    pub(crate) pods: PodAxes,
-}
-
 /// Everything that is read from the kernel to know how node and pods fare.
 #[derive(Debug)]
 pub(crate) struct Measure {
-    pub(crate) series: NodeSeries,
+    pub(crate) store: Store,
     pub(crate) machine: Machine,
     /// The group of the BE class.
     pub(crate) batch: CgroupPath,
@@ -66,18 +51,8 @@ impl Measure {
                 node: c.node,
             })
             .collect();
-        let axis = Axis::new(NODE_SAMPLES);
-        let series = || Series::new(&axis);
         Ok(Self {
-            series: NodeSeries {
-                node_cpu: series(),
-                node_memory: series(),
-                node_memory_with_cache: series(),
-                system_cpu: series(),
-                system_memory: series(),
-                pods: PodAxes::default(),
-                axis,
-            },
+            store: Store::new(),
             machine: Machine {
                 processors,
                 schedstat: root.proc("self/schedstat").exists(),
@@ -156,10 +131,18 @@ impl Measure {
         for info in pods.iter().flat_map(|pods| pods.iter()) {
             let mut tracked = old.remove(&info.uid).unwrap_or_else(|| {
                 self.next_id += 1;
-                TrackedPod::new(self.next_id - 1, &self.series.pods)
+                TrackedPod::new(self.next_id - 1)
             });
-            tracked.follow(info);
+            for gone in tracked.follow(info, &mut self.next_id) {
+                self.store.forget(Subject::Container(gone));
+            }
             self.tracked.insert(info.uid.clone(), tracked);
+        }
+        for gone in old.into_values() {
+            self.store.forget(Subject::Pod(gone.id));
+            for container in &gone.containers {
+                self.store.forget(Subject::Container(container.id));
+            }
         }
         self.pods = pods;
         self.version += 1;
@@ -180,62 +163,78 @@ impl Measure {
         }
     }
 
-    /// Takes a sample of everything that `needs` asks for.
-    pub(crate) fn collect(&mut self, now: Now, needs: Needs, memory_every: u32) {
+    /// Takes a sample of everything that is always needed, and of what `needs` asks for.
+    pub(crate) fn collect(&mut self, now: Now, needs: Needs) {
         self.ticks += 1;
-        let steady = now.steady_ns;
+        let (steady, at) = (now.steady_ns, now.ms());
         let scratch = &mut self.scratch;
+        let store = &mut self.store;
+        let mut push = |subject, metric, value: Option<f64>| {
+            if let Some(value) = value {
+                store.push((subject, metric), at, value);
+            }
+        };
         let sample = self.node.sample(steady, scratch);
         if let Some(total) = sample.memory_total {
             self.machine.memory_total = total as i64;
         }
-        let series = &mut self.series;
-        series.axis.push(now.ms());
-        series.pods.push(now.ms());
-        let node_cpu = sample.cpu.map(|cores| cores * 1000.0);
-        series.node_cpu.set(&series.axis, node_cpu);
-        series.node_memory.set(&series.axis, sample.memory);
-        series
-            .node_memory_with_cache
-            .set(&series.axis, sample.memory_with_cache);
+        let node_cpu = sample.cpu.map(milli);
+        push(Subject::Node, Metric::CpuUsage, node_cpu);
+        push(Subject::Node, Metric::MemoryUsage, sample.memory);
+        push(
+            Subject::Node,
+            Metric::MemoryUsageWithPageCache,
+            sample.memory_with_cache,
+        );
 
-        let every = u64::from(memory_every.max(1));
         let (mut pods_cpu, mut pods_memory) = (0.0, 0.0);
         for info in self.pods.iter().flat_map(|pods| pods.iter()) {
             let Some(pod) = self.tracked.get_mut(&info.uid) else {
                 continue;
             };
             pod.held_up = None;
-            if info.is_active() {
-                pod.group
-                    .sample(&self.root, &info.cgroup, steady, true, scratch);
-                // In turns, so that every tick does the same work.
-                let memory = (self.ticks + pod.id).is_multiple_of(every);
-                for (group, container) in &mut pod.containers {
-                    container.sample(&self.root, group, steady, memory, scratch);
-                }
-                if needs.pressure && !info.is_best_effort() {
-                    let psi = self.machine.psi;
-                    pod.held_up = pod
-                        .pressure
-                        .sample(&self.root, &info.cgroup, psi, steady, scratch)
-                        .map(|(share, signal)| HeldUp { share, signal });
-                }
-            } else {
+            if !info.is_active() {
                 pod.group = GroupCollector::default();
+                continue;
             }
-            let cpu = pod.group.cpu.map(|cores| cores * 1000.0);
-            pod.cpu.set(&series.pods, cpu);
-            pod.memory.set(&series.pods, pod.group.memory);
+            pod.group
+                .sample(&self.root, &info.cgroup, steady, true, scratch);
+            if needs.containers {
+                for container in &mut pod.containers {
+                    let usage = &mut container.usage;
+                    usage.sample(&self.root, &container.group, steady, false, scratch);
+                    let cpu = usage.cpu.map(milli);
+                    push(Subject::Container(container.id), Metric::CpuUsage, cpu);
+                }
+            }
+            if needs.pressure && !info.is_best_effort() {
+                let psi = self.machine.psi;
+                pod.held_up = pod
+                    .pressure
+                    .sample(&self.root, &info.cgroup, psi, steady, scratch)
+                    .map(|(share, signal)| HeldUp { share, signal });
+            }
+            let cpu = pod.group.cpu.map(milli);
+            push(Subject::Pod(pod.id), Metric::CpuUsage, cpu);
+            push(Subject::Pod(pod.id), Metric::MemoryUsage, pod.group.memory);
             pods_cpu += cpu.unwrap_or(0.0);
             pods_memory += pod.group.memory.unwrap_or(0.0);
         }
-        let system = |node: Option<f64>, pods: f64| node.map(|node| (node - pods).max(0.0));
         let known = self.pods.is_some();
-        let system_cpu = system(node_cpu, pods_cpu).filter(|_| known);
-        let system_memory = system(sample.memory, pods_memory).filter(|_| known);
-        series.system_cpu.set(&series.axis, system_cpu);
-        series.system_memory.set(&series.axis, system_memory);
+        let system = |node: Option<f64>, pods: f64| {
+            let node = node.filter(|_| known)?;
+            Some((node - pods).max(0.0))
+        };
+        push(
+            Subject::System,
+            Metric::CpuUsage,
+            system(node_cpu, pods_cpu),
+        );
+        push(
+            Subject::System,
+            Metric::MemoryUsage,
+            system(sample.memory, pods_memory),
+        );
 
         // One group, and much depends on it: looked for every time.
         self.batch_usage.hurry();
@@ -245,13 +244,11 @@ impl Measure {
 
     /// The node's newest use within `window_ms`: milli-cores and bytes.
     pub(crate) fn node_use(&self, now_ms: u64, window_ms: u64) -> (Option<f64>, Option<f64>) {
-        let newest = |series: &Series<f64>| {
-            let newest = series.window(&self.series.axis, now_ms, window_ms).next();
-            newest.map(|(value, _)| value)
-        };
-        (
-            newest(&self.series.node_cpu),
-            newest(&self.series.node_memory),
-        )
+        let newest = |metric| self.store.last((Subject::Node, metric), now_ms, window_ms);
+        (newest(Metric::CpuUsage), newest(Metric::MemoryUsage))
     }
+}
+
+fn milli(cores: f64) -> f64 {
+    cores * 1000.0
 }

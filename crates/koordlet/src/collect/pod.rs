@@ -4,7 +4,6 @@ use super::Rate;
 use super::pressure::PressureCollector;
 use crate::qos::HeldUp;
 use crate::states::PodInfo;
-use crate::store::{PodAxes, PodSeries};
 use koord_host::cgroup::MemoryStat;
 use koord_host::{CgroupPath, Reader, Root, Scratch};
 
@@ -101,52 +100,65 @@ impl GroupCollector {
     }
 }
 
+/// One container as the agent follows it.
+#[derive(Debug)]
+pub struct TrackedContainer {
+    /// A number that no other pod or container of this process ever had.
+    pub id: u64,
+    /// Its group.
+    pub group: CgroupPath,
+    /// What it uses.
+    pub usage: GroupCollector,
+}
+
 /// One pod as the agent follows it.
 #[derive(Debug)]
 pub struct TrackedPod {
-    /// A number that no other pod of this process ever had.
+    /// A number that no other pod or container of this process ever had.
     pub id: u64,
     /// The pod's own group.
     pub group: GroupCollector,
     /// One per container that has a group.
-    pub containers: Vec<(CgroupPath, GroupCollector)>,
+    pub containers: Vec<TrackedContainer>,
     /// How long the pod was held up.
     pub pressure: PressureCollector,
     /// The newest pressure.
     pub held_up: Option<HeldUp>,
-    /// CPU in milli-cores.
-    pub cpu: PodSeries,
-    /// Memory in bytes, page cache left out.
-    pub memory: PodSeries,
 }
 
 impl TrackedPod {
     /// A pod without samples.
     #[must_use]
-    pub fn new(id: u64, axes: &PodAxes) -> Self {
+    pub fn new(id: u64) -> Self {
         Self {
             id,
             group: GroupCollector::default(),
             containers: Vec::new(),
             pressure: PressureCollector::default(),
             held_up: None,
-            cpu: PodSeries::new(axes),
-            memory: PodSeries::new(axes),
         }
     }
 
-    /// Keeps the collectors of containers that are still there, and adds those of new ones.
-    pub fn follow(&mut self, info: &PodInfo) {
+    /// Keeps the collectors of containers that are still there, and adds those of new ones, numbered
+    /// from `next_id` on. Returns the numbers of those that are gone.
+    pub fn follow(&mut self, info: &PodInfo, next_id: &mut u64) -> Vec<u64> {
         self.group.hurry();
         let mut old = std::mem::take(&mut self.containers);
-        for group in info
-            .containers
-            .iter()
-            .filter_map(|container| container.cgroup.as_ref())
-        {
-            let known = old.iter().position(|(path, _)| path == group);
-            let collector = known.map(|at| old.swap_remove(at).1).unwrap_or_default();
-            self.containers.push((group.clone(), collector));
+        let groups = info.containers.iter().filter_map(|c| c.cgroup.as_ref());
+        for group in groups {
+            let known = old.iter().position(|container| container.group == *group);
+            self.containers.push(match known {
+                Some(at) => old.swap_remove(at),
+                None => {
+                    *next_id += 1;
+                    TrackedContainer {
+                        id: *next_id - 1,
+                        group: group.clone(),
+                        usage: GroupCollector::default(),
+                    }
+                }
+            });
         }
+        old.into_iter().map(|container| container.id).collect()
     }
 }

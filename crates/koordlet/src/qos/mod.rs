@@ -32,6 +32,8 @@ pub struct Needs {
     pub pressure: bool,
     /// The same at the rate of the fast lane.
     pub fast_pressure: bool,
+    /// What containers use, beside their pods.
+    pub containers: bool,
 }
 
 impl Needs {
@@ -41,6 +43,7 @@ impl Needs {
         Self {
             pressure: self.pressure || other.pressure,
             fast_pressure: self.fast_pressure || other.fast_pressure,
+            containers: self.containers || other.containers,
         }
     }
 }

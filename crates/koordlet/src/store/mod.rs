@@ -10,11 +10,9 @@
 //! averaged with it. So a series takes 29 KiB (long), at most 5 KiB (layered) or 1.6 KiB (short),
 //! whatever the rate; at one sample a second it takes 22, 3.8 and 1.2 KiB.
 
-pub mod axis;
 mod key;
 mod ring;
 
-pub use axis::{Axis, PodAxes, PodSeries, Series};
 pub use key::{Key, Metric, Subject};
 
 use ring::Samples;
