@@ -1,11 +1,16 @@
 //! Decisions as functions of values: no I/O, no clock, no global state.
 
+pub mod core_sched;
 pub mod cpuset;
+pub mod cpuset_rule;
 pub mod device;
 pub mod estimate;
 pub mod evict;
 pub mod gang;
+pub mod gpu_env;
+pub mod group_identity;
 pub mod histogram;
+pub mod normalization;
 pub mod numa;
 pub mod percentile;
 pub mod pressure;

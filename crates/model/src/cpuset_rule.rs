@@ -1,0 +1,288 @@
+//! On which CPUs a container runs: those the scheduler gave its pod, else the pools that its class
+//! shares.
+//!
+//! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/cpuset`.
+
+use koord_api::extension::{CpuSharedPool, NumaNodeResource};
+use koord_api::qos::{KubeQos, QosClass};
+use koord_api::quantity::Quantity;
+use koord_api::resources;
+
+/// What the node's NodeResourceTopology says about CPUs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Pools {
+    /// The CPUs that services share, by NUMA node.
+    pub shared: Vec<CpuSharedPool>,
+    /// The CPUs that batch pods share, by NUMA node.
+    pub batch: Vec<CpuSharedPool>,
+    /// The CPUs of SYSTEM pods; empty when there are none set apart.
+    pub system: String,
+    /// Whether the kubelet gives out CPUs itself (its `static` policy).
+    pub kubelet_static: bool,
+}
+
+/// A host application whose class has no CPUs of its own.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("only LS host applications get CPUs, got QoS {0:?}")]
+pub struct UnsupportedQos(pub QosClass);
+
+/// What counts of a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The label.
+    pub qos: QosClass,
+    /// The kubelet's class.
+    pub kube: KubeQos,
+    /// The CPUs that the scheduler gave the pod for itself; never empty.
+    pub own: Option<&'a str>,
+    /// What the scheduler gave on single NUMA nodes.
+    pub numa: &'a [NumaNodeResource],
+    /// Whether batch pods are kept to their pools (gate BECPUManager).
+    pub batch_by_pool: bool,
+}
+
+/// The CPU list of every container of a pod, sandbox included. `None` leaves the container as it is;
+/// the empty text takes back what the kubelet asked the runtime for, and writes nothing to a cgroup.
+///
+/// The first that holds: CPUs of the pod itself; no pools known: nothing; CPU on NUMA nodes: the pools
+/// of these nodes; SYSTEM: its own CPUs; LS: all shared pools; the kubelet's BestEffort: the empty text;
+/// the kubelet gives out CPUs: nothing; else all shared pools.
+#[must_use]
+pub fn container_cpus(ask: Ask<'_>, pools: Option<&Pools>) -> Option<String> {
+    if let Some(own) = ask.own {
+        return Some(own.to_owned());
+    }
+    let pools = pools?;
+    if has_numa_cpu(ask.numa) {
+        let of_nodes = |pools: &[CpuSharedPool]| {
+            let nodes = ask.numa.iter();
+            join(nodes.flat_map(|given| pools.iter().filter(|pool| pool.node == given.node)))
+        };
+        if ask.qos != QosClass::Be {
+            return Some(of_nodes(&pools.shared));
+        } else if ask.batch_by_pool {
+            return Some(of_nodes(&pools.batch));
+        }
+    }
+    if ask.qos == QosClass::System && !pools.system.is_empty() {
+        return Some(pools.system.clone());
+    }
+    if ask.qos == QosClass::Ls {
+        return Some(join(&pools.shared));
+    }
+    if ask.kube == KubeQos::BestEffort {
+        return Some(String::new());
+    }
+    (!pools.kubelet_static).then(|| join(&pools.shared))
+}
+
+/// The CPU list of a host application.
+///
+/// # Errors
+/// Its class is not LS.
+pub fn host_app_cpus(
+    qos: QosClass,
+    pools: Option<&Pools>,
+) -> Result<Option<String>, UnsupportedQos> {
+    match (qos, pools) {
+        (_, None) => Ok(None),
+        (QosClass::Ls, Some(pools)) => Ok(Some(join(&pools.shared))),
+        (other, Some(_)) => Err(UnsupportedQos(other)),
+    }
+}
+
+/// Whether CPU was given on single NUMA nodes; nodes can be given for other resources alone.
+fn has_numa_cpu(numa: &[NumaNodeResource]) -> bool {
+    let positive = |list: &koord_api::ResourceList, name: &str| {
+        list.get(name)
+            .is_some_and(|amount| *amount > Quantity::ZERO)
+    };
+    numa.iter().any(|node| {
+        positive(&node.resources, resources::CPU) || positive(&node.resources, resources::BATCH_CPU)
+    })
+}
+
+fn join<'a>(pools: impl IntoIterator<Item = &'a CpuSharedPool>) -> String {
+    let lists: Vec<&str> = pools
+        .into_iter()
+        .map(|pool| pool.cpuset.as_str())
+        .filter(|list| !list.is_empty())
+        .collect();
+    lists.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_api::extension::ResourceStatus;
+    use serde_json::{Value, json};
+
+    fn pools(shared: [&str; 2], batch: [&str; 2]) -> Pools {
+        let pools = |lists: [&str; 2]| {
+            let pool = |(node, list): (i32, &str)| CpuSharedPool {
+                socket: node,
+                node,
+                cpuset: list.to_owned(),
+            };
+            (0..).zip(lists).map(pool).collect()
+        };
+        Pools {
+            shared: pools(shared),
+            batch: pools(batch),
+            ..Pools::default()
+        }
+    }
+
+    fn cpus(
+        pools: Option<&Pools>,
+        qos: &str,
+        kube: KubeQos,
+        status: Value,
+        batch_by_pool: bool,
+    ) -> Option<String> {
+        let status: Option<ResourceStatus> = serde_json::from_value(status).unwrap();
+        let status = status.unwrap_or_default();
+        let ask = Ask {
+            qos: QosClass::from_name(qos),
+            kube,
+            own: Some(status.cpuset.as_str()).filter(|own| !own.is_empty()),
+            numa: &status.numa_node_resources,
+            batch_by_pool,
+        };
+        container_cpus(ask, pools)
+    }
+
+    #[test]
+    fn container_table() {
+        use KubeQos::{BestEffort, Burstable, Guaranteed};
+        let plain = pools(["0-7", "8-15"], ["", ""]);
+        let kubelet = Pools {
+            kubelet_static: true,
+            ..plain.clone()
+        };
+        let split = pools(["1-7", "9-15"], ["0-7", "8-15"]);
+        let system = Pools {
+            system: "0-3".to_owned(),
+            ..pools(["4-7", "9-15"], ["4-7", "8-15"])
+        };
+        let numa = |node: i32, resource: &str, amount: &str| json!({"numaNodeResources": [{"node": node, "resources": {resource: amount}}]});
+        let cpu = |node| numa(node, "cpu", "2");
+        let pages = |node| numa(node, "hugepages-1Gi", "2Gi");
+        let both = json!({"numaNodeResources": [
+            {"node": 1, "resources": {"cpu": "1"}}, {"node": 0, "resources": {"cpu": "1"}}]});
+        for (pools, qos, kube, status, by_pool, want) in [
+            (
+                None,
+                "LSR",
+                Guaranteed,
+                json!({"cpuset": "2-4"}),
+                false,
+                Some("2-4"),
+            ),
+            (None, "LS", Burstable, json!(null), false, None),
+            (
+                Some(&split),
+                "LSE",
+                Guaranteed,
+                json!({"cpuset": "2-4"}),
+                true,
+                Some("2-4"),
+            ),
+            (Some(&split), "BE", Burstable, cpu(0), true, Some("0-7")),
+            (Some(&plain), "", Burstable, cpu(0), false, Some("0-7")),
+            (Some(&plain), "", Burstable, both, false, Some("8-15,0-7")),
+            (
+                Some(&plain),
+                "LS",
+                Burstable,
+                json!(null),
+                false,
+                Some("0-7,8-15"),
+            ),
+            (
+                Some(&plain),
+                "LS",
+                Burstable,
+                pages(0),
+                false,
+                Some("0-7,8-15"),
+            ),
+            (
+                Some(&plain),
+                "",
+                Burstable,
+                json!(null),
+                false,
+                Some("0-7,8-15"),
+            ),
+            (Some(&kubelet), "", Burstable, json!(null), false, None),
+            (
+                Some(&kubelet),
+                "LS",
+                Burstable,
+                json!(null),
+                false,
+                Some("0-7,8-15"),
+            ),
+            (Some(&plain), "", BestEffort, json!(null), false, Some("")),
+            (Some(&split), "LS", Burstable, cpu(1), false, Some("9-15")),
+            (
+                Some(&split),
+                "BE",
+                BestEffort,
+                numa(1, "kubernetes.io/batch-cpu", "2000"),
+                true,
+                Some("8-15"),
+            ),
+            // Suppression owns the CPUs of batch pods otherwise.
+            (
+                Some(&split),
+                "BE",
+                BestEffort,
+                numa(1, "kubernetes.io/batch-cpu", "2000"),
+                false,
+                Some(""),
+            ),
+            (
+                Some(&system),
+                "SYSTEM",
+                Burstable,
+                pages(1),
+                false,
+                Some("0-3"),
+            ),
+            (
+                Some(&split),
+                "SYSTEM",
+                Burstable,
+                json!(null),
+                false,
+                Some("1-7,9-15"),
+            ),
+        ] {
+            let got = cpus(pools, qos, kube, status.clone(), by_pool);
+            assert_eq!(got.as_deref(), want, "{qos} {kube} {status} {by_pool}");
+        }
+    }
+
+    #[test]
+    fn host_applications() {
+        let plain = pools(["0-7", "8-15"], ["", ""]);
+        assert_eq!(host_app_cpus(QosClass::Ls, None), Ok(None));
+        assert_eq!(
+            host_app_cpus(QosClass::Ls, Some(&plain)),
+            Ok(Some("0-7,8-15".to_owned()))
+        );
+        assert_eq!(
+            host_app_cpus(QosClass::Lsr, Some(&plain)),
+            Err(UnsupportedQos(QosClass::Lsr))
+        );
+    }
+
+    #[test]
+    fn a_pool_without_cpus_leaves_no_gap() {
+        let some = pools(["", "8-15"], ["", ""]);
+        let got = cpus(Some(&some), "LS", KubeQos::Burstable, json!(null), false);
+        assert_eq!(got.as_deref(), Some("8-15"));
+    }
+}

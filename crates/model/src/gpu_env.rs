@@ -1,0 +1,203 @@
+//! What a container gets to see of the GPUs that its pod was given: environment and mounts.
+//!
+//! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/gpu`.
+
+use koord_api::extension::DeviceAllocations;
+use koord_api::labels::GPU_ISOLATION_HAMI_CORE;
+use koord_api::resources::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use koord_api::scheduling::DeviceType;
+use std::collections::BTreeMap;
+
+/// Minor numbers of the GPUs, for the NVIDIA runtime.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// HAMi-core creates its lock file here and expects the directory (HAMi issue 696).
+const LOCK_DIRECTORY: &str = "/tmp/vgpulock";
+
+/// A bind mount, recursive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// The path on the host.
+    pub source: String,
+    /// The path in the container.
+    pub destination: String,
+}
+
+/// What a container gets.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GpuEnv {
+    /// Environment variables.
+    pub env: BTreeMap<String, String>,
+    /// Mounts.
+    pub mounts: Vec<Mount>,
+    /// A directory on the host that must be there, empty and open to all, when the container starts.
+    pub fresh_directory: Option<String>,
+}
+
+/// An allocation that lacks what its isolation needs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the GPU of a pod isolated by HAMi-core has no {0}")]
+pub struct Missing(&'static str);
+
+/// What is asked for whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The pod's devices.
+    pub devices: &'a DeviceAllocations,
+    /// The label `koordinator.sh/gpu-isolation-provider`.
+    pub isolation: Option<&'a str>,
+    /// HAMi-core's library on the host.
+    pub library: &'a str,
+    /// Whether HAMi-core shares its figures with a monitor on the host.
+    pub monitored: bool,
+    /// The pod's UID.
+    pub uid: &'a str,
+    /// The container.
+    pub container: &'a str,
+}
+
+/// What a container of the pod gets; nothing where the pod has no GPU.
+///
+/// # Errors
+/// The pod shares a GPU through HAMi-core and its share is not stated.
+pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
+    let mut given = GpuEnv::default();
+    let gpus = ask.devices.get(DeviceType::Gpu.as_str());
+    let Some((first, gpus)) = gpus.and_then(|gpus| Some((gpus.first()?, gpus))) else {
+        return Ok(given);
+    };
+    let minors: Vec<String> = gpus.iter().map(|gpu| gpu.minor.to_string()).collect();
+    given
+        .env
+        .insert(VISIBLE_DEVICES.to_owned(), minors.join(","));
+    if ask.isolation != Some(GPU_ISOLATION_HAMI_CORE) {
+        return Ok(given);
+    }
+    let amount = |name: &'static str| first.resources.get(name).map(|amount| amount.value());
+    if amount(GPU_MEMORY_RATIO).ok_or(Missing(GPU_MEMORY_RATIO))? >= 100 {
+        return Ok(given);
+    }
+    let memory = amount(GPU_MEMORY).ok_or(Missing(GPU_MEMORY))?;
+    let mut set = |name: &str, value: String| given.env.insert(name.to_owned(), value);
+    set("CUDA_DEVICE_MEMORY_LIMIT", memory.to_string());
+    if let Some(core) = amount(GPU_CORE) {
+        set("CUDA_DEVICE_SM_LIMIT", core.to_string());
+    }
+    set("LD_PRELOAD", ask.library.to_owned());
+    let same = |path: &str| Mount {
+        source: path.to_owned(),
+        destination: path.to_owned(),
+    };
+    given.mounts = vec![same(ask.library), same(LOCK_DIRECTORY)];
+    if ask.monitored {
+        let directory = ask
+            .library
+            .rsplit_once('/')
+            .map_or("", |(parent, _)| parent);
+        let name = format!("{}_{}", ask.uid, ask.container);
+        set(
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+            format!("{directory}/{name}.cache"),
+        );
+        let source = format!("{directory}/containers/{name}");
+        given.mounts.push(Mount {
+            source: source.clone(),
+            destination: directory.to_owned(),
+        });
+        given.fresh_directory = Some(source);
+    }
+    Ok(given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn given(
+        devices: serde_json::Value,
+        isolation: Option<&str>,
+        monitored: bool,
+    ) -> Result<GpuEnv, Missing> {
+        of_container(Ask {
+            devices: &serde_json::from_value(devices).unwrap(),
+            isolation,
+            library: "/usr/local/vgpu/libvgpu.so",
+            monitored,
+            uid: "pod-uid",
+            container: "container-name",
+        })
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        pairs.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn whole_gpus_are_named() {
+        let two = given(json!({"gpu": [{"minor": 0}, {"minor": 1}]}), None, true).unwrap();
+        assert_eq!(two.env, env(&[(VISIBLE_DEVICES, "0,1")]));
+        assert_eq!(two.mounts, []);
+        for none in [
+            json!({"fpga": [{"minor": 0}]}),
+            json!({"gpu": []}),
+            json!({}),
+        ] {
+            assert_eq!(given(none, Some("HAMi-core"), true), Ok(GpuEnv::default()));
+        }
+        let whole =
+            json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-memory-ratio": "100"}}]});
+        let whole = given(whole, Some("HAMi-core"), true).unwrap();
+        assert_eq!(whole.env, env(&[(VISIBLE_DEVICES, "1")]));
+    }
+
+    #[test]
+    fn a_shared_gpu_is_limited() {
+        let half = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
+            "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "50"}}]});
+        let limits = [
+            (VISIBLE_DEVICES, "1"),
+            ("CUDA_DEVICE_MEMORY_LIMIT", "17179869184"),
+            ("CUDA_DEVICE_SM_LIMIT", "50"),
+            ("LD_PRELOAD", "/usr/local/vgpu/libvgpu.so"),
+        ];
+        let mount = |source: &str, destination: &str| Mount {
+            source: source.to_owned(),
+            destination: destination.to_owned(),
+        };
+        let library = "/usr/local/vgpu/libvgpu.so";
+        let two = vec![
+            mount(library, library),
+            mount("/tmp/vgpulock", "/tmp/vgpulock"),
+        ];
+        let plain = given(half.clone(), Some("HAMi-core"), false).unwrap();
+        assert_eq!((plain.env, &plain.mounts), (env(&limits), &two));
+        assert_eq!(plain.fresh_directory, None);
+
+        let watched = given(half.clone(), Some("HAMi-core"), true).unwrap();
+        let cache = "/usr/local/vgpu/pod-uid_container-name.cache";
+        let mut all = env(&limits);
+        all.insert(
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE".to_owned(),
+            cache.to_owned(),
+        );
+        assert_eq!(watched.env, all);
+        let source = "/usr/local/vgpu/containers/pod-uid_container-name";
+        let mut three = two;
+        three.push(mount(source, "/usr/local/vgpu"));
+        assert_eq!(watched.mounts, three);
+        assert_eq!(watched.fresh_directory.as_deref(), Some(source));
+
+        let other = given(half, Some("else"), true).unwrap();
+        assert_eq!(other.env, env(&[(VISIBLE_DEVICES, "1")]));
+    }
+
+    #[test]
+    fn a_share_without_figures_is_an_error() {
+        for resources in [json!({}), json!({"koordinator.sh/gpu-memory-ratio": "50"})] {
+            let devices = json!({"gpu": [{"minor": 0, "resources": resources}]});
+            assert!(given(devices, Some("HAMi-core"), false).is_err());
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! CPU normalization: a core of a fast machine counts for more than one, so limits shrink.
+//!
+//! The manager writes how much faster the node is than the reference as a ratio on the Node; koordlet
+//! divides the CFS quotas of pods on shared CPUs by it (see `cpu_limit`). Source: Koordinator
+//! `pkg/koordlet/runtimehooks/hooks/cpunormalization`.
+
+/// The smallest change of the ratio that is acted on. The ratio is written with two decimals.
+pub const RATIO_STEP: f64 = 0.01;
+
+/// The ratio to go by: `new`, unless it differs from `old` by less than [`RATIO_STEP`].
+#[must_use]
+pub fn settled(old: Option<f64>, new: Option<f64>) -> Option<f64> {
+    match (old, new) {
+        // Half a hundredth of slack, because hundredths have no exact binary form.
+        (Some(old), Some(new)) if (old - new).abs() < RATIO_STEP * 0.995 => Some(old),
+        _ => new,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_changes_are_no_changes() {
+        assert_eq!(settled(Some(1.1), Some(1.105)), Some(1.1));
+        assert_eq!(settled(Some(1.1), Some(1.11)), Some(1.11));
+        assert_eq!(settled(Some(1.1), Some(1.09)), Some(1.09));
+        assert_eq!(settled(Some(1.1), None), None);
+        assert_eq!(settled(None, Some(1.1)), Some(1.1));
+    }
+}
