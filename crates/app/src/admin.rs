@@ -17,6 +17,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Whether a family of metrics, by name, is for users and other components.
+type IsExternal = fn(&str) -> bool;
 type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
 
 /// Why the server could not start.
@@ -53,6 +55,7 @@ pub struct Admin {
     pages: Vec<(&'static str, Page)>,
     routes: Router,
     slis: Option<Slis>,
+    external: Option<IsExternal>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -77,7 +80,16 @@ impl Admin {
             pages: Vec::new(),
             routes: Router::new(),
             slis: Slis::new().ok(),
+            external: None,
         }
+    }
+
+    /// Shows the families that `external` names at `/external-metrics` only, and the others at
+    /// `/internal-metrics` only. `/metrics` shows all.
+    #[must_use]
+    pub fn split_metrics(mut self, external: fn(&str) -> bool) -> Self {
+        self.external = Some(external);
+        self
     }
 
     /// Adds whole routes of the component's own.
@@ -127,13 +139,17 @@ impl Admin {
             };
             router = router.route(path, get(alive));
         }
-        for path in [
-            "/metrics",
-            "/all-metrics",
-            "/internal-metrics",
-            "/external-metrics",
+        for (path, external) in [
+            ("/metrics", None),
+            ("/all-metrics", None),
+            ("/internal-metrics", Some(false)),
+            ("/external-metrics", Some(true)),
         ] {
-            router = router.route(path, get(text).with_state(self.registry.clone()));
+            let shown = Shown {
+                registry: self.registry.clone(),
+                only: self.external.zip(external),
+            };
+            router = router.route(path, get(text).with_state(shown));
         }
         for (path, page) in &self.pages {
             let page = page.clone();
@@ -208,8 +224,19 @@ async fn ready(State((checks, slis)): State<Readiness>) -> Response {
     (code, lines).into_response()
 }
 
-async fn text(State(registry): State<Registry>) -> Response {
-    match metrics::encode(&registry) {
+/// The metrics of one endpoint: all, or those whose name is external or not.
+#[derive(Clone)]
+struct Shown {
+    registry: Registry,
+    only: Option<(IsExternal, bool)>,
+}
+
+async fn text(State(shown): State<Shown>) -> Response {
+    let mut families = shown.registry.gather();
+    if let Some((is_external, external)) = shown.only {
+        families.retain(|family| is_external(family.name()) == external);
+    }
+    match metrics::encode_families(&families) {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -287,6 +314,35 @@ mod tests {
         assert!(answer.ends_with("metrics reset\n"), "{answer}");
         let slis = get(address, "/metrics/slis").await;
         assert!(!slis.contains("ping"), "{slis}");
+        shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn metrics_are_split_by_audience() {
+        let registry = Registry::new();
+        for name in ["for_users", "of_itself"] {
+            let gauge = IntGauge::new(name, "Help").unwrap();
+            metrics::register(&registry, gauge).unwrap();
+        }
+        let admin = Admin::new(registry).split_metrics(|name| name == "for_users");
+        let any = "127.0.0.1:0".parse().unwrap();
+        let shutdown = CancellationToken::new();
+        let address = admin
+            .serve(any, Exposure::Loopback, shutdown.clone())
+            .await
+            .unwrap();
+        for (path, users, itself) in [
+            ("/metrics", true, true),
+            ("/external-metrics", true, false),
+            ("/internal-metrics", false, true),
+        ] {
+            let text = get(address, path).await;
+            let shown = (
+                text.contains("\nfor_users 0"),
+                text.contains("\nof_itself 0"),
+            );
+            assert_eq!(shown, (users, itself), "{path}: {text}");
+        }
         shutdown.cancel();
     }
 

@@ -35,8 +35,17 @@ pub fn register<C: Collector + Clone + 'static>(
 ///
 /// When a metric has no content, which the library refuses to write.
 pub fn encode(registry: &Registry) -> prometheus::Result<String> {
+    encode_families(&registry.gather())
+}
+
+/// Gathered metrics as text.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn encode_families(families: &[MetricFamily]) -> prometheus::Result<String> {
     let mut buffer = Vec::new();
-    TextEncoder::new().encode(&registry.gather(), &mut buffer)?;
+    TextEncoder::new().encode(families, &mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer).into_owned())
 }
 

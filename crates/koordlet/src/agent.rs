@@ -171,7 +171,7 @@ impl Agent {
         self.leaving.insert(eviction.uid.clone(), now.ms());
         self.strategies.evicted(eviction, now.ms());
         self.metrics
-            .evicted(&format!("evictPodBy{}", eviction.feature));
+            .evicted(&eviction.namespace, &eviction.name, "evicted");
         let mut entry = audit::Entry::new(
             audit::Subject::Pod,
             0,

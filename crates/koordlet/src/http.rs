@@ -2,6 +2,7 @@
 
 use crate::audit::Log;
 use crate::gates::{Gate, Gates};
+use crate::metrics::is_external;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
@@ -32,7 +33,8 @@ pub(crate) async fn serve(
     ready: Arc<AtomicBool>,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr, AdminError> {
-    let admin = Admin::new(registry).ready_when("pods", move || {
+    let admin = Admin::new(registry).split_metrics(is_external);
+    let admin = admin.ready_when("pods", move || {
         let ready = ready.load(Ordering::Relaxed);
         ready
             .then_some(())

@@ -1,0 +1,691 @@
+//! Prometheus metrics, with upstream's names, types and labels.
+
+mod rows;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use crate::predict::{Estimate, Reclaimable};
+use crate::states::NodeInfo;
+use crate::states::slo::Policy;
+use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
+use koord_host::CpuSet;
+use prometheus::core::Collector;
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
+use rows::{Emit, Rows};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use table::{Audience, Family};
+
+/// Series of pods and containers that are not renewed for so long vanish.
+const LIFE: Duration = Duration::from_secs(300);
+/// From 10 µs to 160 ms.
+const WRITE_MS: (f64, f64, usize) = (0.01, 4.0, 8);
+/// From 1 ms to 4 s.
+const REQUEST_SECONDS: (f64, f64, usize) = (0.001, 4.0, 7);
+
+/// Whether the family of this name is for users and other components, not about the agent itself.
+#[must_use]
+pub(crate) fn is_external(name: &str) -> bool {
+    let external = |family: &&Family| family.audience == Audience::External;
+    table::ALL
+        .iter()
+        .filter(external)
+        .any(|family| name.strip_prefix("koordlet_") == Some(family.name))
+}
+
+/// A container, as labels name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Its pod's namespace.
+    pub namespace: String,
+    /// Its pod's name.
+    pub pod: String,
+    /// Its pod's UID.
+    pub uid: String,
+    /// `containerID` of its status, with the runtime's scheme.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What CPU burst gave a container, in microseconds.
+#[derive(Debug, Clone)]
+pub struct Burst {
+    /// The container.
+    pub container: Container,
+    /// `cpu.cfs_burst_us`, when it is managed.
+    pub burst_us: Option<i64>,
+    /// `cpu.cfs_quota_us`, when it is scaled.
+    pub quota_us: Option<i64>,
+}
+
+/// Batch and mid resources of a container's spec.
+#[derive(Debug, Clone)]
+pub struct Resources {
+    /// The container.
+    pub container: Container,
+    /// The resource's whole name; the unit is `byte` for memory, else `integer`.
+    pub resource: &'static str,
+    /// The request: milli-cores or bytes.
+    pub request: Option<i64>,
+    /// The limit, likewise.
+    pub limit: Option<i64>,
+}
+
+/// What perf counted for a container in one window.
+#[derive(Debug, Clone)]
+pub struct Cpi {
+    /// The container.
+    pub container: Container,
+    /// CPU cycles.
+    pub cycles: f64,
+    /// Instructions.
+    pub instructions: f64,
+}
+
+/// Pressure of a pod or of one of its containers, from one file.
+#[derive(Debug, Clone)]
+pub struct Psi {
+    /// The container; of a pod's own file, with empty `id` and `name`.
+    pub container: Container,
+    /// `cpu`, `mem` or `io`.
+    pub resource: &'static str,
+    /// Averages of 10, 60 and 300 s in percent, of `some`.
+    pub some: [f64; 3],
+    /// Of `full`, where the kernel has that line.
+    pub full: Option<[f64; 3]>,
+}
+
+/// What resctrl monitors for one QoS class in one cache domain.
+#[derive(Debug, Clone)]
+pub struct Resctrl {
+    /// The class's group, such as `LS`.
+    pub qos: String,
+    /// The cache's id.
+    pub cache: u32,
+    /// Occupied last-level cache in bytes.
+    pub llc: Option<u64>,
+    /// Bytes by kind of traffic, such as `mbm_total_bytes`.
+    pub traffic: Vec<(&'static str, u64)>,
+}
+
+/// Use of one host application.
+#[derive(Debug, Clone)]
+pub struct HostApplication {
+    /// Its name in the NodeSLO.
+    pub name: String,
+    /// Its priority class.
+    pub priority: String,
+    /// Its QoS class.
+    pub qos: String,
+    /// CPU in cores.
+    pub cpu: f64,
+    /// Memory in bytes.
+    pub memory: f64,
+}
+
+/// What NodeMetric says of the node or of one NUMA node.
+#[derive(Debug, Clone)]
+pub struct Usage {
+    /// The NUMA node; `None` for the whole node.
+    pub numa: Option<i32>,
+    /// Cores and bytes.
+    pub node: (f64, f64),
+    /// Of what is no pod.
+    pub system: Option<(f64, f64)>,
+}
+
+/// A reading of slowly changing facts about the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeFact {
+    /// The CPU topology.
+    Cpu,
+    /// The NUMA nodes.
+    Numa,
+    /// The local disks.
+    LocalStorage,
+}
+
+/// What failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A collector.
+    Collector,
+    /// A QoS strategy.
+    Strategy,
+}
+
+type ExpiringCounters = Expiring<<IntCounterVec as Vector>::Builder>;
+
+/// The agent's metrics. Nothing is recorded before the node's name is known.
+#[derive(Debug, Clone)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    node: Arc<OnceLock<String>>,
+    start_time: GaugeVec,
+    facts: [IntCounterVec; 3],
+    evictions: IntCounterVec,
+    eviction_detail: ExpiringCounters,
+    used_cpu: GaugeVec,
+    used_memory: GaugeVec,
+    suppress: GaugeVec,
+    suppress_ls: GaugeVec,
+    suppress_be: GaugeVec,
+    suppress_cap: GaugeVec,
+    bursts: Rows<Burst>,
+    pool: GaugeVec,
+    be_pool: GaugeVec,
+    pool_cpus: Rows<(bool, u32)>,
+    reclaimable: GaugeVec,
+    peak: GaugeVec,
+    cookies: ExpiringGauges,
+    cookie_status: ExpiringCounters,
+    usages: Rows<Usage>,
+    oom_score_adj: ExpiringGauges,
+    updates: HistogramVec,
+    kubelet: HistogramVec,
+    hooks: HistogramVec,
+    reconciles: HistogramVec,
+    host_applications: Rows<HostApplication>,
+    tick: GaugeVec,
+    bad_input: IntCounterVec,
+    failures: IntCounterVec,
+    allocatable: GaugeVec,
+    priority_reclaimable: GaugeVec,
+    reclaimable_status: GaugeVec,
+    resources: Rows<Resources>,
+    cpi: Rows<Cpi>,
+    psi: Rows<Psi>,
+    resctrl: Rows<Resctrl>,
+}
+
+/// Registers one family after the other. Names that are registered already are left alone, so that
+/// a second agent in one process is no error.
+fn shown<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: prometheus::Result<C>,
+) -> Option<C> {
+    let collector = collector.ok()?;
+    if let Err(error) = registry.register(Box::new(collector.clone())) {
+        tracing::debug!(%error, "metric");
+    }
+    Some(collector)
+}
+
+impl Metrics {
+    /// Makes the metrics and registers them; `None` when one cannot be made, which its table row
+    /// would have to forbid.
+    #[must_use]
+    pub fn new(registry: &Registry) -> Option<Self> {
+        use table as t;
+        let node = Arc::new(OnceLock::new());
+        let gauge = |family: Family| shown(registry, family.gauge());
+        let counter = |family: Family| shown(registry, family.counter());
+        let expiring = |family: Family| {
+            let vector = family.gauge().map(|vector| Expiring::new(vector, LIFE));
+            shown(registry, vector)
+        };
+        let expiring_counter = |family: Family| {
+            let vector = family.counter().map(|vector| Expiring::new(vector, LIFE));
+            shown(registry, vector)
+        };
+        let histogram = |family: Family, buckets| shown(registry, family.histogram(buckets));
+        Some(Self(Arc::new(Inner {
+            start_time: gauge(t::START_TIME)?,
+            facts: [
+                counter(t::CPU_INFO)?,
+                counter(t::NUMA_INFO)?,
+                counter(t::STORAGE_INFO)?,
+            ],
+            evictions: counter(t::EVICTIONS)?,
+            eviction_detail: expiring_counter(t::EVICTION_DETAIL)?,
+            used_cpu: gauge(t::USED_CPU)?,
+            used_memory: gauge(t::USED_MEMORY)?,
+            suppress: gauge(t::SUPPRESS)?,
+            suppress_ls: gauge(t::SUPPRESS_LS)?,
+            suppress_be: gauge(t::SUPPRESS_BE)?,
+            suppress_cap: gauge(t::SUPPRESS_CAP)?,
+            bursts: shown(
+                registry,
+                Rows::new(
+                    &node,
+                    &[t::SCALED_BURST, t::SCALED_QUOTA],
+                    Some(LIFE),
+                    bursts,
+                ),
+            )?,
+            pool: gauge(t::SHARE_POOL)?,
+            be_pool: gauge(t::BE_SHARE_POOL)?,
+            pool_cpus: shown(
+                registry,
+                Rows::new(
+                    &node,
+                    &[t::SHARE_POOL_INFO, t::BE_SHARE_POOL_INFO],
+                    None,
+                    pool_cpus,
+                ),
+            )?,
+            reclaimable: gauge(t::PREDICTED_RECLAIMABLE)?,
+            peak: gauge(t::PREDICTED_PEAK)?,
+            cookies: expiring(t::COOKIE)?,
+            cookie_status: expiring_counter(t::COOKIE_STATUS)?,
+            usages: shown(
+                registry,
+                Rows::new(
+                    &node,
+                    &[
+                        t::METRIC_NODE,
+                        t::METRIC_SYSTEM,
+                        t::METRIC_NUMA_NODE,
+                        t::METRIC_NUMA_SYSTEM,
+                    ],
+                    None,
+                    usages,
+                ),
+            )?,
+            oom_score_adj: expiring(t::OOM_SCORE_ADJ)?,
+            updates: histogram(t::UPDATES, WRITE_MS)?,
+            kubelet: histogram(t::KUBELET, REQUEST_SECONDS)?,
+            hooks: histogram(t::HOOKS, WRITE_MS)?,
+            reconciles: histogram(t::RECONCILES, WRITE_MS)?,
+            host_applications: shown(
+                registry,
+                Rows::new(&node, &[t::HOST_APPLICATIONS], Some(LIFE), host_application),
+            )?,
+            tick: gauge(t::TICK)?,
+            bad_input: counter(t::BAD_INPUT)?,
+            failures: counter(t::FAILURES)?,
+            allocatable: gauge(t::ALLOCATABLE)?,
+            priority_reclaimable: gauge(t::RECLAIMABLE)?,
+            reclaimable_status: gauge(t::RECLAIMABLE_STATUS)?,
+            resources: shown(
+                registry,
+                Rows::new(&node, &[t::REQUESTS, t::LIMITS], None, resources),
+            )?,
+            cpi: shown(registry, Rows::new(&node, &[t::CPI], Some(LIFE), cpi))?,
+            psi: shown(
+                registry,
+                Rows::new(&node, &[t::CONTAINER_PSI, t::POD_PSI], Some(LIFE), psi),
+            )?,
+            resctrl: shown(
+                registry,
+                Rows::new(&node, &[t::LLC, t::MB], Some(LIFE), resctrl),
+            )?,
+            node,
+        })))
+    }
+
+    /// Names the node, once, and records when the agent started.
+    pub fn started(&self, node: &str, unix_seconds: i64) {
+        let _ = self.0.node.set(node.to_owned());
+        self.set(&self.0.start_time, &[], unix_seconds as f64);
+    }
+
+    /// Sets a gauge of this node. Labels that do not fit the table's are a mistake in this file;
+    /// the table's test scrapes every family.
+    fn set(&self, vector: &GaugeVec, labels: &[&str], value: f64) {
+        if let Some(all) = self.labels(labels)
+            && let Ok(gauge) = vector.get_metric_with_label_values(&all)
+        {
+            gauge.set(value);
+        }
+    }
+
+    fn count(&self, vector: &IntCounterVec, labels: &[&str]) {
+        if let Some(all) = self.labels(labels)
+            && let Ok(counter) = vector.get_metric_with_label_values(&all)
+        {
+            counter.inc();
+        }
+    }
+
+    /// The node and `labels`, once the node is known.
+    fn labels<'a>(&'a self, labels: &[&'a str]) -> Option<Vec<&'a str>> {
+        let mut all = vec![self.0.node.get()?.as_str()];
+        all.extend(labels);
+        Some(all)
+    }
+
+    /// Records a reading of facts about the node.
+    pub fn collected(&self, fact: NodeFact, ok: bool) {
+        let [cpu, numa, storage] = &self.0.facts;
+        let vector = match fact {
+            NodeFact::Cpu => cpu,
+            NodeFact::Numa => numa,
+            NodeFact::LocalStorage => storage,
+        };
+        self.count(vector, &[status(ok)]);
+    }
+
+    /// Records the batch and mid resources that the Node object offers.
+    pub fn allocatable(&self, node: &NodeInfo) {
+        for (name, value) in &node.extended {
+            self.set(&self.0.allocatable, &[name, unit(name)], *value as f64);
+        }
+    }
+
+    /// Records the node's use: milli-cores and bytes.
+    pub fn node_used(&self, milli: Option<f64>, bytes: Option<f64>) {
+        if let Some(milli) = milli {
+            self.set(&self.0.used_cpu, &[], milli / 1000.0);
+        }
+        if let Some(bytes) = bytes {
+            self.set(&self.0.used_memory, &[], bytes);
+        }
+    }
+
+    /// Records what batch work may use and uses, in milli-cores, and the cap in percent.
+    pub fn suppression(
+        &self,
+        by: Policy,
+        limit: Option<i64>,
+        cap: Option<i64>,
+        services: i64,
+        batch: i64,
+    ) {
+        let by = match by {
+            Policy::Cpuset => "cpuset",
+            Policy::CfsQuota => "cfsQuota",
+        };
+        if let Some(limit) = limit {
+            self.set(&self.0.suppress, &[by], limit as f64 / 1000.0);
+        }
+        self.set(&self.0.suppress_cap, &[], cap.unwrap_or(100) as f64);
+        self.set(&self.0.suppress_ls, &[], services as f64 / 1000.0);
+        self.set(&self.0.suppress_be, &[], batch as f64 / 1000.0);
+    }
+
+    /// Publishes what CPU burst gave; containers that are not named are no longer shown.
+    pub fn bursts(&self, all: Vec<Burst>) {
+        self.0.bursts.publish(all);
+    }
+
+    /// Publishes the pools of CPUs that services and batch work share; with `each`, also one series
+    /// per CPU (gate PerCPUMetric).
+    pub fn share_pools(&self, services: &CpuSet, batch: &CpuSet, each: bool) {
+        self.set(&self.0.pool, &[], services.len() as f64);
+        self.set(&self.0.be_pool, &[], batch.len() as f64);
+        let mut cpus = Vec::new();
+        if each {
+            cpus.extend(services.iter().map(|cpu| (false, cpu)));
+            cpus.extend(batch.iter().map(|cpu| (true, cpu)));
+        }
+        self.0.pool_cpus.publish(cpus);
+    }
+
+    /// Records a forecast, or that there is none.
+    pub fn reclaimable(&self, reclaimable: Option<&Reclaimable>) {
+        let failed = if reclaimable.is_some() { 0.0 } else { 1.0 };
+        self.set(&self.0.reclaimable_status, &["koord-prod"], failed);
+        let Some(all) = reclaimable else { return };
+        for (predictor, Estimate { reclaimable, peak }) in [
+            ("podReclaimablePredictor", all.by_pod),
+            ("priorityReclaimablePredictor", all.by_class),
+            ("minPredictor", all.published),
+        ] {
+            for (vector, amounts) in [(&self.0.reclaimable, reclaimable), (&self.0.peak, peak)] {
+                let cpu = amounts.cpu as f64 / 1000.0;
+                self.set(vector, &[predictor, "cpu", "core"], cpu);
+                let memory = amounts.memory as f64;
+                self.set(vector, &[predictor, "memory", "byte"], memory);
+            }
+        }
+        let published = all.published.reclaimable;
+        for (resource, unit, value) in [
+            ("cpu", "core", published.cpu as f64 / 1000.0),
+            ("memory", "byte", published.memory as f64),
+        ] {
+            let labels = ["koord-prod", resource, unit];
+            self.set(&self.0.priority_reclaimable, &labels, value);
+        }
+    }
+
+    /// Records that a container got a core scheduling cookie. To be said again at each reconcile,
+    /// else the series expires.
+    pub fn cookie(&self, container: &Container, group: &str, cookie: u64) {
+        let cookie = cookie.to_string();
+        if let Some(labels) = self.labels(&cookie_labels(container, group, &cookie))
+            && let Ok(gauge) = self.0.cookies.with(&labels)
+        {
+            gauge.set(1.0);
+        }
+    }
+
+    /// Forgets a container's cookie.
+    pub fn cookie_gone(&self, container: &Container, group: &str, cookie: u64) {
+        let cookie = cookie.to_string();
+        if let Some(labels) = self.labels(&cookie_labels(container, group, &cookie)) {
+            self.0.cookies.remove(&labels);
+        }
+    }
+
+    /// Counts a change of cookies of a group.
+    pub fn cookie_managed(&self, group: &str, ok: bool) {
+        if let Some(labels) = self.labels(&[group, status(ok)])
+            && let Ok(counter) = self.0.cookie_status.with(&labels)
+        {
+            counter.inc();
+        }
+    }
+
+    /// Publishes what NodeMetric reports (gate NodeMetricPromMetrics).
+    pub fn node_metric(&self, usages: Vec<Usage>) {
+        self.0.usages.publish(usages);
+    }
+
+    /// Records the `oom_score_adj` of a container's processes. To be said again at each reconcile,
+    /// else the series expires.
+    pub fn oom_score_adj(&self, container: &Container, value: i64) {
+        let Container {
+            namespace,
+            pod,
+            uid,
+            name,
+            ..
+        } = container;
+        if let Some(labels) = self.labels(&[pod, namespace, uid, name])
+            && let Ok(gauge) = self.0.oom_score_adj.with(&labels)
+        {
+            gauge.set(value as f64);
+        }
+    }
+
+    /// Records a request to the kubelet; `path` is that of the API, without values.
+    pub fn kubelet_request(&self, verb: &str, path: &str, code: u16, seconds: f64) {
+        let labels = [verb, path, &code.to_string()];
+        if let Ok(histogram) = self.0.kubelet.get_metric_with_label_values(&labels) {
+            histogram.observe(seconds);
+        }
+    }
+
+    /// Records the call of a hook.
+    pub fn hook_invoked(&self, hook: &str, stage: &str, ok: bool, milliseconds: f64) {
+        self.observe(&self.0.hooks, &[hook, stage, status(ok)], milliseconds);
+    }
+
+    /// Records a reconcile of hooks' values; `level` is `kubeqos`, `pod`, `sandbox` or `container`.
+    pub fn reconciled(&self, level: &str, resource_type: &str, ok: bool, milliseconds: f64) {
+        let labels = [level, resource_type, status(ok)];
+        self.observe(&self.0.reconciles, &labels, milliseconds);
+    }
+
+    fn observe(&self, vector: &HistogramVec, labels: &[&str], value: f64) {
+        if let Some(all) = self.labels(labels)
+            && let Ok(histogram) = vector.get_metric_with_label_values(&all)
+        {
+            histogram.observe(value);
+        }
+    }
+
+    /// Publishes the use of host applications.
+    pub fn host_applications(&self, all: Vec<HostApplication>) {
+        self.0.host_applications.publish(all);
+    }
+
+    /// Publishes the batch and mid resources of the pods' containers.
+    pub fn resources(&self, all: Vec<Resources>) {
+        self.0.resources.publish(all);
+    }
+
+    /// Publishes what perf counted.
+    pub fn cpi(&self, all: Vec<Cpi>) {
+        self.0.cpi.publish(all);
+    }
+
+    /// Publishes the pressure of pods and containers.
+    pub fn psi(&self, all: Vec<Psi>) {
+        self.0.psi.publish(all);
+    }
+
+    /// Publishes what resctrl monitors.
+    pub fn resctrl(&self, all: Vec<Resctrl>) {
+        self.0.resctrl.publish(all);
+    }
+
+    /// Counts the eviction of a pod. Upstream's only reason is `evicted`.
+    pub fn evicted(&self, namespace: &str, name: &str, reason: &str) {
+        self.count(&self.0.evictions, &[reason]);
+        if let Some(labels) = self.labels(&[namespace, name, reason])
+            && let Ok(counter) = self.0.eviction_detail.with(&labels)
+        {
+            counter.inc();
+        }
+    }
+
+    /// Records one kernel write: what kind of file, and how long it took.
+    pub fn wrote(&self, kind: &str, ok: bool, milliseconds: f64) {
+        let labels = [kind, if ok { "success" } else { "failed" }];
+        if let Ok(histogram) = self.0.updates.get_metric_with_label_values(&labels) {
+            histogram.observe(milliseconds);
+        }
+    }
+
+    /// Records how long a tick took.
+    pub fn ticked(&self, seconds: f64) {
+        self.set(&self.0.tick, &[], seconds);
+    }
+
+    /// Counts a malformed value: what it was in (`NodeSLO`, `annotation`, `kubelet`, `cgroup`,
+    /// `checkpoint` …) and which field. Neither may hold the value itself.
+    pub fn bad_input(&self, kind: &str, field: &str) {
+        self.count(&self.0.bad_input, &[kind, field]);
+    }
+
+    /// Counts a round in which a collector or a strategy failed.
+    pub fn failed(&self, part: Part, name: &str) {
+        let part = match part {
+            Part::Collector => "collector",
+            Part::Strategy => "strategy",
+        };
+        self.count(&self.0.failures, &[part, name]);
+    }
+}
+
+fn status(ok: bool) -> &'static str {
+    if ok { "succeeded" } else { "failed" }
+}
+
+/// The unit of a batch or mid resource.
+fn unit(resource: &str) -> &'static str {
+    if resource.ends_with("memory") {
+        "byte"
+    } else {
+        "integer"
+    }
+}
+
+fn cookie_labels<'a>(c: &'a Container, group: &'a str, cookie: &'a str) -> [&'a str; 7] {
+    [&c.pod, &c.namespace, &c.uid, &c.name, &c.id, group, cookie]
+}
+
+fn bursts(row: &Burst, emit: Emit<'_>) {
+    let c = &row.container;
+    let labels = [c.namespace.as_str(), &c.pod, &c.id, &c.name];
+    for (family, value) in [row.burst_us, row.quota_us].into_iter().enumerate() {
+        if let Some(value) = value {
+            emit(family, &labels, value as f64);
+        }
+    }
+}
+
+fn pool_cpus((batch, cpu): &(bool, u32), emit: Emit<'_>) {
+    emit(usize::from(*batch), &[&cpu.to_string()], 1.0);
+}
+
+fn usages(row: &Usage, emit: Emit<'_>) {
+    let numa = row.numa.map(|id| id.to_string());
+    let first = if numa.is_some() { 2 } else { 0 };
+    for (family, usage) in [(first, Some(row.node)), (first + 1, row.system)] {
+        let Some((cores, bytes)) = usage else {
+            continue;
+        };
+        for (resource, unit, value) in [("cpu", "core", cores), ("memory", "byte", bytes)] {
+            let mut labels: Vec<&str> = numa.as_deref().into_iter().collect();
+            labels.extend([resource, unit]);
+            emit(family, &labels, value);
+        }
+    }
+}
+
+fn host_application(row: &HostApplication, emit: Emit<'_>) {
+    for (resource, value) in [("cpu", row.cpu), ("memory", row.memory)] {
+        emit(0, &[&row.name, resource, &row.priority, &row.qos], value);
+    }
+}
+
+fn resources(row: &Resources, emit: Emit<'_>) {
+    let c = &row.container;
+    let labels = [
+        row.resource,
+        unit(row.resource),
+        &c.uid,
+        &c.pod,
+        &c.namespace,
+        &c.id,
+        &c.name,
+    ];
+    for (family, value) in [row.request, row.limit].into_iter().enumerate() {
+        if let Some(value) = value {
+            emit(family, &labels, value as f64);
+        }
+    }
+}
+
+fn cpi(row: &Cpi, emit: Emit<'_>) {
+    let c = &row.container;
+    for (field, value) in [("cycles", row.cycles), ("instructions", row.instructions)] {
+        let labels = [c.id.as_str(), &c.name, &c.uid, &c.pod, &c.namespace, field];
+        emit(0, &labels, value);
+    }
+}
+
+fn psi(row: &Psi, emit: Emit<'_>) {
+    let c = &row.container;
+    let full_supported = if row.full.is_some() { "true" } else { "false" };
+    for (degree, averages) in [("some", Some(row.some)), ("full", row.full)] {
+        let precisions = ["avg10", "avg60", "avg300"];
+        for (precision, value) in precisions.into_iter().zip(averages.into_iter().flatten()) {
+            let measured = [row.resource, precision, degree, full_supported];
+            let pod = [c.uid.as_str(), &c.pod, &c.namespace];
+            if c.id.is_empty() {
+                emit(1, &[&pod[..], &measured].concat(), value);
+            } else {
+                let container = [c.id.as_str(), &c.name];
+                emit(0, &[&container[..], &pod, &measured].concat(), value);
+            }
+        }
+    }
+}
+
+fn resctrl(row: &Resctrl, emit: Emit<'_>) {
+    let cache = row.cache.to_string();
+    if let Some(bytes) = row.llc {
+        emit(0, &[&cache, &row.qos], bytes as f64);
+    }
+    for (kind, bytes) in &row.traffic {
+        emit(1, &[&cache, &row.qos, kind], *bytes as f64);
+    }
+}
