@@ -1,6 +1,8 @@
 //! Decisions as functions of values: no I/O, no clock, no global state.
 
+pub mod burst;
 pub mod core_sched;
+pub mod cpu_limit;
 pub mod cpuset;
 pub mod cpuset_rule;
 pub mod device;
