@@ -1,4 +1,14 @@
-//! Whom memory pressure evicts, and how much has to go.
+//! Whom eviction takes, and how much has to go.
+//!
+//! [`config`] checks the limits and says how much each asks for, [`plan`] orders the candidates and
+//! keeps the books of all features together, [`request`] reads what a pod requests. Sources:
+//! Koordinator `pkg/koordlet/qosmanager/plugins/{cpuevict,memoryevict,util}`.
+
+pub mod config;
+pub mod plan;
+pub mod request;
+#[cfg(test)]
+mod tables;
 
 use std::cmp::Reverse;
 

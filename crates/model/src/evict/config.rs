@@ -1,0 +1,356 @@
+//! The limits of eviction, checked. What is wrong names the field of the NodeSLO and its value.
+
+use koord_api::slo::{CPUEvictPolicy, ResourceThresholdStrategy, defaults};
+
+/// Pods of a higher priority are never evicted by what is allocatable: the top of the mid band.
+pub const MAX_ALLOCATABLE_PRIORITY: i32 = 7999;
+
+/// Why a limit cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A value without which the feature cannot work.
+    #[error("{0} is not set")]
+    Missing(&'static str),
+    /// A value out of its range.
+    #[error("{field} must be {want}, got {value}")]
+    Range {
+        /// The field.
+        field: &'static str,
+        /// Its range.
+        want: &'static str,
+        /// What it is.
+        value: i64,
+    },
+    /// Two bounds in the wrong order.
+    #[error("{low} must be less than {high} {high_value}, got {low_value}")]
+    Order {
+        /// The lower bound's field.
+        low: &'static str,
+        /// The lower bound.
+        low_value: i64,
+        /// The upper bound's field.
+        high: &'static str,
+        /// The upper bound.
+        high_value: i64,
+    },
+}
+
+fn required(field: &'static str, value: Option<i64>) -> Result<i64, ConfigError> {
+    value.ok_or(ConfigError::Missing(field))
+}
+
+fn not_negative(field: &'static str, value: i64) -> Result<i64, ConfigError> {
+    if value < 0 {
+        let want = "at least 0";
+        return Err(ConfigError::Range { field, want, value });
+    }
+    Ok(value)
+}
+
+fn below(low: (&'static str, i64), high: (&'static str, i64)) -> Result<(), ConfigError> {
+    if low.1 < high.1 {
+        return Ok(());
+    }
+    Err(ConfigError::Order {
+        low: low.0,
+        low_value: low.1,
+        high: high.0,
+        high_value: high.1,
+    })
+}
+
+/// Limits of the use of a node, in percent of its capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UsageThreshold {
+    /// Use at or above this starts eviction.
+    pub percent: i64,
+    /// Eviction aims at this.
+    pub lower: i64,
+}
+
+impl UsageThreshold {
+    /// `memoryEvictThresholdPercent` and `memoryEvictLowerPercent`, which is two points below where it
+    /// is not set.
+    ///
+    /// # Errors
+    /// The threshold is missing or negative, or the bounds are in the wrong order.
+    pub fn memory(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
+        Self::new(
+            (
+                "memoryEvictThresholdPercent",
+                strategy.memory_evict_threshold_percent,
+            ),
+            (
+                "memoryEvictLowerPercent",
+                strategy.memory_evict_lower_percent,
+            ),
+        )
+    }
+
+    /// `cpuEvictThresholdPercent` and `cpuEvictLowerPercent`, as for memory.
+    ///
+    /// # Errors
+    /// As for memory.
+    pub fn cpu(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
+        Self::new(
+            (
+                "cpuEvictThresholdPercent",
+                strategy.cpu_evict_threshold_percent,
+            ),
+            ("cpuEvictLowerPercent", strategy.cpu_evict_lower_percent),
+        )
+    }
+
+    fn new(
+        (field, percent): (&'static str, Option<i64>),
+        (low_field, lower): (&'static str, Option<i64>),
+    ) -> Result<Self, ConfigError> {
+        let percent = not_negative(field, required(field, percent)?)?;
+        let lower = lower.unwrap_or(percent - defaults::EVICT_LOWER_DISTANCE_PERCENT);
+        below((low_field, lower), (field, percent))?;
+        Ok(Self { percent, lower })
+    }
+
+    /// How much has to be released, in the unit of `capacity`; 0 below the threshold.
+    ///
+    /// `capacity · (used % − lower) / 100` with the use in whole percent.
+    #[must_use]
+    pub fn release(&self, capacity: i64, used: i64) -> i64 {
+        if capacity <= 0 {
+            return 0;
+        }
+        let percent = i128::from(used) * 100 / i128::from(capacity);
+        if percent < i128::from(self.percent) {
+            return 0;
+        }
+        let release = i128::from(capacity) * (percent - i128::from(self.lower)) / 100;
+        i64::try_from(release).unwrap_or(i64::MAX)
+    }
+}
+
+/// `evictEnabledPriorityThreshold`: pods of a higher priority are not evicted by the node's use.
+///
+/// # Errors
+/// It is not set.
+pub fn usage_priority(strategy: &ResourceThresholdStrategy) -> Result<i32, ConfigError> {
+    strategy
+        .evict_enabled_priority_threshold
+        .ok_or(ConfigError::Missing("evictEnabledPriorityThreshold"))
+}
+
+/// Limits of what is requested, in percent of what is allocatable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocatableThreshold {
+    /// Requests above this start eviction.
+    pub percent: i64,
+    /// Eviction aims at this.
+    pub lower: i64,
+    /// Pods of a higher priority are neither counted nor evicted.
+    pub priority: i32,
+}
+
+impl AllocatableThreshold {
+    /// `cpuAllocatableEvictThresholdPercent`, `cpuAllocatableEvictLowerPercent` and
+    /// `allocatableEvictPriorityThreshold`, all of them required.
+    ///
+    /// # Errors
+    /// One is missing or out of range, or the bounds are in the wrong order.
+    pub fn cpu(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
+        Self::new(
+            (
+                "cpuAllocatableEvictThresholdPercent",
+                strategy.cpu_allocatable_evict_threshold_percent,
+            ),
+            (
+                "cpuAllocatableEvictLowerPercent",
+                strategy.cpu_allocatable_evict_lower_percent,
+            ),
+            strategy.allocatable_evict_priority_threshold,
+        )
+    }
+
+    /// The same for memory.
+    ///
+    /// # Errors
+    /// As for CPU.
+    pub fn memory(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
+        Self::new(
+            (
+                "memoryAllocatableEvictThresholdPercent",
+                strategy.memory_allocatable_evict_threshold_percent,
+            ),
+            (
+                "memoryAllocatableEvictLowerPercent",
+                strategy.memory_allocatable_evict_lower_percent,
+            ),
+            strategy.allocatable_evict_priority_threshold,
+        )
+    }
+
+    fn new(
+        (field, percent): (&'static str, Option<i64>),
+        (low_field, lower): (&'static str, Option<i64>),
+        priority: Option<i32>,
+    ) -> Result<Self, ConfigError> {
+        let percent = not_negative(field, required(field, percent)?)?;
+        let lower = required(low_field, lower)?;
+        below((low_field, lower), (field, percent))?;
+        let field = "allocatableEvictPriorityThreshold";
+        let priority = priority.ok_or(ConfigError::Missing(field))?;
+        if priority > MAX_ALLOCATABLE_PRIORITY {
+            return Err(ConfigError::Range {
+                field,
+                want: "at most 7999, so that prod pods stay",
+                value: i64::from(priority),
+            });
+        }
+        Ok(Self {
+            percent,
+            lower,
+            priority,
+        })
+    }
+
+    /// How much of one resource has to be released: everything where nothing is allocatable, else
+    /// what is requested beyond the lower bound once the threshold is exceeded.
+    #[must_use]
+    pub fn release(&self, requested: i64, allocatable: Option<i64>) -> i64 {
+        let Some(allocatable) = allocatable.filter(|amount| *amount > 0) else {
+            return requested.max(0);
+        };
+        let share = |percent: i64| i128::from(allocatable) * i128::from(percent);
+        if i128::from(requested) * 100 <= share(self.percent) {
+            return 0;
+        }
+        let release = i128::from(requested) - share(self.lower) / 100;
+        i64::try_from(release).unwrap_or(i64::MAX)
+    }
+}
+
+/// Limits of how far batch pods get the CPU they request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Satisfaction {
+    /// At or below this share of the requests, in percent, some pods are evicted.
+    pub lower: i64,
+    /// Eviction aims at this.
+    pub upper: i64,
+    /// Batch work must use this share of its limit, in percent.
+    pub usage: i64,
+    /// The window that is averaged, in seconds; at least one sample's interval.
+    pub window_seconds: i64,
+    /// Whether the limit is what is allocatable, instead of what suppression left.
+    pub by_allocatable: bool,
+}
+
+/// What batch work got, in milli-cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BatchCpu {
+    /// What suppression leaves it.
+    pub real_limit: i64,
+    /// What its pods request.
+    pub request: i64,
+    /// What it uses.
+    pub used: i64,
+}
+
+impl Satisfaction {
+    /// The fields `cpuEvict…` of a NodeSLO. `interval_seconds` lies between two samples.
+    ///
+    /// # Errors
+    /// A bound is missing or out of range, or they are in the wrong order.
+    pub fn new(
+        strategy: &ResourceThresholdStrategy,
+        interval_seconds: i64,
+    ) -> Result<Self, ConfigError> {
+        let lower_field = "cpuEvictBESatisfactionLowerPercent";
+        let upper_field = "cpuEvictBESatisfactionUpperPercent";
+        let lower = required(
+            lower_field,
+            strategy.cpu_evict_be_satisfaction_lower_percent,
+        )?;
+        let upper = required(
+            upper_field,
+            strategy.cpu_evict_be_satisfaction_upper_percent,
+        )?;
+        for (field, value, top, want) in [
+            (lower_field, lower, 60, "in 1..=60"),
+            (upper_field, upper, 99, "in 1..=99"),
+        ] {
+            if !(1..=top).contains(&value) {
+                return Err(ConfigError::Range { field, want, value });
+            }
+        }
+        if upper < lower {
+            return Err(ConfigError::Order {
+                low: lower_field,
+                low_value: lower,
+                high: upper_field,
+                high_value: upper,
+            });
+        }
+        Ok(Self {
+            lower,
+            upper,
+            usage: strategy
+                .cpu_evict_be_usage_threshold_percent
+                .unwrap_or(defaults::CPU_EVICT_BE_USAGE_THRESHOLD_PERCENT),
+            window_seconds: strategy
+                .cpu_evict_time_window_seconds
+                .unwrap_or(0)
+                .max(interval_seconds),
+            by_allocatable: strategy.cpu_evict_policy == Some(CPUEvictPolicy::ByAllocatable),
+        })
+    }
+
+    /// How much of the requests has to go, in milli-cores.
+    ///
+    /// The mean of the window and the newest sample must both call for it. The smaller of both is
+    /// released, and the mean's where request and limit did not change. `allocatable` is the node's
+    /// batch CPU; a negative or missing one is unknown, zero counts as one milli-core.
+    #[must_use]
+    pub fn release(&self, mean: BatchCpu, newest: BatchCpu, allocatable: Option<i64>) -> i64 {
+        let limit = |sample: BatchCpu| {
+            if self.by_allocatable {
+                allocatable
+                    .filter(|milli| *milli >= 0)
+                    .map_or(-1, |milli| milli.max(1))
+            } else {
+                sample.real_limit
+            }
+        };
+        let (mean_limit, newest_limit) = (limit(mean), limit(newest));
+        let by_mean = self.release_of(mean, mean_limit);
+        if by_mean <= 0 || !self.uses_its_limit(newest, newest_limit) {
+            return 0;
+        }
+        if mean.request == newest.request && mean_limit == newest_limit {
+            return by_mean;
+        }
+        by_mean.min(self.release_of(newest, newest_limit))
+    }
+
+    fn release_of(&self, sample: BatchCpu, limit: i64) -> i64 {
+        if !self.uses_its_limit(sample, limit) || sample.request <= 0 {
+            return 0;
+        }
+        let share = |percent: i64| i128::from(sample.request) * i128::from(percent);
+        if i128::from(limit) * 100 > share(self.lower) {
+            return 0;
+        }
+        let release = share(self.upper) / 100 - i128::from(limit);
+        i64::try_from(release).unwrap_or(i64::MAX).max(0)
+    }
+
+    /// A limit below one core counts as used; none at all is no reason to evict.
+    fn uses_its_limit(&self, sample: BatchCpu, limit: i64) -> bool {
+        limit > 0
+            && (limit < 1000
+                || i128::from(sample.used) * 100 >= i128::from(limit) * i128::from(self.usage))
+    }
+}
+
+/// Whether `count` samples, `interval_seconds` apart, fill a third of `window_seconds`.
+#[must_use]
+pub fn enough_samples(window_seconds: i64, count: i64, interval_seconds: i64) -> bool {
+    count.saturating_mul(interval_seconds) >= window_seconds / 3
+}
