@@ -7,6 +7,8 @@
 use koord_api::qos::QosClass;
 use koord_api::slo::{CPUBurstConfig, CPUBurstPolicy, CPUBurstStrategy, defaults};
 
+use crate::field::FieldError;
+
 /// From this share of the threshold on (in tenths) quotas are no longer raised.
 const COOLING_TENTHS: i64 = 9;
 /// A raised quota grows and shrinks by this share of itself: a fifth.
@@ -96,24 +98,12 @@ pub struct Config {
     pub period_seconds: i64,
 }
 
-/// A setting that is not used because its value is out of range.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} must be {want}, got {value}")]
-pub struct ConfigError {
-    /// The field's name on the wire.
-    pub field: &'static str,
-    /// The allowed range.
-    pub want: &'static str,
-    /// The value that was given.
-    pub value: String,
-}
-
 impl Config {
     /// The node's strategy with the fields of the pod's annotation `koordinator.sh/cpuBurst` laid over
     /// it. A value out of its range is reported, and the one below it is used: the node's for the
     /// pod's, the default for the node's.
     #[must_use]
-    pub fn of(node: &CPUBurstStrategy, pod: Option<&CPUBurstConfig>) -> (Self, Vec<ConfigError>) {
+    pub fn of(node: &CPUBurstStrategy, pod: Option<&CPUBurstConfig>) -> (Self, Vec<FieldError>) {
         let default = defaults::cpu_burst_strategy();
         let mut errors = Vec::new();
         let none = CPUBurstConfig::default();
@@ -124,7 +114,7 @@ impl Config {
                 .flatten()
                 .find(|policy| {
                     if !policy.is_known() {
-                        errors.push(ConfigError {
+                        errors.push(FieldError {
                             field: "policy",
                             want: "none, cpuBurstOnly, cfsQuotaBurstOnly or auto",
                             value: policy.as_str().to_owned(),
@@ -182,7 +172,7 @@ impl Config {
 }
 
 fn pick(
-    errors: &mut Vec<ConfigError>,
+    errors: &mut Vec<FieldError>,
     (field, want): (&'static str, &'static str),
     valid: impl Fn(i64) -> bool,
     given: [Option<i64>; 2],
@@ -192,7 +182,7 @@ fn pick(
         if valid(value) {
             return value;
         }
-        errors.push(ConfigError {
+        errors.push(FieldError {
             field,
             want,
             value: value.to_string(),

@@ -2,6 +2,7 @@
 //!
 //! Source: Koordinator `apis/slo/v1alpha1/nodeslo_types.go`.
 
+use crate::qos::QosClass;
 use crate::serde_util::open_enum;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
@@ -61,6 +62,21 @@ pub struct ResourceQOSStrategy {
     /// For the root cgroup; only block IO is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_root: Option<ResourceQOS>,
+}
+
+impl ResourceQOSStrategy {
+    /// The settings of pods of `class`, with default: LSE pods have those of LSR, and pods without a
+    /// class have none.
+    #[must_use]
+    pub fn of_class(&self, class: QosClass) -> Option<&ResourceQOS> {
+        match class {
+            QosClass::Lse | QosClass::Lsr => self.lsr_class.as_ref(),
+            QosClass::Ls => self.ls_class.as_ref(),
+            QosClass::Be => self.be_class.as_ref(),
+            QosClass::System => self.system_class.as_ref(),
+            QosClass::None => None,
+        }
+    }
 }
 
 /// Mechanisms behind CPU and network QoS.
