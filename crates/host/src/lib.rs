@@ -26,8 +26,10 @@ pub mod path;
 pub mod process;
 pub mod procfs;
 pub mod reader;
+pub mod resctrl;
 pub mod root;
 pub mod sched;
+pub mod target;
 pub mod testing;
 pub mod topology;
 
@@ -36,7 +38,9 @@ pub use cpuset::CpuSet;
 pub use error::{HostError, Malformed, Result};
 pub use path::CgroupPath;
 pub use reader::{Reader, Scratch};
+pub use resctrl::{ResctrlGroup, Schema};
 pub use root::{Controller, Dirs, Root, Version};
+pub use target::{Attribute, Device, Order, ResctrlFile, SchedFeature, Sysctl, Target, TargetKind};
 
 /// Whether this process has root's effective user id.
 #[must_use]

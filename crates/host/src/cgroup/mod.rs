@@ -15,6 +15,7 @@ use crate::error::{HostError, Malformed, Result};
 use crate::path::CgroupPath;
 use crate::reader::{self, Reader};
 use crate::root::{Controller, Root, Version};
+use crate::target::Target;
 use std::path::PathBuf;
 
 /// What a write did.
@@ -116,26 +117,8 @@ impl Cgroup {
     /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
     /// and value. [`HostError::is_gone`] tells a vanished group.
     pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
-        let version = self.root.version();
-        let value = value.trim();
-        resource.validate(value)?;
-        let path = self.file(resource)?;
-        let current = std::fs::read(&path).map_err(|error| HostError::io("read", &path, error))?;
-        let current = String::from_utf8_lossy(&current);
-        let old = resource
-            .decode(version, &current)
-            .unwrap_or_else(|_| current.trim().to_owned());
-        let changed = !resource.says(version, &current, value);
-        if changed {
-            self.root
-                .write(&path, &resource.encode(version, value, &current))?;
-        }
-        Ok(Written {
-            path,
-            old,
-            new: value.to_owned(),
-            changed,
-        })
+        let target = Target::cgroup(&self.path, resource);
+        self.root.write_target(&target, value)
     }
 
     fn number(&self, resource: Resource) -> Result<Option<i64>> {

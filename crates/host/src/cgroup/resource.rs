@@ -7,6 +7,7 @@
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
 use crate::root::{Controller, Version};
+use crate::target::{Device as BlockDevice, Order};
 use Controller::{Blkio, Cpu, Cpuacct, Cpuset, Memory, NetCls};
 
 /// Lower bound of `cpu.shares`.
@@ -220,13 +221,21 @@ impl Resource {
             Self::MemoryPagecacheLimitSync => {
                 v2_only(Memory, "memory.pagecache_limit.sync", Range(0, 1))
             }
-            Self::BlkioReadIops => v1_only(Blkio, "blkio.throttle.read_iops_device", Device(0)),
-            Self::BlkioWriteIops => v1_only(Blkio, "blkio.throttle.write_iops_device", Device(0)),
-            Self::BlkioReadBps => v1_only(Blkio, "blkio.throttle.read_bps_device", Device(0)),
-            Self::BlkioWriteBps => v1_only(Blkio, "blkio.throttle.write_bps_device", Device(0)),
-            Self::BlkioCostWeight => v1_only(Blkio, "blkio.cost.weight", Device(1)),
-            Self::BlkioCostQos => v1_only(Blkio, "blkio.cost.qos", DeviceText),
-            Self::BlkioCostModel => v1_only(Blkio, "blkio.cost.model", DeviceText),
+            Self::BlkioReadIops => {
+                split(Blkio, "blkio.throttle.read_iops_device", "io.max", Device(0))
+            }
+            Self::BlkioWriteIops => {
+                split(Blkio, "blkio.throttle.write_iops_device", "io.max", Device(0))
+            }
+            Self::BlkioReadBps => {
+                split(Blkio, "blkio.throttle.read_bps_device", "io.max", Device(0))
+            }
+            Self::BlkioWriteBps => {
+                split(Blkio, "blkio.throttle.write_bps_device", "io.max", Device(0))
+            }
+            Self::BlkioCostWeight => split(Blkio, "blkio.cost.weight", "io.weight", Device(1)),
+            Self::BlkioCostQos => split(Blkio, "blkio.cost.qos", "io.cost.qos", DeviceText),
+            Self::BlkioCostModel => split(Blkio, "blkio.cost.model", "io.cost.model", DeviceText),
             Self::NetClsClassid => v1_only(NetCls, "net_cls.classid", Range(0, 4_294_967_295)),
         }
     }
@@ -253,6 +262,21 @@ impl Resource {
         self.row().kind != Kind::ReadOnly
     }
 
+    /// How its values relate to those of parents and children.
+    #[must_use]
+    pub fn order(self) -> Order {
+        match self {
+            Self::CfsQuota
+            | Self::CfsBurst
+            | Self::MemoryLimit
+            | Self::MemoryMin
+            | Self::MemoryLow
+            | Self::MemoryHigh => Order::Limit,
+            Self::CpusetCpus | Self::CpusetMems => Order::List,
+            _ => Order::Plain,
+        }
+    }
+
     /// Checks a value in v1 units before it is written.
     ///
     /// # Errors
@@ -263,7 +287,9 @@ impl Resource {
         let expected = match kind {
             Kind::ReadOnly => "nothing: it is read-only",
             Kind::Range(min, max) => {
-                if number.is_some_and(|number| (min..=max).contains(&number)) {
+                if number.is_some_and(|number| (min..=max).contains(&number))
+                    || (value == "max" && self.is_protection())
+                {
                     return Ok(());
                 }
                 self.range_text()
@@ -314,6 +340,22 @@ impl Resource {
         })
     }
 
+    /// Bytes that the kernel also calls `max`.
+    fn is_protection(self) -> bool {
+        matches!(self, Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh)
+    }
+
+    /// The key of a limit in v2's `io.max`.
+    fn io_max_key(self) -> Option<&'static str> {
+        match self {
+            Self::BlkioReadBps => Some("rbps"),
+            Self::BlkioWriteBps => Some("wbps"),
+            Self::BlkioReadIops => Some("riops"),
+            Self::BlkioWriteIops => Some("wiops"),
+            _ => None,
+        }
+    }
+
     fn range_text(self) -> &'static str {
         match self {
             Self::CpuShares => "2 to 262144",
@@ -359,9 +401,7 @@ impl Resource {
                 limit => limit.to_string(),
             },
             (Self::MemoryLimit, Version::V2) if content == "max" => "-1".to_owned(),
-            (Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh, _) if content == "max" => {
-                i64::MAX.to_string()
-            }
+            (resource, _) if resource.is_protection() && content == "max" => i64::MAX.to_string(),
             (Self::CpuacctUsage, Version::V2) => {
                 super::stat::usage_of_cpu_stat(content)?.to_string()
             }
@@ -380,7 +420,42 @@ impl Resource {
                 let quota = current.split_ascii_whitespace().next().unwrap_or("max");
                 format!("{quota} {value}")
             }
+            (resource, Version::V2) if resource.is_protection() && number == i64::MAX => {
+                "max".to_owned()
+            }
+            (resource, Version::V2) => match (resource.io_max_key(), split_device(value)) {
+                (Some(key), Some((device, "0"))) => format!("{device} {key}=max"),
+                (Some(key), Some((device, limit))) => format!("{device} {key}={limit}"),
+                _ => value.to_owned(),
+            },
             _ => value.to_owned(),
+        }
+    }
+
+    /// The value of one device, in v1 units: without a line, what the kernel then does.
+    pub(crate) fn decode_line(self, version: Version, content: &str, key: BlockDevice) -> String {
+        let key = key.to_string();
+        let line = content.lines().find_map(|line| {
+            let (first, rest) = line.trim().split_once(' ')?;
+            (first == key).then(|| rest.trim())
+        });
+        match (self.io_max_key(), version) {
+            (Some(name), Version::V2) => line
+                .and_then(|line| {
+                    line.split_ascii_whitespace()
+                        .find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+                })
+                .filter(|limit| *limit != "max")
+                .unwrap_or("0")
+                .to_owned(),
+            (Some(_), Version::V1) => line.unwrap_or("0").to_owned(),
+            (None, _) if self == Self::BlkioCostWeight => {
+                let default = content
+                    .lines()
+                    .find_map(|line| line.trim().strip_prefix("default "));
+                line.or(default).unwrap_or("100").trim().to_owned()
+            }
+            (None, _) => line.unwrap_or("").to_owned(),
         }
     }
 
@@ -391,9 +466,28 @@ impl Resource {
                 (Ok(current), Ok(value)) => current == value,
                 _ => false,
             },
-            Kind::Device(_) | Kind::DeviceText => device_says(current, value),
+            Kind::Device(_) => split_device(value).is_some_and(|(device, wanted)| {
+                let device = device.parse::<BlockDevice>();
+                device.is_ok_and(|key| self.decode_line(version, current, key) == wanted)
+            }),
+            Kind::DeviceText => device_says(current, value),
             // Writing a pid is an action, not a state.
             Kind::Pid | Kind::ReadOnly => false,
+            // The kernel keeps whole pages.
+            Kind::Range(..) | Kind::Limit if self.is_protection() || self == Self::MemoryLimit => {
+                let pages = |text: &str| match text {
+                    "max" => Some(i64::MAX / page_size()),
+                    text => text.parse::<i64>().ok().map(|bytes| bytes / page_size()),
+                };
+                let unlimited = |text: &str| self == Self::MemoryLimit && text == "-1";
+                self.decode(version, current).is_ok_and(|now| {
+                    if unlimited(&now) || unlimited(value) {
+                        now == value
+                    } else {
+                        pages(&now).is_some() && pages(&now) == pages(value)
+                    }
+                })
+            }
             Kind::Range(..) | Kind::Quota | Kind::Limit => {
                 let encoded = self.encode(version, value, current);
                 current.trim() == encoded
@@ -405,6 +499,13 @@ impl Resource {
     }
 }
 
+/// Bytes in a page of memory.
+fn page_size() -> i64 {
+    i64::try_from(rustix::param::page_size())
+        .unwrap_or(4096)
+        .max(1)
+}
+
 /// Splits `MAJ:MIN rest`.
 fn split_device(value: &str) -> Option<(&str, &str)> {
     let (device, rest) = value.split_once(' ')?;
@@ -413,7 +514,7 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
     (digits(major) && digits(minor)).then(|| (device, rest.trim()))
 }
 
-/// Compares the line of one device; a zero limit is what no line means.
+/// Compares the fields of one device.
 fn device_says(current: &str, value: &str) -> bool {
     let Some((device, wanted)) = split_device(value) else {
         return false;
@@ -423,7 +524,7 @@ fn device_says(current: &str, value: &str) -> bool {
         .filter_map(split_device)
         .find(|(known, _)| *known == device);
     match line {
-        None => wanted == "0",
+        None => false,
         Some((_, present)) => {
             // Key=value fields in any order; fields that are not asked for are kept.
             wanted.split_ascii_whitespace().all(|field| {

@@ -1,0 +1,178 @@
+//! Cache and memory-bandwidth control: the files of resctrl.
+
+use crate::error::{HostError, Malformed, Result};
+use crate::root::Root;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// A control group of resctrl: the root group, or one directory below it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResctrlGroup(Arc<str>);
+
+impl ResctrlGroup {
+    /// Names that the kernel has taken in every group.
+    const RESERVED: [&'static str; 3] = ["info", "mon_groups", "mon_data"];
+
+    /// The group of all tasks that nobody has moved.
+    #[must_use]
+    pub fn root() -> Self {
+        Self(Arc::from(""))
+    }
+
+    /// Whether this is the root group.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The directory's name; empty for the root.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self, root: &Root) -> PathBuf {
+        let mount = root.sys("fs/resctrl");
+        if self.is_root() {
+            mount
+        } else {
+            mount.join(&*self.0)
+        }
+    }
+}
+
+impl FromStr for ResctrlGroup {
+    type Err = HostError;
+    /// A single directory name that is none of the kernel's own.
+    fn from_str(name: &str) -> Result<Self> {
+        let reason = if name.is_empty() || name.starts_with('.') {
+            "is empty or starts with a dot"
+        } else if name.len() > 255 || name.contains(['/', '\n', '\0']) {
+            "is no single directory name"
+        } else if Self::RESERVED.contains(&name) {
+            "is a name of the kernel's own"
+        } else {
+            return Ok(Self(Arc::from(name)));
+        };
+        Err(HostError::Path {
+            path: name.to_owned(),
+            reason,
+        })
+    }
+}
+
+impl fmt::Display for ResctrlGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/{}", self.0)
+    }
+}
+
+impl fmt::Debug for ResctrlGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ResctrlGroup({self})")
+    }
+}
+
+/// A resource that a line of `schemata` controls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the kernel's own names")]
+pub enum Schema {
+    L2,
+    L2Code,
+    L2Data,
+    L3,
+    L3Code,
+    L3Data,
+    Mb,
+}
+
+impl Schema {
+    /// Every resource.
+    pub const ALL: [Self; 7] = [
+        Self::L2,
+        Self::L2Code,
+        Self::L2Data,
+        Self::L3,
+        Self::L3Code,
+        Self::L3Data,
+        Self::Mb,
+    ];
+
+    /// The name before the colon.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::L2 => "L2",
+            Self::L2Code => "L2CODE",
+            Self::L2Data => "L2DATA",
+            Self::L3 => "L3",
+            Self::L3Code => "L3CODE",
+            Self::L3Data => "L3DATA",
+            Self::Mb => "MB",
+        }
+    }
+
+    /// Whether the values are bit masks, in hexadecimal; else they are decimal numbers.
+    #[must_use]
+    pub fn is_mask(self) -> bool {
+        self != Self::Mb
+    }
+
+    /// Parses `0=fe;1=fe`, the part after the colon: domain id (cache id) to value.
+    ///
+    /// # Errors
+    /// When it is empty, a field is no `id=value`, or an id comes twice.
+    pub fn parse(self, text: &str) -> std::result::Result<BTreeMap<u32, u64>, Malformed> {
+        let expected = if self.is_mask() {
+            "domains such as \"0=fe;1=fe\""
+        } else {
+            "domains such as \"0=100;1=100\""
+        };
+        let bad = || Malformed::new(expected, text);
+        let mut domains = BTreeMap::new();
+        for field in text.trim().split(';') {
+            let (id, value) = field.split_once('=').ok_or_else(bad)?;
+            let id = id.trim().parse().map_err(|_| bad())?;
+            let value = value.trim();
+            let value = if self.is_mask() {
+                u64::from_str_radix(value, 16)
+            } else {
+                value.parse()
+            };
+            if domains.insert(id, value.map_err(|_| bad())?).is_some() {
+                return Err(bad());
+            }
+        }
+        Ok(domains)
+    }
+
+    /// As [`Schema::parse`] reads it: ascending ids, lower-case masks without prefix.
+    #[must_use]
+    pub fn format(self, domains: &BTreeMap<u32, u64>) -> String {
+        let fields: Vec<String> = domains
+            .iter()
+            .map(|(id, value)| {
+                if self.is_mask() {
+                    format!("{id}={value:x}")
+                } else {
+                    format!("{id}={value}")
+                }
+            })
+            .collect();
+        fields.join(";")
+    }
+
+    /// The part after the colon in the content of a `schemata` file.
+    #[must_use]
+    pub fn line(self, schemata: &str) -> Option<&str> {
+        schemata.lines().find_map(|line| {
+            let (name, rest) = line.split_once(':')?;
+            (name.trim() == self.name()).then(|| rest.trim())
+        })
+    }
+}

@@ -1,0 +1,584 @@
+//! What a write names: one value in the kernel, with the rules for writing it.
+//!
+//! A [`Target`] is a file, or a part of a file, that has a value of its own. Its row says which
+//! values it takes, how to recognise that the file already says one, and how its values relate to
+//! those of parents and children ([`Order`]), so that whoever writes many can sort them.
+
+mod sysctl;
+
+pub use sysctl::{SchedFeature, Sysctl};
+
+use crate::cgroup::{Resource, Written};
+use crate::cpuset::CpuSet;
+use crate::error::{HostError, Malformed, Result};
+use crate::path::CgroupPath;
+use crate::resctrl::{ResctrlGroup, Schema};
+use crate::root::Root;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A block device by its numbers: `8:0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Device {
+    /// Major number: the driver.
+    pub major: u32,
+    /// Minor number: the device.
+    pub minor: u32,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for Device {
+    type Err = Malformed;
+    fn from_str(text: &str) -> std::result::Result<Self, Malformed> {
+        let number = |text: &str| {
+            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|_| digits)
+        };
+        let parsed = text
+            .split_once(':')
+            .and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+        match parsed {
+            Some((major, minor)) => Ok(Self { major, minor }),
+            None => Err(Malformed::new("a device such as \"8:0\"", text)),
+        }
+    }
+}
+
+/// A part of a resctrl group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ResctrlFile {
+    /// The group itself: `1` makes it, `0` removes it.
+    Directory,
+    /// A line of `schemata`; the value is what follows the colon, e.g. `0=fe;1=fe`.
+    Schemata(Schema),
+    /// `tasks`: one thread id per write, and an action rather than a state.
+    Tasks,
+}
+
+/// An attribute of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Attribute {
+    /// `oom_score_adj`, -1000 to 1000.
+    OomScoreAdj,
+    /// The core-scheduling cookie.
+    CoreSchedCookie,
+}
+
+/// One value in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// A file of a control group.
+    Cgroup {
+        /// The group.
+        group: CgroupPath,
+        /// The file.
+        resource: Resource,
+    },
+    /// The line of one device in a file of a control group; the value is the rest of the line, in
+    /// v1 units.
+    CgroupLine {
+        /// The group.
+        group: CgroupPath,
+        /// The file.
+        resource: Resource,
+        /// The device.
+        key: Device,
+    },
+    /// A knob of the machine.
+    Sysctl(Sysctl),
+    /// A feature of the scheduler: `1` or `0`.
+    SchedFeature(SchedFeature),
+    /// A part of a resctrl group.
+    Resctrl {
+        /// The group.
+        group: ResctrlGroup,
+        /// The part.
+        file: ResctrlFile,
+    },
+    /// An attribute of a process.
+    Process {
+        /// The process.
+        pid: u32,
+        /// The attribute.
+        attribute: Attribute,
+    },
+}
+
+/// A [`Target`] without its instance: what a writer may claim for all groups or processes at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TargetKind {
+    /// A file of control groups, whole or by line.
+    Cgroup(Resource),
+    /// A knob of the machine.
+    Sysctl(Sysctl),
+    /// The scheduler's features.
+    SchedFeature,
+    /// A part of resctrl groups.
+    Resctrl(ResctrlFile),
+    /// An attribute of processes.
+    Process(Attribute),
+}
+
+impl TargetKind {
+    /// The name in logs and audit records.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cgroup(resource) => resource.name(),
+            Self::Sysctl(sysctl) => sysctl.name(),
+            Self::SchedFeature => "sched_features",
+            Self::Resctrl(ResctrlFile::Directory) => "resctrl",
+            Self::Resctrl(ResctrlFile::Schemata(schema)) => schema.name(),
+            Self::Resctrl(ResctrlFile::Tasks) => "tasks",
+            Self::Process(Attribute::OomScoreAdj) => "oom_score_adj",
+            Self::Process(Attribute::CoreSchedCookie) => "core_sched_cookie",
+        }
+    }
+}
+
+/// How the values of a target relate to those of its parents and children.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Not at all.
+    Plain,
+    /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
+    /// root down, shrinks from the leaves up.
+    Limit,
+    /// A list of which a child may only have a part: a superset is looser. Moves through the union
+    /// of old and new.
+    List,
+}
+
+impl Order {
+    /// What to write on the way from the root to the leaves, when `wanted` is (partly) looser than
+    /// `current`. `None` when nothing may be written before the children were: the exact value
+    /// follows on the way back.
+    #[must_use]
+    pub fn loosened(self, current: &str, wanted: &str) -> Option<String> {
+        match self {
+            Self::Plain => None,
+            Self::Limit => (limit(wanted)? > limit(current)?).then(|| wanted.to_owned()),
+            Self::List => {
+                let wanted_set: CpuSet = wanted.parse().ok()?;
+                let current: CpuSet = current.parse().ok()?;
+                let union = wanted_set.union(&current);
+                if union == current {
+                    None
+                } else if union == wanted_set {
+                    Some(wanted.to_owned())
+                } else {
+                    Some(union.to_string())
+                }
+            }
+        }
+    }
+}
+
+fn limit(text: &str) -> Option<i64> {
+    match text.trim() {
+        "-1" | "max" => Some(i64::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+impl Target {
+    /// A file of a control group.
+    #[must_use]
+    pub fn cgroup(group: &CgroupPath, resource: Resource) -> Self {
+        Self::Cgroup {
+            group: group.clone(),
+            resource,
+        }
+    }
+
+    /// The kind.
+    #[must_use]
+    pub fn kind(&self) -> TargetKind {
+        match self {
+            Self::Cgroup { resource, .. } | Self::CgroupLine { resource, .. } => {
+                TargetKind::Cgroup(*resource)
+            }
+            Self::Sysctl(sysctl) => TargetKind::Sysctl(*sysctl),
+            Self::SchedFeature(_) => TargetKind::SchedFeature,
+            Self::Resctrl { file, .. } => TargetKind::Resctrl(*file),
+            Self::Process { attribute, .. } => TargetKind::Process(*attribute),
+        }
+    }
+
+    /// The control group, for targets that have one.
+    #[must_use]
+    pub fn group(&self) -> Option<&CgroupPath> {
+        match self {
+            Self::Cgroup { group, .. } | Self::CgroupLine { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+
+    /// The file of a control group, for targets that are one.
+    #[must_use]
+    pub fn resource(&self) -> Option<Resource> {
+        match self {
+            Self::Cgroup { resource, .. } | Self::CgroupLine { resource, .. } => Some(*resource),
+            _ => None,
+        }
+    }
+
+    /// Where the value is, for people: the group, `sysctl`, `process 12`.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self {
+            Self::Cgroup { group, .. } | Self::CgroupLine { group, .. } => {
+                group.as_str().to_owned()
+            }
+            Self::Sysctl(_) | Self::SchedFeature(_) => "sysctl".to_owned(),
+            Self::Resctrl { group, .. } => format!("resctrl{group}"),
+            Self::Process { pid, .. } => format!("process {pid}"),
+        }
+    }
+
+    /// How deep the target is: parents before children, processes after every group.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        match self {
+            Self::Cgroup { group, .. } | Self::CgroupLine { group, .. } => group.depth(),
+            Self::Sysctl(_) | Self::SchedFeature(_) => 0,
+            Self::Resctrl { group, .. } => usize::from(!group.is_root()),
+            Self::Process { .. } => usize::MAX,
+        }
+    }
+
+    /// The place among the targets of one depth. What must be raised first, and so lowered last,
+    /// comes first: a quota before its burst, a limit before the protection below it.
+    #[must_use]
+    pub fn rank(&self) -> u8 {
+        match self.kind() {
+            TargetKind::Cgroup(resource) => match resource {
+                // Leaving idle resets the weight, so the weight comes after it.
+                Resource::CpuIdle => 0,
+                Resource::CpuShares => 1,
+                Resource::CfsPeriod => 2,
+                Resource::CfsQuota => 3,
+                Resource::CfsBurst => 4,
+                Resource::MemoryLimit => 5,
+                Resource::MemoryHigh => 6,
+                Resource::MemoryLow => 7,
+                Resource::MemoryMin => 8,
+                _ => 9,
+            },
+            TargetKind::Resctrl(ResctrlFile::Directory) => 0,
+            TargetKind::Resctrl(ResctrlFile::Schemata(_)) => 1,
+            TargetKind::Resctrl(ResctrlFile::Tasks) => 2,
+            TargetKind::Sysctl(_) | TargetKind::SchedFeature | TargetKind::Process(_) => 0,
+        }
+    }
+
+    /// How its values relate to those of parents and children.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        match self {
+            Self::Cgroup { resource, .. } => resource.order(),
+            _ => Order::Plain,
+        }
+    }
+
+    /// Whether a value stays what was written until somebody writes again. Not so for `tasks`,
+    /// which takes actions, and for processes, whose ids are used again.
+    #[must_use]
+    pub fn is_stable(&self) -> bool {
+        !matches!(
+            self.kind(),
+            TargetKind::Resctrl(ResctrlFile::Tasks)
+                | TargetKind::Process(_)
+                | TargetKind::Cgroup(Resource::Procs | Resource::Tasks)
+        )
+    }
+
+    /// Checks a value before it is written.
+    ///
+    /// # Errors
+    /// [`HostError::Invalid`], naming target, value and what would be valid.
+    pub fn validate(&self, value: &str) -> Result<()> {
+        let expected = match self {
+            Self::Cgroup { resource, .. } => return resource.validate(value),
+            Self::CgroupLine { resource, key, .. } => {
+                return resource.validate(&format!("{key} {value}"));
+            }
+            Self::Sysctl(sysctl) => return sysctl.validate(value),
+            Self::SchedFeature(_) => {
+                if matches!(value, "0" | "1") {
+                    return Ok(());
+                }
+                "0 or 1"
+            }
+            Self::Resctrl { group, file } => match file {
+                ResctrlFile::Directory => {
+                    if !group.is_root() && matches!(value, "0" | "1") {
+                        return Ok(());
+                    }
+                    "0 or 1, for a group other than the root"
+                }
+                ResctrlFile::Schemata(schema) => match schema.parse(value) {
+                    Ok(_) => return Ok(()),
+                    Err(malformed) => malformed.expected,
+                },
+                ResctrlFile::Tasks => {
+                    if value.parse::<i32>().is_ok_and(|id| id > 0) {
+                        return Ok(());
+                    }
+                    "a thread id"
+                }
+            },
+            Self::Process { attribute, .. } => match attribute {
+                Attribute::OomScoreAdj => {
+                    if value
+                        .parse::<i32>()
+                        .is_ok_and(|adj| (-1000..=1000).contains(&adj))
+                    {
+                        return Ok(());
+                    }
+                    "-1000 to 1000"
+                }
+                Attribute::CoreSchedCookie => {
+                    return Err(HostError::Unsupported {
+                        resource: self.kind().name(),
+                        version: "this build",
+                    });
+                }
+            },
+        };
+        Err(HostError::Invalid {
+            resource: self.kind().name(),
+            value: value.to_owned(),
+            expected,
+        })
+    }
+
+    /// The file or directory.
+    ///
+    /// # Errors
+    /// [`HostError::Unsupported`] when the mounted cgroup version has no such file.
+    pub fn path(&self, root: &Root) -> Result<PathBuf> {
+        Ok(match self {
+            Self::Cgroup { group, resource }
+            | Self::CgroupLine {
+                group, resource, ..
+            } => root.cgroup(group).file(*resource)?,
+            Self::Sysctl(sysctl) => sysctl.path(root),
+            Self::SchedFeature(_) => SchedFeature::path(root),
+            Self::Resctrl { group, file } => match file {
+                ResctrlFile::Directory => group.dir(root),
+                ResctrlFile::Schemata(_) => group.dir(root).join("schemata"),
+                ResctrlFile::Tasks => group.dir(root).join("tasks"),
+            },
+            Self::Process { pid, attribute } => match attribute {
+                Attribute::OomScoreAdj => root.proc(&format!("{pid}/oom_score_adj")),
+                Attribute::CoreSchedCookie => root.proc(&pid.to_string()),
+            },
+        })
+    }
+
+    /// The value in the file's content.
+    fn decode(&self, root: &Root, content: &str) -> std::result::Result<String, Malformed> {
+        Ok(match self {
+            Self::Cgroup { resource, .. } => return resource.decode(root.version(), content),
+            Self::CgroupLine { resource, key, .. } => {
+                resource.decode_line(root.version(), content, *key)
+            }
+            Self::SchedFeature(feature) => feature
+                .state(content)
+                .ok_or_else(|| Malformed::new("the scheduler feature", content))?
+                .to_owned(),
+            Self::Resctrl {
+                file: ResctrlFile::Schemata(schema),
+                ..
+            } => schema
+                .line(content)
+                .ok_or_else(|| Malformed::new("a line of this resource", content))?
+                .to_owned(),
+            _ => content.trim().to_owned(),
+        })
+    }
+
+    /// Whether the file with content `current` already says `value`.
+    fn says(&self, root: &Root, current: &str, value: &str) -> bool {
+        match self {
+            Self::Cgroup { resource, .. } => resource.says(root.version(), current, value),
+            Self::CgroupLine { resource, key, .. } => {
+                resource.says(root.version(), current, &format!("{key} {value}"))
+            }
+            Self::Resctrl {
+                file: ResctrlFile::Schemata(schema),
+                ..
+            } => {
+                let present = schema.line(current).map(|line| schema.parse(line));
+                match (present, schema.parse(value)) {
+                    // Domains that are not asked for are kept.
+                    (Some(Ok(present)), Ok(wanted)) => wanted
+                        .iter()
+                        .all(|(id, value)| present.get(id) == Some(value)),
+                    _ => false,
+                }
+            }
+            Self::Resctrl {
+                file: ResctrlFile::Tasks,
+                ..
+            } => false,
+            _ => self
+                .decode(root, current)
+                .is_ok_and(|present| present == value),
+        }
+    }
+
+    /// What to write so that the file with content `current` says `value`.
+    fn encode(&self, root: &Root, value: &str, current: &str) -> String {
+        match self {
+            Self::Cgroup { resource, .. } => resource.encode(root.version(), value, current),
+            Self::CgroupLine { resource, key, .. } => {
+                resource.encode(root.version(), &format!("{key} {value}"), current)
+            }
+            Self::SchedFeature(feature) => feature.word(value),
+            Self::Resctrl {
+                file: ResctrlFile::Schemata(schema),
+                ..
+            } => {
+                // The kernel takes whole lines only.
+                format!("{}:{value}\n", schema.name())
+            }
+            _ => value.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.kind().name();
+        match self {
+            Self::Cgroup { group, .. } => write!(f, "{group} {name}"),
+            Self::CgroupLine { group, key, .. } => write!(f, "{group} {name} {key}"),
+            Self::Sysctl(_) => f.write_str(name),
+            Self::SchedFeature(feature) => write!(f, "{name} {feature}"),
+            Self::Resctrl { group, file } => match file {
+                ResctrlFile::Directory => write!(f, "resctrl {group}"),
+                _ => write!(f, "resctrl {group} {name}"),
+            },
+            Self::Process { pid, .. } => write!(f, "process {pid} {name}"),
+        }
+    }
+}
+
+impl Root {
+    /// The value of `target`; `None` when its group, process or file is gone.
+    ///
+    /// # Errors
+    /// When this kernel has no such file, or it cannot be read or understood.
+    pub fn read_target(&self, target: &Target) -> Result<Option<String>> {
+        let path = target.path(self)?;
+        if let Target::Resctrl {
+            file: ResctrlFile::Directory,
+            ..
+        } = target
+        {
+            return Ok(Some(if path.is_dir() { "1" } else { "0" }.to_owned()));
+        }
+        self.read_with(&path, |content| target.decode(self, content))
+    }
+
+    /// Whether `target` has `value` now; `None` when its group, process or file is gone.
+    ///
+    /// # Errors
+    /// As [`Root::read_target`].
+    pub fn target_says(&self, target: &Target, value: &str) -> Result<Option<bool>> {
+        if let Target::Resctrl {
+            file: ResctrlFile::Directory,
+            ..
+        } = target
+        {
+            return Ok(self.read_target(target)?.map(|now| now == value));
+        }
+        let path = target.path(self)?;
+        let content = self.read(&path)?;
+        Ok(content.map(|content| target.says(self, &content, value)))
+    }
+
+    /// Brings `target` to `value` unless it has it already.
+    ///
+    /// # Errors
+    /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
+    /// and value. [`HostError::is_gone`] tells a vanished group or process.
+    pub fn write_target(&self, target: &Target, value: &str) -> Result<Written> {
+        let value = value.trim();
+        target.validate(value)?;
+        self.put_target(target, value)
+    }
+
+    /// As [`Root::write_target`], for a value that was read from this very target: it may be one
+    /// that koord would not choose, such as a knob outside the range that it writes.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn restore_target(&self, target: &Target, value: &str) -> Result<Written> {
+        self.put_target(target, value)
+    }
+
+    fn put_target(&self, target: &Target, value: &str) -> Result<Written> {
+        let path = target.path(self)?;
+        if let Target::Resctrl {
+            file: ResctrlFile::Directory,
+            ..
+        } = target
+        {
+            return self.put_directory(path, value);
+        }
+        let current = std::fs::read(&path).map_err(|error| HostError::io("read", &path, error))?;
+        let current = String::from_utf8_lossy(&current);
+        if let Target::SchedFeature(feature) = target
+            && feature.state(&current).is_none()
+        {
+            return Err(HostError::Unsupported {
+                resource: target.kind().name(),
+                version: "this kernel",
+            });
+        }
+        let old = target
+            .decode(self, &current)
+            .unwrap_or_else(|_| current.trim().to_owned());
+        let changed = !target.says(self, &current, value);
+        if changed {
+            self.write(&path, &target.encode(self, value, &current))?;
+        }
+        Ok(Written {
+            path,
+            old,
+            new: value.to_owned(),
+            changed,
+        })
+    }
+
+    fn put_directory(&self, path: PathBuf, value: &str) -> Result<Written> {
+        let old = if path.is_dir() { "1" } else { "0" };
+        let changed = old != value;
+        if changed {
+            let done = match value {
+                "1" => self.writer().make_dir(&path),
+                _ => self.writer().remove_dir(&path),
+            };
+            let action = if value == "1" { "create" } else { "remove" };
+            done.map_err(|error| HostError::io(action, &path, error))?;
+        }
+        Ok(Written {
+            path,
+            old: old.to_owned(),
+            new: value.to_owned(),
+            changed,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
