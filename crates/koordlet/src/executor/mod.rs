@@ -1,49 +1,55 @@
 //! The one writer of kernel files.
 //!
-//! Strategies hand over [`Intent`]s; the executor orders them by level (limits grow from the root
+//! Strategies hand over [`Intent`]s; the executor orders them by depth (limits grow from the root
 //! down and shrink from the leaves up), leaves out what is already so, writes, and records an audit
 //! line for every write. A group that vanished meanwhile is no error.
 
-use crate::audit::{Entry, FileChange, Log, Subject};
-use jiff::Timestamp;
-use koord_host::{CgroupPath, CpuSet, HostError, Resource, Root};
-use rustc_hash::FxHashMap;
+mod memory;
 
-/// How deep a group is; parents first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// A QoS class.
-    Qos,
-    /// A pod.
-    Pod,
-    /// A container.
-    Container,
-}
+use crate::audit::{self, Entry, FileChange, Log};
+use jiff::Timestamp;
+use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, Written};
+use memory::Memory;
+use rustc_hash::FxHashSet;
 
 /// Whom the audit line names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Target {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's (or node's) name.
-    pub name: String,
-    /// The container's name.
-    pub container: String,
+pub enum Subject {
+    /// A group that belongs to no pod.
+    #[default]
+    Group,
+    /// The node.
+    Node {
+        /// Its name.
+        name: String,
+    },
+    /// A pod.
+    Pod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A container.
+    Container {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        pod: String,
+        /// The container's name.
+        name: String,
+    },
 }
 
-/// A value that a strategy wants in a file.
+/// A value that a strategy wants in the kernel.
 #[derive(Debug, Clone)]
 pub struct Intent {
-    /// How deep the group is.
-    pub level: Level,
-    /// The group.
-    pub group: CgroupPath,
-    /// The file.
-    pub resource: Resource,
+    /// Where.
+    pub target: Target,
     /// The value, in v1 units.
     pub value: String,
     /// Whom it concerns.
-    pub target: Target,
+    pub subject: Subject,
     /// Why, as one word.
     pub reason: &'static str,
     /// Why, in numbers; becomes part of the audit message.
@@ -61,48 +67,43 @@ pub struct Applied {
     pub written: u32,
     /// Files that already had the value.
     pub same: u32,
-    /// Files of groups that are gone or resources this kernel lacks.
+    /// Files of groups or processes that are gone, or that this kernel lacks.
     pub absent: u32,
     /// Files that the kernel refused.
     pub failed: u32,
 }
 
+/// A write that the kernel refused.
 #[derive(Debug)]
-struct Cached {
-    value: String,
-    at_ms: u64,
+pub struct Refusal {
+    /// Where.
+    pub target: Target,
+    /// What the kernel said.
+    pub error: HostError,
 }
 
-type Key = (CgroupPath, Resource);
+/// The moment of a batch.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    /// Steady clock, in milliseconds.
+    ms: u64,
+    wall: Timestamp,
+}
 
 /// Writes intents, and remembers what it wrote.
 #[derive(Debug)]
 pub struct Executor {
     root: Root,
     log: Log,
-    cache: FxHashMap<Key, Cached>,
-    /// The last error of a file, so that the same refusal is logged once.
-    refused: FxHashMap<Key, String>,
+    memory: Memory,
     swept_ms: u64,
-    force_after_ms: u64,
     last: Vec<Refusal>,
-}
-
-/// A write that the kernel refused.
-#[derive(Debug)]
-pub struct Refusal {
-    /// The group.
-    pub group: CgroupPath,
-    /// The file.
-    pub resource: Resource,
-    /// What the kernel said.
-    pub error: HostError,
 }
 
 impl Executor {
     /// The default of `--resource-force-update-seconds`, in milliseconds.
     pub const FORCE_AFTER_MS: u64 = 60_000;
-    const EXPIRE_MS: u64 = 120_000;
+    const SWEEP_MS: u64 = 60_000;
 
     /// An executor on `root` that records in `log`.
     #[must_use]
@@ -110,10 +111,8 @@ impl Executor {
         Self {
             root,
             log,
-            cache: FxHashMap::default(),
-            refused: FxHashMap::default(),
+            memory: Memory::new(force_after_ms),
             swept_ms: 0,
-            force_after_ms,
             last: Vec::new(),
         }
     }
@@ -124,148 +123,178 @@ impl Executor {
         &self.last
     }
 
-    /// Brings the files to the wanted values.
-    pub fn apply(&mut self, mut intents: Vec<Intent>, now_ms: u64, wall: Timestamp) -> Applied {
+    /// Brings the files to the wanted values. Of several intents for one target the last counts.
+    pub fn apply(&mut self, intents: Vec<Intent>, now_ms: u64, wall: Timestamp) -> Applied {
         let mut applied = Applied::default();
         self.last.clear();
-        self.sweep(now_ms);
-        if intents.is_empty() {
-            return applied;
+        if now_ms.saturating_sub(self.swept_ms) >= Self::SWEEP_MS {
+            self.swept_ms = now_ms;
+            self.memory.sweep(&self.root, now_ms);
         }
-        // An idle group has no weight of its own: the kernel refuses to set one.
-        let idle: Vec<CgroupPath> = intents
-            .iter()
-            .filter(|i| i.resource == Resource::CpuIdle && i.value == "1")
-            .map(|i| i.group.clone())
-            .collect();
-        intents.retain(|i| i.resource != Resource::CpuShares || !idle.contains(&i.group));
-        // A group that leaves idle may lose its weight in this very batch.
-        let leaving: Vec<CgroupPath> = intents
-            .iter()
-            .filter(|i| i.resource == Resource::CpuIdle && !self.is_cached(i, now_ms))
-            .map(|i| i.group.clone())
-            .collect();
-        intents.retain(|intent| {
-            let at_risk = intent.resource == Resource::CpuShares && leaving.contains(&intent.group);
-            let fresh = intent.cacheable && !at_risk && self.is_cached(intent, now_ms);
-            applied.same += u32::from(fresh);
-            !fresh
-        });
-        // Parents first; in one group `cpu.idle` before the weight, because leaving idle resets it.
-        intents.sort_by_key(|i| (i.level, i.resource != Resource::CpuIdle));
-        let mut done = vec![false; intents.len()];
-        for (intent, done) in intents.iter().zip(&mut done) {
-            if Order::of(intent.resource) == Order::Plain {
-                *done = true;
-                self.write(intent, &intent.value, true, now_ms, wall, &mut applied);
-            } else if let Some(loose) = self.loosened(intent) {
-                *done = loose == intent.value;
-                self.write(intent, &loose, *done, now_ms, wall, &mut applied);
-            }
-        }
-        for (intent, done) in intents.iter().zip(&done).rev() {
-            if !done {
-                self.write(intent, &intent.value, true, now_ms, wall, &mut applied);
-            }
+        if !intents.is_empty() {
+            let at = At { ms: now_ms, wall };
+            let pending = self.pending(intents, now_ms, &mut applied);
+            self.write_all(&pending, false, at, &mut applied);
         }
         applied
     }
 
-    /// Forgets what was written to `group`, so that the next batch looks at its files again.
+    /// Forgets what was written to `group` and below, so that the next batch looks at its files
+    /// again: to be called when a pod has changed, because the kubelet then writes its own values.
     pub fn forget(&mut self, group: &CgroupPath) {
-        self.cache.retain(|(path, _), _| !path.is_within(group));
+        self.memory.forget(group);
     }
 
-    fn is_cached(&self, intent: &Intent, now_ms: u64) -> bool {
-        let key = (intent.group.clone(), intent.resource);
-        self.cache.get(&key).is_some_and(|cached| {
-            cached.value == intent.value
-                && now_ms.saturating_sub(cached.at_ms) < self.force_after_ms
-        })
+    /// Brings back what the files of `wanted` targets said before this executor first wrote them.
+    /// A file that says something else than what was last written to it belongs to somebody else
+    /// by now, and stays.
+    pub fn restore(
+        &mut self,
+        wanted: impl Fn(&Target) -> bool,
+        now_ms: u64,
+        wall: Timestamp,
+    ) -> Applied {
+        let mut applied = Applied::default();
+        self.last.clear();
+        let root = &self.root;
+        let mut intents: Vec<Intent> = self
+            .memory
+            .take_originals(wanted)
+            .into_iter()
+            .filter(|change| {
+                root.target_says(&change.target, &change.ours)
+                    .is_ok_and(|says| says == Some(true))
+            })
+            .map(|change| Intent {
+                target: change.target,
+                value: change.original,
+                subject: change.subject,
+                reason: "restore",
+                because: "the value before this agent".to_owned(),
+                verbosity: 1,
+                cacheable: false,
+            })
+            .collect();
+        self.sort(&mut intents);
+        self.write_all(&intents, true, At { ms: now_ms, wall }, &mut applied);
+        applied
+    }
+
+    /// What has to be looked at, in the order of the way down.
+    fn pending(&self, mut intents: Vec<Intent>, now_ms: u64, applied: &mut Applied) -> Vec<Intent> {
+        // A group that changes its idle policy may lose its weight in this very batch.
+        let turning: FxHashSet<CgroupPath> = intents
+            .iter()
+            .filter(|i| i.target.resource() == Some(Resource::CpuIdle))
+            .filter(|i| !self.memory.is_fresh(&i.target, &i.value, now_ms))
+            .filter_map(|i| i.target.group().cloned())
+            .collect();
+        self.sort(&mut intents);
+        // The sort is stable: of several for one target the last one is behind the others.
+        intents.reverse();
+        intents
+            .dedup_by(|earlier, later| earlier.target == later.target && later.target.is_stable());
+        intents.reverse();
+        intents.retain(|intent| {
+            let at_risk = intent.target.resource() == Some(Resource::CpuShares)
+                && intent.target.group().is_some_and(|g| turning.contains(g));
+            let fresh = intent.cacheable
+                && !at_risk
+                && self.memory.is_fresh(&intent.target, &intent.value, now_ms);
+            applied.same += u32::from(fresh);
+            !fresh
+        });
+        intents
+    }
+
+    /// Parents first, and in one group what must be raised first. An idle group has no weight of
+    /// its own and the kernel refuses to set one, so that is left out.
+    #[expect(clippy::unused_self, reason = "reads better beside its callers")]
+    fn sort(&self, intents: &mut Vec<Intent>) {
+        let idle: FxHashSet<CgroupPath> = intents
+            .iter()
+            .filter(|i| i.target.resource() == Some(Resource::CpuIdle) && i.value == "1")
+            .filter_map(|i| i.target.group().cloned())
+            .collect();
+        if !idle.is_empty() {
+            intents.retain(|i| {
+                i.target.resource() != Some(Resource::CpuShares)
+                    || i.target.group().is_none_or(|group| !idle.contains(group))
+            });
+        }
+        intents.sort_by(|a, b| {
+            let key = |i: &Intent| (i.target.depth(), i.target.rank());
+            key(a).cmp(&key(b)).then_with(|| a.target.cmp(&b.target))
+        });
+    }
+
+    /// Down through `intents` with all that gets looser, and back up with all that gets tighter.
+    fn write_all(&mut self, intents: &[Intent], back: bool, at: At, applied: &mut Applied) {
+        let mut tighter = Vec::new();
+        for intent in intents {
+            if intent.target.order() == Order::Plain {
+                self.write(intent, &intent.value, true, back, at, applied);
+            } else if let Some(loose) = self.loosened(intent) {
+                let exact = loose == intent.value;
+                self.write(intent, &loose, exact, back, at, applied);
+                if !exact {
+                    tighter.push(intent);
+                }
+            } else {
+                tighter.push(intent);
+            }
+        }
+        for intent in tighter.into_iter().rev() {
+            self.write(intent, &intent.value, true, back, at, applied);
+        }
     }
 
     /// The value to write on the way down, if the wanted one is looser than the present one.
     fn loosened(&self, intent: &Intent) -> Option<String> {
-        let current = self
-            .root
-            .cgroup(&intent.group)
-            .value(intent.resource)
-            .ok()??;
-        match Order::of(intent.resource) {
-            Order::Plain => None,
-            Order::Limit => {
-                let number = |text: &str| match text.trim().parse::<i64>() {
-                    Ok(-1) => Some(i64::MAX),
-                    Ok(value) => Some(value),
-                    Err(_) => None,
-                };
-                (number(&intent.value)? > number(&current)?).then(|| intent.value.clone())
-            }
-            Order::CpuSet => {
-                let wanted: CpuSet = intent.value.parse().ok()?;
-                let current: CpuSet = current.parse().ok()?;
-                let union = wanted.union(&current);
-                if union == wanted {
-                    return (wanted != current).then(|| intent.value.clone());
-                }
-                (union != current).then(|| union.to_string())
-            }
-        }
+        let current = self.root.read_target(&intent.target).ok()??;
+        intent.target.order().loosened(&current, &intent.value)
     }
 
     fn write(
         &mut self,
         intent: &Intent,
         value: &str,
-        last: bool,
-        now_ms: u64,
-        wall: Timestamp,
+        exact: bool,
+        back: bool,
+        at: At,
         applied: &mut Applied,
     ) {
-        let key = (intent.group.clone(), intent.resource);
-        match self
-            .root
-            .cgroup(&intent.group)
-            .set_value(intent.resource, value)
-        {
-            Ok(written) => {
-                self.refused.remove(&key);
-                if written.changed {
+        let target = &intent.target;
+        let done = if back {
+            self.root.restore_target(target, value)
+        } else {
+            self.root.write_target(target, value)
+        };
+        match done {
+            Ok(Written { changed, old, .. }) => {
+                if changed {
                     applied.written += 1;
-                    self.audit(intent, value, Some(written.old), wall);
-                    if intent.resource == Resource::CpuIdle && value == "0" {
-                        // The weight is back at its default now, whatever was written before.
-                        self.cache
-                            .remove(&(intent.group.clone(), Resource::CpuShares));
-                    }
+                    self.audit(intent, value, Some(old.clone()), at.wall);
                 } else {
                     applied.same += 1;
                 }
-                if last {
-                    self.cache.insert(
-                        key,
-                        Cached {
-                            value: value.to_owned(),
-                            at_ms: now_ms,
-                        },
-                    );
+                if !back {
+                    let original = changed.then_some(old);
+                    self.memory.wrote(intent, value, exact, original, at.ms);
                 }
             }
             Err(error) if error.is_gone() || error.is_unsupported() => {
-                self.cache.remove(&key);
                 applied.absent += 1;
+                self.memory.gone(target);
             }
             Err(error) => {
-                self.cache.remove(&key);
                 applied.failed += 1;
                 let text = error.to_string();
-                if self.refused.get(&key) != Some(&text) {
+                if self.memory.refused(target, &text) {
                     tracing::warn!(reason = intent.reason, error = %text, "write refused");
-                    self.refused.insert(key, text);
                 }
                 self.last.push(Refusal {
-                    group: intent.group.clone(),
-                    resource: intent.resource,
+                    target: target.clone(),
                     error,
                 });
             }
@@ -273,66 +302,42 @@ impl Executor {
     }
 
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {
-        let subject = match intent.level {
-            Level::Qos if intent.target.name.is_empty() => Subject::Group,
-            Level::Qos => Subject::Node,
-            Level::Pod | Level::Container => Subject::Pod,
+        let kind = match intent.subject {
+            Subject::Group => audit::Subject::Group,
+            Subject::Node { .. } => audit::Subject::Node,
+            Subject::Pod { .. } | Subject::Container { .. } => audit::Subject::Pod,
         };
-        let file = intent.resource.name();
         let because = if intent.because.is_empty() {
             String::new()
         } else {
             format!(": {}", intent.because)
         };
-        let message = format!("update {} {file} to {value}{because}", intent.group);
-        let mut entry = Entry::new(subject, intent.verbosity, intent.reason, message);
-        entry.namespace.clone_from(&intent.target.namespace);
-        entry.name.clone_from(&intent.target.name);
-        entry.container.clone_from(&intent.target.container);
+        let message = format!("update {} to {value}{because}", intent.target);
+        let mut entry = Entry::new(kind, intent.verbosity, intent.reason, message);
+        match &intent.subject {
+            Subject::Group => {}
+            Subject::Node { name } => entry.name.clone_from(name),
+            Subject::Pod { namespace, name } => {
+                entry.namespace.clone_from(namespace);
+                entry.name.clone_from(name);
+            }
+            Subject::Container {
+                namespace,
+                pod,
+                name,
+            } => {
+                entry.namespace.clone_from(namespace);
+                entry.name.clone_from(pod);
+                entry.container.clone_from(name);
+            }
+        }
         entry.change = Some(FileChange {
-            cgroup: intent.group.as_str().to_owned(),
-            file,
+            cgroup: intent.target.place(),
+            file: intent.target.kind().name(),
             old,
             new: value.to_owned(),
         });
         self.log.record(wall, entry);
-    }
-
-    fn sweep(&mut self, now_ms: u64) {
-        if now_ms.saturating_sub(self.swept_ms) < 60_000 {
-            return;
-        }
-        self.swept_ms = now_ms;
-        self.cache
-            .retain(|_, cached| now_ms.saturating_sub(cached.at_ms) < Self::EXPIRE_MS);
-        if self.refused.len() > 4096 {
-            self.refused.clear();
-        }
-    }
-}
-
-/// How the values of a resource compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// Not at all: parents and children are independent.
-    Plain,
-    /// A larger number is looser; -1 is no limit.
-    Limit,
-    /// A superset is looser.
-    CpuSet,
-}
-
-impl Order {
-    fn of(resource: Resource) -> Self {
-        match resource {
-            Resource::CfsQuota
-            | Resource::MemoryLimit
-            | Resource::MemoryMin
-            | Resource::MemoryLow
-            | Resource::MemoryHigh => Self::Limit,
-            Resource::CpusetCpus => Self::CpuSet,
-            _ => Self::Plain,
-        }
     }
 }
 

@@ -40,13 +40,11 @@ impl Rig {
     }
 }
 
-fn intent(level: Level, group: &CgroupPath, resource: Resource, value: &str) -> Intent {
+fn intent(group: &CgroupPath, resource: Resource, value: &str) -> Intent {
     Intent {
-        level,
-        group: group.clone(),
-        resource,
+        target: Target::cgroup(group, resource),
         value: value.to_owned(),
-        target: Target::default(),
+        subject: Subject::Group,
         reason: "test",
         because: "why".to_owned(),
         verbosity: 3,
@@ -58,7 +56,7 @@ fn intent(level: Level, group: &CgroupPath, resource: Resource, value: &str) -> 
 fn equal_values_are_not_written_again() {
     let mut rig = Rig::new();
     let group = rig.group("kubepods/podx");
-    let want = || vec![intent(Level::Pod, &group, Resource::CpuShares, "512")];
+    let want = || vec![intent(&group, Resource::CpuShares, "512")];
     assert_eq!(rig.apply(want()).written, 1);
     assert_eq!(
         rig.apply(want()),
@@ -92,8 +90,8 @@ fn limits_grow_from_the_root_and_shrink_from_the_leaves() {
     let leaf = rig.group("kubepods/podx/c");
     let want = |pod_quota: &str, leaf_quota: &str| {
         vec![
-            intent(Level::Container, &leaf, Resource::CfsQuota, leaf_quota),
-            intent(Level::Pod, &pod, Resource::CfsQuota, pod_quota),
+            intent(&leaf, Resource::CfsQuota, leaf_quota),
+            intent(&pod, Resource::CfsQuota, pod_quota),
         ]
     };
     rig.apply(want("50000", "50000"));
@@ -125,8 +123,8 @@ fn cpu_sets_move_through_their_union() {
     let leaf = rig.group("kubepods/podx/c");
     let want = |cpus: &str| {
         vec![
-            intent(Level::Pod, &pod, Resource::CpusetCpus, cpus),
-            intent(Level::Container, &leaf, Resource::CpusetCpus, cpus),
+            intent(&pod, Resource::CpusetCpus, cpus),
+            intent(&leaf, Resource::CpusetCpus, cpus),
         ]
     };
     for cpus in ["0-1", "2-3", "0-3", "1"] {
@@ -145,8 +143,8 @@ fn leaving_idle_restores_the_weight() {
     let pod = rig.group("kubepods/besteffort/podx");
     let want = |idle: &str| {
         vec![
-            intent(Level::Pod, &pod, Resource::CpuShares, "100"),
-            intent(Level::Pod, &pod, Resource::CpuIdle, idle),
+            intent(&pod, Resource::CpuShares, "100"),
+            intent(&pod, Resource::CpuIdle, idle),
         ]
     };
     rig.apply(want("0"));
@@ -168,12 +166,12 @@ fn leaving_idle_restores_the_weight() {
 fn a_vanished_group_is_no_error() {
     let mut rig = Rig::new();
     let pod = rig.group("kubepods/podx");
-    rig.apply(vec![intent(Level::Pod, &pod, Resource::CpuShares, "100")]);
+    rig.apply(vec![intent(&pod, Resource::CpuShares, "100")]);
     rig.tree.vanish(&pod).unwrap();
     rig.now_ms += Executor::FORCE_AFTER_MS;
     let applied = rig.apply(vec![
-        intent(Level::Pod, &pod, Resource::CpuShares, "200"),
-        intent(Level::Pod, &pod, Resource::CfsQuota, "2000"),
+        intent(&pod, Resource::CpuShares, "200"),
+        intent(&pod, Resource::CfsQuota, "2000"),
     ]);
     assert_eq!((applied.absent, applied.failed), (2, 0));
 }
@@ -183,7 +181,7 @@ fn a_refusal_is_counted_and_not_cached() {
     let mut rig = Rig::new();
     let pod = rig.group("kubepods/podx");
     rig.tree.refuse("podx/cpu.shares", Some(22));
-    let want = || vec![intent(Level::Pod, &pod, Resource::CpuShares, "100")];
+    let want = || vec![intent(&pod, Resource::CpuShares, "100")];
     assert_eq!(rig.apply(want()).failed, 1);
     assert!(
         rig.executor.refusals()[0]
@@ -195,6 +193,118 @@ fn a_refusal_is_counted_and_not_cached() {
     rig.tree.refuse("podx/cpu.shares", None);
     assert_eq!(rig.apply(want()).written, 1);
     // A value the kernel could never take is not even tried.
-    let bad = intent(Level::Pod, &pod, Resource::CpuShares, "1");
+    let bad = intent(&pod, Resource::CpuShares, "1");
     assert_eq!(rig.apply(vec![bad]).failed, 1);
+}
+
+#[test]
+fn a_burst_never_exceeds_its_quota() {
+    let mut rig = Rig::new();
+    let pod = rig.group("kubepods/podx");
+    let want = |quota: &str, burst: &str| {
+        vec![
+            intent(&pod, Resource::CfsBurst, burst),
+            intent(&pod, Resource::CfsQuota, quota),
+        ]
+    };
+    for (quota, burst) in [
+        ("50000", "50000"),
+        ("80000", "70000"),
+        ("20000", "20000"),
+        ("-1", "90000"),
+        ("30000", "0"),
+        ("40000", "30000"),
+    ] {
+        let applied = rig.apply(want(quota, burst));
+        assert_eq!(applied.failed, 0, "{quota}: {:?}", rig.executor.refusals());
+        let group = rig.tree.root().cgroup(&pod);
+        assert_eq!(group.cfs_quota().unwrap().unwrap().to_string(), quota);
+        assert_eq!(group.cfs_burst().unwrap().unwrap().to_string(), burst);
+    }
+}
+
+#[test]
+fn a_changed_pod_is_looked_at_again() {
+    let mut rig = Rig::new();
+    let pod = rig.group("kubepods/podx");
+    let leaf = rig.group("kubepods/podx/c");
+    let other = rig.group("kubepods/podx2");
+    let want = || {
+        [&pod, &leaf, &other]
+            .map(|group| intent(group, Resource::CpuShares, "512"))
+            .to_vec()
+    };
+    rig.apply(want());
+    for group in [&pod, &leaf, &other] {
+        rig.tree.root().cgroup(group).set_cpu_shares(2).unwrap();
+    }
+    assert_eq!(rig.apply(want()).written, 0);
+    rig.executor.forget(&pod);
+    assert_eq!(rig.apply(want()).written, 2, "the pod and its container");
+}
+
+#[test]
+fn the_last_of_several_values_counts() {
+    let mut rig = Rig::new();
+    let pod = rig.group("kubepods/podx");
+    rig.writes();
+    let applied = rig.apply(vec![
+        intent(&pod, Resource::CpuShares, "100"),
+        intent(&pod, Resource::CpuShares, "200"),
+    ]);
+    assert_eq!(applied.written, 1);
+    assert_eq!(rig.writes(), ["cpu/kubepods/podx/cpu.shares=200"]);
+}
+
+#[test]
+fn what_was_there_before_can_be_brought_back() {
+    let mut rig = Rig::new();
+    let pod = rig.group("kubepods/podx");
+    let leaf = rig.group("kubepods/podx/c");
+    let gone = rig.group("kubepods/gone");
+    let knob = Target::Sysctl(koord_host::Sysctl::MinFreeKbytes);
+    rig.tree.put("proc/sys/vm/min_free_kbytes", "67\n").unwrap();
+    let root = rig.tree.root().clone();
+    root.cgroup(&pod).set_cfs_quota(80_000).unwrap();
+    root.cgroup(&leaf).set_cfs_quota(80_000).unwrap();
+    root.cgroup(&leaf).set_cpu_shares(300).unwrap();
+    let want = |quota: &str| {
+        let mut all = [&pod, &leaf, &gone]
+            .map(|group| intent(group, Resource::CfsQuota, quota))
+            .to_vec();
+        all.push(intent(&leaf, Resource::CpuShares, "400"));
+        all.push(intent(&pod, Resource::CpuIdle, "1"));
+        let mut tuned = intent(&pod, Resource::CpuShares, "20480");
+        tuned.target = knob.clone();
+        all.push(tuned);
+        all
+    };
+    rig.apply(want("50000"));
+    rig.apply(want("20000"));
+    // A weight that somebody else has set since is theirs.
+    root.cgroup(&leaf).set_cpu_shares(555).unwrap();
+    rig.tree.vanish(&gone).unwrap();
+    let applied = rig
+        .executor
+        .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
+    assert_eq!(
+        (applied.written, applied.failed, applied.absent),
+        (4, 0, 0),
+        "{:?}",
+        rig.executor.refusals()
+    );
+    assert_eq!(root.cgroup(&pod).cfs_quota().unwrap(), Some(80_000));
+    assert_eq!(root.cgroup(&leaf).cfs_quota().unwrap(), Some(80_000));
+    assert_eq!(root.cgroup(&leaf).cpu_shares().unwrap(), Some(555));
+    assert_eq!(root.cgroup(&pod).cpu_idle().unwrap(), Some(false));
+    assert_eq!(root.read_target(&knob).unwrap().unwrap(), "67");
+    let entry = rig.log.entries().pop().unwrap();
+    assert_eq!(entry.reason, "restore");
+    // Once.
+    let again = rig
+        .executor
+        .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
+    assert_eq!(again, Applied::default());
+    // Nothing is believed of what was brought back.
+    assert_eq!(rig.apply(want("20000")).written, 5);
 }

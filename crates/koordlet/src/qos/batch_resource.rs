@@ -17,7 +17,7 @@ use crate::states::PodInfo;
 use crate::states::pod::Batch;
 use crate::states::slo::SuppressMode;
 use koord_api::qos::QosClass;
-use koord_host::Resource;
+use koord_host::{Resource, TargetKind};
 
 /// The strategy's name.
 pub const NAME: &str = "BatchResource";
@@ -35,7 +35,7 @@ pub const CLAIMS: &[Claim] = &[
 
 const fn claim(level: Level, file: Resource) -> Claim {
     Claim {
-        file,
+        file: TargetKind::Cgroup(file),
         level,
         classes: Classes::BE,
     }

@@ -1,7 +1,7 @@
 //! Who may write what: two strategies that want the same file are an error at start.
 
 use koord_api::qos::QosClass;
-use koord_host::Resource;
+use koord_host::TargetKind;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -91,8 +91,8 @@ impl fmt::Display for Classes {
 /// A strategy's right to write a file at a level, for pods of some classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// The file.
-    pub file: Resource,
+    /// The kind of file.
+    pub file: TargetKind,
     /// The level.
     pub level: Level,
     /// Whose.
@@ -102,7 +102,7 @@ pub struct Claim {
 impl Claim {
     /// Whether a write to `file` at `level` for a pod of `class` is covered.
     #[must_use]
-    pub fn covers(&self, file: Resource, level: Level, class: QosClass) -> bool {
+    pub fn covers(&self, file: TargetKind, level: Level, class: QosClass) -> bool {
         self.file == file && self.level == level && self.classes.has(class)
     }
 
@@ -166,11 +166,12 @@ pub fn check(rows: &[(&'static str, &[Claim])]) -> Result<(), ClaimError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_host::Resource;
 
     #[test]
     fn one_writer_per_file_level_and_class() {
         let claim = |level, classes| Claim {
-            file: Resource::CfsQuota,
+            file: TargetKind::Cgroup(Resource::CfsQuota),
             level,
             classes,
         };

@@ -21,7 +21,7 @@ use crate::qos::{Claim, Classes, Level, Write};
 use crate::states::Slo;
 use crate::states::slo::{Policy, SuppressMode};
 use koord_api::qos::QosClass;
-use koord_host::{CgroupPath, CpuSet, Resource};
+use koord_host::{CgroupPath, CpuSet, Resource, TargetKind};
 use koord_model::pressure::{self, Guard, Rise, Sample, WriteGate};
 use koord_model::suppress::{
     self, Processor, Threshold, UNLIMITED, Usage, next_cpu_count, next_quota, pick_cpus,
@@ -42,7 +42,7 @@ pub const CLAIMS: &[Claim] = &[
 
 const fn claim(level: Level, file: Resource) -> Claim {
     Claim {
-        file,
+        file: TargetKind::Cgroup(file),
         level,
         classes: Classes::BE,
     }

@@ -1,26 +1,24 @@
 //! What a tick decides: writes, evictions, and what strategies tell the ones after them.
 
 use super::claim::{Claim, Level};
-use crate::executor::{Intent, Target};
+use crate::executor::{Intent, Subject};
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::qos::QosClass;
-use koord_host::{CgroupPath, Resource};
+use koord_host::{CgroupPath, Resource, Target};
 
-/// A value that a strategy wants in a file.
+/// A value that a strategy wants in the kernel.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// What the group belongs to.
+    /// What the target belongs to.
     pub level: Level,
     /// The class of the pod it is for.
     pub class: QosClass,
-    /// The group.
-    pub group: CgroupPath,
-    /// The file.
-    pub resource: Resource,
+    /// Where.
+    pub target: Target,
     /// The value, in v1 units.
     pub value: String,
     /// Whom the audit line names.
-    pub subject: Target,
+    pub subject: Subject,
     /// Why, as one word.
     pub reason: &'static str,
     /// Why, in numbers.
@@ -41,13 +39,18 @@ impl Write {
     /// To some group of a class that no list of pods names.
     #[must_use]
     pub fn at(level: Level, group: &CgroupPath, class: QosClass) -> Self {
+        Self::to(level, Target::cgroup(group, Resource::CpuShares), class)
+    }
+
+    /// To anything.
+    #[must_use]
+    pub fn to(level: Level, target: Target, class: QosClass) -> Self {
         Self {
             level,
             class,
-            group: group.clone(),
-            resource: Resource::CpuShares,
+            target,
             value: String::new(),
-            subject: Target::default(),
+            subject: Subject::default(),
             reason: "",
             because: String::new(),
             verbosity: 3,
@@ -59,30 +62,46 @@ impl Write {
     #[must_use]
     pub fn pod(pod: &PodInfo) -> Self {
         let mut write = Self::at(Level::Pod, &pod.cgroup, pod.qos);
-        write.subject.namespace.clone_from(&pod.namespace);
-        write.subject.name.clone_from(&pod.name);
+        write.subject = Subject::Pod {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        };
         write
     }
 
     /// To a container's group; `None` while it has none.
     #[must_use]
     pub fn container(pod: &PodInfo, container: &ContainerInfo) -> Option<Self> {
-        let mut write = Self::pod(pod);
-        write.level = Level::Container;
-        write.group.clone_from(container.cgroup.as_ref()?);
-        write.subject.container.clone_from(&container.name);
+        let mut write = Self::at(Level::Container, container.cgroup.as_ref()?, pod.qos);
+        write.subject = Subject::Container {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            name: container.name.clone(),
+        };
         Some(write)
     }
 
     fn about(mut self, node: &str) -> Self {
-        node.clone_into(&mut self.subject.name);
+        self.subject = Subject::Node {
+            name: node.to_owned(),
+        };
         self
     }
 
-    /// This value in this file.
+    /// This value in this file of the group.
     #[must_use]
-    pub fn set(mut self, resource: Resource, value: impl ToString) -> Self {
-        self.resource = resource;
+    pub fn set(mut self, file: Resource, value: impl ToString) -> Self {
+        if let Target::Cgroup { resource, .. } | Target::CgroupLine { resource, .. } =
+            &mut self.target
+        {
+            *resource = file;
+        }
+        self.value(value)
+    }
+
+    /// This value.
+    #[must_use]
+    pub fn value(mut self, value: impl ToString) -> Self {
         self.value = value.to_string();
         self
     }
@@ -98,15 +117,9 @@ impl Write {
 impl From<Write> for Intent {
     fn from(write: Write) -> Self {
         Self {
-            level: match write.level {
-                Level::Node | Level::Qos => crate::executor::Level::Qos,
-                Level::Pod | Level::Host => crate::executor::Level::Pod,
-                Level::Container => crate::executor::Level::Container,
-            },
-            group: write.group,
-            resource: write.resource,
+            target: write.target,
             value: write.value,
-            target: write.subject,
+            subject: write.subject,
             reason: write.reason,
             because: write.because,
             verbosity: write.verbosity,
@@ -158,10 +171,10 @@ impl Plan {
         let (strategy, claims) = self.turn;
         let claimed = claims
             .iter()
-            .any(|claim| claim.covers(write.resource, write.level, write.class));
+            .any(|claim| claim.covers(write.target.kind(), write.level, write.class));
         if !claimed {
             let what = Claim {
-                file: write.resource,
+                file: write.target.kind(),
                 level: write.level,
                 classes: super::claim::Classes::of(&[write.class]),
             };
@@ -198,11 +211,12 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::qos::claim::Classes;
+    use koord_host::TargetKind;
 
     #[test]
     fn what_is_not_claimed_is_refused() {
         const CLAIMS: &[Claim] = &[Claim {
-            file: Resource::CpuShares,
+            file: TargetKind::Cgroup(Resource::CpuShares),
             level: Level::Qos,
             classes: Classes::BE,
         }];

@@ -75,7 +75,7 @@ impl Rig {
             groups: &[],
         });
         for write in &outcome.writes {
-            match write.resource {
+            match write.target.resource().unwrap() {
                 Resource::CfsQuota => self.quota = write.value.parse().unwrap(),
                 Resource::CpusetCpus => self.cpus = write.value.parse().unwrap(),
                 _ => {}
@@ -231,7 +231,7 @@ fn pressure_mode_runs_free_and_falls_back_at_once() {
         outcome
             .writes
             .iter()
-            .any(|i| i.resource == Resource::CpuShares && i.value == "2")
+            .any(|i| i.target.resource() == Some(Resource::CpuShares) && i.value == "2")
     );
     for _ in 0..60 {
         let outcome = rig.step();
@@ -239,7 +239,7 @@ fn pressure_mode_runs_free_and_falls_back_at_once() {
             outcome
                 .writes
                 .iter()
-                .all(|i| i.resource == Resource::CpuShares)
+                .all(|i| i.target.resource() == Some(Resource::CpuShares))
         );
     }
     rig.pressure(0.3);
