@@ -119,7 +119,7 @@ impl Agent {
     /// Measures, decides and writes.
     pub fn tick(&mut self, now: Now) -> Ticked {
         self.ticks += 1;
-        for group in self.measure.follow(self.states.pods.load_full()) {
+        for group in self.measure.follow(self.states.pods.load_full(), now) {
             self.executor.forget(&group);
         }
         self.measure.probe();
@@ -140,7 +140,8 @@ impl Agent {
             tick: self.ticks,
             facts: facts(settings, &slo, node, &self.measure.machine),
             pods: pods.as_deref(),
-            pods_version: self.measure.version,
+            pods_version: self.measure.pods.version(),
+            store: &self.measure.store,
             node_cpu: node_cpu.map(|milli| milli as i64),
             node_memory: node_memory.map(|bytes| bytes as i64),
             batch: &self.measure.batch,

@@ -22,8 +22,32 @@ pub struct Policy {
     pub interval_ms: u64,
     /// Windows of the percentiles.
     pub windows: Vec<GoDuration>,
-    /// Whether page cache counts as used.
-    pub with_page_cache: bool,
+    /// Which memory counts as used.
+    pub memory: Memory,
+}
+
+/// Which memory of nodes, pods and host applications counts as used. That of the system never has
+/// page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Memory {
+    /// All but the page cache.
+    #[default]
+    WithoutPageCache,
+    /// With all page cache.
+    WithPageCache,
+    /// With the page cache that is in use, where the kernel tells; else without any.
+    WithHotPageCache,
+}
+
+impl Memory {
+    /// The series to read.
+    #[must_use]
+    pub fn metric(self) -> Metric {
+        match self {
+            Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
+            Self::WithPageCache => Metric::MemoryUsageWithPageCache,
+        }
+    }
 }
 
 impl Default for Policy {
@@ -32,7 +56,7 @@ impl Default for Policy {
             aggregate_ms: 300_000,
             interval_ms: 60_000,
             windows: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
-            with_page_cache: false,
+            memory: Memory::default(),
         }
     }
 }
@@ -60,8 +84,11 @@ impl Policy {
         if let Some(windows) = &given.node_aggregate_policy {
             policy.windows.clone_from(&windows.durations);
         }
-        policy.with_page_cache =
-            given.node_memory_collect_policy == Some(MemoryCollectPolicy::WithPageCache);
+        policy.memory = match given.node_memory_collect_policy {
+            Some(MemoryCollectPolicy::WithPageCache) => Memory::WithPageCache,
+            Some(MemoryCollectPolicy::WithHotPageCache) => Memory::WithHotPageCache,
+            _ => Memory::WithoutPageCache,
+        };
         policy
     }
 }
@@ -89,36 +116,38 @@ fn amounts(amounts: Amounts) -> ResourceMap {
     }
 }
 
-/// The use of one subject: CPU in milli-cores and the memory metric of the policy, in bytes.
+/// CPU and memory of one subject.
 #[derive(Debug, Clone, Copy)]
-struct Use<'a> {
-    store: &'a Store,
-    subject: Subject,
-    memory: Metric,
-    now_ms: u64,
+pub struct Pair<'a> {
+    /// Where the samples are.
+    pub store: &'a Store,
+    /// Whose.
+    pub subject: Subject,
+    /// Which memory.
+    pub memory: Metric,
+    /// Now, in milliseconds of the store's clock.
+    pub now_ms: u64,
 }
 
-impl Use<'_> {
+impl Pair<'_> {
+    /// The means over a window; `None` when one of both has no sample in it.
     fn average(&self, window_ms: u64) -> Option<ResourceMap> {
-        let of = |metric| {
-            self.store
-                .average((self.subject, metric), self.now_ms, window_ms)
-        };
-        Some(usage(of(Metric::CpuUsage)?, of(self.memory)?))
+        let mean = |metric| (self.store).average((self.subject, metric), self.now_ms, window_ms);
+        Some(usage(mean(Metric::CpuUsage)?, mean(self.memory)?))
     }
 
     /// One entry per window; empty ones while less than half of the window is covered.
     fn aggregated(&self, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
+        let collect = |metric, millis, out: &mut Vec<f64>| {
+            (self.store).collect((self.subject, metric), self.now_ms, millis, out)
+        };
         windows
             .iter()
             .map(|window| {
                 let millis = u64::try_from(window.as_nanos() / 1_000_000).unwrap_or(0);
-                let collect = |metric, out: &mut Vec<f64>| {
-                    (self.store).collect((self.subject, metric), self.now_ms, millis, out)
-                };
-                let cpu_span = collect(Metric::CpuUsage, &mut cpu);
-                let memory_span = collect(self.memory, &mut memory);
+                let cpu_span = collect(Metric::CpuUsage, millis, &mut cpu);
+                let memory_span = collect(self.memory, millis, &mut memory);
                 let covered = cpu_span.min(memory_span).saturating_mul(2) >= millis;
                 let summaries = (Summary::of(&mut cpu), Summary::of(&mut memory));
                 let usage = match summaries {
@@ -146,29 +175,22 @@ impl Agent {
     /// The status to publish at `wall` under `policy`; `None` before the first samples.
     #[must_use]
     pub fn report(
-        &self,
+        &mut self,
         policy: &Policy,
         now_ms: u64,
         wall: Timestamp,
     ) -> Option<NodeMetricStatus> {
-        let of = |subject, memory| Use {
+        self.measure.memory = policy.memory;
+        let pair = |subject, memory: Memory| Pair {
             store: &self.measure.store,
             subject,
-            memory,
+            memory: memory.metric(),
             now_ms,
         };
-        let node = of(
-            Subject::Node,
-            if policy.with_page_cache {
-                Metric::MemoryUsageWithPageCache
-            } else {
-                Metric::MemoryUsage
-            },
-        );
-        let system = of(Subject::System, Metric::MemoryUsage);
-        let node_usage = node.average(policy.aggregate_ms)?;
+        let node = pair(Subject::Node, policy.memory);
+        let system = pair(Subject::System, Memory::WithoutPageCache);
         let info = NodeMetricInfo {
-            node_usage: Some(node_usage),
+            node_usage: Some(node.average(policy.aggregate_ms)?),
             aggregated_node_usages: node.aggregated(&policy.windows),
             system_usage: system.average(policy.aggregate_ms),
             aggregated_system_usages: system.aggregated(&policy.windows),
@@ -176,16 +198,16 @@ impl Agent {
         };
         let mut pods = Vec::new();
         let mut with_sample = Vec::new();
-        for (info, tracked) in self.measure.tracked() {
-            let pod = of(Subject::Pod(tracked.id), Metric::MemoryUsage);
-            let Some(used) = pod.average(policy.aggregate_ms) else {
+        for (info, tracked) in self.measure.pods.iter() {
+            let usage = pair(Subject::Pod(tracked.id), policy.memory);
+            let Some(usage) = usage.average(policy.aggregate_ms) else {
                 continue;
             };
             with_sample.push(info);
             pods.push(PodMetricInfo {
                 name: info.name.clone(),
                 namespace: info.namespace.clone(),
-                pod_usage: Some(used),
+                pod_usage: Some(usage),
                 priority: info.priority_class,
                 qos: info.qos_default,
                 extensions: None,
@@ -242,7 +264,7 @@ mod tests {
         let policy = Policy::of(&spec);
         assert_eq!((policy.aggregate_ms, policy.interval_ms), (60_000, 30_000));
         assert_eq!(policy.windows, [GoDuration::from_mins(1)]);
-        assert!(policy.with_page_cache);
+        assert_eq!(policy.memory, Memory::WithPageCache);
     }
 
     #[test]
@@ -264,14 +286,14 @@ mod tests {
                 store.push((Subject::Node, metric), second * 1000, 1000.0);
             }
         }
-        let node = Use {
+        let pair = Pair {
             store: &store,
             subject: Subject::Node,
             memory: Metric::MemoryUsage,
             now_ms: 160_000,
         };
         let windows = [GoDuration::from_mins(5), GoDuration::from_mins(10)];
-        let found = node.aggregated(&windows);
+        let found = pair.aggregated(&windows);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].usage.len(), 5);
         assert!(found[1].usage.is_empty());

@@ -30,7 +30,7 @@ impl Learning {
         if self.restored {
             return;
         }
-        let Some(pods) = measure.pods() else {
+        let Some(pods) = measure.pods.list() else {
             return;
         };
         let wall = now.wall.as_millisecond();
@@ -58,7 +58,7 @@ impl Learning {
         if !due {
             return;
         }
-        if measure.pods().is_none() {
+        if measure.pods.list().is_none() {
             return;
         }
         self.trained_ms = Some(now.ms());
@@ -72,15 +72,11 @@ impl Learning {
         };
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         let collect = |subject, cpu: &mut Vec<f64>, memory: &mut Vec<f64>| {
-            let of = |metric, out| {
-                measure
-                    .store
-                    .collect((subject, metric), now.ms(), interval, out)
-            };
-            of(Metric::CpuUsage, cpu);
-            of(Metric::MemoryUsage, memory);
+            let (store, now_ms) = (&measure.store, now.ms());
+            store.collect((subject, Metric::CpuUsage), now_ms, interval, cpu);
+            store.collect((subject, Metric::MemoryUsage), now_ms, interval, memory);
         };
-        for (pod, tracked) in measure.tracked() {
+        for (pod, tracked) in measure.pods.iter() {
             collect(Subject::Pod(tracked.id), &mut cpu, &mut memory);
             let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) else {
                 continue;

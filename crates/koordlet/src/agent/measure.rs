@@ -1,35 +1,43 @@
 //! Measuring: the collectors of node, classes and pods, and the series they fill.
 
 use super::{AgentError, Now};
+use crate::collect::follow::Pods;
 use crate::collect::node::NodeCollector;
-use crate::collect::pod::{GroupCollector, TrackedPod};
+use crate::collect::pod::{GroupCollector, Wanted};
+use crate::collect::pressure::{Limits, Pressure};
 use crate::options::Settings;
 use crate::qos::{HeldUp, Machine, Needs, PodView};
+use crate::report::Memory;
 use crate::states::{Layout, PodInfo};
 use crate::store::{Metric, Store, Subject};
 use koord_api::qos::KubeQos;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
 use koord_model::suppress::Processor;
-use rustc_hash::FxHashMap;
 use std::sync::Arc;
+
+/// Containers' memory is sampled every so many ticks.
+const CONTAINER_MEMORY_EVERY: u64 = 5;
+/// Between two looks at pods that are missing, in ticks.
+const SWEEP_EVERY: u64 = 10;
 
 /// Everything that is read from the kernel to know how node and pods fare.
 #[derive(Debug)]
 pub(crate) struct Measure {
     pub(crate) store: Store,
+    pub(crate) pods: Pods,
     pub(crate) machine: Machine,
     /// The group of the BE class.
     pub(crate) batch: CgroupPath,
-    /// Counts the lists of pods.
-    pub(crate) version: u64,
+    /// Which memory the cluster wants to know of.
+    pub(crate) memory: Memory,
     root: Root,
     layout: Layout,
     scratch: Scratch,
     node: NodeCollector,
-    pods: Option<Arc<Vec<PodInfo>>>,
-    tracked: FxHashMap<String, TrackedPod>,
-    next_id: u64,
+    pressure: Pressure,
+    /// Whether somebody asked for pressure at the last tick.
+    pressed: bool,
     ticks: u64,
     batch_usage: GroupCollector,
 }
@@ -53,48 +61,38 @@ impl Measure {
             .collect();
         Ok(Self {
             store: Store::new(),
+            pods: Pods::default(),
             machine: Machine {
                 processors,
                 schedstat: root.proc("self/schedstat").exists(),
                 ..Machine::default()
             },
             batch: settings.layout.qos(KubeQos::BestEffort)?,
-            version: 0,
+            memory: Memory::default(),
+            pressure: Pressure::new(root.clone(), Limits::default()),
+            pressed: false,
             node: NodeCollector::new(root.clone()),
             root,
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
-            pods: None,
-            tracked: FxHashMap::default(),
-            next_id: 1,
             ticks: 0,
             batch_usage: GroupCollector::default(),
         })
     }
 
-    /// The pods being followed; `None` until a first list arrived.
-    pub(crate) fn pods(&self) -> Option<&Arc<Vec<PodInfo>>> {
-        self.pods.as_ref()
-    }
-
-    /// The pods being followed, with what is known about them.
-    pub(crate) fn tracked(&self) -> impl Iterator<Item = (&PodInfo, &TrackedPod)> {
-        self.pods
-            .as_deref()
-            .map_or(&[][..], Vec::as_slice)
-            .iter()
-            .filter_map(|info| Some((info, self.tracked.get(&info.uid)?)))
-    }
-
     /// The pods with their newest samples, for a view; `None` until a first list arrived.
     pub(crate) fn views(&self) -> Option<Vec<PodView<'_>>> {
-        self.pods.as_ref()?;
-        let views = self.tracked().map(|(info, tracked)| PodView {
+        self.pods.list()?;
+        let views = self.pods.iter().map(|(info, pod)| PodView {
             info,
-            id: tracked.id,
-            cpu: tracked.group.cpu.map(|cores| (cores * 1000.0) as i64),
-            memory: tracked.group.memory.map(|bytes| bytes as i64),
-            held_up: tracked.held_up,
+            id: pod.id,
+            containers: &pod.containers,
+            cpu: pod.usage.cpu.map(|cores| (cores * 1000.0) as i64),
+            memory: pod.usage.memory.map(|bytes| bytes as i64),
+            held_up: (self.pressed)
+                .then(|| self.pressure.of(pod.id))
+                .flatten()
+                .map(|(share, signal)| HeldUp { share, signal }),
         });
         Some(views.collect())
     }
@@ -106,46 +104,20 @@ impl Measure {
 
     /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
     /// been written by the kubelet or the runtime meanwhile.
-    pub(crate) fn follow(&mut self, pods: Option<Arc<Vec<PodInfo>>>) -> Vec<CgroupPath> {
-        let same = match (&pods, &self.pods) {
-            (Some(new), Some(old)) => Arc::ptr_eq(new, old),
-            (None, None) => true,
-            _ => false,
-        };
-        if same {
-            return Vec::new();
+    pub(crate) fn follow(&mut self, list: Option<Arc<Vec<PodInfo>>>, now: Now) -> Vec<CgroupPath> {
+        let (root, store) = (&self.root, &mut self.store);
+        if self.ticks.is_multiple_of(SWEEP_EVERY) {
+            self.pods.sweep(now.ms(), root, store);
         }
-        let before: FxHashMap<&str, &PodInfo> = self
+        let Some(changed) = self.pods.follow(list, now.ms(), root, store) else {
+            return Vec::new();
+        };
+        let services = self
             .pods
             .iter()
-            .flat_map(|pods| pods.iter())
-            .map(|pod| (pod.uid.as_str(), pod))
-            .collect();
-        let changed = pods
-            .iter()
-            .flat_map(|pods| pods.iter())
-            .filter(|pod| before.get(pod.uid.as_str()) != Some(pod))
-            .map(|pod| pod.cgroup.clone())
-            .collect();
-        let mut old = std::mem::take(&mut self.tracked);
-        for info in pods.iter().flat_map(|pods| pods.iter()) {
-            let mut tracked = old.remove(&info.uid).unwrap_or_else(|| {
-                self.next_id += 1;
-                TrackedPod::new(self.next_id - 1)
-            });
-            for gone in tracked.follow(info, &mut self.next_id) {
-                self.store.forget(Subject::Container(gone));
-            }
-            self.tracked.insert(info.uid.clone(), tracked);
-        }
-        for gone in old.into_values() {
-            self.store.forget(Subject::Pod(gone.id));
-            for container in &gone.containers {
-                self.store.forget(Subject::Container(container.id));
-            }
-        }
-        self.pods = pods;
-        self.version += 1;
+            .filter(|(info, _)| info.is_active() && !info.is_best_effort())
+            .map(|(info, pod)| (pod.id, &info.cgroup, changed.contains(&info.cgroup)));
+        self.pressure.follow(services);
         changed
     }
 
@@ -166,80 +138,93 @@ impl Measure {
     /// Takes a sample of everything that is always needed, and of what `needs` asks for.
     pub(crate) fn collect(&mut self, now: Now, needs: Needs) {
         self.ticks += 1;
-        let (steady, at) = (now.steady_ns, now.ms());
-        let scratch = &mut self.scratch;
-        let store = &mut self.store;
-        let mut push = |subject, metric, value: Option<f64>| {
-            if let Some(value) = value {
-                store.push((subject, metric), at, value);
-            }
-        };
-        let sample = self.node.sample(steady, scratch);
-        if let Some(total) = sample.memory_total {
+        let steady = now.steady_ns;
+        let node = self.node.sample(steady, &mut self.scratch);
+        if let Some(total) = node.memory_total {
             self.machine.memory_total = total as i64;
         }
-        let node_cpu = sample.cpu.map(milli);
-        push(Subject::Node, Metric::CpuUsage, node_cpu);
-        push(Subject::Node, Metric::MemoryUsage, sample.memory);
-        push(
-            Subject::Node,
-            Metric::MemoryUsageWithPageCache,
-            sample.memory_with_cache,
-        );
-
-        let (mut pods_cpu, mut pods_memory) = (0.0, 0.0);
-        for info in self.pods.iter().flat_map(|pods| pods.iter()) {
-            let Some(pod) = self.tracked.get_mut(&info.uid) else {
-                continue;
-            };
-            pod.held_up = None;
-            if !info.is_active() {
-                pod.group = GroupCollector::default();
-                continue;
-            }
-            pod.group
-                .sample(&self.root, &info.cgroup, steady, true, scratch);
-            if needs.containers {
-                for container in &mut pod.containers {
-                    let usage = &mut container.usage;
-                    usage.sample(&self.root, &container.group, steady, false, scratch);
-                    let cpu = usage.cpu.map(milli);
-                    push(Subject::Container(container.id), Metric::CpuUsage, cpu);
-                }
-            }
-            if needs.pressure && !info.is_best_effort() {
-                let psi = self.machine.psi;
-                pod.held_up = pod
-                    .pressure
-                    .sample(&self.root, &info.cgroup, psi, steady, scratch)
-                    .map(|(share, signal)| HeldUp { share, signal });
-            }
-            let cpu = pod.group.cpu.map(milli);
-            push(Subject::Pod(pod.id), Metric::CpuUsage, cpu);
-            push(Subject::Pod(pod.id), Metric::MemoryUsage, pod.group.memory);
-            pods_cpu += cpu.unwrap_or(0.0);
-            pods_memory += pod.group.memory.unwrap_or(0.0);
-        }
-        let known = self.pods.is_some();
-        let system = |node: Option<f64>, pods: f64| {
-            let node = node.filter(|_| known)?;
-            Some((node - pods).max(0.0))
-        };
-        push(
-            Subject::System,
-            Metric::CpuUsage,
-            system(node_cpu, pods_cpu),
-        );
-        push(
-            Subject::System,
-            Metric::MemoryUsage,
-            system(sample.memory, pods_memory),
-        );
-
+        let node_cpu = node.cpu.map(milli);
+        let (pods_cpu, pods_memory) = self.collect_pods(now, needs);
+        let system = |node: Option<f64>, pods: f64| node.map(|node| (node - pods).max(0.0));
+        let known = self.pods.list().is_some();
         // One group, and much depends on it: looked for every time.
         self.batch_usage.hurry();
+        let wanted = Wanted {
+            memory: false,
+            throttling: false,
+        };
         self.batch_usage
-            .sample(&self.root, &self.batch, steady, false, scratch);
+            .sample(&self.root, &self.batch, steady, wanted, &mut self.scratch);
+        let batch_cpu = self.batch_usage.cpu.map(milli);
+        let mut push = |subject, metric, value: Option<f64>| {
+            if let Some(value) = value {
+                self.store.push((subject, metric), now.ms(), value);
+            }
+        };
+        use Metric::{CpuUsage, MemoryUsage, MemoryUsageWithPageCache};
+        push(Subject::Node, CpuUsage, node_cpu);
+        push(Subject::Node, MemoryUsage, node.memory);
+        push(
+            Subject::Node,
+            MemoryUsageWithPageCache,
+            node.memory_with_cache,
+        );
+        push(Subject::Batch, CpuUsage, batch_cpu);
+        if known {
+            let memory = system(node.memory, pods_memory);
+            push(Subject::System, CpuUsage, system(node_cpu, pods_cpu));
+            push(Subject::System, MemoryUsage, memory);
+        }
+        if needs.pressure {
+            self.pressure.sample(steady, &mut self.scratch);
+        } else if self.pressed {
+            self.pressure.rest();
+        }
+        self.pressed = needs.pressure;
+    }
+
+    /// Samples pods and containers; returns what all pods use, in milli-cores and bytes.
+    fn collect_pods(&mut self, now: Now, needs: Needs) -> (f64, f64) {
+        let (root, store, scratch) = (&self.root, &mut self.store, &mut self.scratch);
+        let (ticks, policy) = (self.ticks, self.memory);
+        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        self.pods.for_each(|info, pod| {
+            if !info.is_active() {
+                pod.usage = GroupCollector::default();
+                return;
+            }
+            let wanted = Wanted {
+                memory: true,
+                throttling: needs.throttling,
+            };
+            pod.usage
+                .sample(root, &info.cgroup, now.steady_ns, wanted, scratch);
+            let subject = Subject::Pod(pod.id);
+            push_usage(store, subject, &pod.usage, now.ms());
+            if policy == Memory::WithPageCache
+                && let Some(bytes) = pod.usage.memory_with_cache
+            {
+                let key = (subject, Metric::MemoryUsageWithPageCache);
+                store.push(key, now.ms(), bytes);
+            }
+            // In turns, so that every tick does the same work.
+            let wanted = Wanted {
+                memory: (ticks + pod.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
+                ..wanted
+            };
+            for container in &mut pod.containers {
+                if !needs.containers && !needs.throttling {
+                    container.usage = GroupCollector::default();
+                    continue;
+                }
+                let usage = &mut container.usage;
+                usage.sample(root, &container.group, now.steady_ns, wanted, scratch);
+                push_usage(store, Subject::Container(container.id), usage, now.ms());
+            }
+            all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
+            all_memory += pod.usage.memory.unwrap_or(0.0);
+        });
+        (all_cpu, all_memory)
     }
 
     /// The node's newest use within `window_ms`: milli-cores and bytes.
@@ -251,4 +236,17 @@ impl Measure {
 
 fn milli(cores: f64) -> f64 {
     cores * 1000.0
+}
+
+fn push_usage(store: &mut Store, subject: Subject, usage: &GroupCollector, now_ms: u64) {
+    let samples = [
+        (Metric::CpuUsage, usage.cpu.map(milli)),
+        (Metric::MemoryUsage, usage.memory),
+        (Metric::CpuThrottled, usage.throttled),
+    ];
+    for (metric, value) in samples {
+        if let Some(value) = value {
+            store.push((subject, metric), now_ms, value);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Collectors: one file per source, each turning open kernel files into numbers once per tick.
 
+pub mod follow;
 pub mod node;
 pub mod pod;
 pub mod pressure;

@@ -1,10 +1,9 @@
 //! CPU and memory of pods, their containers and the BE class.
 
 use super::Rate;
-use super::pressure::PressureCollector;
-use crate::qos::HeldUp;
 use crate::states::PodInfo;
-use koord_host::cgroup::MemoryStat;
+use crate::store::{Store, Subject};
+use koord_host::cgroup::{CpuStat, MemoryStat};
 use koord_host::{CgroupPath, Reader, Root, Scratch};
 
 /// How long a group that was not there is left alone before it is looked for again, in ticks.
@@ -15,6 +14,8 @@ const RETRY_TICKS: u32 = 5;
 pub struct GroupCollector {
     cpu_file: Option<Reader<u64>>,
     memory_file: Option<Reader<MemoryStat>>,
+    stat_file: Option<Reader<CpuStat>>,
+    periods: Option<(u64, u64)>,
     rate: Rate,
     retry: u32,
     tries: u32,
@@ -24,16 +25,27 @@ pub struct GroupCollector {
     pub memory: Option<f64>,
     /// Bytes in use, page cache included.
     pub memory_with_cache: Option<f64>,
+    /// Enforcement periods with throttling since the sample before, per period, 0–1.
+    pub throttled: Option<f64>,
+}
+
+/// What to sample besides the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Memory; the last sample stays when not.
+    pub memory: bool,
+    /// Throttling.
+    pub throttling: bool,
 }
 
 impl GroupCollector {
-    /// Takes a sample at `now_ns`; memory only when `with_memory`, else the last one stays.
+    /// Takes a sample at `now_ns`.
     pub fn sample(
         &mut self,
         root: &Root,
         group: &CgroupPath,
         now_ns: u64,
-        with_memory: bool,
+        wanted: Wanted,
         scratch: &mut Scratch,
     ) {
         if self.retry > 0 {
@@ -62,7 +74,8 @@ impl GroupCollector {
                 return;
             }
         }
-        if with_memory {
+        self.sample_throttling(root, group, wanted.throttling, scratch);
+        if wanted.memory {
             match self.memory_file.as_ref().map(|file| file.read(scratch)) {
                 Some(Ok(Some(stat))) => {
                     self.memory = Some(stat.without_page_cache() as f64);
@@ -75,6 +88,38 @@ impl GroupCollector {
                 }
             }
         }
+    }
+
+    fn sample_throttling(
+        &mut self,
+        root: &Root,
+        group: &CgroupPath,
+        wanted: bool,
+        scratch: &mut Scratch,
+    ) {
+        self.throttled = None;
+        if !wanted {
+            (self.stat_file, self.periods) = (None, None);
+            return;
+        }
+        if self.stat_file.is_none() {
+            self.stat_file = root.cgroup(group).cpu_stat_reader().ok().flatten();
+        }
+        let stat = self.stat_file.as_ref().map(|file| file.read(scratch));
+        let Some(Ok(Some(now))) = stat else {
+            (self.stat_file, self.periods) = (None, None);
+            return;
+        };
+        let before = self.periods.replace((now.nr_periods, now.nr_throttled));
+        self.throttled = before.map(|(periods, throttled)| {
+            let periods = now.nr_periods.saturating_sub(periods);
+            let throttled = now.nr_throttled.saturating_sub(throttled);
+            if periods == 0 {
+                0.0
+            } else {
+                throttled as f64 / periods as f64
+            }
+        });
     }
 
     /// Looks for a missing group at the next sample.
@@ -90,13 +135,15 @@ impl GroupCollector {
     }
 
     fn close(&mut self) {
-        (self.cpu_file, self.memory_file) = (None, None);
+        (self.cpu_file, self.memory_file, self.stat_file) = (None, None, None);
+        self.periods = None;
         self.rate.reset();
         self.clear();
     }
 
     fn clear(&mut self) {
         (self.cpu, self.memory, self.memory_with_cache) = (None, None, None);
+        self.throttled = None;
     }
 }
 
@@ -107,7 +154,7 @@ pub struct TrackedContainer {
     pub id: u64,
     /// Its group.
     pub group: CgroupPath,
-    /// What it uses.
+    /// Its open files.
     pub usage: GroupCollector,
 }
 
@@ -116,14 +163,10 @@ pub struct TrackedContainer {
 pub struct TrackedPod {
     /// A number that no other pod or container of this process ever had.
     pub id: u64,
-    /// The pod's own group.
-    pub group: GroupCollector,
+    /// The open files of the pod's own group.
+    pub usage: GroupCollector,
     /// One per container that has a group.
     pub containers: Vec<TrackedContainer>,
-    /// How long the pod was held up.
-    pub pressure: PressureCollector,
-    /// The newest pressure.
-    pub held_up: Option<HeldUp>,
 }
 
 impl TrackedPod {
@@ -132,33 +175,88 @@ impl TrackedPod {
     pub fn new(id: u64) -> Self {
         Self {
             id,
-            group: GroupCollector::default(),
+            usage: GroupCollector::default(),
             containers: Vec::new(),
-            pressure: PressureCollector::default(),
-            held_up: None,
         }
     }
 
-    /// Keeps the collectors of containers that are still there, and adds those of new ones, numbered
-    /// from `next_id` on. Returns the numbers of those that are gone.
-    pub fn follow(&mut self, info: &PodInfo, next_id: &mut u64) -> Vec<u64> {
-        self.group.hurry();
+    /// Keeps the collectors of containers that are still there, and adds those of new ones with
+    /// the numbers after `last_id`.
+    pub fn follow(&mut self, info: &PodInfo, last_id: &mut u64, store: &mut Store) {
+        self.usage.hurry();
         let mut old = std::mem::take(&mut self.containers);
-        let groups = info.containers.iter().filter_map(|c| c.cgroup.as_ref());
-        for group in groups {
+        for group in info
+            .containers
+            .iter()
+            .filter_map(|container| container.cgroup.as_ref())
+        {
             let known = old.iter().position(|container| container.group == *group);
             self.containers.push(match known {
                 Some(at) => old.swap_remove(at),
                 None => {
-                    *next_id += 1;
+                    *last_id += 1;
                     TrackedContainer {
-                        id: *next_id - 1,
+                        id: *last_id,
                         group: group.clone(),
                         usage: GroupCollector::default(),
                     }
                 }
             });
         }
-        old.into_iter().map(|container| container.id).collect()
+        for container in old {
+            store.forget(Subject::Container(container.id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::Resource;
+    use koord_host::fake::Tree;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn use_and_throttling_of_both_versions() {
+        for (tree, v2) in [
+            (Tree::v1("0-3").unwrap(), false),
+            (Tree::v2("0-3").unwrap(), true),
+        ] {
+            let group = tree.group("kubepods/podx").unwrap();
+            let feed = |cpu_ms: u64, periods: u64, throttled: u64| {
+                let bandwidth = format!("nr_periods {periods}\nnr_throttled {throttled}\n");
+                let (usage, stat) = if v2 {
+                    let both = format!("usage_usec {}\n{bandwidth}", cpu_ms * 1000);
+                    (both.clone(), both)
+                } else {
+                    (format!("{}\n", cpu_ms * 1_000_000), bandwidth)
+                };
+                tree.feed(&group, Resource::CpuacctUsage, &usage).unwrap();
+                tree.feed(&group, Resource::CpuStat, &stat).unwrap();
+            };
+            let mut collector = GroupCollector::default();
+            let mut scratch = Scratch::new();
+            let mut sample = |second: u64, throttling: bool| {
+                let wanted = Wanted {
+                    memory: false,
+                    throttling,
+                };
+                collector.sample(tree.root(), &group, second * SECOND, wanted, &mut scratch);
+                (collector.cpu, collector.throttled)
+            };
+            feed(0, 100, 10);
+            assert_eq!(sample(1, true), (None, None));
+            feed(500, 110, 14);
+            assert_eq!(sample(2, true), (Some(0.5), Some(0.4)));
+            feed(500, 110, 14);
+            assert_eq!(sample(3, true), (Some(0.0), Some(0.0)), "no period");
+            feed(600, 120, 24);
+            assert_eq!(sample(4, false), (Some(0.1), None), "nobody asks");
+            feed(600, 140, 24);
+            assert_eq!(sample(5, true), (Some(0.0), None), "begins anew");
+            feed(600, 5, 1);
+            assert_eq!(sample(6, true), (Some(0.0), Some(0.0)), "made anew");
+        }
     }
 }

@@ -34,6 +34,8 @@ pub struct Needs {
     pub fast_pressure: bool,
     /// What containers use, beside their pods.
     pub containers: bool,
+    /// How often pods and containers were throttled.
+    pub throttling: bool,
 }
 
 impl Needs {
@@ -44,6 +46,7 @@ impl Needs {
             pressure: self.pressure || other.pressure,
             fast_pressure: self.fast_pressure || other.fast_pressure,
             containers: self.containers || other.containers,
+            throttling: self.throttling || other.throttling,
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What a strategy sees: an immutable snapshot of one tick.
 
 use crate::agent::Now;
+use crate::collect::pod::TrackedContainer;
 use crate::collect::pressure::Signal;
 use crate::options::Settings;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo};
+use crate::store::Store;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root};
 use koord_model::suppress::{Processor, Usage};
 use rustc_hash::FxHashMap;
@@ -79,8 +81,10 @@ pub struct HeldUp {
 pub struct PodView<'a> {
     /// What the cluster says.
     pub info: &'a PodInfo,
-    /// A number that no other pod of this process ever had.
+    /// The number of its series.
     pub id: u64,
+    /// Its containers that have a group, with the numbers of their series.
+    pub containers: &'a [TrackedContainer],
     /// CPU in use, in milli-cores.
     pub cpu: Option<i64>,
     /// Memory in use, in bytes, page cache left out.
@@ -144,6 +148,8 @@ pub struct View<'a> {
     pub pods: Option<&'a [PodView<'a>]>,
     /// Counts the lists of pods: another number is another list.
     pub pods_version: u64,
+    /// Every series, by the numbers that pods and containers have here.
+    pub store: &'a Store,
     /// The node's CPU in use, in milli-cores.
     pub node_cpu: Option<i64>,
     /// The node's memory in use, in bytes, page cache left out.

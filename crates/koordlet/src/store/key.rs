@@ -112,7 +112,7 @@ pub(super) enum Shape {
     Long,
     /// Every second for 5 minutes, then ten-second averages for the rest of 30 minutes.
     Layered,
-    /// Every second for two and a half minutes: what only strategies look at.
+    /// Every second for 75 seconds: what only strategies look at.
     Short,
 }
 

@@ -4,11 +4,11 @@
 //! Those of pods, host applications and NUMA nodes keep every second of five minutes as `f32`
 //! (relative error at most 2⁻²⁴) and ten-second averages for 30 minutes: averages over any window
 //! stay true, percentiles over windows longer than five minutes are percentiles of the averages.
-//! What only strategies look at, and everything of containers, is kept for two and a half minutes.
+//! What only strategies look at, and everything of containers, is kept for 75 seconds.
 //!
 //! *How much.* Samples may come at any rate: what comes closer than 750 ms to the one before is
-//! averaged with it. So a series takes 29 KiB (long), at most 5 KiB (layered) or 1.6 KiB (short),
-//! whatever the rate; at one sample a second it takes 22, 3.8 and 1.2 KiB.
+//! averaged with it. So a series takes 29 KiB (long), at most 5 KiB (layered) or 1 KiB (short),
+//! whatever the rate; at one sample a second it takes 22, 3.9 and 0.8 KiB.
 
 mod key;
 mod ring;

@@ -150,7 +150,7 @@ enum Rings {
 /// Half a minute more than the longest window, so that a late question still finds all of it.
 const LONG_MS: u32 = 1_830_000;
 const FINE_MS: u32 = 300_000;
-const SHORT_MS: u32 = 150_000;
+const SHORT_MS: u32 = 75_000;
 /// A second, less the jitter of a timer.
 const FINE_MERGE_MS: u32 = 750;
 /// Ten seconds, likewise.

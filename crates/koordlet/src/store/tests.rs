@@ -82,7 +82,7 @@ fn memory_is_bounded_at_any_rate() {
     for (subject, limit) in [
         (Subject::Node, 30 * 1024),
         (Subject::Pod(1), 5 * 1024 + 512),
-        (Subject::Container(1), 2 * 1024),
+        (Subject::Container(1), 1280),
     ] {
         for step in [50, 1000, 10_000] {
             let mut store = Store::new();
@@ -161,14 +161,14 @@ proptest! {
     }
 
     #[test]
-    fn a_fast_lane_keeps_the_mean(values in prop::collection::vec(0.0..1e3_f64, 1200)) {
+    fn a_fast_lane_keeps_the_mean(values in prop::collection::vec(0.0..1e3_f64, 600)) {
         let (mut store, mut naive) = (Store::new(), Naive::default());
         let key = (Subject::Pod(1), Metric::CpuHeldUp);
         for (n, value) in values.iter().enumerate() {
             store.push(key, n as u64 * 100, *value);
             naive.0.push((n as u64 * 100, *value));
         }
-        let now = 119_900;
+        let now = 59_900;
         let (a, b) = (store.average(key, now, now), naive.mean(now, now));
         prop_assert!(near(a.unwrap_or(0.0), b.unwrap_or(1.0), 1e-6), "{a:?} {b:?}");
     }

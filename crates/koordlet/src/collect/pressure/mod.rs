@@ -1,0 +1,269 @@
+//! How long services' tasks waited for a CPU.
+//!
+//! From the pod's PSI where the kernel keeps it (the v2 tree, also beside v1 hierarchies): the growth
+//! of `some total`. A pod whose file is missing falls back alone, to the run-queue delay of its
+//! threads: delay / (delay + run time), the share of their runnable time spent waiting. The two do
+//! not compare, so each share comes with its [`Signal`].
+//!
+//! *Cost of the fallback.* Files stay open, and only so many threads are looked at per second
+//! ([`Limits`]), shared out so that no pod gets more while another has too few. Of a pod with more
+//! threads than its part, those that ran or waited most are read every time and the others in
+//! turns. Lists of threads are read from one tree (that of the cpu controller), a few pods at a time,
+//! every ten seconds and when a pod is new. What never lives that long is not seen.
+
+mod threads;
+
+use super::Rate;
+use koord_host::error::Malformed;
+use koord_host::{CgroupPath, Reader, Resource, Root, Scratch};
+use rustc_hash::FxHashMap;
+use threads::Threads;
+
+/// Which signal a share was read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Signal {
+    /// Pressure stall information of the group.
+    Psi,
+    /// Run-queue delay of the threads.
+    RunQueue,
+}
+
+/// What the fallback may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Threads read per second, in all pods together.
+    pub threads_per_second: u32,
+    /// Threads' files kept open, in all pods together.
+    pub open_files: usize,
+    /// A pod's list of threads is read again after this long, in milliseconds.
+    pub refresh_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            threads_per_second: 512,
+            open_files: 1024,
+            refresh_ms: 10_000,
+        }
+    }
+}
+
+/// What was done since the start, for tests and benchmarks: each is one to four system calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Reads from an open file.
+    pub reads: u64,
+    /// Files opened.
+    pub opens: u64,
+    /// Directories listed and lists of threads read.
+    pub lists: u64,
+}
+
+/// The pressure of the services of a node.
+#[derive(Debug)]
+pub struct Pressure {
+    root: Root,
+    limits: Limits,
+    pods: Vec<Pod>,
+    at: FxHashMap<u64, usize>,
+    last_ns: Option<u64>,
+    work: Work,
+}
+
+#[derive(Debug)]
+struct Pod {
+    id: u64,
+    group: CgroupPath,
+    psi: Option<Reader<u64>>,
+    stalled: Rate,
+    /// When PSI was looked for and the list of threads read; `None` asks for it.
+    refreshed_ms: Option<u64>,
+    threads: Threads,
+    newest: Option<(f64, Signal)>,
+}
+
+impl Pressure {
+    /// A collector without pods.
+    #[must_use]
+    pub fn new(root: Root, limits: Limits) -> Self {
+        Self {
+            root,
+            limits,
+            pods: Vec::new(),
+            at: FxHashMap::default(),
+            last_ns: None,
+            work: Work::default(),
+        }
+    }
+
+    /// Follows these pods and no others: their numbers, their groups, and whether something of them
+    /// changed since the call before.
+    pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath, bool)>) {
+        let mut old: FxHashMap<u64, Pod> = self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
+        for (id, group, changed) in pods {
+            let known = old.remove(&id).filter(|pod| pod.group == *group);
+            let mut pod = known.unwrap_or_else(|| Pod::new(id, group));
+            if changed {
+                pod.refreshed_ms = None;
+            }
+            self.pods.push(pod);
+        }
+        self.at = (0..).zip(&self.pods).map(|(n, pod)| (pod.id, n)).collect();
+    }
+
+    /// Takes a sample of every pod at `now_ns` of a steady clock.
+    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) {
+        let now_ms = now_ns / 1_000_000;
+        const SECOND: u64 = 1_000_000_000;
+        let since = self
+            .last_ns
+            .map_or(SECOND, |last| now_ns.saturating_sub(last).min(SECOND));
+        self.last_ns = Some(now_ns);
+        self.refresh(now_ms);
+        for pod in &mut self.pods {
+            pod.newest = pod.stalled(now_ns, scratch, &mut self.work);
+        }
+        // A second's worth per second, however often samples are taken.
+        let budget = u64::from(self.limits.threads_per_second);
+        let budget = (budget * since / SECOND) as usize;
+        let sizes = || {
+            let falling_back = self.pods.iter().filter(|pod| pod.psi.is_none());
+            falling_back.map(|pod| pod.threads.len())
+        };
+        let part = part_of(sizes(), budget);
+        let kept = part_of(sizes(), self.limits.open_files);
+        let mut delays = threads::Round {
+            root: &self.root,
+            now_ns,
+            part,
+            kept,
+            scratch,
+            work: &mut self.work,
+        };
+        for pod in self.pods.iter_mut().filter(|pod| pod.psi.is_none()) {
+            pod.newest = pod
+                .threads
+                .sample(&mut delays)
+                .map(|share| (share, Signal::RunQueue));
+        }
+    }
+
+    /// Closes everything: nobody asks any more.
+    pub fn rest(&mut self) {
+        self.last_ns = None;
+        for pod in &mut self.pods {
+            *pod = Pod::new(pod.id, &pod.group);
+        }
+    }
+
+    /// The newest share (0–1) of the pod `id`, with its signal.
+    #[must_use]
+    pub fn of(&self, id: u64) -> Option<(f64, Signal)> {
+        self.pods.get(*self.at.get(&id)?)?.newest
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        self.work
+    }
+
+    /// Looks for PSI and reads lists of threads: of pods that are new first, then of those whose
+    /// turn it is. An even part per call keeps every call alike.
+    fn refresh(&mut self, now_ms: u64) {
+        let age = |pod: &Pod| match pod.refreshed_ms {
+            None => u64::MAX,
+            Some(at) => now_ms.saturating_sub(at),
+        };
+        let mut due: Vec<(u64, usize)> = (0..)
+            .zip(&self.pods)
+            .filter(|(_, pod)| pod.psi.is_none())
+            .map(|(n, pod)| (age(pod), n))
+            .filter(|(age, _)| *age >= self.limits.refresh_ms)
+            .collect();
+        due.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, n) in due.into_iter().take(self.pods.len() / 8 + 8) {
+            let Some(pod) = self.pods.get_mut(n) else {
+                continue;
+            };
+            pod.refreshed_ms = Some(now_ms);
+            self.work.opens += 1;
+            let file = self.root.cgroup(&pod.group).file(Resource::CpuPressure);
+            // An error is no file, too: where PSI is switched off its files cannot be opened.
+            pod.psi = file
+                .ok()
+                .and_then(|path| Reader::open(path, some_total).ok().flatten());
+            if pod.psi.is_some() {
+                pod.threads = Threads::default();
+            } else {
+                pod.threads.list(&self.root, &pod.group, &mut self.work);
+            }
+        }
+    }
+}
+
+impl Pod {
+    fn new(id: u64, group: &CgroupPath) -> Self {
+        Self {
+            id,
+            group: group.clone(),
+            psi: None,
+            stalled: Rate::default(),
+            refreshed_ms: None,
+            threads: Threads::default(),
+            newest: None,
+        }
+    }
+
+    /// The share by PSI.
+    fn stalled(
+        &mut self,
+        now_ns: u64,
+        scratch: &mut Scratch,
+        work: &mut Work,
+    ) -> Option<(f64, Signal)> {
+        let file = self.psi.as_ref()?;
+        work.reads += 1;
+        match file.read(scratch) {
+            Ok(Some(total_us)) => {
+                let rate = self.stalled.update(now_ns / 1000, total_us)?;
+                Some((rate.clamp(0.0, 1.0), Signal::Psi))
+            }
+            // The group was made anew, or PSI was switched off.
+            _ => {
+                (self.psi, self.refreshed_ms) = (None, None);
+                self.stalled.reset();
+                None
+            }
+        }
+    }
+}
+
+/// The largest part such that pods of `sizes` threads get no more than `budget` when none gets more
+/// than the part; at least one each.
+fn part_of(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
+    let mut sizes: Vec<usize> = sizes.collect();
+    sizes.sort_unstable();
+    let (mut left, mut pods) = (budget, sizes.len());
+    for size in sizes {
+        if size.saturating_mul(pods) > left {
+            return (left / pods).max(1);
+        }
+        left -= size;
+        pods -= 1;
+    }
+    usize::MAX
+}
+
+/// `total` of the `some` line, in microseconds. Nothing else of the file is looked at.
+fn some_total(text: &str) -> Result<u64, Malformed> {
+    text.lines()
+        .find(|line| line.starts_with("some "))
+        .and_then(|line| line.rsplit_once("total="))
+        .and_then(|(_, total)| total.trim().parse().ok())
+        .ok_or_else(|| Malformed::new("a some line with total=", text))
+}
+
+#[cfg(test)]
+mod tests;

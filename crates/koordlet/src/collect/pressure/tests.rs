@@ -1,0 +1,207 @@
+use super::*;
+use koord_host::fake::Tree;
+
+const SECOND: u64 = 1_000_000_000;
+
+struct Fixture {
+    tree: Tree,
+    pressure: Pressure,
+    scratch: Scratch,
+    now: u64,
+}
+
+impl Fixture {
+    fn new(tree: Tree, limits: Limits) -> Self {
+        Self {
+            pressure: Pressure::new(tree.root().clone(), limits),
+            tree,
+            scratch: Scratch::new(),
+            now: SECOND,
+        }
+    }
+
+    fn pod(&self, n: u64) -> CgroupPath {
+        self.tree.group(&format!("kubepods/pod{n}")).unwrap()
+    }
+
+    fn follow(&mut self, pods: &[u64]) {
+        let groups: Vec<_> = pods.iter().map(|n| (*n, self.pod(*n))).collect();
+        self.pressure
+            .follow(groups.iter().map(|(n, group)| (*n, group, false)));
+    }
+
+    fn psi(&self, n: u64, total_us: u64) {
+        let text = format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={total_us}\n");
+        self.tree
+            .feed(&self.pod(n), Resource::CpuPressure, &text)
+            .unwrap();
+    }
+
+    /// Puts threads into the container `c` of a pod.
+    fn threads(&self, n: u64, ids: &[u32]) {
+        let group = self.tree.group(&format!("kubepods/pod{n}/c")).unwrap();
+        let text: String = ids.iter().map(|id| format!("{id}\n")).collect();
+        self.tree.feed(&group, Resource::Tasks, &text).unwrap();
+    }
+
+    fn thread(&self, id: u32, run_ns: u64, wait_ns: u64) {
+        let text = format!("{run_ns} {wait_ns} 1\n");
+        self.tree
+            .put(&format!("proc/{id}/schedstat"), &text)
+            .unwrap();
+    }
+
+    /// Samples a second later and returns what that took.
+    fn sample(&mut self) -> Work {
+        self.now += SECOND;
+        let before = self.pressure.work();
+        self.pressure.sample(self.now, &mut self.scratch);
+        let after = self.pressure.work();
+        Work {
+            reads: after.reads - before.reads,
+            opens: after.opens - before.opens,
+            lists: after.lists - before.lists,
+        }
+    }
+}
+
+fn trees() -> [Tree; 3] {
+    [Tree::v1("0-3"), Tree::hybrid("0-3"), Tree::v2("0-3")].map(Result::unwrap)
+}
+
+#[test]
+fn only_the_total_of_some_counts() {
+    let text = "some avg10=1.50 avg60=0.44 avg300=2.98 total=123\nfull avg10=0 total=9\n";
+    assert_eq!(some_total(text).unwrap(), 123);
+    assert!(some_total("full total=1\n").is_err());
+    assert!(some_total("some total=x\n").is_err());
+}
+
+#[test]
+fn a_pod_without_psi_falls_back_alone() {
+    let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
+    f.psi(1, 0);
+    f.pod(2);
+    let missing = f.tree.root().cgroup(&f.pod(2));
+    std::fs::remove_file(missing.file(Resource::CpuPressure).unwrap()).unwrap();
+    f.threads(2, &[20, 21]);
+    f.thread(20, 0, 0);
+    f.thread(21, 0, 0);
+    f.follow(&[1, 2]);
+    f.sample();
+    assert_eq!((f.pressure.of(1), f.pressure.of(2)), (None, None));
+    f.psi(1, 250_000);
+    f.thread(20, 60_000_000, 10_000_000);
+    f.thread(21, 0, 30_000_000);
+    f.sample();
+    assert_eq!(f.pressure.of(1), Some((0.25, Signal::Psi)));
+    assert_eq!(f.pressure.of(2), Some((0.4, Signal::RunQueue)));
+    // The file appears: the signal changes, and begins anew.
+    f.psi(2, 7);
+    f.now += 10 * SECOND;
+    f.sample();
+    assert_eq!(f.pressure.of(2), None);
+    f.psi(2, 500_007);
+    f.sample();
+    assert_eq!(f.pressure.of(2), Some((0.5, Signal::Psi)));
+    // And goes with the group.
+    f.tree.vanish(&f.pod(2)).unwrap();
+    f.sample();
+    assert_eq!(f.pressure.of(2), None);
+    assert_eq!(f.pressure.of(3), None, "nobody follows it");
+}
+
+#[test]
+fn a_steady_pod_costs_one_read_per_thread() {
+    for tree in trees() {
+        let mut f = Fixture::new(tree, Limits::default());
+        for n in 1..=2 {
+            let group = f.tree.root().cgroup(&f.pod(n));
+            let _ = std::fs::remove_file(group.file(Resource::CpuPressure).unwrap());
+            let ids = [n as u32 * 10, n as u32 * 10 + 1, n as u32 * 10 + 2];
+            f.threads(n, &ids);
+            ids.iter().for_each(|id| f.thread(*id, 0, 0));
+        }
+        f.follow(&[1, 2]);
+        let first = f.sample();
+        // Per pod: one look for PSI, three threads; two groups of two files or folders each.
+        assert_eq!((first.opens, first.reads, first.lists), (8, 6, 8));
+        for _ in 0..9 {
+            let steady = f.sample();
+            assert_eq!((steady.opens, steady.reads, steady.lists), (0, 6, 0));
+        }
+        let again = f.sample();
+        assert_eq!(
+            (again.opens, again.reads, again.lists),
+            (2, 6, 8),
+            "after ten seconds"
+        );
+        f.pressure.rest();
+        assert_eq!(f.sample().opens, 8, "nothing had stayed open");
+    }
+}
+
+#[test]
+fn the_number_of_threads_read_is_bounded() {
+    let limits = Limits {
+        threads_per_second: 100,
+        open_files: 60,
+        ..Limits::default()
+    };
+    let mut f = Fixture::new(Tree::v1("0-3").unwrap(), limits);
+    let pods: Vec<u64> = (1..=8).collect();
+    for n in &pods {
+        let ids: Vec<u32> = (0..50).map(|k| *n as u32 * 100 + k).collect();
+        f.threads(*n, &ids);
+        ids.iter().for_each(|id| f.thread(*id, 0, 0));
+    }
+    f.threads(9, &[7]);
+    f.thread(7, 0, 0);
+    f.follow(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    // Nothing is known of the busy one, which is not among the first.
+    let mut busy = 0;
+    let mut seen = None;
+    for second in 1..40 {
+        busy += SECOND / 2;
+        f.thread(349, busy, busy);
+        f.thread(7, busy, 0);
+        let work = f.sample();
+        assert!(work.reads <= 100, "{work:?}");
+        if second > 1 {
+            assert_eq!(f.pressure.of(9), Some((0.0, Signal::RunQueue)));
+        }
+        match f.pressure.of(3) {
+            Some(found) => {
+                assert_eq!(found, (0.5, Signal::RunQueue));
+                seen.get_or_insert(second);
+            }
+            None => assert_eq!(seen, None, "once found it is read every time"),
+        }
+    }
+    assert!(seen.is_some_and(|second| second <= 30), "{seen:?}");
+}
+
+#[test]
+fn parts_fill_the_budget() {
+    let part = |sizes: &[usize], budget| part_of(sizes.iter().copied(), budget);
+    assert_eq!(part(&[3, 3], 6), usize::MAX);
+    assert_eq!(part(&[1, 9, 9], 11), 5);
+    assert_eq!(part(&[9, 9, 9], 2), 1, "at least one");
+    assert_eq!(part(&[], 0), usize::MAX);
+}
+
+#[test]
+fn the_kernel_finds_threads_by_their_own_number() {
+    let root = Root::system().unwrap();
+    if !root.proc("self/schedstat").exists() {
+        koord_host::testing::skip("schedstat", "run-queue delays cannot be read");
+        return;
+    }
+    // Tests run on threads of their own.
+    let link = std::fs::read_link(root.proc("thread-self")).unwrap();
+    let own = link.file_name().unwrap().to_str().unwrap().to_owned();
+    assert_ne!(own, std::process::id().to_string());
+    let path = root.proc(&format!("{own}/schedstat"));
+    let stat = koord_host::procfs::SchedStat::parse(&std::fs::read_to_string(path).unwrap());
+    assert!(stat.unwrap().slices > 0);
+}

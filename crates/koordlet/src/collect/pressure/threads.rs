@@ -1,0 +1,168 @@
+//! The run-queue delay of one pod's threads.
+
+use super::Work;
+use koord_host::procfs::SchedStat;
+use koord_host::{CgroupPath, Controller, Reader, Root, Scratch};
+
+/// Less runnable time than this between two samples says nothing.
+const MIN_RUNNABLE_NS: u64 = 5_000_000;
+/// What a thread did longer ago than this says nothing about now.
+const FRESH_NS: u64 = 2_500_000_000;
+/// Threads followed per pod; the rest is left out.
+const MAX_THREADS: usize = 1024;
+/// How deep groups below a container's are looked into.
+const MAX_DEPTH: usize = 4;
+
+/// The threads of a pod: first those that are read every time, then those that are read in turns.
+#[derive(Debug, Default)]
+pub(super) struct Threads {
+    list: Vec<Thread>,
+    turn: usize,
+}
+
+#[derive(Debug)]
+struct Thread {
+    id: u32,
+    file: Option<Reader<SchedStat>>,
+    last: Option<(SchedStat, u64)>,
+    /// Runnable time per second when it was last looked at, in nanoseconds.
+    busy: u64,
+}
+
+/// One round through the pods.
+pub(super) struct Round<'a> {
+    pub(super) root: &'a Root,
+    pub(super) now_ns: u64,
+    /// Threads that may be read of each pod.
+    pub(super) part: usize,
+    /// Files that may stay open of each pod.
+    pub(super) kept: usize,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) work: &'a mut Work,
+}
+
+impl Threads {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Reads the list of threads in and below `group`, from the tree of the cpu controller.
+    pub(super) fn list(&mut self, root: &Root, group: &CgroupPath, work: &mut Work) {
+        let mut found = Vec::new();
+        collect(root, group, MAX_DEPTH, &mut found, work);
+        found.sort_unstable();
+        found.dedup();
+        found.truncate(MAX_THREADS);
+        // What is gone goes, what is new comes last, and the order in between stays.
+        self.list
+            .retain(|thread| found.binary_search(&thread.id).is_ok());
+        let mut known: Vec<u32> = self.list.iter().map(|thread| thread.id).collect();
+        known.sort_unstable();
+        let new = found
+            .into_iter()
+            .filter(|id| known.binary_search(id).is_err());
+        self.list.extend(new.map(|id| Thread {
+            id,
+            file: None,
+            last: None,
+            busy: 0,
+        }));
+        self.list.shrink_to(self.list.len() * 2);
+    }
+
+    /// The share of their runnable time that the threads waited since they were last read.
+    pub(super) fn sample(&mut self, round: &mut Round<'_>) -> Option<f64> {
+        let (mut wait, mut run) = (0, 0);
+        let all = self.list.len();
+        let part = round.part.min(all);
+        // A quarter goes round, when not all can be read.
+        let always = if part == all {
+            all
+        } else {
+            part - part.div_ceil(4)
+        };
+        let others = (all - always).max(1);
+        for n in 0..part {
+            let at = if n < always {
+                n
+            } else {
+                always + (self.turn + n - always) % others
+            };
+            let Some(thread) = self.list.get_mut(at) else {
+                continue;
+            };
+            if let Some((waited, ran)) = thread.read(round, at < round.kept) {
+                wait += waited;
+                run += ran;
+            }
+        }
+        self.turn = (self.turn + part - always) % others;
+        if part < all {
+            self.promote(always);
+        }
+        let runnable: u64 = wait + run;
+        (runnable >= MIN_RUNNABLE_NS).then(|| wait as f64 / runnable as f64)
+    }
+
+    /// Moves what was found busier than the least busy of the first `always` among them.
+    fn promote(&mut self, always: usize) {
+        let Some(slot) = (0..always).min_by_key(|n| self.list.get(*n).map(|t| t.busy)) else {
+            return;
+        };
+        let Some(best) =
+            (always..self.list.len()).max_by_key(|n| self.list.get(*n).map(|t| t.busy))
+        else {
+            return;
+        };
+        let busy = |n: usize| self.list.get(n).map_or(0, |thread| thread.busy);
+        if busy(best) > busy(slot) {
+            self.list.swap(best, slot);
+            // Its place is among those that are seldom read.
+            if let Some(thread) = self.list.get_mut(best) {
+                thread.file = None;
+            }
+        }
+    }
+}
+
+impl Thread {
+    /// What it waited and ran since it was last read; `None` when that was too long ago to say
+    /// something about now.
+    fn read(&mut self, round: &mut Round<'_>, keep: bool) -> Option<(u64, u64)> {
+        if self.file.is_none() {
+            round.work.opens += 1;
+            // The kernel finds a thread here by its own number, too, though it lists processes only.
+            let path = round.root.proc(&format!("{}/schedstat", self.id));
+            self.file = Reader::open(path, SchedStat::parse).ok().flatten();
+        }
+        round.work.reads += u64::from(self.file.is_some());
+        let now = self
+            .file
+            .as_ref()
+            .and_then(|file| file.read(round.scratch).ok().flatten());
+        if !keep || now.is_none() {
+            self.file = None;
+        }
+        let now = now?;
+        let (before, at) = self.last.replace((now, round.now_ns))?;
+        let wait = now.wait_ns.saturating_sub(before.wait_ns);
+        let run = now.run_ns.saturating_sub(before.run_ns);
+        let since = round.now_ns.saturating_sub(at).max(1);
+        let busy = u128::from(wait + run) * 1_000_000_000 / u128::from(since);
+        self.busy = u64::try_from(busy).unwrap_or(u64::MAX);
+        (since <= FRESH_NS).then_some((wait, run))
+    }
+}
+
+fn collect(root: &Root, group: &CgroupPath, depth: usize, into: &mut Vec<u32>, work: &mut Work) {
+    let cgroup = root.cgroup(group);
+    work.lists += 2;
+    into.extend(cgroup.tasks().unwrap_or_default());
+    if depth == 0 || into.len() >= MAX_THREADS {
+        return;
+    }
+    for child in cgroup.children_in(Controller::Cpu).unwrap_or_default() {
+        collect(root, &child, depth - 1, into, work);
+    }
+}
