@@ -20,6 +20,7 @@ pub mod percentile;
 pub mod pressure;
 pub mod quota;
 pub mod reclaim;
+pub mod resctrl;
 pub mod reservation;
 pub mod resources;
 pub mod suppress;

@@ -1,0 +1,383 @@
+//! Shares of the last-level cache and of memory bandwidth, as lines of a resctrl group's `schemata`.
+//!
+//! The ids of the cache domains come from the root's `schemata`: they need not be consecutive (AMD),
+//! and with sub-NUMA clustering they stay those of the caches, because only monitoring is by node.
+//! Sources: Koordinator `pkg/koordlet/qosmanager/plugins/resctrl`, `pkg/koordlet/util/resctrl`; the
+//! kernel's `Documentation/filesystems/resctrl.rst`.
+
+use crate::field::FieldError;
+use koord_api::extension::{Resctrl, ResctrlResource};
+use koord_api::qos::QosClass;
+use koord_api::slo::ResctrlQOSCfg;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What the group of a pod with its own settings is called before its UID.
+pub const POD_GROUP_PREFIX: &str = "koordlet-";
+/// The step of memory bandwidth where the kernel does not tell one, in percent.
+pub const DEFAULT_BANDWIDTH_STEP: u64 = 10;
+/// What stands for all the bandwidth on AMD, in 1/8 GB/s.
+pub const AMD_UNLIMITED: u64 = 2048;
+/// The bandwidth of an AMD core complex that percents refer to, in 1/8 GB/s.
+const AMD_FULL: u64 = 160;
+
+/// The group of a QoS class, with default; LSE shares that of LSR, and system pods have none.
+#[must_use]
+pub fn class_group(class: QosClass) -> Option<&'static str> {
+    match class {
+        QosClass::Lse | QosClass::Lsr => Some("LSR"),
+        QosClass::Ls => Some("LS"),
+        QosClass::Be => Some("BE"),
+        QosClass::System | QosClass::None => None,
+    }
+}
+
+/// A resource in a `schemata`, by the kernel's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    /// `L3`: last-level cache.
+    L3,
+    /// `L3CODE`: its part for code, where the kernel splits it (CDP).
+    L3Code,
+    /// `L3DATA`: its part for data.
+    L3Data,
+    /// `MB`: memory bandwidth.
+    Mb,
+}
+
+impl Resource {
+    /// The name before the colon.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::L3 => "L3",
+            Self::L3Code => "L3CODE",
+            Self::L3Data => "L3DATA",
+            Self::Mb => "MB",
+        }
+    }
+
+    /// Masks are hexadecimal, bandwidth is decimal.
+    fn number(self, text: &str) -> Option<u64> {
+        let radix = if self == Self::Mb { 10 } else { 16 };
+        u64::from_str_radix(text, radix).ok()
+    }
+}
+
+/// One line of a `schemata`: the value of each named domain, the others are left as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// The resource.
+    pub resource: Resource,
+    /// Domain to its mask or bandwidth.
+    pub domains: BTreeMap<u32, u64>,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.resource.name())?;
+        let mut separator = ':';
+        for (id, value) in &self.domains {
+            match self.resource {
+                Resource::Mb => write!(f, "{separator}{id}={value}")?,
+                _ => write!(f, "{separator}{id}={value:x}")?,
+            }
+            separator = ';';
+        }
+        Ok(())
+    }
+}
+
+/// A `schemata` that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line:?} of a schemata file is not NAME:ID=VALUE;…")]
+pub struct SchemataError {
+    /// The line.
+    pub line: String,
+}
+
+/// The content of a `schemata`: the resources known here; others, such as `L2` or `SMBA`, are skipped.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Schemata(BTreeMap<Resource, BTreeMap<u32, u64>>);
+
+impl Schemata {
+    /// Reads the text of a `schemata`.
+    ///
+    /// # Errors
+    /// A line of a known resource that is none.
+    pub fn parse(text: &str) -> Result<Self, SchemataError> {
+        let mut all = BTreeMap::new();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let error = || SchemataError {
+                line: line.to_owned(),
+            };
+            let (name, domains) = line.split_once(':').ok_or_else(error)?;
+            let known = [
+                Resource::L3,
+                Resource::L3Code,
+                Resource::L3Data,
+                Resource::Mb,
+            ];
+            let Some(resource) = known.into_iter().find(|r| r.name() == name.trim()) else {
+                continue;
+            };
+            let mut values = BTreeMap::new();
+            for domain in domains.split(';').filter(|domain| !domain.is_empty()) {
+                let (id, value) = domain.split_once('=').ok_or_else(error)?;
+                let id = id.trim().parse().map_err(|_| error())?;
+                let value = resource.number(value.trim()).ok_or_else(error)?;
+                values.insert(id, value);
+            }
+            all.insert(resource, values);
+        }
+        Ok(Self(all))
+    }
+
+    /// The domains of a resource.
+    #[must_use]
+    pub fn domains(&self, resource: Resource) -> Vec<u32> {
+        let domains = self.0.get(&resource);
+        domains.map_or_else(Vec::new, |domains| domains.keys().copied().collect())
+    }
+
+    /// Whether `line` says what stands here already.
+    #[must_use]
+    pub fn holds(&self, line: &Line) -> bool {
+        self.0.get(&line.resource).is_some_and(|present| {
+            line.domains
+                .iter()
+                .all(|(id, value)| present.get(id) == Some(value))
+        })
+    }
+}
+
+/// How memory bandwidth is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bandwidth {
+    /// In percent (Intel, Arm MPAM), in steps and with a least value, as `info/MB/bandwidth_gran` and
+    /// `info/MB/min_bandwidth` tell.
+    Percent {
+        /// The step.
+        step: u64,
+        /// The least value.
+        min: u64,
+    },
+    /// In 1/8 GB/s of a core complex (AMD).
+    Amd,
+}
+
+impl Bandwidth {
+    /// By `vendor_id` of `/proc/cpuinfo`; what the kernel does not tell is 10 %.
+    #[must_use]
+    pub fn of_vendor(vendor: &str, step: Option<u64>, min: Option<u64>) -> Self {
+        if vendor == "AuthenticAMD" {
+            return Self::Amd;
+        }
+        Self::Percent {
+            step: step
+                .filter(|step| *step > 0)
+                .unwrap_or(DEFAULT_BANDWIDTH_STEP),
+            min: min.unwrap_or(0),
+        }
+    }
+
+    /// The value of `percent`: rounded up to a whole step, or 160 · percent / 100 on AMD, where 100 %
+    /// is no limit.
+    fn value(self, percent: u64) -> u64 {
+        match self {
+            Self::Percent { step, min } => percent.next_multiple_of(step).max(min).min(100),
+            Self::Amd if percent >= 100 => AMD_UNLIMITED,
+            Self::Amd => (AMD_FULL * percent / 100).max(1),
+        }
+    }
+}
+
+/// What the machine can control.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Hardware {
+    /// `info/L3/cbm_mask`, where the cache can be divided.
+    pub cbm_mask: Option<u64>,
+    /// `info/L3/min_cbm_bits`.
+    pub min_cbm_bits: u32,
+    /// How bandwidth is measured, where it can be divided.
+    pub bandwidth: Option<Bandwidth>,
+    /// The root's `schemata`.
+    pub root: Schemata,
+}
+
+/// The mask of the bits `[ceil(n · start / 100), ceil(n · end / 100))` of a full mask of `n` bits, and
+/// at least `min_bits` of them.
+///
+/// # Errors
+/// The full mask is not of the form 2^n − 1, or the range is not within 0–100 or is empty.
+pub fn mask(cbm_mask: u64, min_bits: u32, start: i64, end: i64) -> Result<u64, FieldError> {
+    if cbm_mask == 0 || cbm_mask & cbm_mask.wrapping_add(1) != 0 {
+        let shown = format!("{cbm_mask:x}");
+        return Err(FieldError::new("cbm_mask", "of the form 2^n - 1", &shown));
+    }
+    if !(0..end).contains(&start) || end > 100 {
+        let shown = format!("{start}-{end}");
+        return Err(FieldError::new(
+            "cache range",
+            "0 <= start < end <= 100",
+            &shown,
+        ));
+    }
+    let ways = cbm_mask.count_ones();
+    let way = |percent: i64| (u64::from(ways) * percent as u64).div_ceil(100) as u32;
+    let (mut first, mut last) = (way(start), way(end));
+    // The kernel refuses an empty mask.
+    let least = min_bits.clamp(1, ways);
+    if last - first < least {
+        last = (first + least).min(ways);
+        first = last - least;
+    }
+    Ok(low_bits(last) & !low_bits(first))
+}
+
+fn low_bits(count: u32) -> u64 {
+    1_u64.checked_shl(count).map_or(u64::MAX, |bit| bit - 1)
+}
+
+/// The lines of a class's group. A setting that is missing gives no line, one that cannot be used is
+/// reported and gives none either; so does what the machine cannot control.
+#[must_use]
+pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Vec<FieldError>) {
+    let mut lines = Lines::of(hardware);
+    if let (Some(start), Some(end)) = (
+        settings.cat_range_start_percent,
+        settings.cat_range_end_percent,
+    ) {
+        lines.cache(None, start, end);
+    }
+    if let Some(percent) = settings.mba_percent {
+        lines.bandwidth(None, "mbaPercent", percent);
+    }
+    lines.finish()
+}
+
+/// The lines of the group of a pod with annotation `node.koordinator.sh/resctrl`: the general values,
+/// and for single caches those of `schemataPerCache`. Caches that are not named keep everything.
+#[must_use]
+pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldError>) {
+    let mut lines = Lines::of(hardware);
+    for (cache, range) in settings
+        .llc
+        .iter()
+        .flat_map(|llc| entries(llc, |all| all.range.as_slice(), |one| one.range.as_slice()))
+    {
+        match range {
+            [] => {}
+            [start, end] => lines.cache(cache, *start, *end),
+            other => lines.errors.push(FieldError::new(
+                "llc range",
+                "start and end",
+                &format!("{other:?}"),
+            )),
+        }
+    }
+    for (cache, percent) in settings
+        .mb
+        .iter()
+        .flat_map(|mb| entries(mb, |all| all.percent, |one| one.percent))
+    {
+        if let Some(percent) = percent {
+            lines.bandwidth(cache, "mb percent", percent);
+        }
+    }
+    lines.finish()
+}
+
+/// The general entry of a resource, then those of single caches.
+fn entries<'a, T>(
+    resource: &'a ResctrlResource,
+    general: impl Fn(&'a koord_api::extension::ResctrlSchemata) -> T,
+    single: impl Fn(&'a koord_api::extension::ResctrlSchemataPerCache) -> T,
+) -> Vec<(Option<i64>, T)> {
+    let general = resource.schemata.iter().map(|all| (None, general(all)));
+    let single = resource
+        .schemata_per_cache
+        .iter()
+        .map(|one| (Some(one.cache_id), single(one)));
+    general.chain(single).collect()
+}
+
+/// Lines being put together.
+struct Lines<'a> {
+    hardware: &'a Hardware,
+    domains: BTreeMap<Resource, BTreeMap<u32, u64>>,
+    errors: Vec<FieldError>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(hardware: &'a Hardware) -> Self {
+        Self {
+            hardware,
+            domains: BTreeMap::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    fn cache(&mut self, cache: Option<i64>, start: i64, end: i64) {
+        let Some(full) = self.hardware.cbm_mask else {
+            return;
+        };
+        match mask(full, self.hardware.min_cbm_bits, start, end) {
+            Ok(mask) => {
+                for resource in [Resource::L3, Resource::L3Code, Resource::L3Data] {
+                    self.set(resource, cache, mask);
+                }
+            }
+            Err(error) => self.errors.push(error),
+        }
+    }
+
+    fn bandwidth(&mut self, cache: Option<i64>, field: &'static str, percent: i64) {
+        let Some(kind) = self.hardware.bandwidth else {
+            return;
+        };
+        match u64::try_from(percent) {
+            Ok(value @ 1..=100) => self.set(Resource::Mb, cache, kind.value(value)),
+            _ => self
+                .errors
+                .push(FieldError::new(field, "in 1..=100", &percent)),
+        }
+    }
+
+    /// Sets one domain, or all. A resource that the root's schemata lacks is not there.
+    fn set(&mut self, resource: Resource, cache: Option<i64>, value: u64) {
+        let domains = self.hardware.root.domains(resource);
+        let wanted: Vec<u32> = match cache {
+            None => domains,
+            Some(id) => {
+                let found = domains
+                    .iter()
+                    .copied()
+                    .find(|known| i64::from(*known) == id);
+                if found.is_none() && !domains.is_empty() {
+                    let field = "cacheID";
+                    let error = FieldError::new(field, "a cache of this machine", &id);
+                    if !self.errors.contains(&error) {
+                        self.errors.push(error);
+                    }
+                }
+                found.into_iter().collect()
+            }
+        };
+        if !wanted.is_empty() {
+            let line = self.domains.entry(resource).or_default();
+            line.extend(wanted.into_iter().map(|id| (id, value)));
+        }
+    }
+
+    fn finish(self) -> (Vec<Line>, Vec<FieldError>) {
+        let lines = self
+            .domains
+            .into_iter()
+            .map(|(resource, domains)| Line { resource, domains });
+        (lines.collect(), self.errors)
+    }
+}
+
+#[cfg(test)]
+mod tests;
