@@ -1,5 +1,6 @@
 //! Decisions as functions of values: no I/O, no clock, no global state.
 
+pub mod blkio;
 pub mod burst;
 pub mod core_sched;
 pub mod cpu_limit;
@@ -24,3 +25,4 @@ pub mod resctrl;
 pub mod reservation;
 pub mod resources;
 pub mod suppress;
+pub mod system_config;
