@@ -7,9 +7,46 @@ use kube::client::Body;
 use kube::core::Status;
 use std::time::Duration;
 
+/// The version of the eviction API. The two differ by name only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EvictVersion {
+    /// `policy/v1`, from Kubernetes 1.22 on.
+    #[default]
+    V1,
+    /// `policy/v1beta1`.
+    V1Beta1,
+}
+
+impl EvictVersion {
+    fn api_version(self) -> &'static str {
+        match self {
+            Self::V1 => "policy/v1",
+            Self::V1Beta1 => "policy/v1beta1",
+        }
+    }
+}
+
+/// Asks which eviction API the server offers; `None` when it offers none that is known here.
+///
+/// # Errors
+///
+/// Failures of discovery.
+pub async fn eviction_version(client: &kube::Client) -> Result<Option<EvictVersion>, kube::Error> {
+    let list = client.list_core_api_resources("v1").await?;
+    let entry = list.resources.iter().find(|r| r.name == "pods/eviction");
+    let entry = entry.filter(|entry| entry.group.as_deref() == Some("policy"));
+    Ok(match entry.and_then(|entry| entry.version.as_deref()) {
+        Some("v1") => Some(EvictVersion::V1),
+        Some("v1beta1") => Some(EvictVersion::V1Beta1),
+        _ => None,
+    })
+}
+
 /// Details of an eviction.
 #[derive(Debug, Clone, Default)]
 pub struct EvictOptions {
+    /// As which version it is sent.
+    pub version: EvictVersion,
     /// Evict only this incarnation of the pod.
     pub uid: Option<String>,
     /// Overrides the pod's own grace period, in seconds.
@@ -62,6 +99,8 @@ pub async fn evict_pod(
             ..DeleteOptions::default()
         }),
     };
+    let mut eviction = serde_json::to_value(&eviction).map_err(kube::Error::SerdeError)?;
+    eviction["apiVersion"] = options.version.api_version().into();
     let bytes = serde_json::to_vec(&eviction).map_err(kube::Error::SerdeError)?;
     let collection = <Pod as kube::Resource>::url_path(&(), Some(namespace));
     let request = http::Request::post(format!("{collection}/{name}/eviction"))
@@ -146,5 +185,42 @@ mod tests {
             .await
             .unwrap_err();
         assert!(crate::patch::is_status(&error, 403), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_version_is_discovered_and_sent() {
+        for (offered, want, sent) in [
+            (json!("v1"), Some(EvictVersion::V1), "policy/v1"),
+            (
+                json!("v1beta1"),
+                Some(EvictVersion::V1Beta1),
+                "policy/v1beta1",
+            ),
+            (json!("v9"), None, ""),
+        ] {
+            let client = in_process(testing::answer(move |request| {
+                if request.uri().path() == "/api/v1" {
+                    let eviction = json!({"name": "pods/eviction", "singularName": "",
+                        "namespaced": true, "kind": "Eviction", "verbs": ["create"],
+                        "group": "policy", "version": offered});
+                    let list = json!({"kind": "APIResourceList", "groupVersion": "v1",
+                        "resources": [eviction]});
+                    return (StatusCode::OK, list);
+                }
+                let body: serde_json::Value = serde_json::from_slice(request.body()).unwrap();
+                assert_eq!(body["apiVersion"], sent);
+                assert_eq!(body["kind"], "Eviction");
+                (StatusCode::CREATED, json!({}))
+            }));
+            let version = eviction_version(&client).await.unwrap();
+            assert_eq!(version, want);
+            let Some(version) = version else { continue };
+            let options = EvictOptions {
+                version,
+                ..EvictOptions::default()
+            };
+            let outcome = evict_pod(&client, "shop", "cart", &options).await;
+            assert_eq!(outcome.unwrap(), EvictOutcome::Evicted);
+        }
     }
 }
