@@ -167,21 +167,10 @@ impl Agent {
         ticked
     }
 
-    /// Records that the API server accepted an eviction.
+    /// A pod is on its way out.
     pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
         self.leaving.insert(eviction.uid.clone(), now.ms());
         self.strategies.evicted(eviction, now.ms());
-        self.metrics
-            .evicted(&eviction.namespace, &eviction.name, "evicted");
-        let mut entry = audit::Entry::new(
-            audit::Subject::Pod,
-            0,
-            "evictPodByAPI",
-            eviction.message.clone(),
-        );
-        entry.namespace.clone_from(&eviction.namespace);
-        entry.name.clone_from(&eviction.name);
-        self.audit.record(now.wall, entry);
     }
 }
 

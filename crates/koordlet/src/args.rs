@@ -4,6 +4,7 @@
 //! Flags that only upstream's implementation needs are accepted and have no effect.
 
 use crate::audit;
+use crate::evictor;
 use crate::gates::{Gate, GateError, Gates};
 use crate::options::{Kubelet, Options, PodSource, Settings, Thread};
 use crate::predict;
@@ -269,14 +270,6 @@ pub enum ArgsError {
     /// A directory or group.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// `--audit-log-dir`.
-    #[error("audit-log-dir {}: {source}", path.display())]
-    Audit {
-        /// The directory.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: std::io::Error,
-    },
 }
 
 impl Args {
@@ -315,11 +308,10 @@ impl Args {
                 .is_on(Gate::AuditEvents)
                 .then(|| self.audit_log_dir.clone()),
             max_disk_mib: self.audit_max_disk_space_mb,
+            max_page: self.audit_max_events_limit,
+            ..audit::Config::default()
         };
-        let audit = audit::Log::open(audit).map_err(|source| ArgsError::Audit {
-            path: self.audit_log_dir.clone(),
-            source,
-        })?;
+        let audit = audit::Log::open(audit);
         let ignored = self.ignored.given();
         if !ignored.is_empty() {
             tracing::info!(flags = ignored.join(","), "flags without effect");
@@ -345,6 +337,7 @@ impl Args {
             report_interval: None,
             address: self.addr.0,
             audit,
+            evict: evictor::Config::default(),
             thread: Thread::Own,
             realtime_priority: self.realtime_priority,
         })

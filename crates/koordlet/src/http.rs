@@ -1,11 +1,12 @@
-//! Health, metrics and audit events over HTTP.
+//! Health, metrics, audit events and the state of the agent over HTTP.
 
-use crate::audit::Log;
+use crate::audit::{Log, Page};
 use crate::gates::{Gate, Gates};
 use crate::metrics::is_external;
+use crate::status::Board;
 use axum::Router;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use koord_app::admin::{Admin, AdminError};
@@ -18,8 +19,40 @@ use tokio_util::sync::CancellationToken;
 
 /// The size of a page when none is asked for.
 const DEFAULT_SIZE: usize = 256;
-/// The largest page.
-const MAX_SIZE: usize = 2048;
+
+/// What is served.
+pub(crate) struct Served {
+    /// The metrics.
+    pub(crate) registry: prometheus::Registry,
+    /// The audit log.
+    pub(crate) audit: Log,
+    /// Which features are on.
+    pub(crate) gates: Gates,
+    /// Whether a list of pods is known.
+    pub(crate) ready: Arc<AtomicBool>,
+    /// What the agent does.
+    pub(crate) board: Board,
+}
+
+impl Served {
+    fn router(self) -> Router {
+        let ready = self.ready;
+        let admin = Admin::new(self.registry)
+            .split_metrics(is_external)
+            .with_routes(self.board.routes())
+            .ready_when("pods", move || {
+                let ready = ready.load(Ordering::Relaxed);
+                ready
+                    .then_some(())
+                    .ok_or_else(|| "no list of pods arrived yet".to_owned())
+            });
+        let router = admin.router();
+        if self.gates.is_on(Gate::AuditEventsHTTPHandler) {
+            return router.merge(events(self.audit));
+        }
+        router
+    }
+}
 
 /// Serves until `shutdown`; returns the address really used.
 ///
@@ -27,26 +60,13 @@ const MAX_SIZE: usize = 2048;
 /// When the address is not free.
 pub(crate) async fn serve(
     address: SocketAddr,
-    registry: prometheus::Registry,
-    audit: Log,
-    gates: Gates,
-    ready: Arc<AtomicBool>,
+    served: Served,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr, AdminError> {
-    let admin = Admin::new(registry).split_metrics(is_external);
-    let admin = admin.ready_when("pods", move || {
-        let ready = ready.load(Ordering::Relaxed);
-        ready
-            .then_some(())
-            .ok_or_else(|| "no list of pods arrived yet".to_owned())
-    });
-    let mut router = admin.router();
-    if gates.is_on(Gate::AuditEventsHTTPHandler) {
-        router = router.merge(events(audit));
-    }
     let fail = |source| AdminError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(fail)?;
     let local = listener.local_addr().map_err(fail)?;
+    let router = served.router();
     tokio::spawn(async move {
         let stop = shutdown.cancelled_owned();
         if let Err(error) = axum::serve(listener, router)
@@ -60,8 +80,10 @@ pub(crate) async fn serve(
 }
 
 /// `GET /events?size=&pageToken=`, newest first; JSON when it is asked for, else one line each.
+/// `GET /events?after=` is for who follows: the records after that number which are still in memory,
+/// oldest first, and the number to go on with, as JSON.
 pub fn events(audit: Log) -> Router {
-    Router::new().route("/events", get(page)).with_state(audit)
+    Router::new().route("/events", get(ask)).with_state(audit)
 }
 
 #[derive(Deserialize)]
@@ -69,59 +91,63 @@ struct Ask {
     size: Option<String>,
     #[serde(rename = "pageToken")]
     page_token: Option<String>,
+    after: Option<u64>,
 }
 
-async fn page(State(log): State<Log>, Query(ask): Query<Ask>, headers: HeaderMap) -> Response {
-    let refuse = |code, text: String| (code, text).into_response();
-    let size = match ask.size.as_deref().filter(|text| !text.is_empty()) {
-        None => DEFAULT_SIZE,
-        Some(text) => match text.parse() {
-            Ok(size) if (1..=MAX_SIZE).contains(&size) => size,
-            _ => {
-                let text = format!("size must be 1..={MAX_SIZE}, got {text:?}");
-                return refuse(StatusCode::BAD_REQUEST, text);
-            }
-        },
-    };
-    let token = match ask.page_token.as_deref().filter(|text| !text.is_empty()) {
-        None => None,
-        Some(text) => match text.parse() {
-            Ok(token) => Some(token),
-            Err(_) => {
-                let text = format!("pageToken {text:?} is unknown or expired");
-                return refuse(StatusCode::CONFLICT, text);
-            }
-        },
-    };
-    let (entries, next) = match log.page(token, size) {
-        Ok(page) => page,
-        Err(error) => return refuse(StatusCode::CONFLICT, error.to_string()),
-    };
-    let json = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .is_some_and(|accept| accept.contains("application/json"));
-    if json {
-        let mut body = serde_json::json!({ "Events": entries });
-        if let Some(next) = next {
-            body["NextPageToken"] = next.to_string().into();
-        }
+async fn ask(State(log): State<Log>, Query(ask): Query<Ask>, headers: HeaderMap) -> Response {
+    if let Some(after) = ask.after {
+        let newest = log.newest();
+        // A number from before a restart.
+        let after = if after > newest { 0 } else { after };
+        let body = serde_json::json!({ "Events": log.since(after), "Newest": newest });
         return axum::Json(body).into_response();
     }
-    let mut text = String::new();
-    for entry in entries {
-        match serde_json::to_string(&entry) {
-            Ok(line) => {
-                text.push_str(&line);
-                text.push('\n');
+    let most = log.max_page();
+    let size = match ask.size.as_deref().filter(|text| !text.is_empty()) {
+        None => DEFAULT_SIZE.min(most),
+        Some(text) => match text.parse() {
+            Ok(size) if (1..=most).contains(&size) => size,
+            _ => {
+                let text = format!("size must be 1..={most}, got {text:?}");
+                return (StatusCode::BAD_REQUEST, text).into_response();
             }
-            Err(error) => tracing::warn!(%error, "audit record"),
+        },
+    };
+    let token = ask.page_token.filter(|token| !token.is_empty());
+    let read = move || log.page(token.as_deref(), size);
+    let page = match tokio::task::spawn_blocking(read).await {
+        Ok(Ok(page)) => page,
+        Ok(Err(error)) => return (StatusCode::CONFLICT, error.to_string()).into_response(),
+        Err(error) => {
+            return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
         }
+    };
+    let accept = headers.get(header::ACCEPT);
+    let json = accept
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("application/json"));
+    if json { as_json(page) } else { as_text(&page) }
+}
+
+fn as_json(page: Page) -> Response {
+    let mut body = serde_json::json!({ "Events": page.events });
+    if let Some(next) = page.next {
+        body["NextPageToken"] = next.into();
+    }
+    axum::Json(body).into_response()
+}
+
+fn as_text(page: &Page) -> Response {
+    let mut text = String::new();
+    for event in &page.events {
+        text.push_str(&event.to_string());
+        text.push('\n');
     }
     let mut response = text.into_response();
-    if let Some(next) = next {
+    let next = page.next.as_deref().map(HeaderValue::from_str);
+    if let Some(Ok(next)) = next {
         let name = HeaderName::from_static("next-page-token");
-        response.headers_mut().insert(name, next.into());
+        response.headers_mut().insert(name, next);
     }
     response
 }

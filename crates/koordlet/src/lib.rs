@@ -12,6 +12,8 @@
 //! | [`audit`] | a record of everything done |
 //! | [`agent`] | the loop body that ties these together |
 //! | [`report`] | NodeMetric |
+//! | [`evictor`] | evictions, through the API or by killing |
+//! | [`status`], [`metrics`] | what people see of the agent |
 //! | [`shell`] | informers, reporter, evictor, thread |
 //!
 //! Invariants: strategies never write; every kernel file has one claimant; the loop never waits for
@@ -23,16 +25,18 @@ pub mod args;
 pub mod audit;
 pub mod bench;
 pub mod collect;
+pub mod evictor;
 pub mod executor;
 pub mod gates;
 mod http;
-mod metrics;
+pub mod metrics;
 pub mod options;
 pub mod predict;
 pub mod qos;
 pub mod report;
 pub mod shell;
 pub mod states;
+pub mod status;
 pub mod store;
 
 pub use agent::Agent;

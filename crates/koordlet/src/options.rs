@@ -1,6 +1,7 @@
 //! What the agent can be told, with upstream's defaults.
 
 use crate::audit;
+use crate::evictor;
 use crate::gates::Gates;
 use crate::predict;
 use crate::states::slo::SuppressMode;
@@ -126,6 +127,8 @@ pub struct Options {
     pub address: Option<SocketAddr>,
     /// The audit log; hand in one to read along.
     pub audit: audit::Log,
+    /// How pods are evicted.
+    pub evict: evictor::Config,
     /// Where the loop runs.
     pub thread: Thread,
     /// Real-time priority (1–99) of the loop's own thread; 0 is normal. A busy node starves an
@@ -145,6 +148,7 @@ impl Default for Options {
             report_interval: None,
             address: None,
             audit: audit::Log::default(),
+            evict: evictor::Config::default(),
             thread: Thread::Own,
             realtime_priority: 0,
         }

@@ -1,21 +1,22 @@
 //! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
 
 use crate::agent::{Agent, AgentError, Now, Ticked};
+use crate::evictor::{self, Done, Evictor};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
-use crate::qos::{self, Eviction};
+use crate::qos;
 use crate::report::Policy;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo, States, kubelet};
+use crate::status::{self, Board};
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus, NodeSLO};
 use koord_app::Context;
+use koord_host::features::KernelFeatures;
 use koord_host::{HostError, Root, features, limits, sched};
-use koord_kube::events::{Recorder, Severity};
-use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
+use koord_kube::events::Recorder;
 use koord_kube::{Change, Client, Informer, Scope, Store};
-use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,9 +50,6 @@ pub enum Error {
 /// What the loop is asked from outside.
 enum Request {
     Report(Policy, oneshot::Sender<Option<NodeMetricStatus>>),
-    Evicted(Eviction),
-    /// The API server did not evict the pod with this UID.
-    NotEvicted(String),
 }
 
 /// Runs the agent until `ctx.shutdown` is cancelled.
@@ -77,14 +75,22 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     if let Some(parent) = options.detect_layout.clone() {
         options.settings.layout = Layout::detect(&root, parent);
     }
-    announce(&root, &options)?;
+    let features = features::probe(&root)?;
+    announce(&features, &options);
     let open_files = limits::raise_open_files();
     tracing::debug!(?open_files, "limit of open files");
     let states = Arc::new(States::default());
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
+    options.audit.count_in(metrics.clone());
+    let board = Board::default();
+    board.update(|status| {
+        status.node.clone_from(&options.node_name);
+        status.started_at = Some(ctx.clock.now());
+        status::describe(status, &features, &options.settings);
+    });
     let agent = Agent::new(
-        root,
+        root.clone(),
         options.settings.clone(),
         states.clone(),
         options.audit.clone(),
@@ -93,15 +99,14 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let ticks = Arc::new(AtomicU64::new(0));
     let ready = Arc::new(AtomicBool::new(false));
     if let Some(address) = options.address {
-        let local = http::serve(
-            address,
-            ctx.metrics.clone(),
-            options.audit.clone(),
-            options.settings.gates.clone(),
-            ready.clone(),
-            ctx.shutdown.clone(),
-        )
-        .await?;
+        let served = http::Served {
+            registry: ctx.metrics.clone(),
+            audit: options.audit.clone(),
+            gates: options.settings.gates.clone(),
+            ready: ready.clone(),
+            board: board.clone(),
+        };
+        let local = http::serve(address, served, ctx.shutdown.clone()).await?;
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
     let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
@@ -116,7 +121,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         tokio::spawn(poll.run(ctx.shutdown.clone()));
     }
     let (requests, inbox) = mpsc::channel(16);
-    let (evictions, to_evict) = mpsc::channel(64);
     let recorder = Recorder::start(
         client.clone(),
         "koordlet",
@@ -124,12 +128,16 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ctx.clock.clone(),
         ctx.shutdown.clone(),
     );
-    tokio::spawn(evictor(
-        client.clone(),
+    let parts = evictor::Parts {
+        client: client.clone(),
         recorder,
-        to_evict,
-        requests.clone(),
-    ));
+        states: states.clone(),
+        root,
+        audit: options.audit.clone(),
+        metrics: metrics.clone(),
+        clock: ctx.clock.clone(),
+    };
+    let (evictor, evicted) = Evictor::start(options.evict, parts, ctx.shutdown.clone());
     if options.report {
         let reporter = Reporter {
             node: options.node_name.clone(),
@@ -151,10 +159,12 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         states,
         ticks,
         audit: options.audit.clone(),
+        board,
+        evictor: Some(evictor),
     };
     match options.thread {
-        Thread::Shared => driver.run(inbox, evictions).await,
-        Thread::Own => on_own_thread(driver, inbox, evictions, options.realtime_priority).await?,
+        Thread::Shared => driver.run(inbox, evicted).await,
+        Thread::Own => on_own_thread(driver, inbox, evicted, options.realtime_priority).await?,
     }
     options.audit.flush();
     Ok(())
@@ -165,7 +175,6 @@ pub(crate) struct Running {
     ticks: Arc<AtomicU64>,
     finished: tokio::task::JoinHandle<Result<(), Error>>,
     _requests: mpsc::Sender<Request>,
-    _evictions: mpsc::Receiver<Eviction>,
 }
 
 impl Running {
@@ -197,7 +206,6 @@ pub(crate) fn start_loop(
     )?;
     let ticks = Arc::new(AtomicU64::new(0));
     let (requests, inbox) = mpsc::channel(16);
-    let (evictions, queue) = mpsc::channel(64);
     let driver = Loop {
         agent,
         ctx: ctx.clone(),
@@ -207,24 +215,25 @@ pub(crate) fn start_loop(
         states,
         ticks: ticks.clone(),
         audit: options.audit.clone(),
+        board: Board::default(),
+        evictor: None,
     };
     let finished = tokio::spawn(on_own_thread(
         driver,
         inbox,
-        evictions,
+        mpsc::channel(1).1,
         options.realtime_priority,
     ));
     Ok(Running {
         ticks,
         finished,
         _requests: requests,
-        _evictions: queue,
     })
 }
 
 /// Says what this kernel offers and what is switched on.
-fn announce(root: &Root, options: &Options) -> Result<(), HostError> {
-    for line in features::probe(root)?.lines() {
+fn announce(features: &KernelFeatures, options: &Options) {
+    for line in features.lines() {
         tracing::info!("{line}");
     }
     for row in qos::shown(&options.settings) {
@@ -243,7 +252,6 @@ fn announce(root: &Root, options: &Options) -> Result<(), HostError> {
         interval_ms = options.settings.interval_ms,
         "koordlet starts"
     );
-    Ok(())
 }
 
 /// Starts the informers that fill `states`.
@@ -343,16 +351,17 @@ struct Loop {
     states: Arc<States>,
     ticks: Arc<AtomicU64>,
     audit: crate::audit::Log,
+    board: Board,
+    /// Without one, nothing is evicted.
+    evictor: Option<Evictor>,
 }
 
 impl Loop {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Request>, evictions: mpsc::Sender<Eviction>) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Request>, mut evicted: mpsc::Receiver<Done>) {
         let origin = Instant::now();
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut flushed = origin;
-        // Asked for and not answered: asking every second would evict long after the need is over.
-        let mut under_way = FxHashSet::default();
         loop {
             tokio::select! {
                 biased;
@@ -364,31 +373,34 @@ impl Loop {
                             let status = self.agent.report(&policy, now.ms(), now.wall);
                             let _ = reply.send(status);
                         }
-                        Request::Evicted(eviction) => {
-                            under_way.remove(&eviction.uid);
-                            self.agent.evicted(&eviction, now);
-                        }
-                        Request::NotEvicted(uid) => {
-                            under_way.remove(&uid);
-                        }
+                    }
+                }
+                Some(Done { eviction, outcome }) = evicted.recv() => {
+                    if outcome.leaves() {
+                        let now = self.now(origin);
+                        self.agent.evicted(&eviction, now);
                     }
                 }
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
                     let Ticked { evictions: due, .. } = self.agent.tick(now);
-                    self.metrics.ticked(began.elapsed().as_secs_f64());
+                    let took = began.elapsed();
+                    self.metrics.ticked(took.as_secs_f64());
                     self.ticks.fetch_add(1, Ordering::Relaxed);
-                    for eviction in due {
-                        let uid = eviction.uid.clone();
-                        if under_way.contains(&uid) {
-                            continue;
-                        }
-                        if evictions.try_send(eviction).is_ok() {
-                            under_way.insert(uid);
+                    let pods = self.states.pods.load().as_ref().map(|pods| pods.len());
+                    self.board.update(|status| {
+                        status.ticks += 1;
+                        status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+                        status.updated_at = Some(now.wall);
+                        status.pods = pods;
+                    });
+                    if let Some(evictor) = &self.evictor {
+                        for eviction in due {
+                            evictor.try_evict(eviction);
                         }
                     }
-                    if self.states.pods.load().is_some() {
+                    if pods.is_some() {
                         self.ready.store(true, Ordering::Relaxed);
                     }
                     if flushed.elapsed() >= Duration::from_secs(5) {
@@ -412,7 +424,7 @@ impl Loop {
 async fn on_own_thread(
     driver: Loop,
     inbox: mpsc::Receiver<Request>,
-    evictions: mpsc::Sender<Eviction>,
+    evicted: mpsc::Receiver<Done>,
     priority: u8,
 ) -> Result<(), Error> {
     let (done, finished) = oneshot::channel();
@@ -428,7 +440,7 @@ async fn on_own_thread(
             {
                 tracing::warn!(%error, "the loop runs at normal priority");
             }
-            runtime.block_on(driver.run(inbox, evictions));
+            runtime.block_on(driver.run(inbox, evicted));
             let _ = done.send(());
         })
         .map_err(Error::Thread)?;
@@ -514,49 +526,5 @@ async fn publish(
         Ok(_) => Ok(()),
         Err(error) if koord_kube::patch::is_not_found(&error) => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-/// Carries evictions to the API server, one after another.
-async fn evictor(
-    client: Client,
-    recorder: Recorder,
-    mut queue: mpsc::Receiver<Eviction>,
-    requests: mpsc::Sender<Request>,
-) {
-    while let Some(eviction) = queue.recv().await {
-        let options = EvictOptions {
-            uid: Some(eviction.uid.clone()),
-            ..EvictOptions::default()
-        };
-        let outcome = evict_pod(&client, &eviction.namespace, &eviction.name, &options).await;
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(eviction.namespace.clone()),
-            name: Some(eviction.name.clone()),
-            uid: Some(eviction.uid.clone()),
-            ..ObjectReference::default()
-        };
-        match outcome {
-            Ok(EvictOutcome::Evicted) => {
-                let message = eviction.message.clone();
-                recorder.event(about, Severity::Warning, "evictPodSuccess", message);
-                let _ = requests.send(Request::Evicted(eviction)).await;
-            }
-            Ok(EvictOutcome::Gone) => {
-                let _ = requests.send(Request::Evicted(eviction)).await;
-            }
-            Ok(EvictOutcome::Blocked { message, .. }) => {
-                tracing::info!(pod = eviction.name, message, "eviction is blocked for now");
-                recorder.event(about, Severity::Warning, "evictPodFail", message);
-                let _ = requests.send(Request::NotEvicted(eviction.uid)).await;
-            }
-            Err(error) => {
-                tracing::warn!(pod = eviction.name, %error, "eviction failed");
-                recorder.event(about, Severity::Warning, "evictPodFail", error.to_string());
-                let _ = requests.send(Request::NotEvicted(eviction.uid)).await;
-            }
-        }
     }
 }

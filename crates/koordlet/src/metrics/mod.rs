@@ -154,6 +154,8 @@ pub enum Part {
     Collector,
     /// A QoS strategy.
     Strategy,
+    /// The audit log.
+    Audit,
 }
 
 type ExpiringCounters = Expiring<<IntCounterVec as Vector>::Builder>;
@@ -574,11 +576,12 @@ impl Metrics {
         self.count(&self.0.bad_input, &[kind, field]);
     }
 
-    /// Counts a round in which a collector or a strategy failed.
+    /// Counts a round in which a part of the agent failed.
     pub fn failed(&self, part: Part, name: &str) {
         let part = match part {
             Part::Collector => "collector",
             Part::Strategy => "strategy",
+            Part::Audit => "audit",
         };
         self.count(&self.0.failures, &[part, name]);
     }

@@ -116,7 +116,7 @@ families! {
     BAD_INPUT Internal "bad_input_total" ["node", "kind", "field"]
         "Malformed values met, by what they are in and which field; the last good value stayed";
     FAILURES Internal "failures_total" ["node", "part", "name"]
-        "Rounds in which a collector or a strategy failed";
+        "Rounds in which a part of the agent failed, such as a collector or a strategy";
 
     ALLOCATABLE External "node_resource_allocatable" ["node", "resource", "unit"]
         "Batch and mid resources of the node";

@@ -24,7 +24,7 @@ async fn get(log: &Log, path: &str, accept: &str) -> (StatusCode, Option<String>
 
 #[tokio::test]
 async fn events_are_paged_newest_first() {
-    let log = Log::memory(Config::default());
+    let log = Log::open(Config::default());
     for i in 0..5 {
         let entry = Entry::new(Subject::Node, 1, "r", format!("m{i}"));
         log.record(Timestamp::UNIX_EPOCH, entry);
@@ -43,7 +43,7 @@ async fn events_are_paged_newest_first() {
 
 #[tokio::test]
 async fn bad_questions_are_refused_by_name() {
-    let log = Log::memory(Config::default());
+    let log = Log::open(Config::default());
     let (status, _, text) = get(&log, "/events?size=99999", "*/*").await;
     assert_eq!(
         (status, text.contains("99999")),
@@ -53,4 +53,46 @@ async fn bad_questions_are_refused_by_name() {
     assert_eq!((status, text.contains("zz")), (StatusCode::CONFLICT, true));
     let (status, ..) = get(&log, "/events?pageToken=7", "*/*").await;
     assert_eq!(status, StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn who_follows_asks_for_what_is_newer() {
+    let log = Log::open(Config::default());
+    let record = |n: u32| {
+        let entry = Entry::new(Subject::Pod, 1, "r", format!("m{n}"));
+        log.record(Timestamp::UNIX_EPOCH, entry);
+    };
+    (0..3).for_each(record);
+    let newer = async |after: u64| {
+        let (_, _, body) = get(&log, &format!("/events?after={after}"), "*/*").await;
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let events = body["Events"].as_array().unwrap().iter();
+        let messages: Vec<_> = events.map(|e| e["message"].to_string()).collect();
+        (messages.join(""), body["Newest"].as_u64().unwrap())
+    };
+    assert_eq!(newer(1).await, (r#""m1""m2""#.to_owned(), 3));
+    assert_eq!(newer(3).await, (String::new(), 3));
+    record(3);
+    assert_eq!(newer(3).await, (r#""m3""#.to_owned(), 4));
+    // The number of an agent that was started anew since.
+    assert_eq!(newer(99).await.0.matches('m').count(), 4);
+}
+
+#[tokio::test]
+async fn a_page_is_as_large_as_allowed() {
+    let log = Log::open(Config {
+        max_page: 10,
+        ..Config::default()
+    });
+    for n in 0..20 {
+        log.record(
+            Timestamp::UNIX_EPOCH,
+            Entry::new(Subject::Node, 1, "r", n.to_string()),
+        );
+    }
+    let (status, _, text) = get(&log, "/events?size=11", "*/*").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(text.contains("1..=10"), "{text}");
+    let (_, next, text) = get(&log, "/events", "*/*").await;
+    assert_eq!((text.lines().count(), next.is_some()), (10, true));
 }

@@ -1,0 +1,335 @@
+//! The audit log: one record for everything the agent does to the machine or to a pod.
+//!
+//! Records are appended to rotating files (one JSON object per line) and served newest first, from
+//! these files, at `/events`; the newest also stay in memory. Without a directory, or while its disk
+//! is full or read-only, memory is all there is. Handles share one log, so that another part of the
+//! process can read what was written and when.
+
+mod files;
+mod pages;
+#[cfg(test)]
+mod tests;
+
+use crate::metrics::{Metrics, Part};
+use files::{Backwards, Sink};
+use jiff::{SignedDuration, Timestamp};
+use pages::{Cursor, Readers};
+pub use pages::{Page, UnknownToken};
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How long after a failure the file is tried again.
+const RETRY: SignedDuration = SignedDuration::from_secs(60);
+
+/// What a record is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Subject {
+    /// The node.
+    Node,
+    /// A pod or one of its containers.
+    Pod,
+    /// A cgroup that is neither.
+    Group,
+}
+
+/// A change of one kernel file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FileChange {
+    /// The cgroup, e.g. `kubepods/besteffort`.
+    pub cgroup: String,
+    /// The file, by its cgroup v1 name.
+    pub file: &'static str,
+    /// The value before, when it was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old: Option<String>,
+    /// The value written.
+    pub new: String,
+}
+
+/// One record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// Position in the log, from 1.
+    pub sequence: u64,
+    /// When it happened.
+    pub created_at: Timestamp,
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub subject: Subject,
+    /// Verbosity: 0 is most important.
+    pub level: u8,
+    /// The pod's namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The pod's or node's name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The container's name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub container: String,
+    /// Why, as one word.
+    pub reason: String,
+    /// What and why, as a sentence.
+    pub message: String,
+    /// The changed file, if any.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub change: Option<FileChange>,
+}
+
+impl Entry {
+    /// A record without subject name; the log fills in time and sequence.
+    #[must_use]
+    pub fn new(subject: Subject, level: u8, reason: &str, message: String) -> Self {
+        Self {
+            sequence: 0,
+            created_at: Timestamp::UNIX_EPOCH,
+            subject,
+            level,
+            namespace: String::new(),
+            name: String::new(),
+            container: String::new(),
+            reason: reason.to_owned(),
+            message,
+            change: None,
+        }
+    }
+}
+
+/// How the log keeps its records.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Records above this level are dropped; 0 keeps all.
+    pub verbose: u8,
+    /// How many records stay in memory.
+    pub capacity: usize,
+    /// Where to write `audit.log`; `None` keeps records in memory only.
+    pub dir: Option<PathBuf>,
+    /// How much the files may take, in MiB.
+    pub max_disk_mib: u64,
+    /// The largest page.
+    pub max_page: usize,
+    /// How many may page through the log at once; for one more, the oldest loses its place.
+    pub max_readers: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            verbose: 3,
+            capacity: 2048,
+            dir: None,
+            max_disk_mib: 16,
+            max_page: 2048,
+            max_readers: 4,
+        }
+    }
+}
+
+/// The shared log. Clones are handles to the same one.
+#[derive(Debug, Clone)]
+pub struct Log(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    inner: Mutex<Inner>,
+    readers: Readers,
+}
+
+/// A record, and whether a file has it or will have it.
+#[derive(Debug)]
+struct Kept {
+    entry: Arc<Entry>,
+    in_file: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    ring: VecDeque<Kept>,
+    next: u64,
+    file: Option<Sink>,
+    failed: Option<Failure>,
+    metrics: Option<Metrics>,
+}
+
+/// The file could not be written.
+#[derive(Debug)]
+struct Failure {
+    /// When it was tried last; `None` when that was at start.
+    tried: Option<Timestamp>,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self::open(Config::default())
+    }
+}
+
+impl Log {
+    /// A log that writes files when `config.dir` is set. When they cannot be written, that is said
+    /// once and tried again every minute: auditing must not stop what it audits.
+    #[must_use]
+    pub fn open(config: Config) -> Self {
+        let mut inner = Inner {
+            ring: VecDeque::with_capacity(config.capacity.min(256)),
+            next: 1,
+            file: None,
+            failed: None,
+            metrics: None,
+        };
+        if let Some(dir) = &config.dir {
+            match Sink::open(dir, config.max_disk_mib, 0) {
+                Ok(sink) => inner.file = Some(sink),
+                Err(error) => inner.fail(None, &error),
+            }
+        }
+        Self(Arc::new(Shared {
+            config,
+            inner: Mutex::new(inner),
+            readers: Readers::default(),
+        }))
+    }
+
+    /// Counts failures there, those of the start included.
+    pub fn count_in(&self, metrics: Metrics) {
+        let mut inner = self.0.inner.lock();
+        if inner.failed.is_some() {
+            metrics.failed(Part::Audit, "write");
+        }
+        inner.metrics = Some(metrics);
+    }
+
+    /// Adds a record at `now`.
+    pub fn record(&self, now: Timestamp, mut entry: Entry) {
+        let config = &self.0.config;
+        if config.verbose > 0 && entry.level > config.verbose {
+            return;
+        }
+        let mut inner = self.0.inner.lock();
+        entry.sequence = inner.next;
+        entry.created_at = now;
+        inner.next += 1;
+        inner.reopen(now, config);
+        let written = inner.file.as_mut().map(|sink| sink.append(&entry));
+        let in_file = matches!(written, Some(Ok(())));
+        if inner.ring.len() >= config.capacity.max(1) {
+            inner.ring.pop_front();
+        }
+        let entry = Arc::new(entry);
+        inner.ring.push_back(Kept { entry, in_file });
+        if let Some(Err(error)) = written {
+            inner.fail(Some(now), &error);
+        }
+    }
+
+    /// Writes buffered records to the file, and forgets readers that do not come back.
+    pub fn flush(&self) {
+        self.0.readers.expire();
+        self.0.inner.lock().flush();
+    }
+
+    /// The records in memory, oldest first.
+    #[must_use]
+    pub fn entries(&self) -> Vec<Entry> {
+        self.since(0)
+    }
+
+    /// The records after `sequence` that are in memory, oldest first.
+    #[must_use]
+    pub fn since(&self, sequence: u64) -> Vec<Entry> {
+        let inner = self.0.inner.lock();
+        let newer = inner.ring.iter().map(|kept| &kept.entry);
+        let newer = newer.filter(|entry| entry.sequence > sequence);
+        newer.map(|entry| Entry::clone(entry)).collect()
+    }
+
+    /// The number of the newest record; 0 before the first.
+    #[must_use]
+    pub fn newest(&self) -> u64 {
+        self.0.inner.lock().next - 1
+    }
+
+    /// The largest page that is given out.
+    #[must_use]
+    pub fn max_page(&self) -> usize {
+        self.0.config.max_page
+    }
+
+    /// A page of at most `size` records, newest first: the first, or that of `token`. A log that
+    /// is read on is the log as it was at the first page. Reads files: not for an async task.
+    ///
+    /// # Errors
+    /// When nobody reads with `token` any more.
+    pub fn page(&self, token: Option<&str>, size: usize) -> Result<Page, UnknownToken> {
+        if let Some(token) = token {
+            return self.0.readers.go_on(token, size);
+        }
+        let config = &self.0.config;
+        let cursor = {
+            // Nothing may be written between the two: it would be in both or in none.
+            let mut inner = self.0.inner.lock();
+            inner.flush();
+            let files = match &config.dir {
+                Some(dir) => Backwards::open(dir).unwrap_or_default(),
+                None => Backwards::default(),
+            };
+            Cursor::new(inner.not_in_file(), files)
+        };
+        Ok(self.0.readers.begin(cursor, size, config.max_readers))
+    }
+}
+
+impl Inner {
+    /// The file is of no use for now. What it did not pass on to the kernel is in memory only.
+    fn fail(&mut self, now: Option<Timestamp>, error: &io::Error) {
+        tracing::warn!(%error, "audit log cannot be written; records stay in memory only");
+        if let Some(metrics) = &self.metrics {
+            metrics.failed(Part::Audit, "write");
+        }
+        let flushed = self.file.take().map_or(0, |sink| sink.flushed);
+        for kept in &mut self.ring {
+            kept.in_file &= kept.entry.sequence <= flushed;
+        }
+        self.failed = Some(Failure { tried: now });
+    }
+
+    /// Tries again a while after a failure: a full disk may have room again.
+    fn reopen(&mut self, now: Timestamp, config: &Config) {
+        let Some(failure) = &mut self.failed else {
+            return;
+        };
+        let tried = *failure.tried.get_or_insert(now);
+        if now.duration_since(tried).abs() < RETRY {
+            return;
+        }
+        let Some(dir) = &config.dir else { return };
+        match Sink::open(dir, config.max_disk_mib, self.next - 1) {
+            Ok(sink) => {
+                tracing::info!("audit log is written again");
+                (self.file, self.failed) = (Some(sink), None);
+            }
+            Err(_) => failure.tried = Some(now),
+        }
+    }
+
+    fn flush(&mut self) {
+        let Some(sink) = &mut self.file else { return };
+        if let Err(error) = sink.flush() {
+            // Tried again as after a failed write.
+            let newest = self.ring.back().map(|kept| kept.entry.created_at);
+            self.fail(newest, &error);
+        }
+    }
+
+    /// The records that only memory has, oldest first.
+    fn not_in_file(&self) -> VecDeque<Arc<Entry>> {
+        let kept = self.ring.iter().filter(|kept| !kept.in_file);
+        kept.map(|kept| kept.entry.clone()).collect()
+    }
+}

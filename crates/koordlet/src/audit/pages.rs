@@ -1,0 +1,160 @@
+//! Paging through the log, newest first: what is in memory only and what is in the files, merged by
+//! time.
+
+use super::Entry;
+use super::files::Backwards;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A page token lives so long after its last use.
+const LIFE: Duration = Duration::from_secs(600);
+
+/// A page token that never was, or is too old, or had to make room for others.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("pageToken {0:?} is unknown or expired")]
+pub struct UnknownToken(pub String);
+
+/// Some records, newest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The records, as JSON objects.
+    pub events: Vec<Value>,
+    /// What to ask with for the next page; `None` at the end.
+    pub next: Option<String>,
+}
+
+/// A place in the log as it was when the first page was asked for.
+#[derive(Debug)]
+pub(super) struct Cursor {
+    memory: VecDeque<Arc<Entry>>,
+    files: Backwards,
+    /// The newest of the files that was not given out yet.
+    line: Option<(Timestamp, Value)>,
+}
+
+impl Cursor {
+    /// Over `memory`, oldest first, and `files`.
+    pub(super) fn new(memory: VecDeque<Arc<Entry>>, files: Backwards) -> Self {
+        let mut cursor = Self {
+            memory,
+            files,
+            line: None,
+        };
+        cursor.advance();
+        cursor
+    }
+
+    /// Finds the next line that is a record.
+    fn advance(&mut self) {
+        self.line = None;
+        while let Some(line) = self.files.line() {
+            let Ok(value) = serde_json::from_slice::<Value>(&line) else {
+                continue;
+            };
+            let at = value["createdAt"].as_str().and_then(|at| at.parse().ok());
+            if let Some(at) = at {
+                self.line = Some((at, value));
+                return;
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Value> {
+        let memory = self.memory.back().map(|entry| entry.created_at);
+        let in_file = match (&self.line, memory) {
+            (Some((line, _)), Some(memory)) => *line > memory,
+            (line, _) => line.is_some(),
+        };
+        if in_file {
+            let (_, value) = self.line.take()?;
+            self.advance();
+            return Some(value);
+        }
+        let entry = self.memory.pop_back()?;
+        serde_json::to_value(&*entry).ok()
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.line.is_none() && self.memory.is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct Reader {
+    token: String,
+    used: Instant,
+    cursor: Arc<Mutex<Cursor>>,
+}
+
+/// Those who read on, by token.
+#[derive(Debug, Default)]
+pub(super) struct Readers(Mutex<VecDeque<Reader>>);
+
+impl Readers {
+    /// The next `size` records from `cursor`, which is kept when there are more of them; beyond
+    /// `most` the oldest reader is forgotten.
+    pub(super) fn begin(&self, cursor: Cursor, size: usize, most: usize) -> Page {
+        let cursor = Arc::new(Mutex::new(cursor));
+        let (events, end) = read(&cursor, size);
+        let next = (!end).then(|| {
+            let token = token();
+            let mut readers = self.0.lock();
+            readers.push_back(Reader {
+                token: token.clone(),
+                used: Instant::now(),
+                cursor,
+            });
+            while readers.len() > most.max(1) {
+                readers.pop_front();
+            }
+            token
+        });
+        Page { events, next }
+    }
+
+    /// The next `size` records for the reader with `token`.
+    pub(super) fn go_on(&self, token: &str, size: usize) -> Result<Page, UnknownToken> {
+        self.expire();
+        let cursor = {
+            let mut readers = self.0.lock();
+            let reader = readers.iter_mut().find(|reader| reader.token == token);
+            let reader = reader.ok_or_else(|| UnknownToken(token.to_owned()))?;
+            reader.used = Instant::now();
+            reader.cursor.clone()
+        };
+        let (events, end) = read(&cursor, size);
+        if end {
+            self.0.lock().retain(|reader| reader.token != token);
+        }
+        let next = (!end).then(|| token.to_owned());
+        Ok(Page { events, next })
+    }
+
+    /// Forgets those who did not come back, and with them their open files.
+    pub(super) fn expire(&self) {
+        self.0.lock().retain(|reader| reader.used.elapsed() <= LIFE);
+    }
+}
+
+fn read(cursor: &Mutex<Cursor>, size: usize) -> (Vec<Value>, bool) {
+    let mut cursor = cursor.lock();
+    let mut events = Vec::new();
+    while events.len() < size
+        && let Some(event) = cursor.next()
+    {
+        events.push(event);
+    }
+    (events, cursor.is_at_end())
+}
+
+/// Not to be guessed, so that nobody reads on in another's place by accident.
+fn token() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}

@@ -1,0 +1,401 @@
+//! Carries evictions out: a few at a time, none waiting for another, through the API or, where that
+//! cannot be asked, by killing the pod's containers.
+//!
+//! Nothing is retried here. A refused or failed eviction goes back to the loop, which decides anew
+//! with newer samples.
+
+#[cfg(test)]
+mod tests;
+
+use crate::audit;
+use crate::metrics::Metrics;
+use crate::qos::Eviction;
+use crate::states::States;
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_app::Clock;
+use koord_host::{HostError, Root};
+use koord_kube::Client;
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::evict::{EvictOptions, EvictOutcome, EvictVersion, evict_pod, eviction_version};
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How many evictions may wait for their turn.
+const BACKLOG: usize = 64;
+/// A killed container is looked at so many times until its processes are gone.
+const LOOKS: u32 = 20;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// `reason` of events, audit records and metrics: upstream has one only.
+pub const REASON: &str = "evicted";
+
+/// How a pod is made to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Through the API; by killing where the API server does not answer, fails, or does not offer
+    /// evictions. A disruption budget is respected.
+    #[default]
+    ApiThenKill,
+    /// Through the API only.
+    Api,
+    /// By killing only, without asking anybody.
+    Kill,
+}
+
+/// A mode that there is not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("eviction-mode must be api-then-kill, api or kill, got {0:?}")]
+pub struct UnknownMode(String);
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        match text {
+            "api-then-kill" => Ok(Self::ApiThenKill),
+            "api" => Ok(Self::Api),
+            "kill" => Ok(Self::Kill),
+            other => Err(UnknownMode(other.to_owned())),
+        }
+    }
+}
+
+/// What the evictor is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// How pods are made to go.
+    pub mode: Mode,
+    /// How many evictions are under way at once.
+    pub parallel: usize,
+    /// How long one request may take.
+    pub timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            parallel: 4,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How an eviction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The API server is deleting the pod.
+    Evicted,
+    /// The pod's containers were killed.
+    Killed,
+    /// The pod was gone already.
+    Gone,
+    /// A disruption budget or the server's load forbids it for now.
+    Blocked,
+    /// Nothing worked.
+    Failed,
+}
+
+impl Outcome {
+    /// Whether the pod is on its way out.
+    #[must_use]
+    pub fn leaves(self) -> bool {
+        matches!(self, Self::Evicted | Self::Killed | Self::Gone)
+    }
+}
+
+/// An eviction that came to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// What was asked for.
+    pub eviction: Eviction,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What the evictor works with.
+#[derive(Clone)]
+pub struct Parts {
+    /// The API server.
+    pub client: Client,
+    /// Where events go.
+    pub recorder: Recorder,
+    /// Where the pods' groups are looked up.
+    pub states: Arc<States>,
+    /// The machine.
+    pub root: Root,
+    /// Where evictions are recorded.
+    pub audit: audit::Log,
+    /// Where they are counted.
+    pub metrics: Metrics,
+    /// The time of records.
+    pub clock: Clock,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+/// Takes evictions. Never waits.
+#[derive(Debug, Clone)]
+pub struct Evictor {
+    queue: mpsc::Sender<Eviction>,
+    /// Asked for and not answered: asking every second would evict long after the need is over.
+    under_way: Arc<Mutex<FxHashSet<String>>>,
+}
+
+impl Evictor {
+    /// Starts to evict until `shutdown`; what becomes of each comes out of the channel.
+    #[must_use]
+    pub fn start(
+        config: Config,
+        parts: Parts,
+        shutdown: CancellationToken,
+    ) -> (Self, mpsc::Receiver<Done>) {
+        let (queue, waiting) = mpsc::channel(BACKLOG);
+        let (done, results) = mpsc::channel(BACKLOG);
+        let under_way = Arc::<Mutex<FxHashSet<String>>>::default();
+        let worker = Worker {
+            config,
+            parts,
+            under_way: under_way.clone(),
+            version: Mutex::default(),
+            done,
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = Arc::new(worker).run(waiting) => {}
+            }
+        });
+        (Self { queue, under_way }, results)
+    }
+
+    /// Asks for an eviction; `false` when that pod's is under way already or too many wait.
+    pub fn try_evict(&self, eviction: Eviction) -> bool {
+        let uid = eviction.uid.clone();
+        let mut under_way = self.under_way.lock();
+        // Held over the sending: the answer may be there at once.
+        !under_way.contains(&uid) && self.queue.try_send(eviction).is_ok() && under_way.insert(uid)
+    }
+}
+
+/// Why an eviction through the API came to nothing.
+enum Refusal {
+    /// A disruption budget, or load: the server has decided.
+    Blocked(String),
+    /// The server said no, or said nothing.
+    Failed(String),
+}
+
+/// Why a pod was not killed.
+#[derive(Debug, thiserror::Error)]
+enum KillError {
+    #[error("none of its containers is known to run")]
+    NoContainers,
+    #[error("some processes did not die")]
+    Undead,
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("{0}")]
+    Panicked(#[from] tokio::task::JoinError),
+}
+
+struct Worker {
+    config: Config,
+    parts: Parts,
+    under_way: Arc<Mutex<FxHashSet<String>>>,
+    /// What discovery said, once it said something.
+    version: Mutex<Option<EvictVersion>>,
+    done: mpsc::Sender<Done>,
+}
+
+impl Worker {
+    async fn run(self: Arc<Self>, mut waiting: mpsc::Receiver<Eviction>) {
+        let slots = Arc::new(Semaphore::new(self.config.parallel.max(1)));
+        // Dropped, and so stopped, together with this future.
+        let mut running = tokio::task::JoinSet::new();
+        while let Some(eviction) = waiting.recv().await {
+            while running.try_join_next().is_some() {}
+            let Ok(slot) = slots.clone().acquire_owned().await else {
+                return;
+            };
+            let worker = self.clone();
+            running.spawn(async move {
+                let outcome = worker.evict(&eviction).await;
+                drop(slot);
+                worker.under_way.lock().remove(&eviction.uid);
+                let _ = worker.done.send(Done { eviction, outcome }).await;
+            });
+        }
+        running.join_all().await;
+    }
+
+    async fn evict(&self, eviction: &Eviction) -> Outcome {
+        let refusal = if self.config.mode == Mode::Kill {
+            None
+        } else {
+            match self.ask(eviction).await {
+                Ok(outcome) => {
+                    if outcome == Outcome::Evicted {
+                        self.say(eviction, "evicted through the API");
+                    }
+                    return outcome;
+                }
+                Err(Refusal::Blocked(why)) => {
+                    tracing::info!(pod = eviction.name, why, "eviction is blocked for now");
+                    self.say_failed(eviction, &why);
+                    return Outcome::Blocked;
+                }
+                Err(Refusal::Failed(why)) => Some(why),
+            }
+        };
+        if self.config.mode == Mode::Api {
+            let why = refusal.unwrap_or_default();
+            tracing::warn!(pod = eviction.name, why, "eviction failed");
+            self.say_failed(eviction, &why);
+            return Outcome::Failed;
+        }
+        let how = match &refusal {
+            Some(why) => format!("containers killed, as the API server could not be asked: {why}"),
+            None => "containers killed".to_owned(),
+        };
+        match self.kill(&eviction.uid).await {
+            Ok(true) => {
+                tracing::info!(pod = eviction.name, how, "pod killed");
+                self.say(eviction, &how);
+                Outcome::Killed
+            }
+            Ok(false) => Outcome::Gone,
+            Err(error) => {
+                let why = match refusal {
+                    Some(why) => format!("{why}; and killing failed: {error}"),
+                    None => format!("killing failed: {error}"),
+                };
+                tracing::warn!(pod = eviction.name, why, "eviction failed");
+                self.say_failed(eviction, &why);
+                Outcome::Failed
+            }
+        }
+    }
+
+    /// Asks the API server.
+    async fn ask(&self, eviction: &Eviction) -> Result<Outcome, Refusal> {
+        let failed = |error: koord_kube::Error| Refusal::Failed(error.to_string());
+        let asked = async {
+            let version = self.version().await.map_err(failed)?;
+            let Some(version) = version else {
+                let why = "the API server offers no evictions".to_owned();
+                return Err(Refusal::Failed(why));
+            };
+            let options = EvictOptions {
+                uid: Some(eviction.uid.clone()),
+                version,
+                ..EvictOptions::default()
+            };
+            let Parts { client, .. } = &self.parts;
+            let asked = evict_pod(client, &eviction.namespace, &eviction.name, &options);
+            match asked.await.map_err(failed)? {
+                EvictOutcome::Evicted => Ok(Outcome::Evicted),
+                EvictOutcome::Gone => Ok(Outcome::Gone),
+                EvictOutcome::Blocked { message, .. } => Err(Refusal::Blocked(message)),
+            }
+        };
+        let limit = self.config.timeout;
+        timeout(limit, asked).await.unwrap_or_else(|_| {
+            let why = format!("the API server did not answer within {limit:?}");
+            Err(Refusal::Failed(why))
+        })
+    }
+
+    /// The version of the eviction API, discovered once; `None` when there is none.
+    async fn version(&self) -> Result<Option<EvictVersion>, koord_kube::Error> {
+        let known = *self.version.lock();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let found = eviction_version(&self.parts.client).await?;
+        *self.version.lock() = found;
+        Ok(found)
+    }
+
+    /// Kills the processes of the pod's containers; `false` when the pod is not there any more.
+    /// Its sandbox is left to the runtime. Containers that do not run are skipped.
+    async fn kill(&self, uid: &str) -> Result<bool, KillError> {
+        let pods = self.parts.states.pods.load_full();
+        let pod = pods.iter().flat_map(|all| all.iter());
+        let Some(pod) = pod.into_iter().find(|pod| pod.uid == uid) else {
+            return Ok(false);
+        };
+        let containers = pod.containers.iter();
+        let groups: Vec<_> = containers.filter_map(|c| c.cgroup.clone()).collect();
+        if groups.is_empty() {
+            return Err(KillError::NoContainers);
+        }
+        for _ in 0..LOOKS {
+            let (root, groups) = (self.parts.root.clone(), groups.clone());
+            let left = tokio::task::spawn_blocking(move || -> Result<bool, HostError> {
+                let mut left = false;
+                for group in &groups {
+                    let group = root.cgroup(group);
+                    if group.exists() && !group.procs_recursive()?.is_empty() {
+                        group.kill()?;
+                        left = true;
+                    }
+                }
+                Ok(left)
+            });
+            if !left.await?? {
+                return Ok(true);
+            }
+            sleep(LOOK).await;
+        }
+        Err(KillError::Undead)
+    }
+
+    /// Event, audit record and metric of an eviction.
+    fn say(&self, eviction: &Eviction, how: &str) {
+        self.event(eviction, "evictPodSuccess", &eviction.message);
+        let parts = &self.parts;
+        parts
+            .metrics
+            .evicted(&eviction.namespace, &eviction.name, REASON);
+        let message = format!("{}; {how}", eviction.message);
+        let mut entry = audit::Entry::new(audit::Subject::Pod, 0, REASON, message);
+        entry.namespace.clone_from(&eviction.namespace);
+        entry.name.clone_from(&eviction.name);
+        parts.audit.record(parts.clock.now(), entry);
+    }
+
+    fn say_failed(&self, eviction: &Eviction, why: &str) {
+        let message = format!("{}, error {why}", eviction.message);
+        self.event(eviction, "evictPodFail", &message);
+    }
+
+    fn event(&self, eviction: &Eviction, reason: &str, message: &str) {
+        let Eviction {
+            namespace, name, ..
+        } = eviction;
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: Some(eviction.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let message = format!("evict Pod:{namespace}/{name}, reason: {REASON}, message: {message}");
+        self.parts
+            .recorder
+            .event(about, Severity::Warning, reason, message);
+    }
+}

@@ -1,0 +1,328 @@
+//! What the agent measures, enforces and cannot do on this machine: for people.
+//!
+//! The loop publishes a [`Status`] on a [`Board`]; `/debug/status` serves it, and `koord node status`
+//! prints it.
+
+use crate::options::Settings;
+use crate::qos;
+use axum::routing::get;
+use axum::{Json, Router};
+use jiff::Timestamp;
+use koord_host::features::KernelFeatures;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Whether a collector or a strategy does something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It works.
+    Active,
+    /// It is on and has nothing to do.
+    #[default]
+    Idle,
+    /// It is switched off.
+    Off,
+    /// This kernel or this build cannot.
+    Unavailable,
+    /// It is on and does not work.
+    Failing,
+}
+
+/// A collector.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Collector {
+    /// Its name.
+    pub name: String,
+    /// Whether it works.
+    pub state: State,
+    /// Milliseconds between two samples.
+    pub every_ms: u64,
+    /// The kernel files it reads, or the device it asks.
+    pub source: String,
+    /// Why it is not active, or what failed last.
+    pub why: String,
+}
+
+/// A QoS strategy: a row of the table, in the table's order.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Strategy {
+    /// Its name.
+    pub name: String,
+    /// Whether it works.
+    pub state: State,
+    /// The gates of which one must be open.
+    pub gates: Vec<String>,
+    /// Milliseconds between two decisions.
+    pub every_ms: u64,
+    /// What it writes: file, level and classes.
+    pub claims: Vec<String>,
+    /// By which means it enforces now, such as `weights; quota above the pressure level`.
+    pub mechanism: String,
+    /// Why it is not active, or what failed last.
+    pub why: String,
+}
+
+/// A feature gate.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Gate {
+    /// Its name.
+    pub name: String,
+    /// Whether it is open.
+    pub on: bool,
+    /// What is missing of its effect in this build; empty when nothing is.
+    pub why: String,
+}
+
+/// A mechanism that this kernel does not offer.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Lack {
+    /// The mechanism.
+    pub mechanism: String,
+    /// What does not work without it, or what takes its place.
+    pub consequence: String,
+}
+
+/// The kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Kernel {
+    /// Its release.
+    pub release: String,
+    /// How cgroups are mounted.
+    pub cgroups: String,
+    /// How the kubelet names groups.
+    pub driver: String,
+    /// What it offers, by name.
+    pub has: Vec<String>,
+    /// What it does not.
+    pub lacks: Vec<Lack>,
+}
+
+/// The whole state.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    /// The node.
+    pub node: String,
+    /// The agent's version.
+    pub version: String,
+    /// When the agent started.
+    pub started_at: Option<Timestamp>,
+    /// When this was written.
+    pub updated_at: Option<Timestamp>,
+    /// Milliseconds between two ticks.
+    pub interval_ms: u64,
+    /// Ticks so far.
+    pub ticks: u64,
+    /// What the last tick took, in microseconds.
+    pub tick_us: u64,
+    /// Pods of this node, once known.
+    pub pods: Option<usize>,
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Collectors, in no order.
+    pub collectors: Vec<Collector>,
+    /// Strategies, in the order in which they run.
+    pub strategies: Vec<Strategy>,
+    /// Feature gates.
+    pub gates: Vec<Gate>,
+}
+
+/// Where the loop leaves its state. Clones are the same board.
+#[derive(Debug, Clone, Default)]
+pub struct Board(Arc<Mutex<Status>>);
+
+impl Board {
+    /// Changes what is shown.
+    pub fn update(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.0.lock());
+    }
+
+    /// What is shown.
+    #[must_use]
+    pub fn get(&self) -> Status {
+        self.0.lock().clone()
+    }
+
+    /// `/debug/status`, and its lists by themselves at `/debug/collectors`, `/debug/strategies` and
+    /// `/debug/gates`.
+    pub fn routes(&self) -> Router {
+        let board = || self.clone();
+        let (all, collectors, strategies, gates) = (board(), board(), board(), board());
+        Router::new()
+            .route("/debug/status", get(async move || Json(all.get())))
+            .route(
+                "/debug/collectors",
+                get(async move || Json(collectors.get().collectors)),
+            )
+            .route(
+                "/debug/strategies",
+                get(async move || Json(strategies.get().strategies)),
+            )
+            .route("/debug/gates", get(async move || Json(gates.get().gates)))
+    }
+}
+
+/// Writes what is known before anything ran: the kernel, the table of strategies, the gates.
+pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Settings) {
+    env!("CARGO_PKG_VERSION").clone_into(&mut status.version);
+    status.interval_ms = settings.interval_ms;
+    let (has, lacks) = mechanisms(features);
+    status.kernel = Kernel {
+        release: release(),
+        cgroups: format!("{:?}", features.mode).to_lowercase(),
+        driver: format!("{:?}", settings.layout.driver()).to_lowercase(),
+        has,
+        lacks,
+    };
+    let strategies = qos::shown(settings).into_iter().map(|row| Strategy {
+        name: row.name.to_owned(),
+        state: if row.on { State::Active } else { State::Off },
+        mechanism: String::new(),
+        why: match (row.on, row.every_ms) {
+            (true, _) => String::new(),
+            (false, 0) => "its interval is 0".to_owned(),
+            (false, _) => format!("gate {} is closed", row.gates.join(" or ")),
+        },
+        gates: row.gates.into_iter().map(str::to_owned).collect(),
+        every_ms: row.every_ms,
+        claims: row.claims,
+    });
+    status.strategies = strategies.collect();
+    let gates = crate::gates::Gate::ALL.iter().map(|gate| Gate {
+        name: gate.name().to_owned(),
+        on: settings.gates.is_on(*gate),
+        why: String::new(),
+    });
+    status.gates = gates.collect();
+}
+
+/// The running kernel's release; empty where it cannot be read.
+fn release() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map_or_else(|_| String::new(), |text| text.trim().to_owned())
+}
+
+/// What follows from the mechanisms that `features` has and lacks.
+fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
+    let f = features;
+    let table: [(bool, &str, &str); 17] = [
+        (f.writable, "writable cgroups", "nothing is enforced"),
+        (f.cfs_quota, "CFS quota", "CPU is limited by CPU sets only"),
+        (f.cfs_burst, "CFS burst", "CPU burst raises quotas instead"),
+        (
+            f.cpu_idle,
+            "cpu.idle",
+            "batch work is held back by the lowest weight",
+        ),
+        (
+            f.cpuset,
+            "cpusets",
+            "no CPU sets, for services or batch work",
+        ),
+        (
+            f.memory,
+            "memory controller",
+            "memory is neither measured nor limited by pod",
+        ),
+        (
+            f.memory_qos,
+            "memory.min, low and high",
+            "memory QoS is not enforced",
+        ),
+        (
+            f.memory_wmark,
+            "memory.wmark_ratio",
+            "no background reclaim by group",
+        ),
+        (
+            f.cgroup_psi,
+            "PSI of groups",
+            "CPU pressure is read from the services' threads",
+        ),
+        (f.system_psi, "PSI of the node", "no pressure of the node"),
+        (
+            f.cgroup_kill,
+            "cgroup.kill",
+            "processes are killed one by one",
+        ),
+        (f.schedstat, "schedstat", "no run-queue delays"),
+        (f.bvt, "group identity", "no bvt; weights only"),
+        (
+            f.core_sched,
+            "core scheduling",
+            "siblings of a core are shared by all",
+        ),
+        (
+            f.resctrl_cat || f.resctrl_mba,
+            "resctrl",
+            "cache and memory bandwidth are not divided",
+        ),
+        (
+            f.kidled,
+            "kidled",
+            "no cold pages; memory counts without page cache",
+        ),
+        (f.blkio, "block I/O throttling", "disks are not divided"),
+    ];
+    let (mut has, mut lacks) = (Vec::new(), Vec::new());
+    for (there, mechanism, consequence) in table {
+        let mechanism = mechanism.to_owned();
+        if there {
+            has.push(mechanism);
+        } else {
+            let consequence = consequence.to_owned();
+            lacks.push(Lack {
+                mechanism,
+                consequence,
+            });
+        }
+    }
+    (has, lacks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::{Body, to_bytes};
+    use http::Request;
+    use tower::ServiceExt;
+
+    #[tokio::test]
+    async fn lists_are_served_as_the_loop_left_them() {
+        let board = Board::default();
+        board.update(|status| {
+            status.node = "n1".to_owned();
+            status.strategies.push(Strategy {
+                name: "CPUSuppress".to_owned(),
+                state: State::Active,
+                gates: vec!["BECPUSuppress".to_owned()],
+                every_ms: 1000,
+                ..Strategy::default()
+            });
+        });
+        let get = async |path: &str| {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let response = board.routes().oneshot(request).await.unwrap();
+            let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            serde_json::from_slice::<serde_json::Value>(&body).unwrap()
+        };
+        let all = get("/debug/status").await;
+        assert_eq!(
+            serde_json::from_value::<Status>(all.clone()).unwrap(),
+            board.get()
+        );
+        let strategies = get("/debug/strategies").await;
+        assert_eq!(strategies, all["strategies"]);
+        assert_eq!(strategies[0]["everyMs"], 1000);
+        assert_eq!(strategies[0]["state"], "active");
+        assert_eq!(get("/debug/collectors").await, serde_json::json!([]));
+        assert_eq!(get("/debug/gates").await, serde_json::json!([]));
+    }
+}
