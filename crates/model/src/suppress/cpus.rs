@@ -1,0 +1,186 @@
+//! Suppression by CPU set: how many CPUs batch work gets, which, and who of it is told.
+
+use super::{MAX_GROWTH, MIN_CPUS};
+use std::collections::BTreeSet;
+
+/// How many CPUs the `cpuset` policy grants for a `budget`, given how many it granted before.
+#[must_use]
+pub fn next_cpu_count(total: usize, budget: i64, current: usize) -> usize {
+    let wanted = (budget.max(0) as usize).div_ceil(1000).max(MIN_CPUS);
+    let step = (total as f64 * MAX_GROWTH).ceil() as usize;
+    wanted.min(current.saturating_add(step)).max(MIN_CPUS)
+}
+
+/// One logical CPU and where it sits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Processor {
+    /// The logical CPU id.
+    pub cpu: u32,
+    /// The physical core.
+    pub core: u32,
+    /// The socket.
+    pub socket: u32,
+    /// The NUMA node.
+    pub node: u32,
+}
+
+/// Picks `count` CPUs for batch work: whole cores first, spread over NUMA nodes and sockets.
+///
+/// CPUs that LSR pods own (`lsr`) are taken in proportion to their share. A pool that has too few
+/// CPUs gives none.
+#[must_use]
+pub fn pick_cpus(candidates: &[Processor], lsr: &BTreeSet<u32>, count: usize) -> BTreeSet<u32> {
+    let (owned, shared): (Vec<_>, Vec<_>) = candidates
+        .iter()
+        .copied()
+        .partition(|p| lsr.contains(&p.cpu));
+    let all = owned.len() + shared.len();
+    if all == 0 {
+        return BTreeSet::new();
+    }
+    let from_owned = count * owned.len() / all;
+    let mut picked = pick_from_pool(owned, from_owned);
+    picked.extend(pick_from_pool(shared, count - from_owned));
+    picked
+}
+
+fn pick_from_pool(pool: Vec<Processor>, count: usize) -> BTreeSet<u32> {
+    let mut picked = BTreeSet::new();
+    if count == 0 || pool.len() < count {
+        return picked;
+    }
+    let mut buckets = buckets(pool);
+    let mut at = 0;
+    // Pairs that share a core, one per visit, until a whole round from the first bucket finds none.
+    let mut before = None;
+    while count - picked.len() > 1 {
+        if at == 0 && before.replace(picked.len()) == Some(picked.len()) {
+            break;
+        }
+        let bucket = &mut buckets[at];
+        if let Some(first) = bucket
+            .windows(2)
+            .position(|pair| pair[0].core == pair[1].core)
+        {
+            picked.extend(bucket.drain(first..first + 2).map(|p| p.cpu));
+        }
+        at = (at + 1) % buckets.len();
+    }
+    // Then single CPUs.
+    while picked.len() < count {
+        if !buckets[at].is_empty() {
+            picked.insert(buckets[at].remove(0).cpu);
+        }
+        at = (at + 1) % buckets.len();
+    }
+    picked
+}
+
+fn buckets(pool: Vec<Processor>) -> Vec<Vec<Processor>> {
+    let mut by_place = std::collections::BTreeMap::<(u32, u32), Vec<Processor>>::new();
+    for processor in pool {
+        by_place
+            .entry((processor.node, processor.socket))
+            .or_default()
+            .push(processor);
+    }
+    let mut buckets: Vec<_> = by_place.into_values().collect();
+    for bucket in &mut buckets {
+        bucket.sort_unstable_by_key(|p| (p.core, p.cpu));
+    }
+    buckets.sort_by_key(|bucket| (std::cmp::Reverse(bucket.len()), bucket[0].cpu));
+    buckets
+}
+
+/// CPUs that are others'.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// Reserved for the node's daemons, by the kubelet or the annotation
+    /// `node.koordinator.sh/reservation`.
+    pub reserved: BTreeSet<u32>,
+    /// Those of SYSTEM pods, where they are exclusive.
+    pub system: BTreeSet<u32>,
+    /// Those of LSE pods.
+    pub lse: BTreeSet<u32>,
+}
+
+impl Kept {
+    /// Whether batch work must stay off `cpu`.
+    #[must_use]
+    pub fn holds(&self, cpu: u32) -> bool {
+        self.reserved.contains(&cpu) || self.system.contains(&cpu) || self.lse.contains(&cpu)
+    }
+
+    /// The processors that are left for batch work.
+    #[must_use]
+    pub fn candidates(&self, processors: &[Processor]) -> Vec<Processor> {
+        let left = processors.iter().filter(|p| !self.holds(p.cpu));
+        left.copied().collect()
+    }
+
+    /// All CPUs batch work may have while it is not suppressed.
+    #[must_use]
+    pub fn full_set(&self, processors: &[Processor]) -> BTreeSet<u32> {
+        self.candidates(processors)
+            .into_iter()
+            .map(|p| p.cpu)
+            .collect()
+    }
+}
+
+/// The kubelet's CPU manager, by annotation `kubelet.koordinator.sh/cpu-manager-policy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpuManager {
+    /// `none`, or not known.
+    #[default]
+    None,
+    /// `static`: the kubelet writes the CPU sets of containers itself and checks their parents.
+    Static,
+}
+
+impl CpuManager {
+    /// Reads the policy's name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Self {
+        match name {
+            "static" => Self::Static,
+            _ => Self::None,
+        }
+    }
+}
+
+/// The CPU sets of batch work by level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Levels {
+    /// Of the besteffort directory and its pods.
+    pub parents: BTreeSet<u32>,
+    /// Of their containers; `None` leaves them as they are.
+    pub containers: Option<BTreeSet<u32>>,
+}
+
+/// Who gets the `picked` CPUs: everybody, but under a static CPU manager the containers alone, and
+/// their parents keep the `full` set. Nothing is written where nothing could be picked.
+#[must_use]
+pub fn levels(picked: &BTreeSet<u32>, full: &BTreeSet<u32>, manager: CpuManager) -> Option<Levels> {
+    if picked.is_empty() {
+        return None;
+    }
+    Some(Levels {
+        parents: match manager {
+            CpuManager::None => picked.clone(),
+            CpuManager::Static => full.clone(),
+        },
+        containers: Some(picked.clone()),
+    })
+}
+
+/// Who gets the `full` set back when CPU sets no longer suppress: everybody. With the gate BECPUManager
+/// the scheduler gives batch pods their CPUs, so that CPU sets never suppress and the containers of a
+/// pod that `has_cpus` (a CPU set or NUMA resources in its resource status) are left alone.
+#[must_use]
+pub fn recovered_levels(full: &BTreeSet<u32>, be_cpu_manager: bool, has_cpus: bool) -> Levels {
+    Levels {
+        parents: full.clone(),
+        containers: (!(be_cpu_manager && has_cpus)).then(|| full.clone()),
+    }
+}
