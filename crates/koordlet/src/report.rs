@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
     AggregatedUsage, MemoryCollectPolicy, NodeMetricInfo, NodeMetricSpec, NodeMetricStatus,
-    PodMetricInfo, ReclaimableMetric, ResourceMap,
+    NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
 };
 use koord_api::{GoDuration, Quantity, resources};
 use koord_model::percentile::Summary;
@@ -194,7 +194,7 @@ impl Agent {
             aggregated_node_usages: node.aggregated(&policy.windows),
             system_usage: system.average(policy.aggregate_ms),
             aggregated_system_usages: system.aggregated(&policy.windows),
-            numa_usages: Vec::new(),
+            numa_usages: self.numa_usages(policy.aggregate_ms, now_ms),
         };
         let mut pods = Vec::new();
         let mut with_sample = Vec::new();
@@ -240,6 +240,36 @@ impl Agent {
             )),
             prod_peak_metric: metric(|r| r.published.peak),
         })
+    }
+}
+
+impl Agent {
+    /// The NUMA nodes with samples, by number.
+    fn numa_usages(&self, window_ms: u64, now_ms: u64) -> Vec<NumaUsage> {
+        let store = &self.measure.store;
+        let average = |subject| {
+            let memory = Metric::MemoryUsage;
+            let pair = Pair {
+                store,
+                subject,
+                memory,
+                now_ms,
+            };
+            pair.average(window_ms)
+        };
+        let mut usages: Vec<NumaUsage> = store
+            .subjects()
+            .filter_map(|subject| match subject {
+                Subject::Numa(node) => Some(NumaUsage {
+                    numa_node_id: i32::try_from(node).ok()?,
+                    node_usage: Some(average(subject)?),
+                    system_usage: average(Subject::NumaSystem(node)),
+                }),
+                _ => None,
+            })
+            .collect();
+        usages.sort_by_key(|usage| usage.numa_node_id);
+        usages
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Now;
 use super::measure::Measure;
+use crate::collect::Complaint;
 use crate::predict::{self, Config, Predictor};
 use crate::store::{Metric, Subject};
 use koord_api::PriorityClass;
@@ -14,6 +15,7 @@ pub(crate) struct Learning {
     pub(crate) predictor: Predictor,
     trained_ms: Option<u64>,
     restored: bool,
+    complaint: Complaint,
 }
 
 impl Learning {
@@ -22,6 +24,7 @@ impl Learning {
             predictor: Predictor::new(config),
             trained_ms: None,
             restored: false,
+            complaint: Complaint::default(),
         }
     }
 
@@ -33,12 +36,12 @@ impl Learning {
         let Some(pods) = measure.pods.list() else {
             return;
         };
-        let wall = now.wall.as_millisecond();
+        let time = self.predictor.time(now.wall.as_millisecond(), now.ms());
         self.restored = true;
         let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
         known.extend(classes().map(predict::class_uid));
-        match self.predictor.restore(&known, wall) {
+        match self.predictor.restore(&known, time) {
             Ok(0) => {}
             Ok(models) => tracing::info!(models, "predictor restored"),
             Err(error) => tracing::warn!(%error, "predictor starts afresh"),
@@ -62,7 +65,7 @@ impl Learning {
             return;
         }
         self.trained_ms = Some(now.ms());
-        let wall = now.wall.as_millisecond();
+        let time = self.predictor.time(now.wall.as_millisecond(), now.ms());
         let mut sums: Vec<(PriorityClass, f64, f64)> =
             classes().map(|class| (class, 0.0, 0.0)).to_vec();
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
@@ -82,7 +85,7 @@ impl Learning {
                 continue;
             };
             let cores = cpu / 1000.0;
-            self.predictor.train(&pod.uid, cores, memory, wall);
+            self.predictor.train(&pod.uid, cores, memory, time);
             all_cpu += cores;
             all_memory += memory;
             if let Some(sum) = sums.iter_mut().find(|sum| sum.0 == pod.priority_class) {
@@ -92,22 +95,23 @@ impl Learning {
         }
         for (class, cores, bytes) in sums {
             self.predictor
-                .train(&predict::class_uid(class), cores, bytes, wall);
+                .train(&predict::class_uid(class), cores, bytes, time);
         }
         collect(Subject::Node, &mut cpu, &mut memory);
         if let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) {
             let cores = cpu / 1000.0;
-            self.predictor.train(predict::NODE, cores, memory, wall);
+            self.predictor.train(predict::NODE, cores, memory, time);
             let system = (cores - all_cpu).max(0.0);
             self.predictor.train(
                 predict::SYSTEM,
                 system,
                 (memory - all_memory).max(0.0),
-                wall,
+                time,
             );
         }
-        if let Err(error) = self.predictor.maintain(wall) {
-            tracing::warn!(%error, "predictor checkpoint");
+        match self.predictor.maintain(time) {
+            Ok(()) => self.complaint.clear(),
+            Err(error) => self.complaint.say("predictor", &error),
         }
     }
 }

@@ -1,8 +1,11 @@
 //! Measuring: the collectors of node, classes and pods, and the series they fill.
 
 use super::{AgentError, Now};
+use crate::collect::batch::{self, BatchCollector, BatchSample};
 use crate::collect::follow::Pods;
+use crate::collect::host_app::HostApps;
 use crate::collect::node::NodeCollector;
+use crate::collect::numa::{self, NumaCollector, NumaSample};
 use crate::collect::pod::{GroupCollector, Wanted};
 use crate::collect::pressure::{Limits, Pressure};
 use crate::options::Settings;
@@ -14,10 +17,16 @@ use koord_api::qos::KubeQos;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
 use koord_model::suppress::Processor;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// Containers' memory is sampled every so many ticks.
 const CONTAINER_MEMORY_EVERY: u64 = 5;
+/// NUMA nodes are sampled every so many ticks, and a pod's memory on them every so many samples.
+const NUMA_EVERY: u64 = 5;
+const NUMA_ROUND: u64 = 6;
+/// The unit of `memory.numa_stat`.
+const PAGE: u64 = 4096;
 /// Between two looks at pods that are missing, in ticks.
 const SWEEP_EVERY: u64 = 10;
 
@@ -26,6 +35,7 @@ const SWEEP_EVERY: u64 = 10;
 pub(crate) struct Measure {
     pub(crate) store: Store,
     pub(crate) pods: Pods,
+    pub(crate) host_apps: HostApps,
     pub(crate) machine: Machine,
     /// The group of the BE class.
     pub(crate) batch: CgroupPath,
@@ -39,7 +49,11 @@ pub(crate) struct Measure {
     /// Whether somebody asked for pressure at the last tick.
     pressed: bool,
     ticks: u64,
-    batch_usage: GroupCollector,
+    batch_class: BatchCollector,
+    batch_newest: BatchSample,
+    numa: NumaCollector,
+    /// What pods have on each NUMA node, in bytes, by the pod's number.
+    numa_pages: FxHashMap<u64, Vec<(u32, u64)>>,
 }
 
 impl Measure {
@@ -62,6 +76,7 @@ impl Measure {
         Ok(Self {
             store: Store::new(),
             pods: Pods::default(),
+            host_apps: HostApps::default(),
             machine: Machine {
                 processors,
                 schedstat: root.proc("self/schedstat").exists(),
@@ -72,11 +87,14 @@ impl Measure {
             pressure: Pressure::new(root.clone(), Limits::default()),
             pressed: false,
             node: NodeCollector::new(root.clone()),
-            root,
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
             ticks: 0,
-            batch_usage: GroupCollector::default(),
+            batch_class: BatchCollector::default(),
+            batch_newest: BatchSample::default(),
+            numa: NumaCollector::new(root.clone(), &topology),
+            numa_pages: FxHashMap::default(),
+            root,
         })
     }
 
@@ -99,7 +117,7 @@ impl Measure {
 
     /// CPU in use by the BE class, in milli-cores.
     pub(crate) fn batch_cpu(&self) -> Option<i64> {
-        self.batch_usage.cpu.map(|cores| (cores * 1000.0) as i64)
+        self.batch_newest.usage.map(|milli| milli as i64)
     }
 
     /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
@@ -118,6 +136,8 @@ impl Measure {
             .filter(|(info, _)| info.is_active() && !info.is_best_effort())
             .map(|(info, pod)| (pod.id, &info.cgroup, changed.contains(&info.cgroup)));
         self.pressure.follow(services);
+        let ids: FxHashSet<u64> = self.pods.iter().map(|(_, pod)| pod.id).collect();
+        self.numa_pages.retain(|id, _| ids.contains(id));
         changed
     }
 
@@ -145,35 +165,40 @@ impl Measure {
         }
         let node_cpu = node.cpu.map(milli);
         let (pods_cpu, pods_memory) = self.collect_pods(now, needs);
-        let system = |node: Option<f64>, pods: f64| node.map(|node| (node - pods).max(0.0));
+        let (apps_cpu, apps_memory) = self.host_apps.sample(
+            &self.root,
+            steady,
+            self.memory == Memory::WithPageCache,
+            &mut self.scratch,
+            &mut self.store,
+        );
+        let rest = |node: Option<f64>, others: f64| node.map(|node| (node - others).max(0.0));
         let known = self.pods.list().is_some();
-        // One group, and much depends on it: looked for every time.
-        self.batch_usage.hurry();
-        let wanted = Wanted {
-            memory: false,
-            throttling: false,
-        };
-        self.batch_usage
-            .sample(&self.root, &self.batch, steady, wanted, &mut self.scratch);
-        let batch_cpu = self.batch_usage.cpu.map(milli);
-        let mut push = |subject, metric, value: Option<f64>| {
+        let system_cpu = rest(node_cpu, pods_cpu + apps_cpu).filter(|_| known);
+        let system_memory = rest(node.memory, pods_memory + apps_memory).filter(|_| known);
+        let (root, scratch) = (&self.root, &mut self.scratch);
+        let limit = needs.batch_limit;
+        let class = (self.batch_class).sample(root, &self.batch, steady, limit, scratch);
+        self.batch_newest = class;
+        let request =
+            (limit && known).then(|| batch::request(self.pods.iter().map(|(pod, _)| pod)));
+        let with_cache = node.memory_with_cache;
+        for (subject, metric, value) in [
+            (Subject::Node, Metric::CpuUsage, node_cpu),
+            (Subject::Node, Metric::MemoryUsage, node.memory),
+            (Subject::Node, Metric::MemoryUsageWithPageCache, with_cache),
+            (Subject::System, Metric::CpuUsage, system_cpu),
+            (Subject::System, Metric::MemoryUsage, system_memory),
+            (Subject::Batch, Metric::CpuUsage, class.usage),
+            (Subject::Batch, Metric::CpuRealLimit, class.real_limit),
+            (Subject::Batch, Metric::CpuRequest, request),
+        ] {
             if let Some(value) = value {
                 self.store.push((subject, metric), now.ms(), value);
             }
-        };
-        use Metric::{CpuUsage, MemoryUsage, MemoryUsageWithPageCache};
-        push(Subject::Node, CpuUsage, node_cpu);
-        push(Subject::Node, MemoryUsage, node.memory);
-        push(
-            Subject::Node,
-            MemoryUsageWithPageCache,
-            node.memory_with_cache,
-        );
-        push(Subject::Batch, CpuUsage, batch_cpu);
-        if known {
-            let memory = system(node.memory, pods_memory);
-            push(Subject::System, CpuUsage, system(node_cpu, pods_cpu));
-            push(Subject::System, MemoryUsage, memory);
+        }
+        if self.ticks.is_multiple_of(NUMA_EVERY) {
+            self.collect_numa(now, system_cpu);
         }
         if needs.pressure {
             self.pressure.sample(steady, &mut self.scratch);
@@ -225,6 +250,49 @@ impl Measure {
             all_memory += pod.usage.memory.unwrap_or(0.0);
         });
         (all_cpu, all_memory)
+    }
+
+    /// Samples the NUMA nodes; `system` is what no pod uses on the whole node, in milli-cores.
+    fn collect_numa(&mut self, now: Now, system: Option<f64>) {
+        let nodes = self.numa.sample(now.steady_ns, &mut self.scratch);
+        // Of each pod once per round: its file is long, and its memory seldom moves.
+        let round = NUMA_EVERY * NUMA_ROUND;
+        let mut complete = self.pods.list().is_some();
+        let mut of_pods: Vec<(u32, u64)> = Vec::new();
+        for (info, pod) in self.pods.iter().filter(|(info, _)| info.is_active()) {
+            if (self.ticks + pod.id * NUMA_EVERY).is_multiple_of(round) {
+                let pages = self.root.cgroup(&info.cgroup).memory_numa_pages();
+                let pages = pages.ok().flatten().unwrap_or_default();
+                self.numa_pages.insert(pod.id, pages);
+            }
+            match self.numa_pages.get(&pod.id) {
+                None => complete = false,
+                Some(pages) => of_pods.extend(pages.iter().map(|(node, n)| (*node, n * PAGE))),
+            }
+        }
+        let mut sums: FxHashMap<u32, u64> = FxHashMap::default();
+        for (node, bytes) in of_pods {
+            *sums.entry(node).or_default() += bytes;
+        }
+        let sums: Vec<(u32, u64)> = sums.into_iter().collect();
+        let system = numa::system_of(&nodes, system, &sums);
+        let mut push = |subject, sample: &NumaSample, with_memory: bool| {
+            let memory = sample.memory.filter(|_| with_memory);
+            for (metric, value) in [
+                (Metric::CpuUsage, sample.cpu),
+                (Metric::MemoryUsage, memory),
+            ] {
+                if let Some(value) = value {
+                    self.store.push((subject, metric), now.ms(), value);
+                }
+            }
+        };
+        for sample in &nodes {
+            push(Subject::Numa(sample.node), sample, true);
+        }
+        for sample in &system {
+            push(Subject::NumaSystem(sample.node), sample, complete);
+        }
     }
 
     /// The node's newest use within `window_ms`: milli-cores and bytes.

@@ -1,3 +1,5 @@
+mod measured;
+
 use super::*;
 use crate::gates::Gate;
 use crate::predict;
@@ -27,6 +29,8 @@ struct Rig {
     batch_ns: u64,
     stall_us: u64,
     available_kib: u64,
+    /// By how many seconds the wall clock was set.
+    jumped: i64,
 }
 
 /// What happens in one second.
@@ -76,6 +80,7 @@ impl Rig {
             batch_ns: 0,
             stall_us: 0,
             available_kib: 12 << 20,
+            jumped: 0,
         };
         rig.node(json!({}));
         rig.pods(vec![
@@ -124,7 +129,10 @@ impl Rig {
         self.stall_us += (what.stalled * 1e6) as u64;
         let ticks = self.node_ticks;
         self.tree
-            .put("proc/stat", &format!("cpu  {ticks} 0 0 5 5 0 0 9 0 0\n"))
+            .put(
+                "proc/stat",
+                &format!("cpu  {ticks} 0 0 5 5 0 0 9 0 0\ncpu0 {ticks} 0 0 0\n"),
+            )
             .unwrap();
         let available = self.available_kib;
         let meminfo = format!(
@@ -152,8 +160,8 @@ impl Rig {
             feed(group, Resource::CpuacctUsage, &format!("{ns}\n"));
             let anon = mib << 20;
             let stat = format!(
-                "total_inactive_anon 0\ntotal_active_anon {anon}\ntotal_inactive_file 7\n\
-                 total_active_file 7\ntotal_unevictable 0\n"
+                "total_inactive_anon 0\ntotal_active_anon {anon}\ntotal_inactive_file 8388608\n\
+                 total_active_file 8388608\ntotal_unevictable 0\n"
             );
             feed(group, Resource::MemoryStat, &stat);
         }
@@ -162,7 +170,7 @@ impl Rig {
     }
 
     fn now(&self) -> Now {
-        let wall = Timestamp::from_second(START + self.second as i64).unwrap();
+        let wall = Timestamp::from_second(START + self.second as i64 + self.jumped).unwrap();
         Now {
             steady_ns: self.second * 1_000_000_000,
             wall,

@@ -1,7 +1,10 @@
 //! Collectors: one file per source, each turning open kernel files into numbers once per tick.
 
+pub mod batch;
 pub mod follow;
+pub mod host_app;
 pub mod node;
+pub mod numa;
 pub mod pod;
 pub mod pressure;
 
@@ -40,7 +43,7 @@ impl Complaint {
     pub fn say(&mut self, what: &'static str, error: &dyn fmt::Display) {
         let text = error.to_string();
         if self.0.as_deref() != Some(&text) {
-            tracing::warn!(collector = what, error = %text, "collecting failed");
+            tracing::warn!(part = what, error = %text, "failed");
             self.0 = Some(text);
         }
     }

@@ -2,12 +2,17 @@
 
 use super::{Model, Predictor};
 use jiff::Timestamp;
-use koord_model::histogram::{Checkpoint, HistogramError, UnixMillis};
+use koord_model::histogram::{Checkpoint, HistogramError, UnixMillis, ZERO_TIME};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// What the name of an unfinished file ends in.
+const TEMPORARY: &str = ".tmp";
+/// A year after the beginning of time: what refers to before has no samples.
+const EMPTY: UnixMillis = ZERO_TIME + 365 * 86_400_000;
 
 /// Why a checkpoint could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -102,10 +107,17 @@ impl Predictor {
         let Some(dir) = self.config.dir.clone() else {
             return Ok(());
         };
+        // Whoever has not been listed by now will not be.
+        if self
+            .restored
+            .is_some_and(|at| now.saturating_sub(at) > expiration)
+        {
+            dropped.extend(self.orphans.drain());
+        }
         for uid in dropped {
             remove(&dir.join(uid));
         }
-        let interval = self.config.checkpoint_interval_ms;
+        let (interval, ahead) = (self.config.checkpoint_interval_ms, self.ahead_ms);
         let mut due: Vec<(UnixMillis, String)> = self
             .models
             .iter()
@@ -118,7 +130,7 @@ impl Predictor {
             let Some(model) = self.models.get_mut(&uid) else {
                 continue;
             };
-            match save(&dir, &uid, model) {
+            match save(&dir, &uid, model, ahead) {
                 Ok(()) => model.saved = now,
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -128,8 +140,9 @@ impl Predictor {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Loads the models whose name is in `known` and deletes every other file: models of pods that
-    /// are gone, unfinished writes, and files that cannot be understood.
+    /// Loads the models whose name is in `known`, and deletes unfinished writes and files that
+    /// cannot be understood. Files with other names stay for as long as a model lives without
+    /// samples: the first list of pods may be partial.
     ///
     /// # Errors
     /// When the directory cannot be made or listed.
@@ -145,6 +158,7 @@ impl Predictor {
             path: dir.clone(),
             source,
         };
+        self.restored = Some(now);
         fs::create_dir_all(&dir).map_err(io)?;
         let mut restored = 0;
         for entry in fs::read_dir(&dir).map_err(io)? {
@@ -156,22 +170,35 @@ impl Predictor {
                 .file_name()
                 .map(|name| name.to_string_lossy().into_owned());
             let Some(uid) = uid else { continue };
-            if !known.contains(&uid) {
+            if uid.ends_with(TEMPORARY) {
                 remove(&path);
                 continue;
             }
-            match self.load(&path, now) {
-                Ok(model) => {
-                    self.models.insert(uid, model);
-                    restored += 1;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "dropped");
-                    remove(&path);
-                }
+            self.orphans.insert(uid);
+        }
+        for uid in known {
+            if let Some(model) = self.adopt(uid, now) {
+                self.models.insert(uid.clone(), model);
+                restored += 1;
             }
         }
         Ok(restored)
+    }
+
+    /// The model in the file `uid`, when there is one that nobody has taken yet.
+    pub(super) fn adopt(&mut self, uid: &str, now: UnixMillis) -> Option<Model> {
+        if !self.orphans.remove(uid) {
+            return None;
+        }
+        let path = self.config.dir.as_ref()?.join(uid);
+        match self.load(&path, now) {
+            Ok(model) => Some(model),
+            Err(error) => {
+                tracing::warn!(%error, "dropped");
+                remove(&path);
+                None
+            }
+        }
     }
 
     fn load(&self, path: &Path, now: UnixMillis) -> Result<Model, CheckpointError> {
@@ -185,35 +212,61 @@ impl Predictor {
                 path: path_buf(),
                 source,
             })?;
+        // Nothing was learned later than now: such a file was written by a clock that was ahead.
+        let written = saved.last_updated.as_millisecond();
+        let shift = written
+            .min(now.saturating_add(self.ahead_ms))
+            .saturating_sub(written)
+            .saturating_sub(self.ahead_ms);
         let mut model = self.fresh(now);
         let bad = |source| CheckpointError::Histogram {
             path: path.to_owned(),
             source,
         };
-        model.cpu.load(&saved.cpu.into()).map_err(bad)?;
-        model.memory.load(&saved.memory.into()).map_err(bad)?;
+        model
+            .cpu
+            .load(&moved(saved.cpu.into(), shift))
+            .map_err(bad)?;
+        model
+            .memory
+            .load(&moved(saved.memory.into(), shift))
+            .map_err(bad)?;
         model.saved = now;
         Ok(model)
     }
 }
 
-fn save(dir: &Path, uid: &str, model: &Model) -> Result<(), CheckpointError> {
+/// A checkpoint that refers to another time. Nothing but the distances between times matters.
+fn moved(mut saved: Checkpoint, by_ms: i64) -> Checkpoint {
+    // The beginning of time stands for "no sample yet".
+    if saved.reference > EMPTY {
+        saved.reference = saved.reference.saturating_add(by_ms);
+    }
+    saved
+}
+
+/// `ahead_ms` is how far the wall clock is ahead of the model's time.
+fn save(dir: &Path, uid: &str, model: &Model, ahead_ms: i64) -> Result<(), CheckpointError> {
     let path = dir.join(uid);
     let saved = Saved {
         uid: uid.to_owned(),
-        cpu: model.cpu.save().into(),
-        memory: model.memory.save().into(),
-        last_updated: at(model.trained),
+        cpu: moved(model.cpu.save(), ahead_ms).into(),
+        memory: moved(model.memory.save(), ahead_ms).into(),
+        last_updated: at(model.trained.saturating_add(ahead_ms)),
     };
     let bytes = serde_json::to_vec(&saved).map_err(|source| CheckpointError::Format {
         path: path.clone(),
         source,
     })?;
-    let temporary = dir.join(format!("{uid}.tmp"));
-    fs::create_dir_all(dir)
+    let temporary = dir.join(format!("{uid}{TEMPORARY}"));
+    let written = fs::create_dir_all(dir)
         .and_then(|()| fs::write(&temporary, bytes))
-        .and_then(|()| fs::rename(&temporary, &path))
-        .map_err(|source| CheckpointError::Io { path, source })
+        .and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        // On a full disk even half a file is in the way. The old checkpoint stays.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map_err(|source| CheckpointError::Io { path, source })
 }
 
 fn remove(path: &Path) {

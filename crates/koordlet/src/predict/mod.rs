@@ -2,6 +2,11 @@
 //!
 //! One model per pod, per priority class and for the node and its system part. Each training step
 //! adds the 90th percentile of the last interval. Models survive a restart in checkpoint files.
+//!
+//! *Clocks.* Samples age by a clock that never jumps: [`Predictor::time`] begins at the wall clock
+//! and goes on with the steady one. A wall clock that is set does not make all later samples weigh
+//! nothing, nor a model live for ever. Files hold wall-clock times as of when they are written; one
+//! from the future is taken as written now.
 
 mod checkpoint;
 pub mod reclaimable;
@@ -11,7 +16,7 @@ pub use reclaimable::{Estimate, PodForecast, Reclaimable};
 
 use koord_api::PriorityClass;
 use koord_model::histogram::{DecayingHistogram, Layout, UnixMillis};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::path::PathBuf;
 
 /// The node as a whole.
@@ -85,6 +90,14 @@ pub struct Forecast {
 pub struct Predictor {
     config: Config,
     models: FxHashMap<String, Model>,
+    /// The wall clock when it was first asked for and the steady clock then, in milliseconds.
+    began: Option<(UnixMillis, u64)>,
+    /// How far the wall clock is ahead of the models' time.
+    ahead_ms: i64,
+    /// Names of files whose pods are not known (yet).
+    orphans: FxHashSet<String>,
+    /// When the files were first looked through.
+    restored: Option<UnixMillis>,
 }
 
 impl Predictor {
@@ -94,7 +107,21 @@ impl Predictor {
         Self {
             config,
             models: FxHashMap::default(),
+            began: None,
+            ahead_ms: 0,
+            orphans: FxHashSet::default(),
+            restored: None,
         }
+    }
+
+    /// The models' time at `wall` (milliseconds since 1970) and `steady_ms` of the steady clock.
+    /// Every other time that is handed to the predictor is one of these.
+    pub fn time(&mut self, wall: UnixMillis, steady_ms: u64) -> UnixMillis {
+        let (began, steady) = *self.began.get_or_insert((wall, steady_ms));
+        let since = i64::try_from(steady_ms.saturating_sub(steady)).unwrap_or(i64::MAX);
+        let time = began.saturating_add(since);
+        self.ahead_ms = wall.saturating_sub(time);
+        time
     }
 
     /// The settings.
@@ -118,7 +145,7 @@ impl Predictor {
     /// Adds a sample (cores, bytes) to the model `uid`.
     pub fn train(&mut self, uid: &str, cores: f64, bytes: f64, now: UnixMillis) {
         if !self.models.contains_key(uid) {
-            let model = self.fresh(now);
+            let model = self.adopt(uid, now).unwrap_or_else(|| self.fresh(now));
             self.models.insert(uid.to_owned(), model);
         }
         if let Some(model) = self.models.get_mut(uid) {

@@ -105,8 +105,191 @@ fn checkpoints_survive_a_restart() {
     let known: BTreeSet<String> = ["a", "b", NODE].map(str::to_owned).into();
     assert_eq!(restored.restore(&known, T0 + 11 * MINUTE).unwrap(), 1);
     assert_eq!(restored.forecast("a"), predictor.forecast("a"));
-    let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
-    assert_eq!(left.len(), 1, "what is unknown or broken is deleted");
+    let left = || {
+        let entries = std::fs::read_dir(&folder).unwrap().flatten();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(left(), ["a", "gone"], "what is broken is deleted");
+
+    // A pod that the first list lacked gets its model with its first sample.
+    restored.train("a", 1.5, 3e9, T0 + 20 * MINUTE);
+    restored.maintain(T0 + 20 * MINUTE).unwrap();
+    restored.train("gone", 1.5, 3e9, T0 + 21 * MINUTE);
+    let (late, before) = (restored.forecast("gone"), predictor.forecast("gone"));
+    assert_eq!(late, before);
+    assert!(late.is_some());
+
+    // One that never comes back loses its file when models expire.
+    std::fs::copy(folder.join("a"), folder.join("lost")).unwrap();
+    let mut again = Predictor::new(restored.config().clone());
+    assert_eq!(again.restore(&known, T0 + 22 * MINUTE).unwrap(), 1);
+    again.train("a", 1.5, 3e9, T0 + 50 * MINUTE);
+    again.maintain(T0 + 52 * MINUTE).unwrap();
+    assert!(left().contains(&"lost".to_owned()));
+    again.maintain(T0 + 53 * MINUTE).unwrap();
+    assert!(!left().contains(&"lost".to_owned()));
+}
+
+#[test]
+fn corrupted_checkpoints_start_afresh() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        dir: Some(dir.path().to_owned()),
+        ..Config::default()
+    };
+    let good = json!({"UID": "x", "LastUpdated": "2025-05-23T11:33:20Z",
+        "CPU": {"referenceTimestamp": "2025-05-23T00:00:00Z",
+            "bucketWeights": {"3": 10000}, "totalWeight": 5.0},
+        "Memory": {"referenceTimestamp": "2025-05-23T00:00:00Z",
+            "bucketWeights": {"3": 10000}, "totalWeight": 5.0}});
+    let with = |path: &str, value: serde_json::Value| {
+        let mut changed = good.clone();
+        *changed.pointer_mut(path).unwrap() = value;
+        changed.to_string().into_bytes()
+    };
+    let cases: [(&str, Vec<u8>); 9] = [
+        ("good", good.to_string().into_bytes()),
+        ("empty", Vec::new()),
+        ("cut", good.to_string().into_bytes()[..60].to_vec()),
+        ("binary", vec![0xff; 100]),
+        ("array", b"[]".to_vec()),
+        ("negative", with("/CPU/totalWeight", json!(-1.0))),
+        ("bucket", with("/CPU/bucketWeights", json!({"100000": 1}))),
+        ("below", with("/Memory/bucketWeights", json!({"-1": 1}))),
+        ("time", with("/LastUpdated", json!("yesterday"))),
+    ];
+    for (name, content) in &cases {
+        std::fs::write(dir.path().join(name), content).unwrap();
+    }
+    let known: BTreeSet<String> = cases.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut predictor = Predictor::new(config);
+    assert_eq!(predictor.restore(&known, T0).unwrap(), 1);
+    for (name, _) in &cases[1..] {
+        assert!(!dir.path().join(name).exists(), "{name}");
+        predictor.train(name, 1.0, 1.0, T0);
+        assert!(predictor.forecast(name).is_some());
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_neither_freezes_nor_keeps_models() {
+    const DAY: i64 = 24 * 60 * MINUTE;
+    for jump in [-400 * DAY, -DAY, DAY, 400 * DAY] {
+        let mut predictor = Predictor::new(Config::default());
+        let mut minute = |wall_jump: i64, minutes: std::ops::Range<i64>, cores: f64| {
+            for minute in minutes {
+                let wall = T0 + minute * MINUTE + wall_jump;
+                let now = predictor.time(wall, (minute * MINUTE) as u64);
+                predictor.train("a", cores, 1e9, now);
+                predictor.maintain(now).unwrap();
+            }
+            predictor.forecast("a").unwrap().cpu_p95
+        };
+        assert!(minute(0, 0..100, 1.0) < 1100);
+        // As many samples again, after the jump: neither is the past forgotten nor do the new
+        // ones weigh nothing.
+        let after = minute(jump, 100..200, 4.0);
+        assert!((4000..4400).contains(&after), "{jump}: {after}");
+        let calm = minute(jump, 200..4000, 1.0);
+        assert!(calm < 1100, "{jump}: {calm}");
+        // A pod that ended is dropped after half an hour all the same.
+        let now = predictor.time(T0, (4031 * MINUTE) as u64);
+        predictor.maintain(now).unwrap();
+        assert!(predictor.is_empty(), "{jump}");
+    }
+}
+
+#[test]
+fn a_file_from_the_future_counts_as_written_now() {
+    const DAY: i64 = 24 * 60 * MINUTE;
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        dir: Some(dir.path().to_owned()),
+        ..Config::default()
+    };
+    // The clock was a year ahead in the first run, and jumps in the second.
+    let mut first = Predictor::new(config.clone());
+    for minute in 0..100 {
+        let now = first.time(T0 + 365 * DAY + minute * MINUTE, (minute * MINUTE) as u64);
+        first.train("a", 4.0, 1e9, now);
+        first.maintain(now).unwrap();
+    }
+    let known: BTreeSet<String> = ["a".to_owned()].into();
+    let mut second = Predictor::new(config.clone());
+    let now = second.time(T0, 0);
+    assert_eq!(second.restore(&known, now).unwrap(), 1);
+    assert!(second.forecast("a").unwrap().cpu_p95 >= 4000);
+    for minute in 1..3000 {
+        let wall = T0 + minute * MINUTE + if minute > 500 { 100 * DAY } else { 0 };
+        let now = second.time(wall, (minute * MINUTE) as u64);
+        second.train("a", 1.0, 1e9, now);
+        second.maintain(now).unwrap();
+    }
+    assert!(second.forecast("a").unwrap().cpu_p95 < 1100);
+    // The jump does not stand between the runs: the file says what the clock said.
+    let mut third = Predictor::new(config);
+    let now = third.time(T0 + 100 * DAY + 3001 * MINUTE, 0);
+    assert_eq!(third.restore(&known, now).unwrap(), 1);
+    third.train("a", 4.0, 1e9, now);
+    assert!(
+        third.forecast("a").unwrap().cpu_p95 < 1100,
+        "one sample does not outweigh two days"
+    );
+}
+
+#[test]
+fn full_and_read_only_disks_cost_the_files_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        dir: Some(dir.path().to_owned()),
+        ..Config::default()
+    };
+    let mut predictor = Predictor::new(config.clone());
+    predictor.train("a", 1.0, 1e9, T0);
+    predictor.maintain(T0).unwrap();
+    let old = std::fs::read(dir.path().join("a")).unwrap();
+
+    // Writes to this device fail as on a full disk.
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("a.tmp")).unwrap();
+    predictor.train("a", 1.0, 1e9, T0 + 10 * MINUTE);
+    predictor.train("b", 1.0, 1e9, T0 + 10 * MINUTE);
+    let error = predictor.maintain(T0 + 10 * MINUTE).unwrap_err();
+    assert!(error.to_string().contains("/a: No space left"), "{error}");
+    assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), old);
+    assert!(dir.path().join("b").exists(), "the others are written");
+    assert!(!dir.path().join("a.tmp").exists());
+    predictor.maintain(T0 + 11 * MINUTE).unwrap();
+    assert_ne!(
+        std::fs::read(dir.path().join("a")).unwrap(),
+        old,
+        "tried again"
+    );
+
+    let mount = |options: &str| {
+        let mut command = std::process::Command::new("mount");
+        let command = command.args(["-t", "tmpfs", "-o", options, "tmpfs"]);
+        let done = command.arg(dir.path()).stderr(std::process::Stdio::null());
+        done.status().is_ok_and(|status| status.success())
+    };
+    if !mount("ro") {
+        koord_host::testing::skip("mount", "no file system can be mounted");
+        return;
+    }
+    let mut fresh = Predictor::new(config);
+    assert_eq!(fresh.restore(&BTreeSet::new(), T0).unwrap(), 0);
+    fresh.train("a", 1.0, 1e9, T0);
+    let error = fresh.maintain(T0).unwrap_err().to_string();
+    let forecast = fresh.forecast("a");
+    let unmounted = std::process::Command::new("umount")
+        .arg(dir.path())
+        .status();
+    assert!(unmounted.unwrap().success());
+    assert!(error.contains("Read-only file system"), "{error}");
+    assert!(forecast.is_some());
 }
 
 #[test]

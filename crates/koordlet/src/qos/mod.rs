@@ -36,6 +36,8 @@ pub struct Needs {
     pub containers: bool,
     /// How often pods and containers were throttled.
     pub throttling: bool,
+    /// What the BE class requests and can get.
+    pub batch_limit: bool,
 }
 
 impl Needs {
@@ -47,6 +49,7 @@ impl Needs {
             fast_pressure: self.fast_pressure || other.fast_pressure,
             containers: self.containers || other.containers,
             throttling: self.throttling || other.throttling,
+            batch_limit: self.batch_limit || other.batch_limit,
         }
     }
 }

@@ -1,0 +1,122 @@
+//! What is measured and published, end to end.
+
+use super::*;
+use koord_api::slo::NodeMetricStatus;
+
+impl Rig {
+    fn report(&mut self, policy: serde_json::Value) -> NodeMetricStatus {
+        let spec = serde_json::from_value(json!({"metricCollectPolicy": policy})).unwrap();
+        let now = self.now();
+        let policy = Policy::of(&spec);
+        self.agent.report(&policy, now.ms(), now.wall).unwrap()
+    }
+}
+
+fn memory_of_pods(status: &NodeMetricStatus) -> Vec<String> {
+    let value = serde_json::to_value(&status.pods_metric).unwrap();
+    let pods = value.as_array().unwrap().iter();
+    pods.map(|pod| {
+        let memory = &pod["podUsage"]["resources"]["memory"];
+        memory.as_str().unwrap().to_owned()
+    })
+    .collect()
+}
+
+#[test]
+fn the_memory_policy_holds_for_node_and_pods_but_not_for_the_system() {
+    let mut rig = Rig::new();
+    for _ in 0..10 {
+        rig.step(BUSY);
+    }
+    let with = json!({"nodeMemoryCollectPolicy": "usageWithPageCache"});
+    // Only what was asked for is kept: the first report of another policy knows no pods.
+    assert!(rig.report(with.clone()).pods_metric.is_empty());
+    for _ in 0..10 {
+        rig.step(BUSY);
+    }
+    let status = rig.report(with);
+    // 8 MiB of active and 8 MiB of inactive page cache each.
+    assert_eq!(memory_of_pods(&status), ["2064Mi", "1040Mi"]);
+    let info = serde_json::to_value(status.node_metric.unwrap()).unwrap();
+    assert_eq!(
+        info["nodeUsage"]["resources"]["memory"], "15Gi",
+        "total - free"
+    );
+    assert_eq!(info["systemUsage"]["resources"]["memory"], "1Gi");
+    for policy in ["usageWithoutPageCache", "usageWithHotPageCache"] {
+        // Without kidled nobody knows what is hot.
+        let status = rig.report(json!({"nodeMemoryCollectPolicy": policy}));
+        assert_eq!(memory_of_pods(&status), ["2Gi", "1Gi"], "{policy}");
+    }
+}
+
+#[test]
+fn numa_nodes_are_reported() {
+    let mut rig = Rig::new();
+    let node = "sys/devices/system/node/node0/meminfo";
+    let text = "Node 0 MemTotal: 16777216 kB\nNode 0 MemFree: 8388608 kB\n\
+                Node 0 Active(file): 1048576 kB\nNode 0 Inactive(file): 0 kB\n\
+                Node 0 SReclaimable: 0 kB\n";
+    rig.tree.put(node, text).unwrap();
+    for (group, pages) in [(&rig.service, 262_144), (&rig.batch, 524_288)] {
+        let text = format!("hierarchical_total={pages} N0={pages}\n");
+        rig.tree
+            .feed(group, Resource::MemoryNumaStat, &text)
+            .unwrap();
+    }
+    for _ in 0..70 {
+        rig.step(BUSY);
+    }
+    let status = rig.report(json!({}));
+    let info = serde_json::to_value(status.node_metric.unwrap()).unwrap();
+    assert_eq!(info["numaUsages"].as_array().unwrap().len(), 1, "{info}");
+    let numa = &info["numaUsages"][0];
+    assert_eq!(numa["numaNodeID"], 0);
+    assert_eq!(numa["nodeUsage"]["resources"]["memory"], "7Gi");
+    // Less the pods' 3 GiB.
+    assert_eq!(numa["systemUsage"]["resources"]["memory"], "4Gi");
+}
+
+#[test]
+fn a_clock_that_is_set_does_not_disturb_windows() {
+    for jump in [-86_400 * 400, 86_400 * 400] {
+        let mut rig = Rig::new();
+        for _ in 0..100 {
+            rig.step(BUSY);
+        }
+        // A day later by the wall, a second later by any other clock.
+        rig.jumped = jump;
+        for _ in 0..100 {
+            rig.step(BUSY);
+        }
+        let status = rig.report(json!({}));
+        let value = serde_json::to_value(&status).unwrap();
+        let wall = Timestamp::from_second(START + 200 + jump).unwrap();
+        assert_eq!(value["updateTime"], wall.to_string());
+        let info = &value["nodeMetric"];
+        assert_eq!(info["nodeUsage"]["resources"]["cpu"], "3900m");
+        let five = &info["aggregatedNodeUsages"][0]["usage"];
+        assert_eq!(five["p99"]["resources"]["cpu"], "3900m", "{jump}");
+    }
+}
+
+#[test]
+fn a_pod_that_a_partial_list_lacks_is_not_new_when_it_is_back() {
+    let mut rig = Rig::new();
+    for _ in 0..100 {
+        rig.step(BUSY);
+    }
+    rig.pods(vec![batch_pod()]);
+    for _ in 0..20 {
+        rig.step(BUSY);
+    }
+    let service = pod(
+        "ls",
+        "LS",
+        json!({"requests": {"cpu": "1", "memory": "1Gi"}}),
+    );
+    rig.pods(vec![service, batch_pod()]);
+    rig.step(BUSY);
+    let status = rig.report(json!({}));
+    assert_eq!(status.pods_metric.len(), 2, "its samples are still there");
+}

@@ -1,0 +1,153 @@
+//! CPU and memory of host applications: services outside Kubernetes that the NodeSLO names.
+
+use super::pod::{GroupCollector, Wanted};
+use crate::store::{Metric, Store, Subject};
+use koord_host::{CgroupPath, Root, Scratch};
+
+/// One host application as the agent follows it.
+#[derive(Debug)]
+struct HostApp {
+    name: String,
+    group: CgroupPath,
+    id: u64,
+    usage: GroupCollector,
+}
+
+/// The host applications of the NodeSLO.
+#[derive(Debug, Default)]
+pub struct HostApps {
+    apps: Vec<HostApp>,
+    last_id: u64,
+}
+
+impl HostApps {
+    /// The series of the application `name`, while it is followed.
+    #[must_use]
+    pub fn subject(&self, name: &str) -> Option<Subject> {
+        let app = self.apps.iter().find(|app| app.name == name)?;
+        Some(Subject::HostApp(app.id))
+    }
+
+    /// Follows these applications, each a name with its group, and no others. One that keeps both
+    /// keeps its series; of two with one name the first counts.
+    pub fn follow<'a>(
+        &mut self,
+        apps: impl Iterator<Item = (&'a str, CgroupPath)>,
+        store: &mut Store,
+    ) {
+        let mut old = std::mem::take(&mut self.apps);
+        for (name, group) in apps {
+            if self.apps.iter().any(|app| app.name == name) {
+                continue;
+            }
+            let known = old
+                .iter()
+                .position(|app| app.name == name && app.group == group);
+            self.apps.push(match known {
+                Some(at) => old.swap_remove(at),
+                None => {
+                    self.last_id += 1;
+                    HostApp {
+                        name: name.to_owned(),
+                        group,
+                        id: self.last_id,
+                        usage: GroupCollector::default(),
+                    }
+                }
+            });
+        }
+        for app in old {
+            store.forget(Subject::HostApp(app.id));
+        }
+    }
+
+    /// Takes samples at `now_ns`, into `store`; with page cache, too, when asked. Returns what all
+    /// of them use, in milli-cores and bytes without page cache.
+    pub fn sample(
+        &mut self,
+        root: &Root,
+        now_ns: u64,
+        page_cache: bool,
+        scratch: &mut Scratch,
+        store: &mut Store,
+    ) -> (f64, f64) {
+        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        let wanted = Wanted {
+            memory: true,
+            throttling: false,
+        };
+        for app in &mut self.apps {
+            app.usage.sample(root, &app.group, now_ns, wanted, scratch);
+            let cpu = app.usage.cpu.map(|cores| cores * 1000.0);
+            let with_cache = app.usage.memory_with_cache.filter(|_| page_cache);
+            for (metric, value) in [
+                (Metric::CpuUsage, cpu),
+                (Metric::MemoryUsage, app.usage.memory),
+                (Metric::MemoryUsageWithPageCache, with_cache),
+            ] {
+                if let Some(value) = value {
+                    store.push(
+                        (Subject::HostApp(app.id), metric),
+                        now_ns / 1_000_000,
+                        value,
+                    );
+                }
+            }
+            all_cpu += cpu.unwrap_or(0.0);
+            all_memory += app.usage.memory.unwrap_or(0.0);
+        }
+        (all_cpu, all_memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::Resource;
+    use koord_host::fake::Tree;
+
+    #[test]
+    fn series_follow_the_list() {
+        let tree = Tree::v2("0-1").unwrap();
+        let group = tree.group("host-latency-sensitive/web").unwrap();
+        let (mut apps, mut store, mut scratch) =
+            (HostApps::default(), Store::new(), Scratch::new());
+        apps.follow([("web", group.clone())].into_iter(), &mut store);
+        let feed = |usec: u64| {
+            let text = format!("usage_usec {usec}\n");
+            tree.feed(&group, Resource::CpuacctUsage, &text).unwrap();
+            let stat = "inactive_anon 1\nactive_anon 2\nunevictable 3\n\
+                        inactive_file 10\nactive_file 20\n";
+            tree.feed(&group, Resource::MemoryStat, stat).unwrap();
+        };
+        let mut sample = |apps: &mut HostApps, store: &mut Store, second: u64| {
+            apps.sample(
+                tree.root(),
+                second * 1_000_000_000,
+                true,
+                &mut scratch,
+                store,
+            )
+        };
+        feed(0);
+        assert_eq!(sample(&mut apps, &mut store, 1), (0.0, 6.0));
+        feed(250_000);
+        assert_eq!(sample(&mut apps, &mut store, 2), (250.0, 6.0));
+        let subject = apps.subject("web").unwrap();
+        let cached = (subject, Metric::MemoryUsageWithPageCache);
+        assert_eq!(store.last(cached, 2000, 0), Some(36.0));
+
+        let other = tree.group("host-best-effort/other").unwrap();
+        let list = [
+            ("other", other),
+            ("web", group.clone()),
+            ("web", CgroupPath::root()),
+        ];
+        apps.follow(list.into_iter(), &mut store);
+        assert_eq!(apps.subject("web"), Some(subject), "its series go on");
+        assert_eq!(sample(&mut apps, &mut store, 3), (0.0, 6.0));
+        apps.follow(std::iter::empty(), &mut store);
+        assert!(store.is_empty() && apps.subject("web").is_none());
+        assert_eq!(sample(&mut apps, &mut store, 4), (0.0, 0.0));
+    }
+}
