@@ -342,4 +342,6 @@ impl Executor {
 }
 
 #[cfg(test)]
+mod property;
+#[cfg(test)]
 mod tests;
