@@ -1,12 +1,13 @@
 //! The writer of the fake: directories, processes, and the dispatch of writes to the rules.
 
-use super::{Attempt, files, rules};
+use super::resctrl::{Mounted, ResctrlHardware};
+use super::{Attempt, files, knobs, rules};
 use crate::cpuset::CpuSet;
 use crate::root::KernelWriter;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[derive(Debug, Default)]
 struct State {
@@ -17,7 +18,9 @@ struct State {
 /// The fake kernel. All state of the groups is in the files themselves.
 #[derive(Debug)]
 pub(super) struct FakeKernel {
+    dir: PathBuf,
     cgroup: PathBuf,
+    resctrl: OnceLock<Mounted>,
     trees: Vec<(String, PathBuf)>,
     online: CpuSet,
     state: Mutex<State>,
@@ -68,6 +71,7 @@ pub(super) fn child_dirs(dir: &Path) -> Vec<PathBuf> {
 
 impl FakeKernel {
     pub(super) fn new(
+        dir: PathBuf,
         cgroup: PathBuf,
         trees: Vec<(String, PathBuf)>,
         online: CpuSet,
@@ -80,11 +84,24 @@ impl FakeKernel {
             }
         }
         Ok(Self {
+            dir,
             cgroup,
+            resctrl: OnceLock::new(),
             trees,
             online,
             state: Mutex::default(),
         })
+    }
+
+    pub(super) fn mount_resctrl(&self, dir: &Path, hardware: ResctrlHardware) -> io::Result<()> {
+        let place = dir.join("sys/fs/resctrl");
+        fs::create_dir_all(&place)?;
+        let mounted = Mounted::new(place, dir.join("proc"), hardware)?;
+        self.resctrl.set(mounted).map_err(|_| errno(libc::EBUSY))
+    }
+
+    fn resctrl(&self, path: &Path) -> Option<&Mounted> {
+        self.resctrl.get().filter(|mounted| mounted.holds(path))
     }
 
     pub(super) fn take_attempts(&self) -> Vec<Attempt> {
@@ -118,17 +135,19 @@ impl FakeKernel {
     }
 
     fn apply(&self, path: &Path, value: &str) -> io::Result<()> {
-        let value = value.trim();
         if !path.is_file() {
             return Err(errno(libc::ENOENT));
         }
+        if let Some(resctrl) = self.resctrl(path) {
+            return resctrl.write(path, value);
+        }
+        let value = value.trim();
         let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
         else {
             return Err(errno(libc::ENOENT));
         };
-        // procfs, sysfs and vendor files put by a test: no rules.
         let Some(place) = self.place(dir) else {
-            return fs::write(path, format!("{value}\n"));
+            return knobs::write(path, value);
         };
         match name {
             "cgroup.procs" | "tasks" | "cgroup.threads" => enter(&place, value),
@@ -149,6 +168,7 @@ impl KernelWriter for FakeKernel {
         let mut state = self.lock();
         let file = path
             .strip_prefix(&self.cgroup)
+            .or_else(|_| path.strip_prefix(&self.dir))
             .unwrap_or(path)
             .to_string_lossy()
             .into_owned();
@@ -174,6 +194,9 @@ impl KernelWriter for FakeKernel {
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         let _state = self.lock();
+        if let Some(resctrl) = self.resctrl(path) {
+            return resctrl.make_dir(path);
+        }
         let Some(parent) = path.parent().filter(|parent| parent.is_dir()) else {
             return Err(errno(libc::ENOENT));
         };
@@ -208,6 +231,9 @@ impl KernelWriter for FakeKernel {
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         let _state = self.lock();
+        if let Some(resctrl) = self.resctrl(path) {
+            return resctrl.remove_dir(path);
+        }
         if !path.is_dir() {
             return Err(errno(libc::ENOENT));
         }

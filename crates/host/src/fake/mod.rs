@@ -8,7 +8,11 @@
 
 mod files;
 mod kernel;
+mod knobs;
+mod resctrl;
 mod rules;
+
+pub use resctrl::ResctrlHardware;
 
 use crate::cgroup::Resource;
 use crate::path::CgroupPath;
@@ -23,7 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One attempted write, as [`Tree::writes`] reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The file, relative to the cgroup directory: `cpu/kubepods/cpu.shares`.
+    /// The file, relative to the cgroup directory, `cpu/kubepods/cpu.shares`, or else to the
+    /// machine's: `proc/12/oom_score_adj`.
     pub file: String,
     /// The value.
     pub value: String,
@@ -110,7 +115,7 @@ impl Tree {
         fs::write(dir.join("proc/self/mountinfo"), mountinfo)?;
         let online = online.parse().map_err(io::Error::other)?;
         files::machine(&dir, &online)?;
-        let kernel = Arc::new(FakeKernel::new(cgroup, trees, online)?);
+        let kernel = Arc::new(FakeKernel::new(dir.clone(), cgroup, trees, online)?);
         let root = Root::with_writer(&dir, kernel.clone()).map_err(io::Error::other)?;
         Ok(Self { dir, root, kernel })
     }
@@ -137,6 +142,14 @@ impl Tree {
             fs::create_dir_all(parent)?;
         }
         fs::write(path, content)
+    }
+
+    /// Mounts resctrl on `hardware`.
+    ///
+    /// # Errors
+    /// When its files cannot be made.
+    pub fn mount_resctrl(&self, hardware: ResctrlHardware) -> io::Result<()> {
+        self.kernel.mount_resctrl(&self.dir, hardware)
     }
 
     /// Creates a group and its parents in every tree.

@@ -227,3 +227,40 @@ fn memory_sizes_are_compared_in_pages_and_max_is_a_size() {
     }
     assert!(MemoryLimit.validate("max").is_err());
 }
+
+#[test]
+fn the_fake_refuses_the_knobs_that_the_kernel_refuses() {
+    if !crate::is_root() {
+        crate::testing::skip("root", "knobs of the machine can only be written by root");
+        return;
+    }
+    let real = Root::system().unwrap();
+    let fake = Tree::hybrid("0-1").unwrap();
+    let pid = std::process::id();
+    for (path, values) in [
+        (
+            format!("{pid}/oom_score_adj"),
+            &["1001", "-1001", "x", "500"][..],
+        ),
+        (
+            "sys/vm/watermark_scale_factor".to_owned(),
+            &["0", "3001", "x", "10"],
+        ),
+        ("sys/vm/min_free_kbytes".to_owned(), &["-1", "x"]),
+    ] {
+        let file = real.proc(&path);
+        let before = std::fs::read_to_string(&file).unwrap();
+        fake.put(&format!("proc/{path}"), &before).unwrap();
+        for value in values {
+            let outcome = |root: &Root| {
+                let written = root.write(&root.proc(&path), value);
+                let now = std::fs::read_to_string(root.proc(&path)).unwrap();
+                (written.map_err(|error| error.os_error()), now)
+            };
+            let (expected, found) = (outcome(&real), outcome(fake.root()));
+            std::fs::write(&file, &before).unwrap();
+            assert_eq!(found, expected, "{path} {value}");
+            fake.put(&format!("proc/{path}"), &before).unwrap();
+        }
+    }
+}

@@ -1,4 +1,15 @@
 //! Cache and memory-bandwidth control: the files of resctrl.
+//!
+//! One format holds for Intel RDT, AMD QoS and ARM MPAM; what differs are the domains (cache ids
+//! need not be consecutive), the unit of the bandwidth (percent, on AMD 1/8 GB/s) and whether the
+//! bits of a mask may be apart. [`info()`] tells all of it. With sub-NUMA clustering masks and
+//! domains are still those of the caches.
+
+mod group;
+mod info;
+
+pub use group::{Usage, groups, last_refusal, schemata, tasks, usage};
+pub use info::{BandwidthInfo, CacheInfo, Info, MonitorInfo, info, is_mounted, mount};
 
 use crate::error::{HostError, Malformed, Result};
 use crate::root::Root;
@@ -167,6 +178,12 @@ impl Schema {
         fields.join(";")
     }
 
+    /// The resource of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|schema| schema.name() == name)
+    }
+
     /// The part after the colon in the content of a `schemata` file.
     #[must_use]
     pub fn line(self, schemata: &str) -> Option<&str> {
@@ -176,3 +193,25 @@ impl Schema {
         })
     }
 }
+
+/// Parses a `schemata` file. Lines of resources that koord does not know are left out.
+///
+/// # Errors
+/// When a line of a known resource is malformed.
+pub fn parse_schemata(
+    text: &str,
+) -> std::result::Result<BTreeMap<Schema, BTreeMap<u32, u64>>, Malformed> {
+    let mut all = BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once(':') else {
+            continue;
+        };
+        if let Some(schema) = Schema::from_name(name.trim()) {
+            all.insert(schema, schema.parse(rest)?);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests;
