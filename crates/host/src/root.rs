@@ -17,6 +17,8 @@ pub struct Dirs {
     pub proc: PathBuf,
     /// sysfs, usually `/sys`.
     pub sys: PathBuf,
+    /// What is at `fs` in sysfs, with resctrl: in a container often a mount of its own.
+    pub sys_fs: PathBuf,
     /// The directory that holds (v1, hybrid) or is (v2) the cgroup tree, usually `/sys/fs/cgroup`.
     pub cgroup: PathBuf,
 }
@@ -28,6 +30,7 @@ impl Dirs {
         Self {
             proc: prefix.join("proc"),
             sys: prefix.join("sys"),
+            sys_fs: prefix.join("sys/fs"),
             cgroup: prefix.join("sys/fs/cgroup"),
         }
     }
@@ -251,7 +254,10 @@ impl Root {
     /// `<sys>/relative`.
     #[must_use]
     pub fn sys(&self, relative: &str) -> PathBuf {
-        self.0.dirs.sys.join(relative)
+        match relative.strip_prefix("fs/") {
+            Some(below) => self.0.dirs.sys_fs.join(below),
+            None => self.0.dirs.sys.join(relative),
+        }
     }
 
     /// Which version carries the controllers. Hybrid set-ups are [`Version::V1`].

@@ -97,7 +97,15 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koordlet::Args, context| async move {
         let options = args.options()?;
         let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
-        let client = koord_client(path, "", 0.0, 0, "koordlet", None).await?;
+        let client = koord_client(
+            path,
+            "",
+            args.kube_api_qps,
+            args.kube_api_burst,
+            "koordlet",
+            None,
+        )
+        .await?;
         koordlet::run(options, client, context)
             .await
             .map_err(Into::into)

@@ -31,10 +31,12 @@ pub struct Kubelet {
     pub insecure: bool,
     /// That port.
     pub read_only_port: u16,
-    /// Time between two polls.
+    /// Time between two polls; zero never polls.
     pub interval: Duration,
     /// How long one may take.
     pub timeout: Duration,
+    /// Whether the kubelet is asked for its configuration.
+    pub query_config: bool,
 }
 
 impl Default for Kubelet {
@@ -46,6 +48,7 @@ impl Default for Kubelet {
             read_only_port: 10255,
             interval: Duration::from_secs(10),
             timeout: Duration::from_secs(3),
+            query_config: true,
         }
     }
 }
@@ -58,6 +61,45 @@ pub enum Thread {
     Own,
     /// As an ordinary task of the caller's runtime: for tests with paused time.
     Shared,
+}
+
+/// What collectors are told. Times are in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Collectors {
+    /// Older samples do not count for the system's use.
+    pub outdated_ms: u64,
+    /// Between two readings of the CPU topology.
+    pub cpu_info_ms: u64,
+    /// Between two readings of the local disks.
+    pub storage_info_ms: u64,
+    /// Between two windows of cycles and instructions.
+    pub cpi_ms: u64,
+    /// How long such a window is.
+    pub cpi_window_ms: u64,
+    /// Between two readings of pressure.
+    pub psi_ms: u64,
+    /// Whether memory with page cache is measured, too.
+    pub page_cache: bool,
+    /// Whether cache and memory bandwidth are monitored by QoS class.
+    pub resctrl: bool,
+    /// Between two readings of these.
+    pub resctrl_ms: u64,
+}
+
+impl Default for Collectors {
+    fn default() -> Self {
+        Self {
+            outdated_ms: 10_000,
+            cpu_info_ms: 60_000,
+            storage_info_ms: 1_000,
+            cpi_ms: 60_000,
+            cpi_window_ms: 10_000,
+            psi_ms: 10_000,
+            page_cache: false,
+            resctrl: false,
+            resctrl_ms: 10_000,
+        }
+    }
 }
 
 /// What the node-side loop is told.
@@ -79,8 +121,22 @@ pub struct Settings {
     pub reconcile_interval_ms: u64,
     /// A cached value is written again after this long, in milliseconds.
     pub force_update_ms: u64,
+    /// Between two decisions of CPU suppression, in milliseconds; 0 is never.
+    pub cpu_suppress_interval_ms: u64,
+    /// Between two looks at whether pods must go for CPU, in milliseconds; 0 is never.
+    pub cpu_evict_interval_ms: u64,
+    /// Between two rounds of eviction for CPU, in milliseconds.
+    pub cpu_cool_down_ms: u64,
+    /// Between two looks at whether pods must go for memory, in milliseconds; 0 is never.
+    pub memory_evict_interval_ms: u64,
     /// Between two rounds of memory eviction, in milliseconds.
     pub memory_cool_down_ms: u64,
+    /// Between two looks at the files of the reconciling strategies, in milliseconds; 0 is never.
+    pub qos_reconcile_interval_ms: u64,
+    /// Whether pods with CPUs of their own have no CFS quota.
+    pub unset_cpu_quota: bool,
+    /// The collectors.
+    pub collectors: Collectors,
     /// Between two training steps of the predictor, in milliseconds.
     pub training_interval_ms: u64,
     /// The predictor.
@@ -98,7 +154,14 @@ impl Default for Settings {
             be_cpu_idle: false,
             reconcile_interval_ms: 10_000,
             force_update_ms: 60_000,
+            cpu_suppress_interval_ms: 1_000,
+            cpu_evict_interval_ms: 1_000,
+            cpu_cool_down_ms: 20_000,
+            memory_evict_interval_ms: 1_000,
             memory_cool_down_ms: 4_000,
+            qos_reconcile_interval_ms: 1_000,
+            unset_cpu_quota: true,
+            collectors: Collectors::default(),
             training_interval_ms: 60_000,
             predict: predict::Config::default(),
         }

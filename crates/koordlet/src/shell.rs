@@ -110,7 +110,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
     let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
-    if let PodSource::Kubelet(kubelet) = &options.pods {
+    if let PodSource::Kubelet(kubelet) = &options.pods
+        && !kubelet.interval.is_zero()
+    {
         let poll = kubelet::Poll::new(
             kubelet.clone(),
             options.settings.layout.clone(),

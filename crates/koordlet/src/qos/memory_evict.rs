@@ -14,7 +14,7 @@ pub const NAME: &str = "BEMemoryEvict";
 pub const STRATEGY: Strategy = Strategy {
     name: NAME,
     gates: &[Gate::BEMemoryEvict],
-    every: |settings| settings.interval_ms,
+    every: |settings| settings.memory_evict_interval_ms,
     claims: &[],
     make: |settings, _| Box::new(MemoryEvict::new(settings.memory_cool_down_ms)),
 };

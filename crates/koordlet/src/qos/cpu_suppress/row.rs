@@ -18,7 +18,7 @@ const CPUSET_EVERY: u64 = 5;
 pub const STRATEGY: Strategy = Strategy {
     name: NAME,
     gates: &[Gate::BECPUSuppress],
-    every: |settings| settings.interval_ms,
+    every: |settings| settings.cpu_suppress_interval_ms,
     claims: CLAIMS,
     make: |settings, metrics| {
         Box::new(Row {

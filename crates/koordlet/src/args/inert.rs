@@ -1,0 +1,123 @@
+//! Upstream's flags that have no effect here, and why. Accepted, so that its manifests work.
+
+/// A flag without effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inert {
+    /// Its name.
+    pub name: &'static str,
+    /// Upstream's default.
+    pub default: &'static str,
+    /// Why it has no effect.
+    pub why: &'static str,
+}
+
+macro_rules! inert {
+    ($($why:literal: { $($field:ident $name:literal = $default:literal;)+ })+) => {
+        /// All of them.
+        pub const INERT: &[Inert] = &[$($(
+            Inert { name: $name, default: $default, why: $why },
+        )+)+];
+
+        /// The flags as clap takes them.
+        #[derive(Debug, Clone, clap::Args)]
+        #[command(next_help_heading = "Accepted, without effect")]
+        pub struct Flags {
+            $($(
+                #[arg(
+                    long = $name,
+                    num_args = 0..=1,
+                    default_missing_value = "true",
+                    help = concat!($why, " (upstream: ", $default, ")"),
+                )]
+                $field: Option<String>,
+            )+)+
+        }
+
+        impl Flags {
+            /// Those that were given.
+            #[must_use]
+            pub fn given(&self) -> Vec<Inert> {
+                let values = [$($(&self.$field,)+)+];
+                let given = INERT.iter().zip(values);
+                given.filter_map(|(inert, value)| value.is_some().then_some(*inert)).collect()
+            }
+        }
+    };
+}
+
+inert! {
+    "there is no Go runtime to profile": {
+        enable_pprof "enable-pprof" = "false";
+        pprof_addr "pprof-addr" = ":9317";
+    }
+    "nothing reads that ConfigMap, in upstream neither": {
+        configmap_name "configmap-name" = "koordlet-config";
+        configmap_namespace "configmap-namespace" = "koordinator-system";
+    }
+    "the interval is in the NodeMetric's spec": {
+        report_interval "report-interval" = "0s";
+    }
+    "the container runtime is not called": {
+        containerd_endpoint "containerd-endpoint" = "";
+        docker_endpoint "docker-endpoint" = "";
+        pouch_endpoint "pouch-endpoint" = "";
+        default_runtime_type "default-runtime-type" = "containerd";
+        run_root_dir "run-root-dir" = "/host-run/";
+    }
+    "the kubelet's process says where its configuration is": {
+        var_lib_kubelet_dir "var-lib-kubelet-dir" = "/var/lib/kubelet/";
+    }
+    "devices are not reported yet": {
+        hami_core_library_directory_path "hami-core-library-directory-path" =
+            "/usr/local/vgpu/libvgpu.so";
+        pod_resources_proxy_path "pod-resources-proxy-path" = "/var/run/koordlet/pod-resources";
+        xpu_device_infos_dir "xpu-device-infos-dir" = "/var/run/koordlet/xpu-device-infos/";
+        xpu_enforce_collect_from_device_infos "xpu-enforce-collect-from-device-infos" = "false";
+        node_topology_sync_interval "node-topology-sync-interval" = "3s";
+    }
+    "task ids are read where they are needed": {
+        enable_pod_taskids "enable-pod-taskids" = "false";
+    }
+    "cold memory is not collected": {
+        coldpage_collector_interval "coldpage-collector-interval" = "5s";
+    }
+    "samples are kept in memory, in rings": {
+        metric_gc_interval_seconds "metric-gc-interval-seconds" = "300";
+        metric_expire_seconds "metric-expire-seconds" = "1800";
+        tsdb_path "tsdb-path" = "/metric-data/";
+        tsdb_retention_duration "tsdb-retention-duration" = "12h";
+        tsdb_enable_prometheus_metric "tsdb-enable-prometheus-metric" = "true";
+        tsdb_stripe_size "tsdb-stripe-size" = "16384";
+        tsdb_max_bytes "tsdb-max-bytes" = "104857600";
+        tsdb_wal_segment_size "tsdb-wal-segment-size" = "1048576";
+        tsdb_max_block_chunk_segment_size "tsdb-max-block-chunk-segment-size" = "5242880";
+        tsdb_min_block_duration "tsdb-min-block-duration" = "10m";
+        tsdb_max_block_duration "tsdb-max-block-duration" = "10m";
+        tsdb_head_chunks_write_buffer_size "tsdb-head-chunks-write-buffer-size" = "1048576";
+    }
+    "there are no strategies beside those of the table": {
+        qos_extension_plugins "qos-extension-plugins" = "";
+    }
+    "the hook server is not built yet": {
+        runtime_hooks_network "runtime-hooks-network" = "unix";
+        runtime_hooks_addr "runtime-hooks-addr" = "/host-var-run-koordlet/koordlet.sock";
+        runtime_hooks_failure_policy "runtime-hooks-failure-policy" = "Ignore";
+        runtime_hooks_plugin_failure_policy "runtime-hooks-plugin-failure-policy" = "Ignore";
+        runtime_hooks_config_path "runtime-hooks-config-path" = "/host-etc-hookserver/";
+        runtime_hooks_host_endpoint "runtime-hooks-host-endpoint" =
+            "/var/run/koordlet/koordlet.sock";
+        runtime_hooks_disable_stages "runtime-hooks-disable-stages" = "";
+    }
+    "NRI is not built yet": {
+        enable_nri_runtime_hook "enable-nri-runtime-hook" = "true";
+        var_run_root_dir "var-run-root-dir" = "/host-var-run/";
+        runtime_hooks_nri_connect_timeout "runtime-hooks-nri-connect-timeout" = "6s";
+        runtime_hooks_nri_backoff_duration "runtime-hooks-nri-backoff-duration" = "1s";
+        runtime_hooks_nri_backoff_cap "runtime-hooks-nri-backoff-cap" = "1281023h53m38.427387903s";
+        runtime_hooks_nri_backoff_steps "runtime-hooks-nri-backoff-steps" = "2147483647";
+        runtime_hooks_nri_backoff_factor "runtime-hooks-nri-backoff-factor" = "2";
+        runtime_hooks_nri_socket_path "runtime-hooks-nri-socket-path" = "nri/nri.sock";
+        runtime_hooks_nri_plugin_name "runtime-hooks-nri-plugin-name" = "koordlet_nri";
+        runtime_hooks_nri_plugin_index "runtime-hooks-nri-plugin-index" = "00";
+    }
+}

@@ -1,0 +1,278 @@
+//! Command-line flags, with upstream's names and defaults.
+//!
+//! Go's forms (`-flag=value`, `--flag value`, `--bool=false`) are normalised before clap sees them.
+//! Flags that have no effect here are accepted and named at start: [`inert::INERT`].
+
+pub mod groups;
+pub mod inert;
+#[cfg(test)]
+mod tests;
+
+use crate::audit;
+use crate::evictor;
+use crate::gates::{Gate, GateError, Gates};
+use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
+use crate::predict;
+use crate::states::slo::{SuppressMode, UnknownMode};
+use clap::Parser;
+use koord_app::flags;
+use koord_host::{CgroupPath, HostError, Root};
+use std::net::SocketAddr;
+use std::num::ParseIntError;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The flags of the `koordlet` daemon.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "koordlet",
+    about = "The koord node agent",
+    disable_version_flag = true
+)]
+pub struct Args {
+    /// Name of this node.
+    #[arg(long, env = "NODE_NAME", default_value = "")]
+    pub node_name: String,
+    /// Kubeconfig; the service account or $KUBECONFIG otherwise.
+    #[arg(long, default_value = "")]
+    pub kubeconfig: String,
+    /// Where health, metrics and audit events are served.
+    #[arg(long, default_value = ":9316", value_parser = address)]
+    pub addr: Bind,
+    /// Requests per second to the API server.
+    #[arg(long, default_value_t = 20.0)]
+    pub kube_api_qps: f64,
+    /// Burst of requests to the API server.
+    #[arg(long, default_value_t = 30)]
+    pub kube_api_burst: u32,
+    /// Features, such as `AllAlpha=true,BECPUSuppress=false`.
+    #[arg(long, default_value = "")]
+    pub feature_gates: String,
+    /// Real-time priority of the agent's loop, 1-99; 0 is normal.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=99))]
+    pub realtime_priority: u8,
+    /// The machine.
+    #[command(flatten)]
+    pub system: groups::System,
+    /// Where pods come from.
+    #[command(flatten)]
+    pub states: groups::States,
+    /// Collectors.
+    #[command(flatten)]
+    pub collectors: groups::Collectors,
+    /// Strategies.
+    #[command(flatten)]
+    pub qos: groups::Qos,
+    /// The audit log.
+    #[command(flatten)]
+    pub audit: groups::Audit,
+    /// The predictor.
+    #[command(flatten)]
+    pub prediction: groups::Prediction,
+    /// Flags of upstream that have no effect here.
+    #[command(flatten)]
+    pub inert: inert::Flags,
+}
+
+/// An address to listen on; none serves nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind(pub Option<SocketAddr>);
+
+fn address(text: &str) -> Result<Bind, String> {
+    flags::bind_address(text)
+        .map(Bind)
+        .map_err(|error| error.to_string())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    flags::duration(text).map_err(|error| error.to_string())
+}
+
+/// Whole seconds; negative ones are none, as for upstream.
+fn seconds(text: &str) -> Result<u64, String> {
+    let seconds: i64 = text
+        .parse()
+        .map_err(|error: ParseIntError| error.to_string())?;
+    Ok(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// A directory; an empty one would be the working directory.
+fn path(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("a directory must be named".to_owned());
+    }
+    Ok(text.into())
+}
+
+/// A flag that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ArgsError {
+    /// `--feature-gates`.
+    #[error(transparent)]
+    Gates(#[from] GateError),
+    /// `--cpu-suppress-mode`.
+    #[error(transparent)]
+    Mode(#[from] UnknownMode),
+    /// `--eviction-mode`.
+    #[error(transparent)]
+    Eviction(#[from] evictor::UnknownMode),
+    /// `agent_mode`.
+    #[error(transparent)]
+    Agent(#[from] groups::UnknownAgentMode),
+    /// `--pod-source`.
+    #[error("pod-source must be kubelet or apiserver, got {0:?}")]
+    PodSource(String),
+    /// `--collect-res-used-interval`.
+    #[error("collect-res-used-interval must be at least 1s, got {0:?}")]
+    Interval(Duration),
+    /// `--prediction-safety-margin-percent`.
+    #[error("prediction-safety-margin-percent must be 0 to 100, got {0}")]
+    SafetyMargin(i64),
+    /// A directory or group.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+impl Args {
+    /// The options these flags ask for. Opens the audit log and looks at the cgroup mounts.
+    ///
+    /// # Errors
+    /// Names the flag and its value.
+    pub fn options(&self) -> Result<Options, ArgsError> {
+        let gates: Gates = self.feature_gates.parse()?;
+        let root = Root::with_dirs(self.system.dirs()?)?;
+        let settings = self.settings(gates)?;
+        let pods = self.pods()?;
+        let evict = self.evict()?;
+        let detect_layout = Some(CgroupPath::new(&self.system.kubelet_cgroup_root)?);
+        for inert in self.inert.given() {
+            tracing::warn!(flag = inert.name, why = inert.why, "flag without effect");
+        }
+        let audit = self.audit(&settings.gates);
+        Ok(Options {
+            node_name: self.node_name.clone(),
+            root: Some(root),
+            detect_layout,
+            settings,
+            pods,
+            report: self.states.enable_node_metric_report,
+            report_interval: None,
+            address: self.addr.0,
+            audit,
+            evict,
+            thread: Thread::Own,
+            realtime_priority: self.realtime_priority,
+        })
+    }
+
+    fn settings(&self, gates: Gates) -> Result<Settings, ArgsError> {
+        let (qos, collectors) = (&self.qos, &self.collectors);
+        let suppress_mode: SuppressMode = qos.cpu_suppress_mode.parse()?;
+        let interval = collectors.collect_res_used_interval;
+        if interval < Duration::from_secs(1) {
+            return Err(ArgsError::Interval(interval));
+        }
+        let seconds = |seconds: u64| seconds.saturating_mul(1000);
+        Ok(Settings {
+            interval_ms: millis(interval),
+            gates,
+            suppress_mode,
+            be_cpu_idle: qos.be_pod_cpu_idle,
+            collectors: Collectors {
+                outdated_ms: millis(collectors.collect_sys_metric_outdated_interval),
+                cpu_info_ms: millis(collectors.collect_node_cpu_info_interval),
+                storage_info_ms: millis(collectors.collect_node_storage_info_interval),
+                cpi_ms: millis(collectors.cpi_collector_interval),
+                cpi_window_ms: millis(collectors.collect_cpi_timewindow),
+                psi_ms: millis(collectors.psi_collector_interval),
+                page_cache: collectors.enable_pagecache_collector,
+                resctrl: collectors.enable_resctrl_collector,
+                resctrl_ms: millis(collectors.resctrl_collector_interval),
+            },
+            qos_reconcile_interval_ms: seconds(qos.reconcile_interval_seconds),
+            cpu_suppress_interval_ms: seconds(qos.cpu_suppress_interval_seconds),
+            cpu_evict_interval_ms: seconds(qos.cpu_evict_interval_seconds),
+            memory_evict_interval_ms: seconds(qos.memory_evict_interval_seconds),
+            cpu_cool_down_ms: seconds(qos.cpu_evict_cool_time_seconds),
+            memory_cool_down_ms: seconds(qos.memory_evict_cool_time_seconds),
+            unset_cpu_quota: !qos.disable_unset_cpu_quota,
+            reconcile_interval_ms: millis(qos.runtime_hooks_reconcile_interval),
+            force_update_ms: seconds(qos.resource_force_update_seconds),
+            training_interval_ms: millis(self.prediction.prediction_training_interval),
+            predict: self.predict()?,
+            ..Settings::default()
+        })
+    }
+
+    fn pods(&self) -> Result<PodSource, ArgsError> {
+        let states = &self.states;
+        let kubelet = Kubelet {
+            url: Some(states.kubelet_url.clone()).filter(|url| !url.is_empty()),
+            address_type: states.kubelet_preferred_address_type.clone(),
+            insecure: states.kubelet_insecure_tls,
+            read_only_port: states.kubelet_read_only_port,
+            interval: states.kubelet_sync_interval,
+            timeout: states.kubelet_sync_timeout,
+            query_config: !states.disable_query_kubelet_config,
+        };
+        match states.pod_source.as_str() {
+            "kubelet" => Ok(PodSource::Kubelet(kubelet)),
+            "apiserver" => Ok(PodSource::ApiServer),
+            other => Err(ArgsError::PodSource(other.to_owned())),
+        }
+    }
+
+    fn evict(&self) -> Result<evictor::Config, ArgsError> {
+        let mode = if self.qos.only_evict_by_api {
+            evictor::Mode::Api
+        } else {
+            self.qos.eviction_mode.parse()?
+        };
+        Ok(evictor::Config {
+            mode,
+            ..evictor::Config::default()
+        })
+    }
+
+    fn audit(&self, gates: &Gates) -> audit::Log {
+        let audit = &self.audit;
+        let dir = gates.is_on(Gate::AuditEvents);
+        let read = gates.is_on(Gate::AuditEventsHTTPHandler);
+        audit::Log::open(audit::Config {
+            verbose: audit.audit_verbose,
+            // Where nobody can read them, few are enough.
+            capacity: if read {
+                audit.audit_max_events_limit
+            } else {
+                64
+            },
+            dir: dir.then(|| audit.audit_log_dir.clone()),
+            max_disk_mib: audit.audit_max_disk_space_mb,
+            max_page: audit.audit_max_events_limit,
+            max_readers: audit.audit_max_concurrent_readers,
+        })
+    }
+
+    fn predict(&self) -> Result<predict::Config, ArgsError> {
+        let prediction = &self.prediction;
+        let margin = prediction.prediction_safety_margin_percent;
+        if !(0..=100).contains(&margin) {
+            return Err(ArgsError::SafetyMargin(margin));
+        }
+        let millis = |duration| i64::try_from(millis(duration)).unwrap_or(i64::MAX);
+        Ok(predict::Config {
+            dir: Some(prediction.prediction_checkpoint_filepath.clone()),
+            cold_start_ms: millis(prediction.prediction_cold_start_duration),
+            safety_margin_percent: margin,
+            memory_half_life_ms: millis(prediction.prediction_memory_histogram_decay_halflife),
+            cpu_half_life_ms: millis(prediction.prediction_cpu_histogram_decay_halflife),
+            expiration_ms: millis(prediction.prediction_model_expiration_duration),
+            checkpoint_interval_ms: millis(prediction.prediction_model_checkpoint_interval),
+            checkpoints_per_step: prediction.prediction_model_checkpoint_max_per_step,
+        })
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
