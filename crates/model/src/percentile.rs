@@ -74,6 +74,19 @@ mod tests {
         assert_eq!(Summary::of(&mut []), None);
     }
 
+    /// Upstream: `Test_fieldPercentileOfMetricList`, the rows with values.
+    #[test]
+    fn upstream_percentiles() {
+        let nine = [0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0];
+        for (name, sorted, p, want) in [
+            ("calculate single-element list", &[1000.0][..], 0.9, 1000.0),
+            ("calculate multi-element list of p90", &nine[..], 0.9, 700.0),
+            ("calculate multi-element list of p50", &nine[..], 0.5, 300.0),
+        ] {
+            assert_eq!(of_sorted(sorted, p), Some(want), "{name}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_summary_is_ordered(mut samples in prop::collection::vec(0.0..1e6_f64, 1..400)) {

@@ -12,8 +12,6 @@ use koord_api::slo::ResctrlQOSCfg;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What the group of a pod with its own settings is called before its UID.
-pub const POD_GROUP_PREFIX: &str = "koordlet-";
 /// The step of memory bandwidth where the kernel does not tell one, in percent.
 pub const DEFAULT_BANDWIDTH_STEP: u64 = 10;
 /// What stands for all the bandwidth on AMD, in 1/8 GB/s.

@@ -13,6 +13,22 @@ fn annotation(value: serde_json::Value) -> PodMemoryQOSConfig {
     serde_json::from_value(value).unwrap()
 }
 
+/// Upstream: `Test_getPodResourceQoSByQoSClass`; what a label-less pod gets is `of_pod_with_default`'s.
+#[test]
+fn classes_have_settings() {
+    let strategy = defaults::resource_qos_strategy();
+    for (class, want) in [
+        (QosClass::Lse, &strategy.lsr_class),
+        (QosClass::Lsr, &strategy.lsr_class),
+        (QosClass::Ls, &strategy.ls_class),
+        (QosClass::Be, &strategy.be_class),
+        (QosClass::System, &strategy.system_class),
+        (QosClass::None, &None),
+    ] {
+        assert_eq!(strategy.of_class(class), want.as_ref(), "{class:?}");
+    }
+}
+
 /// Upstream: `TestCgroupResourcesReconcile_getMergedPodResourceQoS`, all of BE pods.
 #[test]
 fn class_settings_and_annotation() {

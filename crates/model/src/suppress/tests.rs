@@ -230,6 +230,24 @@ fn upstream_budgets() {
     }
 }
 
+/// Upstream: `TestCalculateFilterPodsUsed`: what neither pods nor host applications account for.
+#[test]
+fn upstream_system_use() {
+    for (name, node, pods, hosts, want) in [
+        ("no pod to calculate", 10_000, 0, 0, 10_000),
+        ("calculate for non-BE", 80_000, 52_000, 12_000, 16_000),
+        ("calculate for non-Batch", 80_000, 52_000, 0, 28_000),
+    ] {
+        let usage = Usage {
+            node,
+            pods,
+            hosts,
+            ..Usage::default()
+        };
+        assert_eq!(usage.system(), want, "{name}");
+    }
+}
+
 /// Upstream: `Test_cpuSuppress_adjustByCfsQuota`; a node of 80 cores, a budget of 20.
 #[test]
 fn upstream_quotas() {

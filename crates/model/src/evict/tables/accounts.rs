@@ -343,9 +343,8 @@ fn memory_by_allocatable() {
     );
 }
 
-/// Upstream: `Test_cpuEvict`: 81 of 100 cores used, threshold 78, so 5 have to go.
-#[test]
-fn cpu_by_use() {
+/// The pods of `Test_cpuEvict`: priority, sub-priority, cores in use.
+fn cpu_pods() -> Vec<Pod> {
     let at = |name: &str, priority, sub_priority, used: i64| Pod {
         sub_priority,
         ..with(
@@ -354,7 +353,7 @@ fn cpu_by_use() {
             (0, 0),
         )
     };
-    let pods = [
+    vec![
         Pod {
             active: false,
             ..at("failed", 1000, 1000, 0)
@@ -369,23 +368,77 @@ fn cpu_by_use() {
         at("120_4000", 120, 4000, 2),
         at("100_9999", 100, 100, 1),
         at("100_9999_1", 100, 100, 2),
-    ];
+    ]
+}
+
+/// 81 of 100 cores are in use, the threshold is 78, so 5 have to go.
+fn cpu_by_use(pods: &[Pod]) -> Task {
     let threshold = UsageThreshold {
         percent: 78,
         lower: 76,
     };
     let measure = Measure::Used(Dimension::Cpu);
-    let task = Task {
+    Task {
         feature: "CPUEvict",
         measure,
         wanted: BTreeMap::from([(CPU, threshold.release(100_000, 81_000))]),
-        candidates: by_priority(&pods, "CPUEvict", 3000, measure),
+        candidates: by_priority(pods, "CPUEvict", 3000, measure),
+    }
+}
+
+/// Threshold 80, lower 70, up to priority 7999.
+fn cpu_by_allocatable(pods: &[Pod], allocatable: Option<i64>) -> Task {
+    let limits = AllocatableThreshold {
+        percent: 80,
+        lower: 70,
+        priority: 7999,
     };
-    let plan = choose(&pods, &[task]);
+    let (feature, measure) = ("CPUAllocatableEvict", Measure::Request(Dimension::Cpu));
+    Task {
+        feature,
+        measure,
+        wanted: requested(pods, limits.priority, Dimension::Cpu)
+            .into_iter()
+            .map(|(name, amount)| (name, limits.release(amount, allocatable)))
+            .collect(),
+        candidates: by_priority(pods, feature, limits.priority, measure),
+    }
+}
+
+/// Upstream: `Test_cpuEvict`; rows whose other feature is misconfigured are those without it.
+#[test]
+fn cpu_features() {
+    let pods = cpu_pods();
+    let plan = choose(&pods, &[cpu_by_use(&pods)]);
     assert_eq!(
         names(&pods, &plan),
         ["100_9999_1", "100_9999", "120_2000", "120_3000"]
     );
+
+    let requesting = [
+        with(
+            pod("batch-1", PriorityClass::Batch, 100),
+            (4_000, 85_000),
+            (0, 0),
+        ),
+        with(
+            pod("mid-1", PriorityClass::Mid, 7000),
+            (3_000, 85_000),
+            (0, 0),
+        ),
+    ];
+    let plan = choose(
+        &requesting,
+        &[cpu_by_allocatable(&requesting, Some(100_000))],
+    );
+    assert_eq!(names(&requesting, &plan), ["batch-1", "mid-1"]);
+
+    // Both, on a node without batch and mid CPU. Upstream evicts all eight: those that request nothing
+    // come before the mid pod. What the two use is enough for the second feature, too.
+    let mut all = cpu_pods();
+    all.extend(requesting);
+    let tasks = [cpu_by_allocatable(&all, None), cpu_by_use(&all)];
+    assert_eq!(names(&all, &choose(&all, &tasks)), ["batch-1", "mid-1"]);
 }
 
 proptest! {
