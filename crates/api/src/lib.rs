@@ -6,6 +6,7 @@
 //! | [`domains`], [`labels`], [`annotations`], [`resources`] | keys and resource names |
 //! | [`extension`] | the JSON behind annotations |
 //! | [`qos`], [`priority`] | the classes of a pod |
+//! | [`requests`] | how the amounts of containers add up |
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
 //! | [`merge`] | laying one partial setting over another |
@@ -29,6 +30,7 @@ pub mod priority;
 pub mod qos;
 pub mod quantity;
 pub mod quota;
+pub mod requests;
 pub mod resources;
 pub mod scheduling;
 pub mod schema;

@@ -4,6 +4,7 @@
 //! `kubernetes.io/batch-cpu` and `kubernetes.io/mid-cpu` are milli-cores already).
 
 use koord_api::quantity::Quantity;
+use koord_api::requests::Total;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -240,6 +241,16 @@ impl Amounts {
 
     fn position(&self, id: ResourceId) -> Result<usize, usize> {
         self.0.binary_search_by_key(&id, |(id, _)| *id)
+    }
+}
+
+impl Total for Amounts {
+    fn add(&mut self, other: &Self) {
+        self.add_all(other);
+    }
+
+    fn raise(&mut self, other: &Self) {
+        self.max_all(other);
     }
 }
 

@@ -5,8 +5,10 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use koord_api::quantity;
+use koord_api::requests::{self, is_sidecar};
 use koord_host::CgroupPath;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 /// The kubelet's QoS class, from CPU and memory requests and limits only: extended resources such
 /// as batch-cpu do not count.
@@ -141,12 +143,6 @@ fn resident(pod: &Pod) -> impl Iterator<Item = &Container> {
     main.chain(init.filter(|container| is_sidecar(container)))
 }
 
-/// Whether an init container runs as long as the pod does.
-#[must_use]
-pub fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
-
 /// The QoS class of a pod: what the API server wrote into its status, else computed.
 #[must_use]
 pub fn qos_of(pod: &Pod) -> Qos {
@@ -187,22 +183,17 @@ pub fn qos_of(pod: &Pod) -> Qos {
     }
 }
 
-/// Sum of the CPU requests of a pod: its running containers together, or its largest init
-/// container if that is more.
+/// Milli-CPUs the containers of a pod request at most at once, see [`requests::peak`].
 #[must_use]
 pub fn cpu_request_of(pod: &Pod) -> i64 {
-    let milli = |container: &Container| {
-        Amounts::of(container)
-            .ok()
-            .and_then(|amounts| amounts.cpu_request)
-            .unwrap_or(0)
+    let milli = |_, container: &Container| {
+        let amounts = Amounts::of(container).ok();
+        let request = amounts.and_then(|amounts| amounts.cpu_request);
+        Ok::<_, Infallible>(request.unwrap_or(0))
     };
-    let running = resident(pod).map(milli).fold(0, i64::saturating_add);
-    let init = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.init_containers.iter().flatten());
-    running.max(init.map(milli).max().unwrap_or(0))
+    let Some(spec) = &pod.spec else { return 0 };
+    let Ok(total) = requests::peak(spec, milli);
+    total
 }
 
 /// The settings of the pod's group: sums over its containers; a limit only if every container has
@@ -439,11 +430,12 @@ mod tests {
             "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
             "initContainers": [
                 {"name": "i", "resources": {"requests": {"cpu": "3"}}},
-                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}}
+                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
+                {"name": "j", "resources": {"requests": {"cpu": "2900m"}}}
             ]
         }}))
         .unwrap();
-        assert_eq!(cpu_request_of(&pod), 3000);
+        assert_eq!(cpu_request_of(&pod), 3400);
     }
 
     #[test]

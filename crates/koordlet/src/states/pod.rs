@@ -7,6 +7,7 @@ use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, KubeQos, QosClass};
 use koord_api::{annotations, quantity, resources};
 use koord_host::{CgroupPath, CpuSet};
+use koord_model::reclaim::pod_request;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -140,7 +141,7 @@ impl PodInfo {
                 batch: batch_of(container, extended.containers.get(&container.name)),
             })
             .collect();
-        let (cpu_request, memory_request) = requests(pod);
+        let request = pod_request(pod);
         Some(Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
@@ -158,8 +159,8 @@ impl PodInfo {
             },
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0),
-            cpu_request,
-            memory_request,
+            cpu_request: request.cpu.milli_value(),
+            memory_request: request.memory.value(),
             evictable_by: notes
                 .get(annotations::POD_EVICTION_POLICY)
                 .map(|text| serde_json::from_str(text).unwrap_or_default()),
@@ -245,48 +246,6 @@ fn batch_of(container: &Container, extended: Option<&ExtendedContainer>) -> Opti
     (batch != Batch::default() || memory_request.is_some()).then_some(batch)
 }
 
-/// Requested CPU (milli) and memory (bytes): the larger of the containers' sum and the largest init
-/// container, plus overhead.
-fn requests(pod: &Pod) -> (i64, i64) {
-    let Some(spec) = &pod.spec else { return (0, 0) };
-    let of = |container: &Container| {
-        let list = container
-            .resources
-            .as_ref()
-            .and_then(|r| r.requests.as_ref());
-        let read = |name: &str| {
-            list.and_then(|l| l.get(name))
-                .and_then(|q| quantity::parse(q).ok())
-        };
-        let cpu = read(resources::CPU).map_or(0, |q| q.milli_value());
-        let memory = read(resources::MEMORY).map_or(0, |q| q.value());
-        (cpu, memory)
-    };
-    let mut sum = (0_i64, 0_i64);
-    for container in &spec.containers {
-        let (cpu, memory) = of(container);
-        sum = (sum.0.saturating_add(cpu), sum.1.saturating_add(memory));
-    }
-    for container in spec.init_containers.as_deref().unwrap_or_default() {
-        let (cpu, memory) = of(container);
-        if container.restart_policy.as_deref() == Some("Always") {
-            sum = (sum.0.saturating_add(cpu), sum.1.saturating_add(memory));
-        } else {
-            sum = (sum.0.max(cpu), sum.1.max(memory));
-        }
-    }
-    if let Some(overhead) = &spec.overhead {
-        let read = |name: &str| overhead.get(name).and_then(|q| quantity::parse(q).ok());
-        sum.0 = sum
-            .0
-            .saturating_add(read(resources::CPU).map_or(0, |q| q.milli_value()));
-        sum.1 = sum
-            .1
-            .saturating_add(read(resources::MEMORY).map_or(0, |q| q.value()));
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,9 +293,20 @@ mod tests {
                     {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}],
                 "containers": [{"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]}
         }));
-        assert_eq!((pod.cpu_request, pod.memory_request), (4100, 1 << 30));
+        assert_eq!((pod.cpu_request, pod.memory_request), (3100, 1 << 30));
         assert_eq!(pod.kube_qos, KubeQos::Burstable);
         assert_eq!(pod.qos_default, QosClass::Ls);
+    }
+
+    #[test]
+    fn pod_level_requests_replace_the_sum() {
+        let pod = info(json!({
+            "metadata": {"uid": "u1"},
+            "spec": {
+                "resources": {"requests": {"cpu": "2"}},
+                "containers": [{"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]}
+        }));
+        assert_eq!((pod.cpu_request, pod.memory_request), (2000, 1 << 30));
     }
 
     #[test]

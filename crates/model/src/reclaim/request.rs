@@ -1,9 +1,21 @@
 //! What a pod asks for.
 
 use super::Amount;
-use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use koord_api::quantity::{self, Quantity};
+use koord_api::requests::{self, Total};
 use koord_api::resources;
+use std::convert::Infallible;
+
+impl Total for Amount {
+    fn add(&mut self, other: &Self) {
+        *self += *other;
+    }
+
+    fn raise(&mut self, other: &Self) {
+        *self = self.max(*other);
+    }
+}
 
 /// CPU and memory a pod needs at most at once: containers and sidecars together, or one init
 /// container with the sidecars started before it; pod-level requests win; overhead is added.
@@ -13,21 +25,8 @@ pub fn of_pod(pod: &Pod) -> Amount {
     let Some(spec) = &pod.spec else {
         return Amount::ZERO;
     };
-    let containers = spec.containers.iter();
-    let mut running = containers.fold(Amount::ZERO, |sum, c| sum + of(c.resources.as_ref()));
-    let mut sidecars = Amount::ZERO;
-    let mut starting = Amount::ZERO;
-    for container in spec.init_containers.iter().flatten() {
-        let own = of(container.resources.as_ref());
-        if container.restart_policy.as_deref() == Some("Always") {
-            running += own;
-            sidecars += own;
-            starting = starting.max(sidecars);
-        } else {
-            starting = starting.max(sidecars + own);
-        }
-    }
-    let mut total = running.max(starting);
+    let own = |_, container: &Container| Ok::<_, Infallible>(of(container.resources.as_ref()));
+    let Ok(mut total) = requests::peak(spec, own);
     if let Some(level) = &spec.resources {
         total.cpu = get(Some(level), resources::CPU).unwrap_or(total.cpu);
         total.memory = get(Some(level), resources::MEMORY).unwrap_or(total.memory);

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use koord_api::priority::PriorityClass;
+use koord_api::requests::{self, Place};
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceTable};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -205,27 +206,9 @@ enum Side {
 /// Sum of containers and sidecars, or the peak while init containers run, whichever is larger;
 /// pod-level amounts replace it; overhead comes on top.
 fn combined(spec: &PodSpec, table: &ResourceTable, side: Side) -> Result<Amounts, PodError> {
-    let mut total = Amounts::new();
-    for (at, container) in spec.containers.iter().enumerate() {
-        let field = || format!("spec.containers[{at}]");
-        total.add_all(&container_amounts(container, table, side, field)?);
-    }
-    let mut sidecars = Amounts::new();
-    let mut peak = Amounts::new();
-    for (at, container) in spec.init_containers.iter().flatten().enumerate() {
-        let field = || format!("spec.initContainers[{at}]");
-        let own = container_amounts(container, table, side, field)?;
-        if container.restart_policy.as_deref() == Some("Always") {
-            total.add_all(&own);
-            sidecars.add_all(&own);
-            peak.max_all(&sidecars);
-        } else {
-            let mut during = sidecars.clone();
-            during.add_all(&own);
-            peak.max_all(&during);
-        }
-    }
-    total.max_all(&peak);
+    let own =
+        |place: Place, container: &Container| container_amounts(container, table, side, place);
+    let mut total = requests::peak(spec, own)?;
     if let Some(pod_level) = &spec.resources {
         let listed = amounts(list(pod_level, side), table, || "spec.resources".to_owned())?;
         for (id, amount) in listed.iter() {
@@ -246,13 +229,13 @@ fn container_amounts(
     container: &Container,
     table: &ResourceTable,
     side: Side,
-    field: impl Fn() -> String,
+    place: Place,
 ) -> Result<Amounts, PodError> {
     let listed = container
         .resources
         .as_ref()
         .and_then(|resources| list(resources, side));
-    let mut own = amounts(listed, table, || format!("{}.resources", field()))?;
+    let mut own = amounts(listed, table, || format!("{place}.resources"))?;
     if side == Side::Scoring {
         for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
             if !own.contains(id) {
