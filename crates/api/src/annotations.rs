@@ -16,7 +16,7 @@ pub const POD_EVICTION_PRIORITY: &str = "koordinator.sh/eviction-priority";
 pub const POD_OOM_SCORE_ADJ: &str = "koordinator.sh/oom-score-adj";
 /// JSON map of container name to `oom_score_adj`.
 pub const POD_OOM_SCORE_ADJ_SPEC: &str = "koordinator.sh/oom-score-adj-spec";
-/// Pod bandwidth, JSON with quantities in bits per second.
+/// JSON [`crate::extension::PodNetworkQOS`].
 pub const POD_NETWORK_QOS: &str = "koordinator.sh/networkQOS";
 /// JSON [`crate::extension::ExtendedResourceSpec`].
 pub const POD_EXTENDED_RESOURCE_SPEC: &str = "node.koordinator.sh/extended-resource-spec";

@@ -34,6 +34,26 @@ pub struct AnnotationError {
     pub problem: ReadError,
 }
 
+impl AnnotationError {
+    /// Annotation `key` reads as JSON, and its field `path` breaks a rule.
+    pub(crate) fn field(
+        annotations: Option<&BTreeMap<String, String>>,
+        key: &str,
+        path: &str,
+        message: &dyn std::fmt::Display,
+    ) -> Self {
+        let value = annotations.and_then(|all| all.get(key));
+        Self {
+            key: key.to_owned(),
+            value: value.cloned().unwrap_or_default(),
+            problem: ReadError::Field {
+                path: path.to_owned(),
+                message: message.to_string(),
+            },
+        }
+    }
+}
+
 /// Reads the JSON annotation `key`; `None` if it is absent or empty.
 ///
 /// # Errors

@@ -1,13 +1,15 @@
 //! Formats of annotations on nodes, NodeResourceTopologies, Devices and Reservations.
 
-use super::cpu_list::{CpuListError, count_cpus};
+use super::AnnotationError;
+use super::cpu_list::parse_cpu_list;
+use crate::annotations;
 use crate::duration::GoDuration;
 use crate::quantity::{Quantity, ResourceList};
 use crate::resources;
 use crate::serde_util::open_enum;
 use crate::slo::AggregationType;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 open_enum! {
     /// What a node reservation takes resources from.
@@ -249,23 +251,55 @@ pub type GpuPartitionTable = BTreeMap<String, Vec<GpuPartition>>;
 /// Templates a shared GPU may be cut by: template name to resources.
 pub type GpuSharedResourceTemplates = BTreeMap<String, ResourceList>;
 
-impl NodeReservation {
-    /// The reserved amounts, with the cpu amount counted from `reservedCPUs` where it is set.
+/// A node reservation, read and checked: the one reader of annotation
+/// `node.koordinator.sh/reservation`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Reserved {
+    /// Amounts; where CPUs are listed, their count is the cpu amount.
+    pub amounts: ResourceList,
+    /// The CPUs that are listed.
+    pub cpus: BTreeSet<u32>,
+    /// Whether the amounts are taken off what the scheduler sees as allocatable.
+    pub trims_allocatable: bool,
+}
+
+impl Reserved {
+    /// Reads the annotation; `None` when it is absent or empty.
     ///
     /// # Errors
-    /// `reservedCPUs` is not a CPU list.
-    pub fn amounts(&self) -> Result<ResourceList, CpuListError> {
-        let mut amounts = self.resources.clone();
-        if !self.reserved_cpus.is_empty() {
-            let count = count_cpus(&self.reserved_cpus)?;
-            amounts.insert(
-                resources::CPU.to_owned(),
-                Quantity::from_value(i64::from(count)),
-            );
+    /// It is not the JSON it should be, or `reservedCPUs` is not a CPU list. The error names
+    /// annotation, value and field.
+    pub fn of(
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Result<Option<Self>, AnnotationError> {
+        let key = annotations::NODE_RESERVATION;
+        let Some(reservation) = super::read::<NodeReservation>(annotations, key)? else {
+            return Ok(None);
+        };
+        let cpus = parse_cpu_list(&reservation.reserved_cpus)
+            .map_err(|error| AnnotationError::field(annotations, key, "reservedCPUs", &error))?;
+        let trims_allocatable = reservation.trims_allocatable();
+        let mut amounts = reservation.resources;
+        if !reservation.reserved_cpus.is_empty() {
+            // The list names at most 65,537 CPUs.
+            let count = Quantity::from_value(i64::try_from(cpus.len()).unwrap_or(i64::MAX));
+            amounts.insert(resources::CPU.to_owned(), count);
         }
-        Ok(amounts)
+        Ok(Some(Self {
+            amounts,
+            cpus,
+            trims_allocatable,
+        }))
     }
 
+    /// The reserved amount of `resource`; nothing where it is not named.
+    #[must_use]
+    pub fn amount(&self, resource: &str) -> Quantity {
+        self.amounts.get(resource).copied().unwrap_or_default()
+    }
+}
+
+impl NodeReservation {
     /// Whether the amounts are taken off what the scheduler sees as allocatable.
     #[must_use]
     pub fn trims_allocatable(&self) -> bool {

@@ -1,8 +1,10 @@
 //! Formats of pod annotations.
 
+use super::AnnotationError;
+use crate::annotations;
 use crate::quantity::{Quantity, ResourceList};
 use crate::serde_util::open_enum;
-use crate::slo::{ExtensionsMap, MemoryQOSCfg};
+use crate::slo::{CPUQOSCfg, ExtensionsMap, MemoryQOSCfg};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector, Time};
 use serde::{Deserialize, Serialize};
@@ -142,6 +144,137 @@ pub struct PodMemoryQOSConfig {
     /// Values that replace the class's.
     #[serde(flatten)]
     pub values: MemoryQOSCfg,
+}
+
+/// Annotation `koordinator.sh/networkQOS`: bandwidth of the pod, bits per second.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodNetworkQOS {
+    /// Most that comes in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress_limit: Option<Quantity>,
+    /// Most that goes out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_limit: Option<Quantity>,
+}
+
+/// Range of `oom_score_adj` that the kernel accepts.
+const OOM_SCORE_ADJ: std::ops::RangeInclusive<i64> = -1000..=1000;
+
+/// Annotations `koordinator.sh/oom-score-adj` and `koordinator.sh/oom-score-adj-spec`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OomScoreAdj {
+    /// For containers that are not named.
+    pub default: Option<i32>,
+    /// By container name; these go first.
+    pub containers: BTreeMap<String, i32>,
+}
+
+impl OomScoreAdj {
+    /// What `container` gets; `None` leaves it alone.
+    #[must_use]
+    pub fn of(&self, container: &str) -> Option<i32> {
+        self.containers.get(container).copied().or(self.default)
+    }
+
+    /// Reads the annotation for all containers; `None` when it is absent or empty.
+    ///
+    /// # Errors
+    /// It is no integer from −1000 to 1000.
+    pub fn read_default(
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Result<Option<i32>, AnnotationError> {
+        let key = annotations::POD_OOM_SCORE_ADJ;
+        let text = annotations.and_then(|all| all.get(key));
+        let Some(text) = text.filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let adj = text.parse().ok().and_then(oom_score_adj);
+        let problem = format!("invalid value {text:?}, expected an integer from -1000 to 1000");
+        adj.map(Some)
+            .ok_or_else(|| AnnotationError::field(annotations, key, ".", &problem))
+    }
+
+    /// Reads the annotation for single containers; empty when it is absent.
+    ///
+    /// # Errors
+    /// It is no JSON object of integers from −1000 to 1000.
+    pub fn read_containers(
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Result<BTreeMap<String, i32>, AnnotationError> {
+        let key = annotations::POD_OOM_SCORE_ADJ_SPEC;
+        let given: BTreeMap<String, i64> = super::read(annotations, key)?.unwrap_or_default();
+        let checked = given.into_iter().map(|(name, adj)| {
+            let problem = format!("invalid value {adj}, expected an integer from -1000 to 1000");
+            let checked = oom_score_adj(adj)
+                .ok_or_else(|| AnnotationError::field(annotations, key, &name, &problem));
+            checked.map(|adj| (name, adj))
+        });
+        checked.collect()
+    }
+}
+
+fn oom_score_adj(adj: i64) -> Option<i32> {
+    let adj = Some(adj).filter(|adj| OOM_SCORE_ADJ.contains(adj))?;
+    i32::try_from(adj).ok()
+}
+
+/// Annotation `koordinator.sh/eviction-priority`; `None` when it is absent or empty, which counts as 0.
+///
+/// # Errors
+/// It is no 32-bit integer.
+pub fn eviction_priority(
+    annotations: Option<&BTreeMap<String, String>>,
+) -> Result<Option<i32>, AnnotationError> {
+    let key = annotations::POD_EVICTION_PRIORITY;
+    let text = annotations.and_then(|all| all.get(key));
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let problem = format!("invalid value {text:?}, expected a 32-bit integer");
+    let parsed = text.parse().map(Some);
+    parsed.map_err(|_| AnnotationError::field(annotations, key, ".", &problem))
+}
+
+/// Annotation `koordinator.sh/eviction-policy`: the features that may evict the pod. `None` when it is
+/// absent: all may.
+///
+/// # Errors
+/// It is no JSON list of names. The empty text is none, either.
+pub fn eviction_policy(
+    annotations: Option<&BTreeMap<String, String>>,
+) -> Result<Option<Vec<String>>, AnnotationError> {
+    let key = annotations::POD_EVICTION_POLICY;
+    if annotations.is_some_and(|all| all.get(key).is_some_and(String::is_empty)) {
+        let problem = "invalid value \"\", expected a list of features";
+        return Err(AnnotationError::field(annotations, key, ".", &problem));
+    }
+    super::read(annotations, key)
+}
+
+/// Annotation `koordinator.sh/cpuQOS`.
+///
+/// # Errors
+/// It is not JSON, or the group identity is not in −1..=2.
+pub fn pod_cpu_qos(
+    annotations: Option<&BTreeMap<String, String>>,
+) -> Result<Option<CPUQOSCfg>, AnnotationError> {
+    let key = annotations::POD_CPU_QOS;
+    let Some(config) = super::read::<CPUQOSCfg>(annotations, key)? else {
+        return Ok(None);
+    };
+    match config.group_identity {
+        Some(identity) if !(-1..=2).contains(&identity) => {
+            let problem = format!("invalid value {identity}, expected -1 to 2");
+            Err(AnnotationError::field(
+                annotations,
+                key,
+                "groupIdentity",
+                &problem,
+            ))
+        }
+        _ => Ok(Some(config)),
+    }
 }
 
 /// Annotation `node.koordinator.sh/resctrl`: cache and memory bandwidth of the pod.

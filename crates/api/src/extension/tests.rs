@@ -83,27 +83,176 @@ fn formats_are_upstreams() {
 
 #[test]
 fn node_reservation_counts_its_cpus() {
-    let read = |text: &str| -> NodeReservation {
-        read(
-            Some(&annotated(annotations::NODE_RESERVATION, text)),
-            annotations::NODE_RESERVATION,
-        )
-        .unwrap()
-        .unwrap()
+    let read = |text: &str| {
+        let annotations = annotated(annotations::NODE_RESERVATION, text);
+        Reserved::of(Some(&annotations))
     };
-    let plain = read(r#"{"resources":{"cpu":"1500m","memory":"1Gi"}}"#);
-    assert_eq!(plain.amounts().unwrap()["cpu"], Quantity::from_milli(1500));
-    assert!(plain.trims_allocatable());
-    let listed = read(
-        r#"{"resources":{"cpu":"1"},"reservedCPUs":"0-2,7","applyPolicy":"ReservedCPUsOnly"}"#,
+    // Upstream's table of what is taken from a node: cpu in milli-cores, memory in GiB.
+    for (text, cpu, memory) in [
+        ("{}", 0, 0),
+        (r#"{"resources":{"cpu":"10"}}"#, 10_000, 0),
+        (r#"{"resources":{"cpu":"1500m"}}"#, 1500, 0),
+        (r#"{"reservedCPUs":"0-1"}"#, 2000, 0),
+        (
+            r#"{"resources":{"cpu":"10"},"reservedCPUs":"0-1"}"#,
+            2000,
+            0,
+        ),
+        (r#"{"resources":{"memory":"10Gi"}}"#, 0, 10),
+        (r#"{"resources":{"cpu":"10","memory":"10Gi"}}"#, 10_000, 10),
+        (
+            r#"{"resources":{"memory":"10Gi"},"reservedCPUs":"0-1,7"}"#,
+            3000,
+            10,
+        ),
+    ] {
+        let reserved = read(text).unwrap().unwrap();
+        let cpu = Quantity::from_milli(cpu);
+        assert_eq!(reserved.amount(resources::CPU), cpu, "{text}");
+        let memory = Quantity::from_value(memory << 30);
+        assert_eq!(reserved.amount(resources::MEMORY), memory, "{text}");
+    }
+    assert_eq!(read("").unwrap(), None);
+    assert_eq!(Reserved::of(None).unwrap(), None);
+    for (policy, trims) in [("", true), ("Default", true), ("ReservedCPUsOnly", false)] {
+        let text = format!(r#"{{"reservedCPUs":"0-2,7","applyPolicy":"{policy}"}}"#);
+        let reserved = read(&text).unwrap().unwrap();
+        assert_eq!(reserved.trims_allocatable, trims, "{policy}");
+        assert_eq!(reserved.cpus, [0, 1, 2, 7].into());
+    }
+    for (text, field) in [
+        (r#"{"reservedCPUs":"3-1"}"#, "field reservedCPUs"),
+        (r#"{"resources":{"cpu":"1x"}}"#, "field resources.cpu"),
+        ("3-1", "not JSON"),
+    ] {
+        let error = read(text).unwrap_err().to_string();
+        for part in [annotations::NODE_RESERVATION, &format!("{text:?}"), field] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+}
+
+/// Upstream's tables of evict_test.go, evict_test.go of qosmanager's util and helper_test.go of
+/// oomscoreadj.
+#[test]
+fn eviction_and_oom_annotations() {
+    let note = |key: &str, text: &str| Some(annotated(key, text));
+    let policy = |text: &str| {
+        let note = note(annotations::POD_EVICTION_POLICY, text);
+        eviction_policy(note.as_ref()).map(Option::unwrap)
+    };
+    assert_eq!(eviction_policy(None), Ok(None));
+    assert_eq!(policy(r#"["a","b"]"#), Ok(vec!["a".into(), "b".into()]));
+    assert_eq!(policy("[]"), Ok(vec![]));
+    for bad in ["", "invalid-json", r#""evictByMemoryUsage""#] {
+        let error = policy(bad).unwrap_err().to_string();
+        assert!(error.contains(annotations::POD_EVICTION_POLICY), "{error}");
+    }
+    let priority = |text: &str| {
+        let note = note(annotations::POD_EVICTION_PRIORITY, text);
+        eviction_priority(note.as_ref())
+    };
+    assert_eq!(eviction_priority(None), Ok(None));
+    assert_eq!(
+        (priority("100"), priority("-10")),
+        (Ok(Some(100)), Ok(Some(-10)))
     );
-    assert_eq!(listed.amounts().unwrap()["cpu"], Quantity::from_value(4));
-    assert!(!listed.trims_allocatable());
-    let broken = read(r#"{"reservedCPUs":"3-1"}"#)
-        .amounts()
+    let error = priority("xxx").unwrap_err().to_string();
+    assert!(
+        error.contains("eviction-priority") && error.contains("\"xxx\""),
+        "{error}"
+    );
+
+    let adj = |default: &str, spec: &str| {
+        let mut notes = annotated(annotations::POD_OOM_SCORE_ADJ, default);
+        notes.extend(annotated(annotations::POD_OOM_SCORE_ADJ_SPEC, spec));
+        let default = OomScoreAdj::read_default(Some(&notes))?;
+        let containers = OomScoreAdj::read_containers(Some(&notes))?;
+        Ok::<_, AnnotationError>(
+            OomScoreAdj {
+                default,
+                containers,
+            }
+            .of("c1"),
+        )
+    };
+    assert_eq!(adj("-500", ""), Ok(Some(-500)));
+    assert_eq!(adj("-500", r#"{"c1": 100}"#), Ok(Some(100)));
+    assert_eq!(adj("-500", r#"{"c2": 100}"#), Ok(Some(-500)));
+    assert_eq!(adj("", r#"{"c2": 100}"#), Ok(None));
+    for (default, spec, part) in [
+        ("", "{invalid}", "oom-score-adj-spec"),
+        ("not-a-number", "", "\"not-a-number\""),
+        ("1001", "", "-1000 to 1000"),
+        ("", r#"{"c1": -1001}"#, "field c1"),
+    ] {
+        let error = adj(default, spec).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// Upstream's tables of resctrl_test.go and system_qos_test.go; Go reads names without regard to case.
+#[test]
+fn resctrl_system_qos_and_network_annotations() {
+    let text = r#"{"mb":{"schemata":{"percent":35},"schemataPerCache":[{"cacheid":0,"percent":80}]},
+        "llc":{"schemata":{"range":[20,80]},"schemataPerCache":[{"cacheid":1,"range":[20,30]}]}}"#;
+    let key = annotations::POD_RESCTRL;
+    let resctrl: Resctrl = read(Some(&annotated(key, text)), key).unwrap().unwrap();
+    let mb = resctrl.mb.unwrap();
+    assert_eq!(mb.schemata.unwrap().percent, Some(35));
+    assert_eq!(
+        (
+            mb.schemata_per_cache[0].cache_id,
+            mb.schemata_per_cache[0].percent
+        ),
+        (0, Some(80))
+    );
+    let llc = resctrl.llc.unwrap();
+    assert_eq!(llc.schemata.unwrap().range, [20, 80]);
+    assert_eq!(llc.schemata_per_cache[0].cache_id, 1);
+    assert!(read::<Resctrl>(Some(&annotated(key, "test")), key).is_err());
+
+    let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
+    for (text, exclusive) in [
+        (r#"{"cpuset":"0-1"}"#, true),
+        (r#"{"cpuset":"0-1", "cpusetExclusive": true}"#, true),
+        (r#"{"cpuset":"0-1", "cpusetExclusive": false}"#, false),
+    ] {
+        let system: SystemQosResource = read(Some(&annotated(key, text)), key).unwrap().unwrap();
+        assert_eq!(
+            (system.cpuset.as_str(), system.is_exclusive()),
+            ("0-1", exclusive)
+        );
+    }
+    assert!(read::<SystemQosResource>(Some(&annotated(key, "bad-format-str")), key).is_err());
+
+    let key = annotations::POD_NETWORK_QOS;
+    let text = r#"{"IngressLimit":"10M"}"#;
+    let network: PodNetworkQOS = read(Some(&annotated(key, text)), key).unwrap().unwrap();
+    assert_eq!(network.ingress_limit.unwrap().value(), 10_000_000);
+    assert_eq!(network.egress_limit, None);
+    let bad = annotated(key, r#"{"IngressLimit": "invalid", "EgressLimit": "2000"}"#);
+    let error = read::<PodNetworkQOS>(Some(&bad), key)
         .unwrap_err()
         .to_string();
-    assert!(broken.contains("\"3-1\""), "{broken}");
+    assert!(
+        error.contains("ingressLimit") && error.contains("invalid"),
+        "{error}"
+    );
+
+    let cpu = |text: &str| pod_cpu_qos(Some(&annotated(annotations::POD_CPU_QOS, text)));
+    assert_eq!(
+        cpu(r#"{"groupIdentity":-1}"#)
+            .unwrap()
+            .unwrap()
+            .group_identity,
+        Some(-1)
+    );
+    let error = cpu(r#"{"groupIdentity":3}"#).unwrap_err().to_string();
+    assert!(
+        error.contains("field groupIdentity") && error.contains('3'),
+        "{error}"
+    );
 }
 
 #[test]

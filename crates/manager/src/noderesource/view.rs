@@ -1,6 +1,7 @@
 //! From API objects to the [`NodeView`] that the formulas take.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::extension::Reserved;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, QosClass};
 use koord_api::quantity::{self, Quantity, ResourceList};
@@ -152,57 +153,18 @@ pub(crate) fn read(list: Option<&K8sList>, name: &str) -> Option<Quantity> {
     quantity::parse(list?.get(name)?).ok()
 }
 
-/// What the reservation annotation takes away. A list of CPUs counts instead of an amount of CPU.
+/// What the reservation annotation takes away; nothing where it is malformed, with a line in the log.
 fn reserved(node: &Node) -> Amount {
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase")]
-    struct Reservation {
-        #[serde(default)]
-        resources: ResourceList,
-        #[serde(default, rename = "reservedCPUs")]
-        reserved_cpus: String,
-    }
-    let key = annotations::NODE_RESERVATION;
-    let text = node
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(key));
-    let Some(text) = text else {
-        return Amount::ZERO;
-    };
-    let reservation: Reservation = serde_json::from_str(text).unwrap_or_else(|error| {
-        tracing::warn!(node = node.metadata.name, annotation = key, %error, "ignored");
-        Reservation::default()
+    let reserved = Reserved::of(node.metadata.annotations.as_ref()).unwrap_or_else(|error| {
+        tracing::warn!(node = node.metadata.name, %error, "ignored");
+        None
     });
-    let get = |name| reservation.resources.get(name).copied().unwrap_or_default();
-    let mut amount = Amount::new(get(resources::CPU), get(resources::MEMORY));
-    if !reservation.reserved_cpus.is_empty() {
-        match count_cpus(&reservation.reserved_cpus) {
-            Some(count) => amount.cpu = Quantity::from_value(count),
-            None => tracing::warn!(
-                node = node.metadata.name,
-                annotation = key,
-                value = reservation.reserved_cpus,
-                "reservedCPUs is not a list of CPUs; ignored"
-            ),
-        }
-    }
-    amount
-}
-
-/// How many CPUs a Linux CPU list (`0-3,8`) names.
-fn count_cpus(list: &str) -> Option<i64> {
-    let mut cpus = std::collections::BTreeSet::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    i64::try_from(cpus.len()).ok()
+    reserved.map_or(Amount::ZERO, |reserved| {
+        Amount::new(
+            reserved.amount(resources::CPU),
+            reserved.amount(resources::MEMORY),
+        )
+    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::extension::{
-    self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, NodeReservation, PodCpuAlloc,
-    SystemQosResource,
+    self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, PodCpuAlloc, SystemQosResource,
 };
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
@@ -204,9 +203,12 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
     if let Ok(Some(policy)) = extension::read::<KubeletCpuManagerPolicy>(annotations, key) {
         reserved.add(&reader.cpus(key, &policy.reserved_cpus));
     }
-    let key = annotations::NODE_RESERVATION;
-    if let Some(reservation) = reader.read::<NodeReservation>(key) {
-        reserved.add(&reader.cpus(key, &reservation.reserved_cpus));
+    match extension::Reserved::of(annotations) {
+        Ok(aside) => {
+            let cpus = aside.into_iter().flat_map(|aside| aside.cpus);
+            reserved.add(&cpus.collect());
+        }
+        Err(error) => reader.problem(format!("{error}; it is ignored")),
     }
     let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
     if let Some(system) = reader.read::<SystemQosResource>(key)

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::annotations;
-use koord_api::extension::{NodeReservation, ReservationRestrictedOptions};
+use koord_api::extension::{ReservationRestrictedOptions, Reserved};
 use koord_api::labels;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy, ReservationPhase};
@@ -126,22 +126,14 @@ impl Terms {
         }
 
         let mut reserved = Amounts::new();
-        if let Some(text) = annotation(annotations::NODE_RESERVATION) {
-            let parsed = serde_json::from_str::<NodeReservation>(text)
-                .map_err(|error| error.to_string())
-                .and_then(|parsed| parsed.amounts().map_err(|error| error.to_string()));
-            match parsed {
-                Ok(list) => {
-                    for (name, quantity) in &list {
-                        let id = table.intern(name);
-                        reserved.add(id, resources::amount(id, quantity));
-                    }
+        match Reserved::of(meta.annotations.as_ref()) {
+            Ok(aside) => {
+                for (name, quantity) in aside.iter().flat_map(|aside| &aside.amounts) {
+                    let id = table.intern(name);
+                    reserved.add(id, resources::amount(id, quantity));
                 }
-                Err(error) => ignored.push(format!(
-                    "annotation {} is ignored: {error}: {text:?}",
-                    annotations::NODE_RESERVATION
-                )),
             }
+            Err(error) => ignored.push(format!("{error}; it is ignored")),
         }
         if object.spec.pre_allocation == Some(true) && phase == Phase::Pending {
             ignored.push(
