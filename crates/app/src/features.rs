@@ -14,7 +14,7 @@ pub enum Stage {
 }
 
 /// One gate.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// The name on the command line.
     pub name: &'static str,
@@ -69,7 +69,7 @@ pub enum GateError {
 }
 
 /// The gates of a component and how they are set. Clones are independent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gates {
     table: &'static [Gate],
     set: BTreeMap<&'static str, bool>,
@@ -134,6 +134,13 @@ impl Gates {
         })
     }
 
+    /// Switches `name` on or off; an unknown name changes nothing.
+    pub fn set(&mut self, name: &str, on: bool) {
+        if let Some(gate) = self.table.iter().find(|gate| gate.name == name) {
+            self.set.insert(gate.name, on);
+        }
+    }
+
     /// All gates and whether they are on, in table order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
         self.table
@@ -173,6 +180,10 @@ mod tests {
         assert_eq!(on("Bold=false,AllAlpha=true"), ["Young", "Known", "Done"]);
         assert_eq!(on("AllBeta=false"), ["Bold", "Done"]);
         assert!(!Gates::new(TABLE).enabled("Nope"));
+        let mut gates = Gates::new(TABLE);
+        gates.set("Young", true);
+        gates.set("Nope", true);
+        assert!(gates.enabled("Young") && !gates.enabled("Nope"));
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn path(text: &str) -> Result<PathBuf, String> {
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
     /// `--feature-gates`.
-    #[error(transparent)]
+    #[error("feature-gates: {0}")]
     Gates(#[from] GateError),
     /// `--cpu-suppress-mode`.
     #[error(transparent)]
