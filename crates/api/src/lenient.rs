@@ -138,9 +138,18 @@ impl<'de> Deserializer<'de> for Lenient<'de> {
         visitor.visit_map(MapDeserializer::new(present))
     }
 
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        self.0.deserialize_enum(name, variants, visitor)
+    }
+
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf
-        unit unit_struct tuple tuple_struct enum identifier ignored_any
+        unit unit_struct tuple tuple_struct identifier ignored_any
     }
 }
 
@@ -166,6 +175,24 @@ mod tests {
         let strategy: ColocationStrategy =
             from_json(r#"{"enable": null, "metricAggregatePolicy": {"durations": null}}"#).unwrap();
         assert_eq!(strategy.enable, None);
+    }
+
+    #[test]
+    fn enums_are_read_by_name() {
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Mode {
+            Fast,
+            Slow,
+        }
+        assert_eq!(
+            from_json(r#"["fast", "slow"]"#),
+            Ok(vec![Mode::Fast, Mode::Slow])
+        );
+        let error = from_json::<Vec<Mode>>(r#"["quick"]"#)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("quick") && error.contains("[0]"), "{error}");
     }
 
     #[test]

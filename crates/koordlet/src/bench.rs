@@ -181,6 +181,7 @@ impl Fixture {
                     cpu_request: Some(500),
                     ..Batch::default()
                 }),
+                ..ContainerInfo::default()
             })
         };
         let containers = (0..containers).map(container).collect::<Result<_, _>>()?;
@@ -198,14 +199,11 @@ impl Fixture {
             },
             priority: Some(if batch { 5500 } else { 9500 }),
             phase: Phase::Running,
-            deleting: false,
-            created: None,
             cpu_request: 500,
             memory_request: 512 << 20,
-            evictable_by: None,
-            cpus: None,
             cgroup,
             containers,
+            ..PodInfo::default()
         })
     }
 

@@ -7,11 +7,13 @@ use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::Policy;
-use crate::states::{Layout, NodeInfo, PodInfo, Slo, States, kubelet};
+use crate::states::layout::Finder;
+use crate::states::{Layout, NodeInfo, Slo, States, TopologyInfo, kubelet};
 use crate::status::{self, Board};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_api::slo::{NodeMetric, NodeMetricStatus, NodeSLO};
+use koord_api::slo::{NodeMetric, NodeMetricStatus, RawNodeSLO};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_app::Context;
 use koord_host::features::KernelFeatures;
 use koord_host::{HostError, Root, features, limits, sched};
@@ -73,7 +75,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         None => Root::system()?,
     };
     if let Some(parent) = options.detect_layout.clone() {
-        options.settings.layout = Layout::detect(&root, parent);
+        options.settings.layout = Finder::new(root.clone(), parent).look(None).layout;
     }
     let features = features::probe(&root)?;
     announce(&features, &options);
@@ -89,6 +91,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         status.started_at = Some(ctx.clock.now());
         status::describe(status, &features, &options.settings);
     });
+    states.complaints.register(&ctx.metrics, &options.node_name);
     let agent = Agent::new(
         root.clone(),
         options.settings.clone(),
@@ -238,6 +241,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
     for line in features.lines() {
         tracing::info!("{line}");
     }
+    options.settings.gates.announce();
     for row in qos::shown(&options.settings) {
         tracing::info!(
             strategy = row.name,
@@ -270,20 +274,40 @@ fn watch_cluster(
         ..Scope::default()
     };
     let nodes = Informer::<Node>::start(client.clone(), by_name(), ctx.shutdown.clone());
-    let slos = Informer::<NodeSLO>::start(client.clone(), by_name(), ctx.shutdown.clone());
+    let topologies =
+        Informer::<NodeResourceTopology>::start(client.clone(), by_name(), ctx.shutdown.clone());
+    let slos = Informer::<RawNodeSLO>::start(client.clone(), by_name(), ctx.shutdown.clone());
     let (to, metrics) = (states.clone(), metrics.clone());
     tokio::spawn(follow(nodes.changes, move |node: Option<&Node>| {
-        let info = node.map(NodeInfo::of);
+        let last = to.node.load_full();
+        let info = node.map(|node| {
+            let (info, malformed) = NodeInfo::read(node, last.as_deref());
+            to.complaints
+                .replace(&format!("Node {}", info.name), malformed);
+            info
+        });
         if let Some(info) = &info {
             metrics.allocatable(info);
         }
         to.node.store(info.map(Arc::new));
     }));
     let to = states.clone();
-    tokio::spawn(follow(slos.changes, move |slo: Option<&NodeSLO>| {
-        to.slo.store(Arc::new(
-            slo.map_or_else(Slo::default, |slo| Slo::of(&slo.spec)),
-        ));
+    let read = move |object: Option<&NodeResourceTopology>| {
+        let last = to.topology.load_full();
+        let info = object.map(|object| TopologyInfo::read(object, last.as_deref()));
+        let (info, malformed) = info.unzip();
+        to.complaints
+            .replace("NodeResourceTopology", malformed.unwrap_or_default());
+        to.topology.store(info.map(Arc::new));
+    };
+    tokio::spawn(follow(topologies.changes, read));
+    let to = states.clone();
+    tokio::spawn(follow(slos.changes, move |slo: Option<&RawNodeSLO>| {
+        let last = to.slo.load_full();
+        let (slo, malformed) =
+            slo.map_or_else(Default::default, |slo| Slo::read(&slo.spec, Some(&last)));
+        to.complaints.replace("NodeSLO", malformed);
+        to.slo.store(Arc::new(slo));
     }));
     if options.pods == PodSource::ApiServer {
         let scope = Scope {
@@ -312,35 +336,25 @@ async fn follow<K>(mut changes: mpsc::Receiver<Change<K>>, set: impl Fn(Option<&
 /// list is complete: a half-known node would look idle.
 async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States>) {
     let mut synced = false;
-    while let Some(change) = pods.changes.recv().await {
-        synced |= matches!(change, Change::Synced);
+    loop {
+        tokio::select! {
+            change = pods.changes.recv() => match change {
+                Some(change) => synced |= matches!(change, Change::Synced),
+                None => return,
+            },
+            // The layout of the groups has changed.
+            () = states.resync_wanted() => {}
+        }
         while let Ok(change) = pods.changes.try_recv() {
             synced |= matches!(change, Change::Synced);
         }
         if synced {
             let list = pods.store.list();
-            publish_pods(&states, list.iter().map(AsRef::as_ref), &layout);
+            let layout = states.layout_or(&layout);
+            states.publish_pods(list.iter().map(AsRef::as_ref), &layout, |_| false);
+            states.set_pods_settled(true);
         }
     }
-}
-
-/// Publishes a new list of pods, ordered so that equal lists look equal.
-pub(crate) fn publish_pods<'a>(
-    states: &States,
-    pods: impl Iterator<Item = &'a Pod>,
-    layout: &Layout,
-) {
-    let mut infos: Vec<PodInfo> = pods.filter_map(|pod| PodInfo::of(pod, layout)).collect();
-    infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    if states
-        .pods
-        .load()
-        .as_ref()
-        .is_some_and(|old| **old == infos)
-    {
-        return;
-    }
-    states.pods.store(Some(Arc::new(infos)));
 }
 
 /// The loop and what it needs around the agent.

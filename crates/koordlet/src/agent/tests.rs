@@ -106,7 +106,7 @@ impl Rig {
 
     fn pods(&self, pods: Vec<Pod>) {
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        crate::shell::publish_pods(&self.states, pods.iter(), &layout);
+        self.states.publish_pods(pods.iter(), &layout, |_| false);
     }
 
     fn slo(&self, value: serde_json::Value) {

@@ -187,6 +187,7 @@ mod tests {
             cpu_request: request,
             cpu_limit: limit,
             memory_limit: memory,
+            ..Batch::default()
         }
     }
 

@@ -1,8 +1,11 @@
 //! Pods from the kubelet's `/pods`, polled.
 
+mod config;
+
+pub use config::Config;
+
 use super::{Layout, States};
 use crate::options::Kubelet;
-use crate::shell::publish_pods;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_kube::Client;
@@ -131,7 +134,9 @@ impl Poll {
             .map_err(|_| failed(format!("no answer within {:?}", self.options.timeout)))?
             .map_err(|error| failed(error.to_string()))?;
         if !list.items.is_empty() {
-            publish_pods(&self.states, list.items.iter(), &self.layout);
+            let layout = self.states.layout_or(&self.layout);
+            self.states
+                .publish_pods(list.items.iter(), &layout, |_| false);
         }
         Ok(())
     }

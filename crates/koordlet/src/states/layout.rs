@@ -1,7 +1,16 @@
 //! Where the kubelet puts pods and containers in the cgroup tree.
 
-use koord_api::qos::KubeQos;
-use koord_host::{CgroupPath, HostError, Root};
+mod find;
+
+pub(crate) use find::Finder;
+pub use find::{Found, Source, Words};
+
+use super::slo::HostApp;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_api::slo::CgroupBase;
+use koord_host::{CgroupPath, HostError};
+use std::fmt;
+use std::str::FromStr;
 
 /// How the kubelet names cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,33 +21,85 @@ pub enum Driver {
     Systemd,
 }
 
+/// A name that is no cgroup driver.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cgroup driver {0:?} is neither cgroupfs nor systemd")]
+pub struct UnknownDriver(String);
+
+impl FromStr for Driver {
+    type Err = UnknownDriver;
+    fn from_str(text: &str) -> Result<Self, UnknownDriver> {
+        match text {
+            "cgroupfs" => Ok(Self::Cgroupfs),
+            "systemd" => Ok(Self::Systemd),
+            other => Err(UnknownDriver(other.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        })
+    }
+}
+
 /// The naming scheme and the group that all of it is below.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     driver: Driver,
-    parent: CgroupPath,
+    /// The kubelet's cgroupRoot in its own notation, such as `kubelet`.
+    cgroup_root: CgroupPath,
+    /// The group of all pods.
+    pods: CgroupPath,
+    /// What slices of QoS classes and pods begin with under systemd, such as `kubelet-kubepods`.
+    prefix: String,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::new(Driver::Cgroupfs, CgroupPath::root())
+    }
 }
 
 impl Layout {
-    /// The layout below `parent` (usually the root group).
+    /// The layout of a kubelet with this `cgroupRoot` (usually the root group). Under systemd the
+    /// names of all groups above are part of a slice's name: cgroupRoot `kubelet` gives
+    /// `kubelet.slice/kubelet-kubepods.slice`.
     #[must_use]
-    pub fn new(driver: Driver, parent: CgroupPath) -> Self {
-        Self { driver, parent }
-    }
-
-    /// Finds out the driver from the directories that exist; cgroupfs when there are none yet.
-    #[must_use]
-    pub fn detect(root: &Root, parent: CgroupPath) -> Self {
-        let slice = parent.join("kubepods.slice");
-        let systemd = slice.is_ok_and(|path| root.cgroup(&path).exists());
-        Self::new(
-            if systemd {
-                Driver::Systemd
-            } else {
-                Driver::Cgroupfs
-            },
-            parent,
-        )
+    pub fn new(driver: Driver, cgroup_root: CgroupPath) -> Self {
+        let mut names: Vec<&str> = cgroup_root.as_str().split('/').collect();
+        names.retain(|name| !name.is_empty());
+        names.push("kubepods");
+        let (pods, prefix) = match driver {
+            Driver::Cgroupfs => (names.join("/"), String::new()),
+            Driver::Systemd => {
+                let (mut path, mut prefix) = (String::new(), String::new());
+                for name in names {
+                    // Within a name, dashes would mean another level.
+                    let name = name.trim_end_matches(".slice").replace('-', "_");
+                    for (text, between) in [(&mut prefix, "-"), (&mut path, "/")] {
+                        if !text.is_empty() {
+                            text.push_str(between);
+                        }
+                    }
+                    prefix.push_str(&name);
+                    path.push_str(&prefix);
+                    path.push_str(".slice");
+                }
+                (path, prefix)
+            }
+        };
+        // Longer than any path only if the cgroupRoot nearly was.
+        let pods = CgroupPath::new(&pods).unwrap_or_else(|_| CgroupPath::root());
+        Self {
+            driver,
+            cgroup_root,
+            pods,
+            prefix,
+        }
     }
 
     /// The naming scheme.
@@ -47,19 +108,26 @@ impl Layout {
         self.driver
     }
 
+    /// The kubelet's cgroupRoot in its own notation.
+    #[must_use]
+    pub fn cgroup_root(&self) -> &CgroupPath {
+        &self.cgroup_root
+    }
+
     /// The group of a QoS class; guaranteed pods live directly in the group of all pods.
     ///
     /// # Errors
     /// Never for a valid parent; the path type is checked.
     pub fn qos(&self, qos: KubeQos) -> Result<CgroupPath, HostError> {
-        self.parent.join(match (self.driver, qos) {
-            (Driver::Cgroupfs, KubeQos::Guaranteed) => "kubepods",
-            (Driver::Cgroupfs, KubeQos::Burstable) => "kubepods/burstable",
-            (Driver::Cgroupfs, KubeQos::BestEffort) => "kubepods/besteffort",
-            (Driver::Systemd, KubeQos::Guaranteed) => "kubepods.slice",
-            (Driver::Systemd, KubeQos::Burstable) => "kubepods.slice/kubepods-burstable.slice",
-            (Driver::Systemd, KubeQos::BestEffort) => "kubepods.slice/kubepods-besteffort.slice",
-        })
+        let name = match qos {
+            KubeQos::Guaranteed => return Ok(self.pods.clone()),
+            KubeQos::Burstable => "burstable",
+            KubeQos::BestEffort => "besteffort",
+        };
+        match self.driver {
+            Driver::Cgroupfs => self.pods.join(name),
+            Driver::Systemd => self.pods.join(&format!("{}-{name}.slice", self.prefix)),
+        }
     }
 
     /// The group of a pod.
@@ -77,13 +145,12 @@ impl Layout {
         match self.driver {
             Driver::Cgroupfs => class.join(&format!("pod{uid}")),
             Driver::Systemd => {
-                let infix = match qos {
-                    KubeQos::Guaranteed => "",
-                    KubeQos::Burstable => "-burstable",
-                    KubeQos::BestEffort => "-besteffort",
+                let class_name = match qos {
+                    KubeQos::Guaranteed => self.prefix.as_str(),
+                    _ => class.name().trim_end_matches(".slice"),
                 };
                 let uid = uid.replace('-', "_");
-                class.join(&format!("kubepods{infix}-pod{uid}.slice"))
+                class.join(&format!("{class_name}-pod{uid}.slice"))
             }
         }
     }
@@ -95,7 +162,7 @@ impl Layout {
     pub fn container(&self, pod: &CgroupPath, id: &str) -> Result<CgroupPath, HostError> {
         let (runtime, hash) = id
             .split_once("://")
-            .filter(|(_, hash)| !hash.is_empty())
+            .filter(|(_, hash)| !hash.is_empty() && !hash.contains('/'))
             .ok_or_else(|| HostError::Path {
                 path: id.to_owned(),
                 reason: "is no container id",
@@ -113,34 +180,95 @@ impl Layout {
             }
         }
     }
+
+    /// The UID in the name of a pod's directory; `None` for other directories.
+    #[must_use]
+    pub fn pod_uid(&self, dir: &str) -> Option<String> {
+        match self.driver {
+            Driver::Cgroupfs => dir.strip_prefix("pod").map(str::to_owned),
+            Driver::Systemd => {
+                let name = dir.strip_suffix(".slice")?.strip_prefix(&self.prefix)?;
+                let name = ["-burstable", "-besteffort"]
+                    .iter()
+                    .find_map(|class| name.strip_prefix(class))
+                    .unwrap_or(name);
+                let uid = name.strip_prefix("-pod")?;
+                Some(uid.replace('_', "-"))
+            }
+        }
+        .filter(|uid| !uid.is_empty())
+    }
+
+    /// The hash in the name of a container's (or sandbox's) directory; `None` for other directories.
+    #[must_use]
+    pub fn container_hash<'a>(&self, dir: &'a str) -> Option<&'a str> {
+        let name = dir.strip_suffix(".scope").unwrap_or(dir);
+        let hash = ["cri-containerd-", "crio-", "docker-", "pouch-"]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix))
+            .unwrap_or(name);
+        let known = match self.driver {
+            Driver::Systemd => dir.len() > name.len() && hash.len() < name.len(),
+            Driver::Cgroupfs => dir == name,
+        };
+        (known && !hash.is_empty()).then_some(hash)
+    }
+
+    /// The group of the pod's sandbox: the only one of its `children` that is none of its known
+    /// containers. `None` while there are several, as a container starts.
+    #[must_use]
+    pub fn sandbox<'a>(
+        &self,
+        children: impl IntoIterator<Item = &'a CgroupPath>,
+        known: impl Fn(&str) -> bool,
+    ) -> Option<&'a CgroupPath> {
+        let mut others = children.into_iter().filter(|group| {
+            let hash = self.container_hash(group.name());
+            hash.is_some_and(|hash| !known(hash))
+        });
+        let sandbox = others.next()?;
+        others.next().is_none().then_some(sandbox)
+    }
+
+    /// The group of a host application: what it says, else below `host-latency-sensitive` or
+    /// `host-best-effort`.
+    ///
+    /// # Errors
+    /// It says nothing and is neither LS nor BE, its base is unknown, or its path leaves the tree.
+    pub fn host_app(&self, app: &HostApp) -> Result<CgroupPath, HostError> {
+        let refuse = |path: &str, reason| HostError::Path {
+            path: path.to_owned(),
+            reason,
+        };
+        let Some(path) = &app.path else {
+            let class = match app.qos {
+                QosClass::Ls => "host-latency-sensitive",
+                QosClass::Be => "host-best-effort",
+                _ => {
+                    let reason =
+                        "is a host application without cgroupPath that is neither LS nor BE";
+                    return Err(refuse(&app.name, reason));
+                }
+            };
+            if app.name.is_empty() {
+                return Err(refuse(&app.name, "is no name of a host application"));
+            }
+            return CgroupPath::new(class)?.join(&app.name);
+        };
+        let base = match &path.base {
+            None | Some(CgroupBase::Root) => CgroupPath::root(),
+            Some(CgroupBase::Kubepods) => self.qos(KubeQos::Guaranteed)?,
+            Some(CgroupBase::KubepodsBurstable) => self.qos(KubeQos::Burstable)?,
+            Some(CgroupBase::KubepodsBesteffort) => self.qos(KubeQos::BestEffort)?,
+            Some(CgroupBase::Other(other)) if other.is_empty() => CgroupPath::root(),
+            Some(CgroupBase::Other(other)) => {
+                return Err(refuse(other, "is no base of a host application"));
+            }
+        };
+        base.join(path.parent_dir.trim_matches('/'))?
+            .join(path.relative_path.trim_matches('/'))
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_of_both_drivers() {
-        let cgroupfs = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        let pod = cgroupfs.pod(KubeQos::BestEffort, "a-1").unwrap();
-        assert_eq!(pod.as_str(), "kubepods/besteffort/poda-1");
-        assert_eq!(
-            cgroupfs.container(&pod, "koord://c0").unwrap().as_str(),
-            "kubepods/besteffort/poda-1/c0"
-        );
-        let guaranteed = cgroupfs.pod(KubeQos::Guaranteed, "a-1").unwrap();
-        assert_eq!(guaranteed.as_str(), "kubepods/poda-1");
-        assert!(cgroupfs.container(&pod, "c0").is_err());
-        assert!(cgroupfs.pod(KubeQos::BestEffort, "../x").is_err());
-
-        let parent = CgroupPath::new("test").unwrap();
-        let systemd = Layout::new(Driver::Systemd, parent);
-        let pod = systemd.pod(KubeQos::Burstable, "a-1").unwrap();
-        assert_eq!(
-            pod.as_str(),
-            "test/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poda_1.slice"
-        );
-        let container = systemd.container(&pod, "containerd://c0").unwrap();
-        assert_eq!(container.name(), "cri-containerd-c0.scope");
-    }
-}
+mod tests;

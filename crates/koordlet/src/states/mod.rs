@@ -1,17 +1,30 @@
 //! What the agent knows about its node, its pods and its settings: compact, immutable snapshots.
+//!
+//! Everything is read once, when it arrives. A value that does not fit its format is reported (see
+//! [`malformed`]); the last good one stays, or the default.
 
 pub mod kubelet;
 pub mod layout;
+pub mod malformed;
 pub mod node;
 pub mod pod;
+mod reader;
 pub mod slo;
+pub mod topology;
 
 pub use layout::{Driver, Layout};
+pub use malformed::{Complaints, Malformed};
 pub use node::NodeInfo;
 pub use pod::{ContainerInfo, Phase, PodInfo};
 pub use slo::Slo;
+pub use topology::TopologyInfo;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use k8s_openapi::api::core::v1::Pod;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
 
 /// The newest snapshots. Informers replace them; the agent loop looks at them once per tick.
 #[derive(Debug, Default)]
@@ -22,4 +35,88 @@ pub struct States {
     pub node: ArcSwapOption<NodeInfo>,
     /// The settings; defaults until a NodeSLO arrives.
     pub slo: ArcSwap<Slo>,
+    /// CPU pools and the kubelet's CPU manager, from the NodeResourceTopology; `None` without one.
+    pub topology: ArcSwapOption<TopologyInfo>,
+    /// The kubelet's configuration, when it tells it.
+    pub kubelet: ArcSwapOption<kubelet::Config>,
+    /// How groups are named, once somebody found out; until then the agent's setting holds.
+    pub layout: ArcSwapOption<Layout>,
+    /// Input that was not understood and stands.
+    pub complaints: Complaints,
+    /// Whether the list of pods is surely complete.
+    settled: AtomicBool,
+    /// Wakes whoever reads pods; keeps one wake-up.
+    resync: Notify,
+}
+
+impl States {
+    /// Whether a pod that is not listed surely is not on this node. It is not while the kubelet has
+    /// just started: its first lists may be partial.
+    #[must_use]
+    pub fn pods_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// Tells whether the list of pods is surely complete.
+    pub(crate) fn set_pods_settled(&self, settled: bool) {
+        self.settled.store(settled, Ordering::Relaxed);
+    }
+
+    /// Asks whoever reads pods to do so now.
+    pub fn resync_pods(&self) {
+        self.resync.notify_one();
+    }
+
+    /// Waits until pods shall be read.
+    pub(crate) async fn resync_wanted(&self) {
+        self.resync.notified().await;
+    }
+
+    /// The layout in force: what was found, else `setting`.
+    #[must_use]
+    pub fn layout_or(&self, setting: &Layout) -> Arc<Layout> {
+        let found = self.layout.load_full();
+        found.unwrap_or_else(|| Arc::new(setting.clone()))
+    }
+
+    /// Publishes a new list of pods. Those that are known and not listed stay as they are where
+    /// `keep` (asked with the UID) says so.
+    pub(crate) fn publish_pods<'a>(
+        &self,
+        pods: impl Iterator<Item = &'a Pod>,
+        layout: &Layout,
+        keep: impl Fn(&str) -> bool,
+    ) {
+        let old = self.pods.load_full();
+        let old = old.as_deref().map_or(&[][..], Vec::as_slice);
+        let by_uid: FxHashMap<&str, &PodInfo> =
+            old.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
+        let mut named = FxHashSet::default();
+        let mut infos: Vec<PodInfo> = Vec::with_capacity(old.len());
+        for pod in pods {
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            let last = by_uid.get(uid).copied();
+            let Some((info, malformed)) = PodInfo::read(pod, layout, last) else {
+                continue;
+            };
+            let name = format!("Pod {}/{}", info.namespace, info.name);
+            self.complaints.replace(&name, malformed);
+            named.insert(name);
+            infos.push(info);
+        }
+        let listed: FxHashSet<&str> = infos.iter().map(|pod| pod.uid.as_str()).collect();
+        let kept: Vec<PodInfo> = old
+            .iter()
+            .filter(|pod| !listed.contains(pod.uid.as_str()) && keep(&pod.uid))
+            .cloned()
+            .collect();
+        infos.extend(kept);
+        self.complaints.retain("Pod ", |name| named.contains(name));
+        // Equal lists look equal.
+        infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        if self.pods.load().is_some() && *old == infos {
+            return;
+        }
+        self.pods.store(Some(Arc::new(infos)));
+    }
 }

@@ -1,7 +1,14 @@
 //! The Node object, reduced to what the agent needs.
 
+use super::malformed::Malformed;
+use super::reader::Reader;
 use k8s_openapi::api::core::v1::Node;
-use koord_api::{annotations, quantity, resources};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use koord_api::extension::{
+    AmplificationRatios, Reserved, SystemQosResource, parse_normalization_ratio,
+};
+use koord_api::{Quantity, ResourceList, annotations, labels, quantity, resources};
+use koord_host::CpuSet;
 use std::collections::BTreeMap;
 
 /// Overrides how batch work is suppressed on this node: `pressure` or `upstream`. It goes before the
@@ -17,8 +24,39 @@ pub struct Amounts {
     pub memory: i64,
 }
 
-/// The node.
+/// What is kept back from all pods by the node's reservation annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reservation {
+    /// Amounts; the number of [`Self::cpus`] where CPUs are listed.
+    pub amounts: Amounts,
+    /// The CPUs that are listed; nobody but their owner runs there.
+    pub cpus: CpuSet,
+    /// Whether the scheduler takes the amounts off what it sees as allocatable.
+    pub trims_allocatable: bool,
+}
+
+/// The CPUs of pods of class SYSTEM.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SystemQos {
+    /// The CPUs.
+    pub cpus: CpuSet,
+    /// Whether others keep off them.
+    pub exclusive: bool,
+}
+
+impl SystemQos {
+    /// Reads the annotation's value. `None` when it names no CPUs.
+    pub(super) fn of(resource: &SystemQosResource) -> Result<Option<Self>, koord_host::Malformed> {
+        let cpus: CpuSet = resource.cpuset.parse()?;
+        Ok((!cpus.is_empty()).then(|| Self {
+            cpus,
+            exclusive: resource.is_exclusive(),
+        }))
+    }
+}
+
+/// The node.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeInfo {
     /// Its name.
     pub name: String,
@@ -30,47 +68,85 @@ pub struct NodeInfo {
     pub allocatable: Amounts,
     /// `status.allocatable` before amplification, from the annotation when it is there.
     pub raw_allocatable: Amounts,
-    /// CPU kept back for the system, in milli-cores.
+    /// CPU kept back for the system, in milli-cores: what allocatable lacks of the capacity, or the
+    /// reservation, whichever is more.
     pub reserved_cpu: i64,
+    /// The reservation annotation.
+    pub reservation: Reservation,
+    /// The CPUs of SYSTEM pods, when some are set aside.
+    pub system_qos: Option<SystemQos>,
+    /// How much more a CPU of this node does than one of the reference model; quotas are divided by
+    /// it. `None` is not normalised.
+    pub normalization_ratio: Option<f64>,
+    /// Factors by which resources are shown larger than they are; only those above 1.
+    pub amplification: BTreeMap<String, f64>,
+    /// Bandwidth of the node in bits per second.
+    pub network_bandwidth: Option<i64>,
+    /// Whether the reservation is split over the NUMA nodes.
+    pub numa_reservation: bool,
     /// The suppression mode asked for by annotation.
     pub suppress_mode: Option<String>,
-    /// Published batch and mid resources, for the metrics.
+    /// Published batch and mid resources (milli-cores and bytes).
     pub extended: BTreeMap<String, i64>,
+    /// `status.addresses`: type and address.
+    pub addresses: Vec<(String, String)>,
+    /// The port of the kubelet's API.
+    pub kubelet_port: Option<u16>,
 }
 
 impl NodeInfo {
-    /// Reads a Node object.
+    /// Reads a Node object, as [`Self::read`] does without an earlier state.
     #[must_use]
     pub fn of(node: &Node) -> Self {
-        let empty = BTreeMap::new();
-        let notes = node.metadata.annotations.as_ref().unwrap_or(&empty);
+        Self::read(node, None).0
+    }
+
+    /// Reads a Node object. Where an annotation does not fit its format, `last` speaks for it, and
+    /// the second value tells what was wrong.
+    #[must_use]
+    pub fn read(node: &Node, last: Option<&Self>) -> (Self, Vec<Malformed>) {
+        let mut reader = Reader::new(node.metadata.annotations.as_ref());
         let status = node.status.as_ref();
-        let capacity = amounts(status.and_then(|s| s.capacity.as_ref()));
-        let allocatable = amounts(status.and_then(|s| s.allocatable.as_ref()));
-        let raw = notes
-            .get(annotations::NODE_RAW_ALLOCATABLE)
-            .and_then(|text| serde_json::from_str::<koord_api::ResourceList>(text).ok());
-        let raw_allocatable = raw.map_or(allocatable, |list| Amounts {
-            cpu: list
-                .get(resources::CPU)
-                .map_or(allocatable.cpu, |q| q.milli_value()),
-            memory: list
-                .get(resources::MEMORY)
-                .map_or(allocatable.memory, |q| q.value()),
-        });
+        let capacity = amounts(
+            &mut reader,
+            "capacity",
+            status.and_then(|s| s.capacity.as_ref()),
+        );
+        let list = status.and_then(|s| s.allocatable.as_ref());
+        let allocatable = amounts(&mut reader, "allocatable", list);
+        let key = annotations::NODE_RAW_ALLOCATABLE;
+        let raw_allocatable = match reader.json::<ResourceList>(key, None) {
+            Some(list) => Amounts {
+                cpu: list
+                    .get(resources::CPU)
+                    .map_or(allocatable.cpu, Quantity::milli_value),
+                memory: list
+                    .get(resources::MEMORY)
+                    .map_or(allocatable.memory, Quantity::value),
+            },
+            // Malformed: what was raw before is closer than what is amplified now.
+            None if reader.text(key).is_some() => {
+                last.map_or(allocatable, |last| last.raw_allocatable)
+            }
+            None => allocatable,
+        };
+        let reservation = reservation(&mut reader, last);
         let extended = [
             resources::BATCH_CPU,
             resources::BATCH_MEMORY,
             resources::MID_CPU,
             resources::MID_MEMORY,
-        ]
-        .into_iter()
-        .filter_map(|name| {
-            let q = status?.allocatable.as_ref()?.get(name)?;
+        ];
+        let extended = extended.into_iter().filter_map(|name| {
+            let q = list?.get(name)?;
             Some((name.to_owned(), quantity::parse(q).ok()?.value()))
-        })
-        .collect();
-        Self {
+        });
+        let kubelet = status.and_then(|s| s.daemon_endpoints.as_ref()?.kubelet_endpoint.as_ref());
+        let addresses = status
+            .into_iter()
+            .flat_map(|s| s.addresses.iter().flatten());
+        let label = |key: &str| Some(node.metadata.labels.as_ref()?.get(key)?.as_str());
+        let info = Self {
             name: node.metadata.name.clone().unwrap_or_default(),
             uid: node.metadata.uid.clone().unwrap_or_default(),
             capacity,
@@ -79,68 +155,136 @@ impl NodeInfo {
             reserved_cpu: capacity
                 .cpu
                 .saturating_sub(allocatable.cpu)
-                .max(reserved_by_annotation(notes))
+                .max(reservation.amounts.cpu)
                 .max(0),
-            suppress_mode: notes.get(SUPPRESS_MODE_ANNOTATION).cloned(),
-            extended,
-        }
+            reservation,
+            system_qos: system_qos(&mut reader, last.map(|last| &last.system_qos)),
+            normalization_ratio: normalization_ratio(&mut reader, last),
+            amplification: reader
+                .with(
+                    annotations::NODE_RESOURCE_AMPLIFICATION_RATIO,
+                    last.map(|last| last.amplification.clone()),
+                    |text| AmplificationRatios::parse(text).map(above_one),
+                )
+                .unwrap_or_default(),
+            network_bandwidth: reader.with(
+                annotations::NODE_BANDWIDTH,
+                last.and_then(|last| last.network_bandwidth),
+                |text| text.parse::<Quantity>().map(|q| q.value()),
+            ),
+            numa_reservation: label(labels::NODE_NUMA_RESERVATION) == Some("true"),
+            suppress_mode: reader.text(SUPPRESS_MODE_ANNOTATION).map(str::to_owned),
+            extended: extended.collect(),
+            addresses: addresses
+                .map(|a| (a.type_.clone(), a.address.clone()))
+                .collect(),
+            kubelet_port: kubelet.and_then(|endpoint| u16::try_from(endpoint.port).ok()),
+        };
+        (info, reader.malformed)
+    }
+
+    /// The factor of `resource`; 1 where it is not amplified.
+    #[must_use]
+    pub fn amplification_of(&self, resource: &str) -> f64 {
+        self.amplification.get(resource).copied().unwrap_or(1.0)
     }
 }
 
 fn amounts(
-    list: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
+    reader: &mut Reader<'_>,
+    part: &str,
+    list: Option<&BTreeMap<String, ApiQuantity>>,
 ) -> Amounts {
-    let read = |name: &str| {
-        list.and_then(|l| l.get(name))
-            .and_then(|q| quantity::parse(q).ok())
+    let mut read = |name: &str| -> Quantity {
+        let Some(text) = list.and_then(|list| list.get(name)) else {
+            return Quantity::ZERO;
+        };
+        quantity::parse(text).unwrap_or_else(|error| {
+            let field = format!("status.{part}.{name}");
+            reader
+                .malformed
+                .push(Malformed::new(field, text.0.clone(), &error));
+            Quantity::ZERO
+        })
     };
     Amounts {
-        cpu: read(resources::CPU).map_or(0, |q| q.milli_value()),
-        memory: read(resources::MEMORY).map_or(0, |q| q.value()),
+        cpu: read(resources::CPU).milli_value(),
+        memory: read(resources::MEMORY).value(),
     }
 }
 
-#[derive(serde::Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct Reservation {
-    resources: koord_api::ResourceList,
-    #[serde(rename = "reservedCPUs")]
-    reserved_cpus: String,
+fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation {
+    let read = Reserved::of(reader.notes()).map(|reserved| {
+        reserved.map(|reserved| Reservation {
+            amounts: Amounts {
+                cpu: reserved.amount(resources::CPU).milli_value().max(0),
+                memory: reserved.amount(resources::MEMORY).value().max(0),
+            },
+            cpus: reserved.cpus.iter().copied().collect(),
+            trims_allocatable: reserved.trims_allocatable,
+        })
+    });
+    let last = last.map(|last| last.reservation.clone());
+    reader.checked(read, last).unwrap_or_default()
 }
 
-/// Explicit CPUs go before an amount. An unreadable annotation reserves nothing.
-fn reserved_by_annotation(notes: &BTreeMap<String, String>) -> i64 {
-    let Some(text) = notes.get(annotations::NODE_RESERVATION) else {
-        return 0;
-    };
-    let reservation: Reservation = serde_json::from_str(text).unwrap_or_default();
-    let cpus = reservation
-        .reserved_cpus
-        .parse::<koord_host::CpuSet>()
-        .unwrap_or_default();
-    if !cpus.is_empty() {
-        return cpus.len() as i64 * 1000;
+/// The annotation of a Node or a NodeResourceTopology.
+pub(super) fn system_qos(
+    reader: &mut Reader<'_>,
+    last: Option<&Option<SystemQos>>,
+) -> Option<SystemQos> {
+    let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
+    let before = reader.malformed.len();
+    let resource = reader.json::<SystemQosResource>(key, None);
+    match resource.map(|resource| SystemQos::of(&resource)) {
+        Some(Ok(read)) => return read,
+        Some(Err(error)) => {
+            let text = reader.text(key).unwrap_or_default();
+            reader.malformed.push(Malformed::new(key, text, &error));
+        }
+        None => {}
     }
-    reservation
-        .resources
-        .get(resources::CPU)
-        .map_or(0, |q| q.milli_value())
+    let malformed = reader.malformed.len() > before;
+    last.cloned().flatten().filter(|_| malformed)
+}
+
+fn normalization_ratio(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Option<f64> {
+    let key = annotations::NODE_CPU_NORMALIZATION_RATIO;
+    let last = last.map(|last| last.normalization_ratio);
+    let read = reader.with(key, last, |text| match text {
+        // What upstream's readers give for "not set".
+        "-1" => Ok(None),
+        text => parse_normalization_ratio(text).map(Some),
+    });
+    read.flatten()
+}
+
+fn above_one(ratios: AmplificationRatios) -> BTreeMap<String, f64> {
+    let mut ratios = ratios.0;
+    ratios.retain(|_, ratio| *ratio > 1.0);
+    ratios
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    fn node(annotations: serde_json::Value) -> NodeInfo {
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "n", "annotations": annotations},
+    fn object(annotations: Value) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "n", "annotations": annotations,
+                "labels": {"node.koordinator.sh/enable-numa-reservation": "true"}},
             "status": {
                 "capacity": {"cpu": "16", "memory": "40G"},
-                "allocatable": {"cpu": "15", "memory": "38G", "kubernetes.io/batch-cpu": "9000"}}
+                "allocatable": {"cpu": "15", "memory": "38G", "kubernetes.io/batch-cpu": "9000"},
+                "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}
         }))
-        .unwrap();
-        NodeInfo::of(&node)
+        .unwrap()
+    }
+
+    fn node(annotations: Value) -> NodeInfo {
+        NodeInfo::of(&object(annotations))
     }
 
     #[test]
@@ -155,6 +299,11 @@ mod tests {
             let key = annotations::NODE_RESERVATION;
             assert_eq!(node(json!({ key: text })).reserved_cpu, want, "{text}");
         }
+        let text = r#"{"reservedCPUs":"0-2","resources":{"memory":"1Gi"},"applyPolicy":"ReservedCPUsOnly"}"#;
+        let info = node(json!({ annotations::NODE_RESERVATION: text }));
+        assert_eq!(info.reservation.amounts.memory, 1 << 30);
+        assert_eq!(info.reservation.cpus.to_string(), "0-2");
+        assert!(!info.reservation.trims_allocatable);
     }
 
     #[test]
@@ -168,5 +317,84 @@ mod tests {
             (10_000, 15_000)
         );
         assert_eq!(raw.raw_allocatable.memory, 38_000_000_000);
+    }
+
+    /// A good value, a malformed one, and what makes the difference to having none.
+    const NOTES: [(&str, &str, &str); 6] = [
+        (
+            annotations::NODE_RESERVATION,
+            r#"{"reservedCPUs":"0-2"}"#,
+            r#"{"reservedCPUs":"2-0"}"#,
+        ),
+        (
+            annotations::NODE_SYSTEM_QOS_RESOURCE,
+            r#"{"cpuset":"0-1"}"#,
+            r#"{"cpuset":"0-"}"#,
+        ),
+        (annotations::NODE_CPU_NORMALIZATION_RATIO, "1.20", "0"),
+        (
+            annotations::NODE_RESOURCE_AMPLIFICATION_RATIO,
+            r#"{"cpu":1.5,"memory":1}"#,
+            r#"{"cpu":"much"}"#,
+        ),
+        (annotations::NODE_BANDWIDTH, "10G", "fast"),
+        (
+            annotations::NODE_RAW_ALLOCATABLE,
+            r#"{"cpu":"10"}"#,
+            r#"{"cpu":"10x"}"#,
+        ),
+    ];
+
+    #[test]
+    fn every_annotation_is_read() {
+        let notes: BTreeMap<_, _> = NOTES.iter().map(|(key, good, _)| (*key, *good)).collect();
+        let (info, malformed) = NodeInfo::read(&object(json!(notes)), None);
+        assert_eq!(malformed, []);
+        assert_eq!(info.reservation.amounts.cpu, 3000);
+        let system = info.system_qos.as_ref().unwrap();
+        assert_eq!((system.cpus.len(), system.exclusive), (2, true));
+        assert_eq!(info.normalization_ratio, Some(1.2));
+        assert_eq!(info.amplification_of("cpu"), 1.5);
+        assert_eq!(info.amplification_of("memory"), 1.0);
+        assert_eq!(info.network_bandwidth, Some(10_000_000_000));
+        assert!(info.numa_reservation);
+        assert_eq!(info.kubelet_port, Some(10250));
+        assert_eq!(info.addresses[0].1, "10.0.0.1");
+        let off = node(json!({annotations::NODE_CPU_NORMALIZATION_RATIO: "-1"}));
+        assert_eq!(off.normalization_ratio, None);
+        let shared = r#"{"cpuset":"0-1","cpusetExclusive":false}"#;
+        let shared = node(json!({annotations::NODE_SYSTEM_QOS_RESOURCE: shared}));
+        assert!(!shared.system_qos.unwrap().exclusive);
+    }
+
+    #[test]
+    fn a_malformed_annotation_keeps_its_last_good_value_and_is_named() {
+        for (key, good, bad) in NOTES {
+            let none = node(json!({}));
+            let (first, _) = NodeInfo::read(&object(json!({ key: good })), None);
+            assert_ne!(first, none, "{key}");
+            let (kept, malformed) = NodeInfo::read(&object(json!({ key: bad })), Some(&first));
+            assert_eq!(kept, first, "{key}");
+            assert_eq!(malformed.len(), 1, "{key}: {malformed:?}");
+            assert_eq!(
+                (malformed[0].field.as_str(), malformed[0].value.as_str()),
+                (key, bad)
+            );
+            let (fresh, _) = NodeInfo::read(&object(json!({ key: bad })), None);
+            assert_eq!(fresh, none, "{key}");
+            let (removed, malformed) = NodeInfo::read(&object(json!({})), Some(&first));
+            assert_eq!((removed, malformed), (none, Vec::new()), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_status_that_is_no_quantity_is_named() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n"}, "status": {"capacity": {"cpu": "many", "memory": "1Gi"}}}))
+        .unwrap();
+        let (info, malformed) = NodeInfo::read(&node, None);
+        assert_eq!((info.capacity.cpu, info.capacity.memory), (0, 1 << 30));
+        assert_eq!(malformed[0].field, "status.capacity.cpu");
+        assert_eq!(malformed[0].value, "many");
     }
 }

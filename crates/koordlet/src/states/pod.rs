@@ -1,15 +1,21 @@
 //! A pod, reduced to what the agent needs.
 
+mod containers;
+mod notes;
+
+pub use notes::{CoreSchedPolicy, Notes};
+
 use super::Layout;
+use super::malformed::Malformed;
+use super::reader::Reader;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::labels;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, KubeQos, QosClass};
-use koord_api::{annotations, quantity, resources};
 use koord_host::{CgroupPath, CpuSet};
 use koord_model::reclaim::pod_request;
-use serde::Deserialize;
-use std::collections::BTreeMap;
+use notes::Read;
 
 /// A pod's phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,26 +28,61 @@ pub enum Phase {
     Unknown,
 }
 
-/// Batch resources of a container; `None` when the resource is not named.
+/// Amounts of an extended tier (batch, mid) that a container names; `None` when it does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Batch {
     /// Requested CPU in milli-cores.
     pub cpu_request: Option<i64>,
     /// CPU limit in milli-cores.
     pub cpu_limit: Option<i64>,
+    /// Requested memory in bytes.
+    pub memory_request: Option<i64>,
     /// Memory limit in bytes.
     pub memory_limit: Option<i64>,
 }
 
+/// What a container asks for in plain CPU (milli-cores) and memory (bytes); `None` when it does not.
+pub type Native = Batch;
+
+/// When a container runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// As long as the pod.
+    #[default]
+    Main,
+    /// Before the others, to its end.
+    Init,
+    /// Started before the others, as long as the pod.
+    Sidecar,
+}
+
 /// One container of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerInfo {
     /// Its name.
     pub name: String,
+    /// When it runs.
+    pub role: Role,
+    /// Its id as in the pod's status (`runtime://hash`), once the runtime has reported one.
+    pub id: Option<Box<str>>,
+    /// Whether it runs now, as far as the kubelet said.
+    pub running: bool,
     /// Its group, once the runtime has reported an id.
     pub cgroup: Option<CgroupPath>,
+    /// What it asked for in plain resources.
+    pub native: Native,
     /// What it asked for in batch resources, when it did.
     pub batch: Option<Batch>,
+    /// What it asked for in mid resources, when it did.
+    pub mid: Option<Box<Batch>>,
+}
+
+impl ContainerInfo {
+    /// The id without the runtime's name.
+    #[must_use]
+    pub fn hash(&self) -> Option<&str> {
+        self.id.as_deref()?.split_once("://").map(|(_, hash)| hash)
+    }
 }
 
 /// One pod.
@@ -63,6 +104,10 @@ pub struct PodInfo {
     pub priority_class: PriorityClass,
     /// `spec.priority`.
     pub priority: Option<i32>,
+    /// `spec.priority` where it is set and not zero, else the middle of the class's band.
+    pub priority_value: i32,
+    /// Label `koordinator.sh/priority`: the order within a class.
+    pub sub_priority: Option<i32>,
     /// `status.phase`.
     pub phase: Phase,
     /// Whether deletion has begun.
@@ -75,32 +120,71 @@ pub struct PodInfo {
     pub memory_request: i64,
     /// The features that may evict the pod: `None` is all, an unreadable list is none.
     pub evictable_by: Option<Vec<String>>,
+    /// Label `koordinator.sh/eviction-enabled` is `true`.
+    pub eviction_enabled: bool,
+    /// Annotation `koordinator.sh/eviction-priority`; lower goes first.
+    pub eviction_priority: i32,
     /// CPUs the scheduler gave the pod for itself.
     pub cpus: Option<CpuSet>,
+    /// Whether it lives in the node's network namespace.
+    pub host_network: bool,
+    /// `spec.runtimeClassName`.
+    pub runtime_class: Option<Box<str>>,
     /// The pod's group.
     pub cgroup: CgroupPath,
-    /// Its containers, init containers left out.
+    /// Its containers, init containers and sidecars left out.
     pub containers: Vec<ContainerInfo>,
+    /// Its init containers and sidecars.
+    pub init_containers: Vec<ContainerInfo>,
+    /// What annotations ask for, when they do; [`Self::notes`] reads it.
+    pub notes: Option<Box<Notes>>,
 }
 
-#[derive(Deserialize, Default)]
-struct ExtendedSpec {
-    #[serde(default)]
-    containers: BTreeMap<String, ExtendedContainer>,
-}
-
-#[derive(Deserialize, Default)]
-struct ExtendedContainer {
-    #[serde(default)]
-    requests: BTreeMap<String, quantity::Quantity>,
-    #[serde(default)]
-    limits: BTreeMap<String, quantity::Quantity>,
+/// A pod without name, class or containers, as a start for fixtures.
+impl Default for PodInfo {
+    fn default() -> Self {
+        Self {
+            uid: String::new(),
+            namespace: String::new(),
+            name: String::new(),
+            qos: QosClass::None,
+            qos_default: QosClass::Be,
+            kube_qos: KubeQos::BestEffort,
+            priority_class: PriorityClass::None,
+            priority: None,
+            priority_value: 0,
+            sub_priority: None,
+            phase: Phase::Unknown,
+            deleting: false,
+            created: None,
+            cpu_request: 0,
+            memory_request: 0,
+            evictable_by: None,
+            eviction_enabled: false,
+            eviction_priority: 0,
+            cpus: None,
+            host_network: false,
+            runtime_class: None,
+            cgroup: CgroupPath::root(),
+            containers: Vec::new(),
+            init_containers: Vec::new(),
+            notes: None,
+        }
+    }
 }
 
 impl PodInfo {
-    /// Reads a Pod object; `None` when it has no UID or its UID cannot name a group.
+    /// Reads a Pod object, as [`Self::read`] does without an earlier state.
     #[must_use]
     pub fn of(pod: &Pod, layout: &Layout) -> Option<Self> {
+        Self::read(pod, layout, None).map(|(info, _)| info)
+    }
+
+    /// Reads a Pod object; `None` when it has no UID or its UID cannot name a group. Where an
+    /// annotation does not fit its format, `last` speaks for it, and the second value tells what was
+    /// wrong.
+    #[must_use]
+    pub fn read(pod: &Pod, layout: &Layout, last: Option<&Self>) -> Option<(Self, Vec<Malformed>)> {
         let meta = &pod.metadata;
         let uid = meta.uid.clone()?;
         let kube_qos = qos::kube_of_pod(pod);
@@ -108,9 +192,8 @@ impl PodInfo {
         let cgroup = layout.pod(kube_qos, &uid).ok()?;
         // Static pods live under the hash the kubelet gave them. Anybody can write the annotation,
         // so what could be the uid of another pod is not believed.
-        let hash = meta
-            .annotations
-            .as_ref()
+        let notes = meta.annotations.as_ref();
+        let hash = notes
             .and_then(|notes| notes.get("kubernetes.io/config.hash"))
             .filter(|hash| is_config_hash(hash));
         let cgroup = match hash {
@@ -119,30 +202,22 @@ impl PodInfo {
         };
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
-        let empty = BTreeMap::new();
-        let notes = meta.annotations.as_ref().unwrap_or(&empty);
-        let extended: ExtendedSpec = notes
-            .get(annotations::POD_EXTENDED_RESOURCE_SPEC)
-            .and_then(|text| serde_json::from_str(text).ok())
-            .unwrap_or_default();
-        let statuses = status
-            .and_then(|s| s.container_statuses.as_deref())
-            .unwrap_or_default();
-        let containers = spec.map_or(&[][..], |s| &s.containers[..]);
-        let containers = containers
-            .iter()
-            .map(|container| ContainerInfo {
-                name: container.name.clone(),
-                cgroup: statuses
-                    .iter()
-                    .find(|s| s.name == container.name)
-                    .and_then(|s| s.container_id.as_deref())
-                    .and_then(|id| layout.container(&cgroup, id).ok()),
-                batch: batch_of(container, extended.containers.get(&container.name)),
-            })
-            .collect();
+        let mut reader = Reader::new(notes);
+        let read = Read::of(&mut reader, meta.labels.as_ref(), last);
+        let (containers, init_containers) =
+            containers::read(&mut reader, pod, layout, &cgroup, last);
+        let sub_priority = priority::sub_priority_of_pod(pod).map(|value| {
+            let label = label(pod, labels::POD_PRIORITY).filter(|text| !text.is_empty());
+            label.map(|_| value)
+        });
+        let sub_priority = sub_priority.unwrap_or_else(|error| {
+            let key = labels::POD_PRIORITY;
+            let report = Malformed::new(key, error.value.clone(), &error);
+            reader.malformed.push(report);
+            last.and_then(|last| last.sub_priority)
+        });
         let request = pod_request(pod);
-        Some(Self {
+        let info = Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
             qos: qos::of_pod(pod),
@@ -150,6 +225,8 @@ impl PodInfo {
             kube_qos,
             priority_class: priority::of_pod_with_default(pod),
             priority: spec.and_then(|s| s.priority),
+            priority_value: priority::value_of_pod(pod),
+            sub_priority,
             phase: match status.and_then(|s| s.phase.as_deref()) {
                 Some("Pending") => Phase::Pending,
                 Some("Running") => Phase::Running,
@@ -161,18 +238,36 @@ impl PodInfo {
             created: meta.creation_timestamp.as_ref().map(|time| time.0),
             cpu_request: request.cpu.milli_value(),
             memory_request: request.memory.value(),
-            evictable_by: notes
-                .get(annotations::POD_EVICTION_POLICY)
-                .map(|text| serde_json::from_str(text).unwrap_or_default()),
-            cpus: notes
-                .get(annotations::RESOURCE_STATUS)
-                .and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok())
-                .and_then(|value| value.get("cpuset")?.as_str()?.parse().ok())
-                .filter(|cpus: &CpuSet| !cpus.is_empty()),
+            evictable_by: read.evictable_by,
+            eviction_enabled: label(pod, labels::POD_EVICTION_ENABLED) == Some("true"),
+            eviction_priority: read.eviction_priority,
+            cpus: read.cpus,
+            host_network: spec.is_some_and(|s| s.host_network == Some(true)),
+            runtime_class: spec.and_then(|s| s.runtime_class_name.as_deref().map(Into::into)),
             uid,
             cgroup,
             containers,
-        })
+            init_containers,
+            notes: read.notes,
+        };
+        Some((info, reader.malformed))
+    }
+
+    /// What annotations and labels ask for.
+    #[must_use]
+    pub fn notes(&self) -> &Notes {
+        self.notes.as_deref().unwrap_or(&notes::NONE)
+    }
+
+    /// Main containers, then init containers and sidecars.
+    pub fn all_containers(&self) -> impl Iterator<Item = &ContainerInfo> {
+        self.containers.iter().chain(&self.init_containers)
+    }
+
+    /// Main containers, then sidecars: those that run as long as the pod does.
+    pub fn resident_containers(&self) -> impl Iterator<Item = &ContainerInfo> {
+        self.all_containers()
+            .filter(|container| container.role != Role::Init)
     }
 
     /// Whether the pod counts as best-effort when CPU is shared out: labelled BE, or of the
@@ -200,8 +295,7 @@ impl PodInfo {
     #[must_use]
     pub fn batch_cpu_request(&self) -> i64 {
         let requests = self
-            .containers
-            .iter()
+            .resident_containers()
             .filter_map(|c| c.batch.and_then(|b| b.cpu_request));
         requests.filter(|milli| *milli > 0).sum()
     }
@@ -212,128 +306,9 @@ fn is_config_hash(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn batch_of(container: &Container, extended: Option<&ExtendedContainer>) -> Option<Batch> {
-    let native = container.resources.as_ref();
-    let read = |limits: bool, name: &str| -> Option<i64> {
-        let list = native.and_then(|r: &ResourceRequirements| {
-            if limits {
-                r.limits.as_ref()
-            } else {
-                r.requests.as_ref()
-            }
-        });
-        let native = list
-            .and_then(|l| l.get(name))
-            .and_then(|q| quantity::parse(q).ok());
-        native
-            .or_else(|| {
-                let extended = extended?;
-                let list = if limits {
-                    &extended.limits
-                } else {
-                    &extended.requests
-                };
-                list.get(name).copied()
-            })
-            .map(|q| q.value())
-    };
-    let batch = Batch {
-        cpu_request: read(false, resources::BATCH_CPU),
-        cpu_limit: read(true, resources::BATCH_CPU),
-        memory_limit: read(true, resources::BATCH_MEMORY),
-    };
-    let memory_request = read(false, resources::BATCH_MEMORY);
-    (batch != Batch::default() || memory_request.is_some()).then_some(batch)
+fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::states::Driver;
-    use serde_json::json;
-
-    fn info(value: serde_json::Value) -> PodInfo {
-        let pod: Pod = serde_json::from_value(value).unwrap();
-        PodInfo::of(&pod, &Layout::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
-    }
-
-    #[test]
-    fn a_batch_pod() {
-        let pod = info(json!({
-            "metadata": {"uid": "u1", "name": "be", "namespace": "default",
-                "labels": {"koordinator.sh/qosClass": "BE"},
-                "annotations": {"koordinator.sh/eviction-policy": "[\"MemoryEvict\"]"}},
-            "spec": {"priority": 5500, "containers": [
-                {"name": "a", "resources": {
-                    "requests": {"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"}}},
-                {"name": "b"}]},
-            "status": {"phase": "Running", "containerStatuses": [
-                {"name": "a", "containerID": "koord://c1", "image": "", "imageID": "", "ready": true, "restartCount": 0}]}
-        }));
-        assert_eq!(pod.qos, QosClass::Be);
-        assert_eq!(pod.priority_class, PriorityClass::Batch);
-        assert_eq!(pod.cgroup.as_str(), "kubepods/besteffort/podu1");
-        assert_eq!(pod.containers[0].cgroup.as_ref().unwrap().name(), "c1");
-        assert_eq!(pod.containers[0].batch.unwrap().cpu_request, Some(1500));
-        assert_eq!(pod.containers[0].batch.unwrap().cpu_limit, None);
-        assert_eq!(pod.containers[1].batch, None);
-        assert_eq!(pod.batch_cpu_request(), 1500);
-        assert!(!pod.may_be_evicted_by("BEMemoryEvict"));
-        assert!(pod.is_best_effort() && pod.is_active());
-    }
-
-    #[test]
-    fn requests_count_init_containers_and_overhead() {
-        let pod = info(json!({
-            "metadata": {"uid": "u1"},
-            "spec": {
-                "overhead": {"cpu": "100m"},
-                "initContainers": [
-                    {"name": "i", "resources": {"requests": {"cpu": "3"}}},
-                    {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}],
-                "containers": [{"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]}
-        }));
-        assert_eq!((pod.cpu_request, pod.memory_request), (3100, 1 << 30));
-        assert_eq!(pod.kube_qos, KubeQos::Burstable);
-        assert_eq!(pod.qos_default, QosClass::Ls);
-    }
-
-    #[test]
-    fn pod_level_requests_replace_the_sum() {
-        let pod = info(json!({
-            "metadata": {"uid": "u1"},
-            "spec": {
-                "resources": {"requests": {"cpu": "2"}},
-                "containers": [{"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]}
-        }));
-        assert_eq!((pod.cpu_request, pod.memory_request), (2000, 1 << 30));
-    }
-
-    #[test]
-    fn only_a_hash_of_the_kubelet_moves_the_group() {
-        let group = |hash: &str| {
-            let pod = info(json!({
-                "metadata": {"uid": "u1", "annotations": {"kubernetes.io/config.hash": hash}},
-                "spec": {"containers": [{"name": "a"}]}
-            }));
-            pod.cgroup.as_str().to_owned()
-        };
-        let hash = "0123456789abcdef0123456789abcdef";
-        assert_eq!(group(hash), format!("kubepods/besteffort/pod{hash}"));
-        for foreign in ["6f1c2a5e-0d6b-4a51-9a55-0d3b8f0e7a11", "../x", ""] {
-            assert_eq!(group(foreign), "kubepods/besteffort/podu1");
-        }
-    }
-
-    #[test]
-    fn malformed_annotations_do_not_lose_the_pod() {
-        let pod = info(json!({
-            "metadata": {"uid": "u1", "annotations": {
-                "koordinator.sh/eviction-policy": "nonsense",
-                "node.koordinator.sh/extended-resource-spec": "{"}},
-            "spec": {"containers": [{"name": "a"}]}
-        }));
-        assert!(!pod.may_be_evicted_by("BEMemoryEvict"));
-        assert_eq!(pod.phase, Phase::Unknown);
-    }
-}
+mod tests;

@@ -1,13 +1,26 @@
-//! The settings of the node: a NodeSLO with its defaults filled in.
+//! The settings of the node: a NodeSLO, checked, with its defaults filled in.
 //!
 //! Besides upstream's fields, one extension is read: `spec.extensions.cpuSuppress`
 //! (ConfigMap key `cpu-suppress-config`), for example `{"mode":"upstream","beCPUIdle":false}`.
 //! `mode` is `pressure` or `upstream`; see [`SuppressMode`].
 
-use koord_api::slo::{CPUSuppressPolicy, NodeSLOSpec, ResourceThresholdStrategy};
+mod check;
+mod host_app;
+
+pub use host_app::HostApp;
+
+use super::malformed::Malformed;
+use koord_api::lenient;
+use koord_api::qos::QosClass;
+use koord_api::slo::{
+    BlkIOQOSCfg, CPUBurstStrategy, CPUQOSCfg, CPUQOSPolicy, CPUSuppressPolicy, MemoryQOSCfg,
+    NodeSLOSpec, ResctrlQOSCfg, ResourceQOS, ResourceThresholdStrategy, SystemStrategy, defaults,
+};
 use serde::Deserialize;
+use serde_json::Value;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Arc, LazyLock};
 
 /// The key below `spec.extensions` that holds a [`SuppressExtension`].
 pub const SUPPRESS_EXTENSION: &str = "cpuSuppress";
@@ -70,8 +83,15 @@ pub enum Policy {
     CfsQuota,
 }
 
-/// The settings in force.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What holds where a NodeSLO says nothing: every section, every class.
+static DEFAULTS: LazyLock<Arc<NodeSLOSpec>> = LazyLock::new(|| {
+    let defaults = defaults::node_slo_spec();
+    // The defaults merge with nothing given.
+    Arc::new(defaults::effective(&NodeSLOSpec::default()).unwrap_or(defaults))
+});
+
+/// The settings in force. Clones are cheap.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Slo {
     /// Whether a NodeSLO was seen at all.
     pub known: bool,
@@ -89,134 +109,165 @@ pub struct Slo {
     pub memory_lower_percent: Option<i64>,
     /// Our extension.
     pub extension: SuppressExtension,
+    /// Every section with its defaults, disabled features of a class neutralised: see
+    /// [`koord_api::slo::defaults::effective`].
+    pub spec: Arc<NodeSLOSpec>,
+    /// Services outside Kubernetes, in the order of the NodeSLO.
+    pub host_apps: Arc<[HostApp]>,
+    /// What was given and fits: the last good value of every field.
+    pub good: Arc<Value>,
 }
 
 impl Default for Slo {
     fn default() -> Self {
+        let spec = DEFAULTS.clone();
         Self {
             known: false,
-            enabled: false,
-            suppress_percent: 65,
-            suppress_min_percent: None,
-            policy: Policy::Cpuset,
-            memory_percent: Some(70),
-            memory_lower_percent: None,
-            extension: SuppressExtension::default(),
+            good: Arc::new(Value::Null),
+            ..Self::from_effective(spec)
         }
     }
 }
 
 impl Slo {
-    /// The settings `spec` asks for; what it leaves open keeps its default. A value outside its
-    /// range is refused with a warning and keeps its default, too.
+    /// The settings `spec` asks for, as [`Self::read`] does without earlier ones. What is malformed
+    /// is left out.
     #[must_use]
     pub fn of(spec: &NodeSLOSpec) -> Self {
-        let mut slo = Self {
-            known: true,
-            ..Self::default()
-        };
-        if let Some(strategy) = &spec.resource_used_threshold_with_be {
-            slo.overlay(strategy);
-        }
-        if let Some(value) = spec
-            .extensions
-            .as_ref()
-            .and_then(|e| e.get(SUPPRESS_EXTENSION))
-        {
-            match SuppressExtension::deserialize(value) {
-                Ok(extension) => slo.extension = extension,
-                Err(error) => {
-                    tracing::warn!(field = "extensions.cpuSuppress", %value, %error, "ignored");
-                }
-            }
-        }
-        slo
+        let value = serde_json::to_value(spec).unwrap_or_default();
+        Self::read(&value, None).0
     }
 
-    fn overlay(&mut self, strategy: &ResourceThresholdStrategy) {
-        let percent = |field: &str, value: Option<i64>| -> Option<i64> {
-            let ok = value.filter(|v| (0..=100).contains(v));
-            if let (Some(value), None) = (value, ok) {
-                tracing::warn!(field, value, "must be 0..=100; the default stays");
-            }
-            ok
-        };
-        self.enabled = strategy.enable.unwrap_or(self.enabled);
-        if let Some(value) = percent(
-            "cpuSuppressThresholdPercent",
-            strategy.cpu_suppress_threshold_percent,
-        ) {
-            self.suppress_percent = value;
+    /// Reads the `spec` of a NodeSLO as it came; what it leaves open has its default. A value that
+    /// breaks the rules of its field is named in the second result, and the one `last` took from
+    /// this field stays, else the default.
+    #[must_use]
+    pub fn read(spec: &Value, last: Option<&Self>) -> (Self, Vec<Malformed>) {
+        let nothing = Value::Null;
+        let checked = check::check(spec, last.map_or(&nothing, |last| &last.good));
+        let mut malformed = checked.malformed;
+        let spec = defaults::effective(&checked.spec).unwrap_or_else(|error| {
+            // Not possible for values of these types, and no reason to stop.
+            malformed.push(Malformed::new("spec", "", &error));
+            DEFAULTS.as_ref().clone()
+        });
+        let mut slo = Self::from_effective(Arc::new(spec));
+        slo.known = true;
+        slo.good = Arc::new(checked.good);
+        (slo, malformed)
+    }
+
+    /// Everything that follows from a checked and completed `spec`.
+    fn from_effective(spec: Arc<NodeSLOSpec>) -> Self {
+        let given = spec.resource_used_threshold_with_be.clone();
+        let threshold = given.unwrap_or_else(defaults::resource_threshold_strategy);
+        let extension = spec
+            .extensions
+            .as_ref()
+            .and_then(|all| all.get(SUPPRESS_EXTENSION))
+            .and_then(|value| lenient::from_value::<SuppressExtension>(value).ok())
+            .unwrap_or_default();
+        Self {
+            known: false,
+            enabled: threshold.enable.unwrap_or_default(),
+            suppress_percent: threshold.cpu_suppress_threshold_percent.unwrap_or(100),
+            suppress_min_percent: threshold.cpu_suppress_min_percent,
+            policy: match threshold.cpu_suppress_policy {
+                Some(CPUSuppressPolicy::CfsQuota) => Policy::CfsQuota,
+                _ => Policy::Cpuset,
+            },
+            memory_percent: threshold.memory_evict_threshold_percent,
+            memory_lower_percent: threshold.memory_evict_lower_percent,
+            extension,
+            host_apps: spec.host_applications.iter().map(HostApp::of).collect(),
+            spec,
+            good: Arc::new(Value::Null),
         }
-        self.suppress_min_percent =
-            percent("cpuSuppressMinPercent", strategy.cpu_suppress_min_percent);
-        match &strategy.cpu_suppress_policy {
-            None => {}
-            Some(CPUSuppressPolicy::Cpuset) => self.policy = Policy::Cpuset,
-            Some(CPUSuppressPolicy::CfsQuota) => self.policy = Policy::CfsQuota,
-            Some(other) => {
-                tracing::warn!(field = "cpuSuppressPolicy", value = %other, "is unknown; ignored");
-            }
+    }
+
+    /// Thresholds of suppression and eviction.
+    #[must_use]
+    pub fn thresholds(&self) -> &ResourceThresholdStrategy {
+        let section = self.spec.resource_used_threshold_with_be.as_ref();
+        section.unwrap_or_else(|| {
+            static NONE: LazyLock<ResourceThresholdStrategy> =
+                LazyLock::new(defaults::resource_threshold_strategy);
+            &NONE
+        })
+    }
+
+    /// CPU burst of services.
+    #[must_use]
+    pub fn cpu_burst(&self) -> &CPUBurstStrategy {
+        let section = self.spec.cpu_burst_strategy.as_ref();
+        section.unwrap_or_else(|| {
+            static NONE: LazyLock<CPUBurstStrategy> = LazyLock::new(defaults::cpu_burst_strategy);
+            &NONE
+        })
+    }
+
+    /// Kernel settings of the whole node.
+    #[must_use]
+    pub fn system(&self) -> &SystemStrategy {
+        let section = self.spec.system_strategy.as_ref();
+        section.unwrap_or_else(|| {
+            static NONE: LazyLock<SystemStrategy> = LazyLock::new(defaults::system_strategy);
+            &NONE
+        })
+    }
+
+    /// The settings of a class: LSE has LSR's, a pod without class none.
+    #[must_use]
+    pub fn class(&self, qos: QosClass) -> Option<&ResourceQOS> {
+        let strategy = self.spec.resource_qos_strategy.as_ref()?;
+        match qos {
+            QosClass::Lse | QosClass::Lsr => strategy.lsr_class.as_ref(),
+            QosClass::Ls => strategy.ls_class.as_ref(),
+            QosClass::Be => strategy.be_class.as_ref(),
+            QosClass::System => strategy.system_class.as_ref(),
+            QosClass::None => None,
         }
-        let threshold = percent(
-            "memoryEvictThresholdPercent",
-            strategy.memory_evict_threshold_percent,
-        );
-        self.memory_percent = threshold.or(self.memory_percent);
-        self.memory_lower_percent = percent(
-            "memoryEvictLowerPercent",
-            strategy.memory_evict_lower_percent,
-        );
+    }
+
+    /// CPU scheduler settings of a class.
+    #[must_use]
+    pub fn cpu_qos(&self, qos: QosClass) -> Option<&CPUQOSCfg> {
+        self.class(qos)?.cpu_qos.as_ref()
+    }
+
+    /// Memory settings of a class.
+    #[must_use]
+    pub fn memory_qos(&self, qos: QosClass) -> Option<&MemoryQOSCfg> {
+        self.class(qos)?.memory_qos.as_ref()
+    }
+
+    /// Cache and memory bandwidth of a class.
+    #[must_use]
+    pub fn resctrl_qos(&self, qos: QosClass) -> Option<&ResctrlQOSCfg> {
+        self.class(qos)?.resctrl_qos.as_ref()
+    }
+
+    /// Block IO of a class.
+    #[must_use]
+    pub fn blkio_qos(&self, qos: QosClass) -> Option<&BlkIOQOSCfg> {
+        self.class(qos)?.blkio_qos.as_ref()
+    }
+
+    /// Block IO of the root group.
+    #[must_use]
+    pub fn root_blkio(&self) -> Option<&BlkIOQOSCfg> {
+        let strategy = self.spec.resource_qos_strategy.as_ref()?;
+        strategy.cgroup_root.as_ref()?.blkio_qos.as_ref()
+    }
+
+    /// Whether core scheduling is the mechanism behind CPU QoS; else it is group identity.
+    #[must_use]
+    pub fn by_core_sched(&self) -> bool {
+        let strategy = self.spec.resource_qos_strategy.as_ref();
+        let policies = strategy.and_then(|strategy| strategy.policies.as_ref());
+        policies.is_some_and(|p| p.cpu_policy == Some(CPUQOSPolicy::CoreSched))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn slo(value: serde_json::Value) -> Slo {
-        Slo::of(&serde_json::from_value(value).unwrap())
-    }
-
-    #[test]
-    fn defaults_fill_what_is_open() {
-        assert_eq!(
-            slo(json!({})),
-            Slo {
-                known: true,
-                ..Slo::default()
-            }
-        );
-        let some = slo(json!({"resourceUsedThresholdWithBE": {
-            "enable": true, "cpuSuppressPolicy": "cfsQuota", "memoryEvictThresholdPercent": 80}}));
-        assert!(some.enabled);
-        assert_eq!(some.policy, Policy::CfsQuota);
-        assert_eq!((some.suppress_percent, some.memory_percent), (65, Some(80)));
-    }
-
-    #[test]
-    fn bad_values_keep_the_default() {
-        let bad = slo(json!({
-            "resourceUsedThresholdWithBE": {
-                "cpuSuppressThresholdPercent": 101, "cpuSuppressPolicy": "magic",
-                "memoryEvictThresholdPercent": -1},
-            "extensions": {"cpuSuppress": {"mode": "magic"}}}));
-        assert_eq!(
-            bad,
-            Slo {
-                known: true,
-                ..Slo::default()
-            }
-        );
-    }
-
-    #[test]
-    fn the_extension_switches_the_mode() {
-        let slo = slo(json!({"extensions": {
-            "cpuSuppress": {"mode": "upstream", "beCPUIdle": true}, "other": 1}}));
-        assert_eq!(slo.extension.mode, Some(SuppressMode::Upstream));
-        assert_eq!(slo.extension.be_cpu_idle, Some(true));
-        assert!("magic".parse::<SuppressMode>().is_err());
-    }
-}
+mod tests;

@@ -1,0 +1,426 @@
+//! Finding out how the kubelet names groups: by its own word, else by what is there.
+
+use super::{Driver, Layout};
+use koord_api::lenient;
+use koord_api::qos::KubeQos;
+use koord_host::procfs::process;
+use koord_host::{CgroupPath, Root};
+use serde_json::Value;
+
+/// Where a kubelet that is not told otherwise has its configuration.
+const DEFAULT_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+
+/// The cgroupRoot of kind's kubelets, which is tried where none is known.
+const KIND_ROOT: &str = "kubelet";
+
+/// What one source says about the kubelet's cgroups.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Words {
+    /// `cgroupDriver`.
+    pub driver: Option<Driver>,
+    /// `cgroupRoot`; the root group may be written as `/`.
+    pub cgroup_root: Option<String>,
+}
+
+/// Who decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The kubelet's `/configz`.
+    Configz,
+    /// A flag of the kubelet's process.
+    Flag,
+    /// The file that the kubelet's process was started with.
+    File,
+    /// The directories that exist.
+    Directories,
+    /// Nobody.
+    Guess,
+}
+
+impl Source {
+    /// For messages.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Configz => "the kubelet's configz",
+            Self::Flag => "the kubelet's flag",
+            Self::File => "the kubelet's config file",
+            Self::Directories => "the directories that exist",
+            Self::Guess => "a guess",
+        }
+    }
+}
+
+/// A layout and how sure it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The layout to use now.
+    pub layout: Layout,
+    /// Who decided on the driver.
+    pub source: Source,
+    /// Whether the group of all pods is there and the kubelet has said so: no need to look again.
+    pub settled: bool,
+}
+
+/// What the process of the kubelet tells.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Process {
+    flag: Words,
+    file: Words,
+}
+
+/// Decides. `own` is koordlet's own setting of the kubelet's cgroupRoot, which goes first when it is
+/// not the root group; `exists` tells whether a layout's group of all pods is there.
+pub(super) fn decide(
+    own: &CgroupPath,
+    configz: Option<&Words>,
+    process: Option<&Process>,
+    exists: impl Fn(&Layout) -> bool,
+) -> Found {
+    let flag = process.map(|process| &process.flag);
+    let file = process.map(|process| &process.file);
+    let sources = [
+        (configz, Source::Configz),
+        (flag, Source::Flag),
+        (file, Source::File),
+    ];
+    let said = |(words, _): &(Option<&Words>, Source)| words.and_then(|w| w.cgroup_root.clone());
+    let root = if own.is_root() {
+        sources.iter().find_map(said)
+    } else {
+        Some(own.as_str().to_owned())
+    };
+    let known_root = root.is_some();
+    let root = root.unwrap_or_default();
+    let root = CgroupPath::new(root.trim_matches('/')).unwrap_or_else(|_| CgroupPath::root());
+    let word = sources
+        .iter()
+        .find_map(|(words, source)| Some((words.and_then(|w| w.driver)?, *source)));
+    let mut there = Vec::new();
+    for driver in [Driver::Systemd, Driver::Cgroupfs] {
+        let plain = Layout::new(driver, root.clone());
+        if exists(&plain) {
+            there.push(plain);
+        } else if !known_root
+            && let Ok(root) = CgroupPath::new(KIND_ROOT)
+            && let kind = Layout::new(driver, root)
+            && exists(&kind)
+        {
+            there.push(kind);
+        }
+    }
+    let with = |driver: Driver| there.iter().find(|layout| layout.driver == driver).cloned();
+    if let Some((driver, source)) = word {
+        if let Some(layout) = with(driver) {
+            return Found {
+                layout,
+                source,
+                settled: true,
+            };
+        }
+        // The runtime may have overruled what the kubelet was told: what is there counts.
+        let other = there.into_iter().next();
+        return Found {
+            source: if other.is_some() {
+                Source::Directories
+            } else {
+                source
+            },
+            layout: other.unwrap_or_else(|| Layout::new(driver, root)),
+            settled: false,
+        };
+    }
+    match there.into_iter().next() {
+        Some(layout) => Found {
+            layout,
+            source: Source::Directories,
+            settled: false,
+        },
+        None => Found {
+            // A kubelet that is told nothing uses cgroupfs.
+            layout: Layout::new(
+                match process {
+                    Some(_) => Driver::Cgroupfs,
+                    None => Driver::Systemd,
+                },
+                root,
+            ),
+            source: Source::Guess,
+            settled: false,
+        },
+    }
+}
+
+/// Looks at this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Finder {
+    root: Root,
+    own: CgroupPath,
+}
+
+impl Finder {
+    /// Below `own`, koordlet's own setting of the kubelet's cgroupRoot.
+    pub(crate) fn new(root: Root, own: CgroupPath) -> Self {
+        Self { root, own }
+    }
+
+    /// What is known now; `configz` is what the kubelet says of itself.
+    pub(crate) fn look(&self, configz: Option<&Words>) -> Found {
+        let process = match configz {
+            Some(words) if words.driver.is_some() => None,
+            _ => self.process(),
+        };
+        decide(&self.own, configz, process.as_ref(), |layout| {
+            let group = layout.qos(KubeQos::Guaranteed);
+            group.is_ok_and(|group| self.root.cgroup(&group).exists())
+        })
+    }
+
+    /// The process of the kubelet, when this one may see it.
+    fn process(&self) -> Option<Process> {
+        let read = |pid: u32, file: &str| {
+            let path = self.root.proc(&format!("{pid}/{file}"));
+            self.root.read(&path).ok().flatten()
+        };
+        let pids = process::all(&self.root).unwrap_or_default();
+        let pid = pids
+            .into_iter()
+            .find(|pid| read(*pid, "comm").is_some_and(|comm| comm.trim_end() == "kubelet"))?;
+        let line = read(pid, "cmdline").unwrap_or_default();
+        let flags: Vec<&str> = line.split('\0').collect();
+        let config = flag(&flags, "config").unwrap_or(DEFAULT_CONFIG);
+        // As the kubelet sees it.
+        let config = match config.strip_prefix('/') {
+            Some(absolute) => format!("root/{absolute}"),
+            None => format!("cwd/{config}"),
+        };
+        Some(Process {
+            flag: Words {
+                driver: flag(&flags, "cgroup-driver").and_then(|name| name.parse().ok()),
+                cgroup_root: flag(&flags, "cgroup-root").map(str::to_owned),
+            },
+            file: read(pid, &config).as_deref().map(words).unwrap_or_default(),
+        })
+    }
+}
+
+/// The value of `--name=value` or `--name value`.
+fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
+    flags.iter().enumerate().find_map(|(at, flag)| {
+        let rest = flag.trim_start_matches('-').strip_prefix(name)?;
+        match rest.strip_prefix('=') {
+            Some(value) => Some(value),
+            None if rest.is_empty() => flags.get(at + 1).copied(),
+            None => None,
+        }
+    })
+}
+
+/// The two keys of a KubeletConfiguration file, YAML or JSON. They are at the top of it, so a line
+/// that begins with the key is all that is looked for.
+fn words(file: &str) -> Words {
+    if let Ok(value) = serde_json::from_str::<Value>(file) {
+        return Words::of(&value);
+    }
+    let value = |key: &str| {
+        let line = file.lines().find_map(|line| line.strip_prefix(key))?;
+        let value = line.trim_start().strip_prefix(':')?;
+        let value = value.split(" #").next().unwrap_or_default();
+        let value = value.trim().trim_matches(['"', '\'']);
+        (!value.is_empty()).then(|| value.to_owned())
+    };
+    Words {
+        driver: value("cgroupDriver").and_then(|name| name.parse().ok()),
+        cgroup_root: value("cgroupRoot"),
+    }
+}
+
+impl Words {
+    /// Those of a KubeletConfiguration. The empty text says nothing.
+    #[must_use]
+    pub(crate) fn of(config: &Value) -> Self {
+        let text = |key| {
+            let text = lenient::member(config, key)?.as_str()?;
+            (!text.is_empty()).then(|| text.to_owned())
+        };
+        Self {
+            driver: text("cgroupDriver").and_then(|name| name.parse().ok()),
+            cgroup_root: text("cgroupRoot"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::fake::Tree;
+
+    fn words_of(driver: Option<Driver>, root: Option<&str>) -> Words {
+        Words {
+            driver,
+            cgroup_root: root.map(str::to_owned),
+        }
+    }
+
+    /// Group of all pods, source, settled.
+    fn check(
+        own: &str,
+        configz: Option<Words>,
+        process: Option<Process>,
+        there: &[&str],
+        want: (&str, Source, bool),
+    ) {
+        let own = CgroupPath::new(own).unwrap();
+        let found = decide(&own, configz.as_ref(), process.as_ref(), |layout| {
+            there.contains(&layout.pods.as_str())
+        });
+        let got = (found.layout.pods.as_str(), found.source, found.settled);
+        assert_eq!(got, want, "{own} {configz:?} {process:?} {there:?}");
+    }
+
+    #[test]
+    fn the_kubelets_word_goes_first_then_what_is_there() {
+        use Driver::{Cgroupfs, Systemd};
+        use Source::{Configz, Directories, File, Flag, Guess};
+        let says = |driver| Some(words_of(Some(driver), None));
+        let process = |flag: Option<Words>, file: Option<Words>| {
+            Some(Process {
+                flag: flag.unwrap_or_default(),
+                file: file.unwrap_or_default(),
+            })
+        };
+        let (slice, plain) = ("kubepods.slice", "kubepods");
+        // Nothing is there yet: used, and looked at again.
+        check("", says(Systemd), None, &[], (slice, Configz, false));
+        check("", says(Cgroupfs), None, &[], (plain, Configz, false));
+        check("", says(Cgroupfs), None, &[plain], (plain, Configz, true));
+        // An old tree of the other driver beside it.
+        let both = [slice, plain];
+        check("", says(Cgroupfs), None, &both, (plain, Configz, true));
+        check("", says(Systemd), None, &both, (slice, Configz, true));
+        // The runtime overruled the setting.
+        check(
+            "",
+            says(Cgroupfs),
+            None,
+            &[slice],
+            (slice, Directories, false),
+        );
+        // Configz before flag before file.
+        let flag = process(says(Systemd), says(Cgroupfs));
+        check(
+            "",
+            says(Cgroupfs),
+            flag.clone(),
+            &both,
+            (plain, Configz, true),
+        );
+        check("", None, flag.clone(), &both, (slice, Flag, true));
+        check("", Some(Words::default()), flag, &both, (slice, Flag, true));
+        let file = process(None, says(Cgroupfs));
+        check("", None, file, &both, (plain, File, true));
+        // Nobody says anything.
+        check("", None, None, &[plain], (plain, Directories, false));
+        check("", None, None, &both, (slice, Directories, false));
+        check("", None, None, &[], (slice, Guess, false));
+        check("", None, process(None, None), &[], (plain, Guess, false));
+        // cgroupRoot: our own setting, the kubelet's, kind's.
+        let (kind, slices) = ("kubelet/kubepods", "kubelet.slice/kubelet-kubepods.slice");
+        let rooted = |driver, root| Some(words_of(Some(driver), Some(root)));
+        check(
+            "",
+            rooted(Systemd, "/kubelet"),
+            None,
+            &[],
+            (slices, Configz, false),
+        );
+        check(
+            "",
+            rooted(Cgroupfs, "/kubelet"),
+            None,
+            &[kind],
+            (kind, Configz, true),
+        );
+        check(
+            "",
+            rooted(Cgroupfs, "/"),
+            None,
+            &[kind, plain],
+            (plain, Configz, true),
+        );
+        check("", None, None, &[kind], (kind, Directories, false));
+        check("", None, None, &[slices], (slices, Directories, false));
+        check("", says(Systemd), None, &[slices], (slices, Configz, true));
+        check(
+            "own",
+            rooted(Cgroupfs, "/kubelet"),
+            None,
+            &[kind],
+            ("own/kubepods", Configz, false),
+        );
+    }
+
+    #[test]
+    fn the_process_and_its_file_are_read() {
+        let config = "kind: KubeletConfiguration\ncgroupDriver: \"systemd\" # as containerd\n";
+        for (cmdline, path, file, want) in [
+            (
+                "kubelet\0--cgroup-driver=cgroupfs\0--cgroup-root\0/k\0",
+                "root/x",
+                "",
+                (Some(Driver::Cgroupfs), Some("/k"), None),
+            ),
+            (
+                "/usr/bin/kubelet\0--v=2\0",
+                "root/var/lib/kubelet/config.yaml",
+                config,
+                (None, None, Some(Driver::Systemd)),
+            ),
+            (
+                "kubelet\0--config=/etc/kubelet.json\0",
+                "root/etc/kubelet.json",
+                r#"{"cgroupDriver":"cgroupfs"}"#,
+                (None, None, Some(Driver::Cgroupfs)),
+            ),
+            (
+                "kubelet\0-config\0conf.yaml\0",
+                "cwd/conf.yaml",
+                "a:\n  cgroupDriver: systemd\ncgroupDriver: cgroupfs\n",
+                (None, None, Some(Driver::Cgroupfs)),
+            ),
+            (
+                "kubelet\0--cgroup-driver=magic\0",
+                "root/x",
+                "",
+                (None, None, None),
+            ),
+        ] {
+            let tree = Tree::v2("0-1").unwrap();
+            tree.put("proc/77/comm", "kubelet\n").unwrap();
+            tree.put("proc/77/cmdline", cmdline).unwrap();
+            tree.put(&format!("proc/77/{path}"), file).unwrap();
+            tree.put("proc/78/comm", "kubelet-proxy\n").unwrap();
+            let finder = Finder::new(tree.root().clone(), CgroupPath::root());
+            let process = finder.process().unwrap();
+            let got = (
+                process.flag.driver,
+                process.flag.cgroup_root.as_deref(),
+                process.file.driver,
+            );
+            assert_eq!(got, want, "{cmdline:?}");
+        }
+        let empty = Tree::v2("0-1").unwrap();
+        let finder = Finder::new(empty.root().clone(), CgroupPath::root());
+        assert_eq!(finder.process(), None);
+        // Before the first pod everything is a guess; afterwards it is not.
+        assert_eq!(finder.look(None).source, Source::Guess);
+        empty.group("kubepods/besteffort").unwrap();
+        let found = finder.look(None);
+        assert_eq!(
+            (found.layout.driver(), found.source),
+            (Driver::Cgroupfs, Source::Directories)
+        );
+        let said = words_of(Some(Driver::Cgroupfs), None);
+        assert!(finder.look(Some(&said)).settled);
+    }
+}

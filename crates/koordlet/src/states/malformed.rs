@@ -1,0 +1,212 @@
+//! Input that was not understood: said once, counted, and shown for as long as it stands.
+
+use parking_lot::Mutex;
+use prometheus::{GaugeVec, Opts, Registry};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Longest value that is kept as a metric label, in bytes; logs show the whole of it.
+const LABEL_BYTES: usize = 64;
+
+/// Most inputs that are shown as metrics at once; all are logged.
+const MOST_SHOWN: usize = 200;
+
+/// One value that breaks the rules of its field. What was good last, or the default, is used instead.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Malformed {
+    /// The field: an annotation's or label's key, or the path in a NodeSLO.
+    pub field: String,
+    /// The value as it was given.
+    pub value: String,
+    /// What is wrong with it.
+    pub error: String,
+}
+
+impl Malformed {
+    /// `value` of `field` is refused because of `error`.
+    pub fn new(
+        field: impl Into<String>,
+        value: impl Into<String>,
+        error: &(impl fmt::Display + ?Sized),
+    ) -> Self {
+        Self {
+            field: field.into(),
+            value: value.into(),
+            error: error.to_string(),
+        }
+    }
+}
+
+impl From<koord_api::extension::AnnotationError> for Malformed {
+    fn from(error: koord_api::extension::AnnotationError) -> Self {
+        Self {
+            error: error.problem.to_string(),
+            field: error.key,
+            value: error.value,
+        }
+    }
+}
+
+/// Every malformed input that stands now. Clones share the same list.
+#[derive(Debug, Clone, Default)]
+pub struct Complaints(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    standing: BTreeMap<String, Vec<Malformed>>,
+    /// How many lines were logged since the start.
+    said: u64,
+    gauge: Option<(GaugeVec, String)>,
+}
+
+impl Complaints {
+    /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value.
+    pub fn register(&self, registry: &Registry, node: &str) {
+        let opts = Opts::new(
+            "koordlet_malformed_input",
+            "Input that was not understood; the last good value or the default is used",
+        );
+        let Ok(gauge) = GaugeVec::new(opts, &["node", "object", "field", "value"]) else {
+            return;
+        };
+        if registry.register(Box::new(gauge.clone())).is_err() {
+            tracing::debug!("koordlet_malformed_input is registered already");
+        }
+        self.0.lock().gauge = Some((gauge, node.to_owned()));
+    }
+
+    /// Replaces what is wrong with `object` (such as `Pod default/a`). What was not wrong in the same
+    /// way before is logged, once.
+    pub fn replace(&self, object: &str, mut now: Vec<Malformed>) {
+        now.sort();
+        now.dedup();
+        let mut inner = self.0.lock();
+        let before = inner.standing.get(object);
+        if before.map_or(&[][..], Vec::as_slice) == now {
+            return;
+        }
+        for one in &now {
+            if !before.is_some_and(|before| before.contains(one)) {
+                let Malformed {
+                    field,
+                    value,
+                    error,
+                } = one;
+                tracing::warn!(object, field, value, error, "malformed, not used");
+            }
+        }
+        let fresh = now
+            .iter()
+            .filter(|one| !before.is_some_and(|before| before.contains(one)))
+            .count();
+        inner.said = inner
+            .said
+            .saturating_add(u64::try_from(fresh).unwrap_or(u64::MAX));
+        let before = if now.is_empty() {
+            inner.standing.remove(object)
+        } else {
+            inner.standing.insert(object.to_owned(), now)
+        };
+        inner.show(object, before.unwrap_or_default());
+    }
+
+    /// Forgets the objects with this prefix (such as `Pod `) for which `keep` does not hold.
+    pub fn retain(&self, prefix: &str, keep: impl Fn(&str) -> bool) {
+        let gone: Vec<String> = {
+            let inner = self.0.lock();
+            let names = inner.standing.keys();
+            names
+                .filter(|name| name.starts_with(prefix) && !keep(name))
+                .cloned()
+                .collect()
+        };
+        for object in gone {
+            self.replace(&object, Vec::new());
+        }
+    }
+
+    /// What stands now, by object.
+    #[must_use]
+    pub fn standing(&self) -> BTreeMap<String, Vec<Malformed>> {
+        self.0.lock().standing.clone()
+    }
+
+    /// How many complaints were logged since the start.
+    #[must_use]
+    pub fn said(&self) -> u64 {
+        self.0.lock().said
+    }
+}
+
+impl Inner {
+    fn show(&self, object: &str, before: Vec<Malformed>) {
+        let Some((gauge, node)) = &self.gauge else {
+            return;
+        };
+        for one in &before {
+            let _ = gauge.remove_label_values(&[node, object, &one.field, label(&one.value)]);
+        }
+        let shown: usize = self.standing.values().map(Vec::len).sum();
+        if shown > MOST_SHOWN {
+            return;
+        }
+        for one in self.standing.get(object).into_iter().flatten() {
+            let labels = [node.as_str(), object, &one.field, label(&one.value)];
+            gauge.with_label_values(&labels).set(1.0);
+        }
+    }
+}
+
+fn label(value: &str) -> &str {
+    let mut end = value.len().min(LABEL_BYTES);
+    while !value.is_char_boundary(end) {
+        end -= 1;
+    }
+    value.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(value: &str) -> Malformed {
+        Malformed::new("koordinator.sh/cpuBurst", value, "not JSON")
+    }
+
+    fn shown(registry: &Registry) -> Vec<String> {
+        let families = registry.gather();
+        let metrics = families.iter().flat_map(|family| family.get_metric());
+        let mut values: Vec<String> = metrics
+            .flat_map(|metric| metric.get_label())
+            .filter(|pair| pair.name() == "value")
+            .map(|pair| pair.value().to_owned())
+            .collect();
+        values.sort();
+        values
+    }
+
+    #[test]
+    fn each_is_said_once_and_shown_while_it_stands() {
+        let registry = Registry::new();
+        let complaints = Complaints::default();
+        complaints.register(&registry, "n");
+        for _ in 0..3 {
+            complaints.replace("Pod a/b", vec![one("{"), one("{")]);
+        }
+        assert_eq!(complaints.said(), 1);
+        complaints.replace("Pod a/b", vec![one("{"), one("[")]);
+        assert_eq!(complaints.said(), 2);
+        assert_eq!(shown(&registry), ["[", "{"]);
+        complaints.replace("Pod a/c", vec![one("é".repeat(40).as_str())]);
+        assert_eq!(shown(&registry).len(), 3);
+        complaints.retain("Pod ", |name| name == "Pod a/b");
+        complaints.replace("Pod a/b", vec![one("[")]);
+        assert_eq!(shown(&registry), ["["]);
+        complaints.replace("Pod a/b", Vec::new());
+        assert!(shown(&registry).is_empty() && complaints.standing().is_empty());
+        // The same again is said again.
+        complaints.replace("Pod a/b", vec![one("{")]);
+        assert_eq!(complaints.said(), 4);
+    }
+}

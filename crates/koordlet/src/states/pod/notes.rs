@@ -1,0 +1,192 @@
+//! What annotations and labels ask for a pod, beyond its class. Few pods have any.
+
+use super::super::malformed::Malformed;
+use super::super::reader::Reader;
+use super::PodInfo;
+use koord_api::extension::{
+    self, DeviceAllocations, NumaNodeResource, OomScoreAdj, PodMemoryQOSConfig, PodNetworkQOS,
+    Resctrl, ResourceStatus,
+};
+use koord_api::slo::{BlkIOQOSCfg, CPUBurstConfig, CPUBurstPolicy, CPUQOSCfg};
+use koord_api::{annotations, labels};
+use koord_host::CpuSet;
+use std::collections::BTreeMap;
+
+/// Which pods may share a physical core with a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CoreSchedPolicy {
+    /// Those of its group.
+    #[default]
+    Group,
+    /// Core scheduling leaves it alone.
+    None,
+    /// Nobody else.
+    Exclusive,
+}
+
+/// What annotations and labels ask for.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Notes {
+    /// `koordinator.sh/cpuBurst`: laid over the node's strategy.
+    pub cpu_burst: Option<CPUBurstConfig>,
+    /// `koordinator.sh/cpuQOS`.
+    pub cpu_qos: Option<CPUQOSCfg>,
+    /// `koordinator.sh/memoryQOS`.
+    pub memory_qos: Option<PodMemoryQOSConfig>,
+    /// `koordinator.sh/blkioQOS`.
+    pub blkio_qos: Option<BlkIOQOSCfg>,
+    /// `koordinator.sh/networkQOS`.
+    pub network_qos: Option<PodNetworkQOS>,
+    /// `koordinator.sh/oom-score-adj` and `oom-score-adj-spec`.
+    pub oom_score_adj: OomScoreAdj,
+    /// Resources by NUMA node, from `scheduling.koordinator.sh/resource-status`.
+    pub numa: Vec<NumaNodeResource>,
+    /// `scheduling.koordinator.sh/device-allocated`.
+    pub devices: DeviceAllocations,
+    /// `node.koordinator.sh/resctrl`, with its text: a group is made once per pod and text.
+    pub resctrl: Option<(Resctrl, String)>,
+    /// Label `koordinator.sh/core-sched-group-id`; the empty group is one, too.
+    pub core_sched_group: Option<String>,
+    /// Label `koordinator.sh/core-sched-policy`.
+    pub core_sched_policy: CoreSchedPolicy,
+    /// Label `koordinator.sh/gpu-isolation-provider`.
+    pub gpu_isolation: Option<String>,
+}
+
+/// No notes: those of most pods.
+pub(super) static NONE: Notes = Notes {
+    cpu_burst: None,
+    cpu_qos: None,
+    memory_qos: None,
+    blkio_qos: None,
+    network_qos: None,
+    oom_score_adj: OomScoreAdj {
+        default: None,
+        containers: BTreeMap::new(),
+    },
+    numa: Vec::new(),
+    devices: BTreeMap::new(),
+    resctrl: None,
+    core_sched_group: None,
+    core_sched_policy: CoreSchedPolicy::Group,
+    gpu_isolation: None,
+};
+
+/// What the annotations say that every pod is asked for.
+pub(super) struct Read {
+    pub(super) notes: Option<Box<Notes>>,
+    /// From `resource-status`; never empty.
+    pub(super) cpus: Option<CpuSet>,
+    pub(super) evictable_by: Option<Vec<String>>,
+    pub(super) eviction_priority: i32,
+}
+
+impl Read {
+    /// Reads annotations and labels; `last` speaks for what does not fit its format.
+    pub(super) fn of(
+        reader: &mut Reader<'_>,
+        labels: Option<&BTreeMap<String, String>>,
+        last: Option<&PodInfo>,
+    ) -> Self {
+        let before = last.map_or(&NONE, PodInfo::notes);
+        let notes = reader.notes();
+        let label = |key: &str| labels.and_then(|labels| labels.get(key)).cloned();
+        let status = reader.json::<ResourceStatus>(annotations::RESOURCE_STATUS, None);
+        let (cpus, numa) = resource_status(reader, status, last);
+        let key = annotations::POD_RESCTRL;
+        let text = reader.text(key).unwrap_or_default().to_owned();
+        let resctrl = match reader.json::<Resctrl>(key, None) {
+            Some(resctrl) => Some((resctrl, text)),
+            None if text.is_empty() => None,
+            None => before.resctrl.clone(),
+        };
+        let key = annotations::POD_CPU_BURST;
+        let mut cpu_burst = reader.json::<CPUBurstConfig>(key, before.cpu_burst.clone());
+        if let Some(error) = cpu_burst.as_ref().and_then(bad_burst) {
+            let text = reader.text(key).unwrap_or_default();
+            reader.malformed.push(Malformed::new(key, text, &error));
+            cpu_burst = before.cpu_burst.clone();
+        }
+        let default = OomScoreAdj::read_default(notes);
+        let default = reader.checked(default, before.oom_score_adj.default);
+        let containers = OomScoreAdj::read_containers(notes).map(Some);
+        let containers = reader.checked(containers, Some(before.oom_score_adj.containers.clone()));
+        let cpu_qos = extension::pod_cpu_qos(notes);
+        let all = Notes {
+            cpu_burst,
+            cpu_qos: reader.checked(cpu_qos, before.cpu_qos.clone()),
+            memory_qos: reader.json(annotations::POD_MEMORY_QOS, before.memory_qos.clone()),
+            blkio_qos: reader.json(annotations::POD_BLKIO_QOS, before.blkio_qos.clone()),
+            network_qos: reader.json(annotations::POD_NETWORK_QOS, before.network_qos.clone()),
+            oom_score_adj: OomScoreAdj {
+                default,
+                containers: containers.unwrap_or_default(),
+            },
+            numa,
+            devices: reader
+                .json(annotations::DEVICE_ALLOCATED, Some(before.devices.clone()))
+                .unwrap_or_default(),
+            resctrl,
+            core_sched_group: label(labels::POD_CORE_SCHED_GROUP),
+            core_sched_policy: match label(labels::POD_CORE_SCHED_POLICY).as_deref() {
+                Some("none") => CoreSchedPolicy::None,
+                Some("exclusive") => CoreSchedPolicy::Exclusive,
+                _ => CoreSchedPolicy::Group,
+            },
+            gpu_isolation: label(labels::GPU_ISOLATION_PROVIDER),
+        };
+        // What nobody could read allows nobody to evict.
+        let nobody = last.map_or(Some(Vec::new()), |last| last.evictable_by.clone());
+        let policy = extension::eviction_policy(notes);
+        let priority = extension::eviction_priority(notes);
+        Self {
+            evictable_by: reader.checked(policy, nobody),
+            eviction_priority: reader
+                .checked(priority, last.map(|last| last.eviction_priority))
+                .unwrap_or_default(),
+            cpus,
+            notes: (all != NONE).then(|| Box::new(all)),
+        }
+    }
+}
+
+fn resource_status(
+    reader: &mut Reader<'_>,
+    status: Option<ResourceStatus>,
+    last: Option<&PodInfo>,
+) -> (Option<CpuSet>, Vec<NumaNodeResource>) {
+    let key = annotations::RESOURCE_STATUS;
+    let Some(text) = reader.text(key) else {
+        return (None, Vec::new());
+    };
+    let read = status.and_then(|status| match status.cpuset.parse::<CpuSet>() {
+        Ok(cpus) => Some((cpus, status.numa_node_resources)),
+        Err(error) => {
+            reader.malformed.push(Malformed::new(key, text, &error));
+            None
+        }
+    });
+    match read {
+        Some((cpus, numa)) => (Some(cpus).filter(|cpus| !cpus.is_empty()), numa),
+        None => last.map_or((None, Vec::new()), |last| {
+            (last.cpus.clone(), last.notes().numa.clone())
+        }),
+    }
+}
+
+/// What is wrong with a burst annotation that reads as JSON.
+fn bad_burst(config: &CPUBurstConfig) -> Option<String> {
+    let policy = config.policy.as_ref().map(CPUBurstPolicy::as_str);
+    if let Some(policy) = policy.filter(|policy| !CPUBurstPolicy::from(*policy).is_known()) {
+        return Some(format!("field policy: unknown value {policy:?}"));
+    }
+    let strategy = koord_api::slo::CPUBurstStrategy {
+        policy: config.policy.clone(),
+        cpu_burst_percent: config.cpu_burst_percent,
+        cfs_quota_burst_percent: config.cfs_quota_burst_percent,
+        cfs_quota_burst_period_seconds: config.cfs_quota_burst_period_seconds,
+        share_pool_threshold_percent: None,
+    };
+    let errors = koord_api::configmap::burst_violations(&strategy);
+    errors.first().map(ToString::to_string)
+}

@@ -1,0 +1,305 @@
+//! Which of the given values fit: types, bounds, names.
+//!
+//! A NodeSLO is taken apart as JSON, so that one bad field costs that field and no more.
+
+use super::super::malformed::Malformed;
+use super::{SUPPRESS_EXTENSION, SuppressExtension};
+use koord_api::configmap::{
+    FieldError, burst_violations, qos_violations, system_violations, threshold_violations,
+};
+use koord_api::lenient::{self, ReadError};
+use koord_api::slo::NodeSLOSpec;
+use serde_json::{Map, Value};
+
+/// Most fields that are taken out one by one before a whole section goes.
+const MOST_REPAIRS: usize = 64;
+
+/// A section that was checked.
+pub(super) struct Checked {
+    /// What can be used.
+    pub(super) spec: NodeSLOSpec,
+    /// The same as JSON.
+    pub(super) good: Value,
+    pub(super) malformed: Vec<Malformed>,
+}
+
+/// The sections of a NodeSLO, each read on its own.
+const SECTIONS: [&str; 6] = [
+    "resourceUsedThresholdWithBE",
+    "resourceQOSStrategy",
+    "cpuBurstStrategy",
+    "systemStrategy",
+    "extensions",
+    "hostApplications",
+];
+
+/// Takes from `given` what fits, and from `last` what stood in the place of the rest.
+pub(super) fn check(given: &Value, last: &Value) -> Checked {
+    let mut malformed = Vec::new();
+    let mut good = Map::new();
+    let nothing = Map::new();
+    let sections = given.as_object().unwrap_or_else(|| {
+        if !given.is_null() {
+            malformed.push(Malformed::new("spec", given.to_string(), "is no object"));
+        }
+        &nothing
+    });
+    for name in SECTIONS {
+        let Some(section) = sections.get(name).filter(|section| !section.is_null()) else {
+            continue;
+        };
+        let mut repair = Repair {
+            section: Value::Object(Map::from_iter([(name.to_owned(), section.clone())])),
+            last,
+            malformed: &mut malformed,
+        };
+        repair.run(name);
+        if let Value::Object(section) = repair.section {
+            good.extend(section);
+        }
+    }
+    let good = Value::Object(good);
+    Checked {
+        spec: lenient::from_value(&good).unwrap_or_default(),
+        good,
+        malformed,
+    }
+}
+
+/// One section on its way to being good.
+struct Repair<'a> {
+    /// An object whose only member is the section.
+    section: Value,
+    last: &'a Value,
+    malformed: &'a mut Vec<Malformed>,
+}
+
+impl Repair<'_> {
+    fn run(&mut self, name: &str) {
+        for _ in 0..MOST_REPAIRS {
+            let spec: NodeSLOSpec = match lenient::from_value(&self.section) {
+                Ok(spec) => spec,
+                Err(ReadError::Field { path, message }) => {
+                    self.replace(&path, &message);
+                    continue;
+                }
+                Err(ReadError::Syntax(message)) => {
+                    self.replace(name, &message);
+                    continue;
+                }
+            };
+            let violations = violations(&spec);
+            if violations.is_empty() {
+                return;
+            }
+            for FieldError { field, reason, .. } in violations {
+                self.replace(&field, &reason);
+            }
+        }
+        self.section = Value::Null;
+    }
+
+    /// Reports what is at `path` and puts the last good value there, or nothing.
+    fn replace(&mut self, path: &str, error: &str) {
+        let mut steps = steps(path);
+        // Where a value cannot be told apart from its surroundings, these go.
+        while steps.len() > 1 && descend(&self.section, &steps).is_none() {
+            steps.pop();
+        }
+        let Some(found) = descend(&self.section, &steps).cloned() else {
+            self.section = Value::Null;
+            return;
+        };
+        let shown = match &found {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let report = Malformed::new(path, shown, error);
+        if !self.malformed.contains(&report) {
+            self.malformed.push(report);
+        }
+        // Half an application would be looked for in the wrong group.
+        let element = matches!(steps[..], [_, Step::Element(_), ..]).then_some(2);
+        steps.truncate(element.unwrap_or(steps.len()));
+        let before = match descend(&self.section, &steps).filter(|_| element.is_some()) {
+            Some(element) => {
+                let name = lenient::member(element, "name");
+                let list = lenient::member(self.last, "hostApplications");
+                let list = list.and_then(Value::as_array).into_iter().flatten();
+                list.filter(|before| *before != element)
+                    .find(|before| lenient::member(before, "name") == name)
+            }
+            None => descend(self.last, &steps).filter(|before| **before != found),
+        };
+        let before = before.cloned();
+        put(&mut self.section, &steps, before);
+    }
+}
+
+/// All rules of all sections. Paths start at the spec.
+fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
+    let mut all = Vec::new();
+    let mut add = |section: &str, errors: Vec<FieldError>| {
+        all.extend(errors.into_iter().map(|mut error| {
+            error.field = format!("{section}.{}", error.field);
+            error
+        }));
+    };
+    if let Some(strategy) = &spec.resource_used_threshold_with_be {
+        let mut errors = threshold_violations(strategy);
+        if let Some(policy) = &strategy.cpu_suppress_policy {
+            let name = Name(policy.as_str(), policy.is_known());
+            name.check("cpuSuppressPolicy", "cpuset, cfsQuota", &mut errors);
+        }
+        if let Some(policy) = &strategy.cpu_evict_policy {
+            let name = Name(policy.as_str(), policy.is_known());
+            name.check(
+                "cpuEvictPolicy",
+                "evictByRealLimit, evictByAllocatable",
+                &mut errors,
+            );
+        }
+        add("resourceUsedThresholdWithBE", errors);
+    }
+    if let Some(strategy) = &spec.resource_qos_strategy {
+        let mut errors = qos_violations(strategy);
+        let policies = strategy.policies.as_ref();
+        if let Some(policy) = policies.and_then(|p| p.cpu_policy.as_ref()) {
+            let name = Name(policy.as_str(), policy.is_known());
+            name.check(
+                "policies.cpuPolicy",
+                "groupIdentity, coreSched",
+                &mut errors,
+            );
+        }
+        if let Some(policy) = policies.and_then(|p| p.net_qos_policy.as_ref()) {
+            let name = Name(policy.as_str(), policy.is_known());
+            name.check("policies.netQOSPolicy", "tc, terway-qos", &mut errors);
+        }
+        add("resourceQOSStrategy", errors);
+    }
+    if let Some(strategy) = &spec.cpu_burst_strategy {
+        let mut errors = burst_violations(strategy);
+        if let Some(policy) = &strategy.policy {
+            let name = Name(policy.as_str(), policy.is_known());
+            name.check(
+                "policy",
+                "none, cpuBurstOnly, cfsQuotaBurstOnly, auto",
+                &mut errors,
+            );
+        }
+        add("cpuBurstStrategy", errors);
+    }
+    if let Some(strategy) = &spec.system_strategy {
+        add("systemStrategy", system_violations(strategy));
+    }
+    if let Some(value) = spec
+        .extensions
+        .as_ref()
+        .and_then(|all| all.get(SUPPRESS_EXTENSION))
+        && let Err(error) = lenient::from_value::<SuppressExtension>(value)
+    {
+        let (path, reason) = match error {
+            ReadError::Field { path, message } if path != "." => (format!(".{path}"), message),
+            error => (String::new(), error.to_string()),
+        };
+        let error = FieldError {
+            field: format!("{SUPPRESS_EXTENSION}{path}"),
+            value: value.to_string(),
+            reason,
+        };
+        add("extensions", vec![error]);
+    }
+    all
+}
+
+/// A name that is one of a set, and whether it is. The empty one is no choice at all.
+struct Name<'a>(&'a str, bool);
+
+impl Name<'_> {
+    fn check(self, field: &str, known: &str, errors: &mut Vec<FieldError>) {
+        let Self(name, is_known) = self;
+        if !is_known && !name.is_empty() {
+            errors.push(FieldError {
+                field: field.to_owned(),
+                value: format!("{name:?}"),
+                reason: format!("must be one of {known}"),
+            });
+        }
+    }
+}
+
+/// One step of a path: a member or an element.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Member(&'a str),
+    Element(usize),
+}
+
+/// The steps of a path such as `hostApplications[0].cgroupPath.base`.
+fn steps(path: &str) -> Vec<Step<'_>> {
+    let mut steps = Vec::new();
+    for part in path.split('.') {
+        let mut parts = part.split('[');
+        if let Some(name) = parts.next().filter(|name| !name.is_empty()) {
+            steps.push(Step::Member(name));
+        }
+        for index in parts {
+            if let Ok(index) = index.trim_end_matches(']').parse() {
+                steps.push(Step::Element(index));
+            }
+        }
+    }
+    steps
+}
+
+fn descend<'a>(value: &'a Value, steps: &[Step<'_>]) -> Option<&'a Value> {
+    steps.iter().try_fold(value, |value, step| match step {
+        Step::Member(name) => lenient::member(value, name),
+        Step::Element(index) => value.get(index),
+    })
+}
+
+/// Puts `new` at the end of `steps`, or takes away what is there.
+fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
+    match (steps, value) {
+        ([Step::Member(name)], Value::Object(object)) => {
+            // The spelling that was read.
+            let name = object
+                .keys()
+                .find(|key| *key == name)
+                .or_else(|| object.keys().find(|key| key.eq_ignore_ascii_case(name)))
+                .cloned();
+            if let Some(name) = name {
+                match new {
+                    Some(new) => drop(object.insert(name, new)),
+                    None => drop(object.remove(&name)),
+                }
+            }
+        }
+        ([Step::Element(index)], Value::Array(list)) if *index < list.len() => match new {
+            Some(new) => {
+                if let Some(slot) = list.get_mut(*index) {
+                    *slot = new;
+                }
+            }
+            None => drop(list.remove(*index)),
+        },
+        ([Step::Member(name), rest @ ..], Value::Object(object)) => {
+            let key = object
+                .keys()
+                .find(|key| *key == name)
+                .or_else(|| object.keys().find(|key| key.eq_ignore_ascii_case(name)))
+                .cloned();
+            if let Some(next) = key.and_then(|key| object.get_mut(&key)) {
+                put(next, rest, new);
+            }
+        }
+        ([Step::Element(index), rest @ ..], Value::Array(list)) => {
+            if let Some(next) = list.get_mut(*index) {
+                put(next, rest, new);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,184 @@
+use super::*;
+use serde_json::json;
+
+fn slo(value: &Value) -> Slo {
+    let (slo, malformed) = Slo::read(value, None);
+    assert_eq!(malformed, [], "{value}");
+    slo
+}
+
+/// Field and value of what is refused.
+fn refused(value: &Value, last: Option<&Slo>) -> (Slo, Vec<(String, String)>) {
+    let (slo, malformed) = Slo::read(value, last);
+    let named = malformed.into_iter().map(|one| (one.field, one.value));
+    (slo, named.collect())
+}
+
+#[test]
+fn defaults_fill_what_is_open() {
+    let none = slo(&json!({}));
+    let default = Slo::default();
+    assert_eq!((none.known, default.known), (true, false));
+    assert_eq!(none.spec, default.spec);
+    let some = slo(&json!({"resourceUsedThresholdWithBE": {
+        "enable": true, "cpuSuppressPolicy": "cfsQuota", "memoryEvictThresholdPercent": 80}}));
+    assert!(some.enabled);
+    assert_eq!(some.policy, Policy::CfsQuota);
+    assert_eq!((some.suppress_percent, some.memory_percent), (65, Some(80)));
+    // An open policy is upstream's default.
+    let empty = slo(&json!({"resourceUsedThresholdWithBE": {"cpuSuppressPolicy": ""}}));
+    assert_eq!(empty.policy, Policy::Cpuset);
+}
+
+/// Upstream's merge (states_nodeslo): sections that are not given have the defaults, disabled
+/// features of LSR, LS and BE the neutral values.
+#[test]
+fn all_sections_have_their_defaults() {
+    let slo = slo(&json!({
+        "resourceQOSStrategy": {
+            "lsClass": {"memoryQOS": {"enable": true, "wmarkRatio": 90}},
+            "beClass": {"cpuQOS": {"enable": true, "schedIdle": 1},
+                        "resctrlQOS": {"enable": true, "catRangeEndPercent": 20}}},
+        "cpuBurstStrategy": {"policy": "auto"},
+        "systemStrategy": {"watermarkScaleFactor": 150},
+        "hostApplications": [{"name": "nginx", "qos": "LS", "priority": "koord-prod",
+            "cgroupPath": {"base": "CgroupRoot", "parentDir": "a", "relativePath": "b"}}]}));
+    let ls = slo.memory_qos(QosClass::Ls).unwrap();
+    assert_eq!((ls.wmark_ratio, ls.wmark_min_adj), (Some(90), Some(-25)));
+    let lsr = slo.memory_qos(QosClass::Lse).unwrap();
+    assert_eq!((lsr.enable, lsr.wmark_ratio), (Some(false), Some(0)));
+    let be = slo.cpu_qos(QosClass::Be).unwrap();
+    assert_eq!((be.group_identity, be.sched_idle), (Some(-1), Some(1)));
+    let be = slo.resctrl_qos(QosClass::Be).unwrap();
+    assert_eq!(
+        (be.cat_range_start_percent, be.cat_range_end_percent),
+        (Some(0), Some(20))
+    );
+    let ls = slo.resctrl_qos(QosClass::Ls).unwrap();
+    assert_eq!(
+        (ls.cat_range_end_percent, ls.mba_percent),
+        (Some(100), Some(100))
+    );
+    assert_eq!(
+        slo.cpu_qos(QosClass::System).unwrap().group_identity,
+        Some(0)
+    );
+    assert!(slo.class(QosClass::None).is_none());
+    let burst = slo.cpu_burst();
+    assert_eq!(
+        (burst.cpu_burst_percent, burst.cfs_quota_burst_percent),
+        (Some(1000), Some(300))
+    );
+    assert_eq!(burst.share_pool_threshold_percent, Some(50));
+    assert_eq!(slo.system().watermark_scale_factor, Some(150));
+    assert_eq!(slo.system().min_free_kbytes_factor, None);
+    assert!(!slo.by_core_sched());
+    let app = &slo.host_apps[0];
+    assert_eq!((app.name.as_str(), app.qos), ("nginx", QosClass::Ls));
+    assert_eq!(app.path.as_ref().unwrap().parent_dir, "a");
+}
+
+#[test]
+fn a_bad_field_keeps_its_last_good_value_and_costs_no_other() {
+    let first = slo(&json!({
+        "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressThresholdPercent": 70},
+        "cpuBurstStrategy": {"policy": "auto", "cpuBurstPercent": 500},
+        "hostApplications": [{"name": "a", "qos": "LS"}, {"name": "b", "qos": "BE"}]}));
+    let second = json!({
+        "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressThresholdPercent": 101,
+            "cpuSuppressPolicy": "magic", "memoryEvictThresholdPercent": 60},
+        "resourceQOSStrategy": {"lsClass": {"cpuQOS": {"enable": true, "groupIdentity": 7},
+            "memoryQOS": "all"}, "policies": {"cpuPolicy": "luck"}},
+        "cpuBurstStrategy": {"policy": "sometimes", "cpuBurstPercent": "many",
+            "cfsQuotaBurstPercent": 1e40},
+        "extensions": {"cpuSuppress": {"mode": "magic"}, "other": [1]},
+        "hostApplications": [{"name": "b", "qos": "LS", "cgroupPath": 7}, {"name": "a", "qos": 1},
+            {"name": "c", "cgroupPath": []}]});
+    let (kept, mut refused) = refused(&second, Some(&first));
+    assert!(kept.enabled);
+    assert_eq!(kept.suppress_percent, 70);
+    assert_eq!(
+        (kept.policy, kept.memory_percent),
+        (Policy::Cpuset, Some(60))
+    );
+    let ls = kept.cpu_qos(QosClass::Ls).unwrap();
+    assert_eq!((ls.enable, ls.group_identity), (Some(true), Some(2)));
+    let burst = kept.cpu_burst();
+    assert_eq!(burst.policy.as_ref().unwrap().as_str(), "auto");
+    assert_eq!(burst.cpu_burst_percent, Some(500));
+    assert_eq!(burst.cfs_quota_burst_percent, Some(300));
+    assert_eq!(kept.extension, SuppressExtension::default());
+    let apps: Vec<_> = kept
+        .host_apps
+        .iter()
+        .map(|a| (a.name.as_str(), a.qos))
+        .collect();
+    assert_eq!(apps, [("b", QosClass::Be), ("a", QosClass::Ls)]);
+    refused.sort();
+    let mut want = [
+        ("cpuBurstStrategy.cfsQuotaBurstPercent", "1e+40"),
+        ("cpuBurstStrategy.cpuBurstPercent", "many"),
+        ("cpuBurstStrategy.policy", "sometimes"),
+        ("extensions.cpuSuppress.mode", "magic"),
+        ("hostApplications[0].cgroupPath", "7"),
+        ("hostApplications[1].qos", "1"),
+        ("hostApplications[2].cgroupPath", "[]"),
+        ("resourceQOSStrategy.lsClass.cpuQOS.groupIdentity", "7"),
+        ("resourceQOSStrategy.lsClass.memoryQOS", "all"),
+        ("resourceQOSStrategy.policies.cpuPolicy", "luck"),
+        ("resourceUsedThresholdWithBE.cpuSuppressPolicy", "magic"),
+        (
+            "resourceUsedThresholdWithBE.cpuSuppressThresholdPercent",
+            "101",
+        ),
+    ]
+    .map(|(field, value)| (field.to_owned(), value.to_owned()));
+    want.sort();
+    assert_eq!(refused, want);
+    // Removed is removed: nothing is kept that was not refused.
+    assert_eq!(slo(&json!({})).suppress_percent, 65);
+    let (gone, refused) = self::refused(&json!({}), Some(&kept));
+    assert_eq!((gone.suppress_percent, refused.len()), (65, 0));
+}
+
+#[test]
+fn absurd_specs_give_defaults() {
+    let deep = (0..100).fold(json!(1), |value, _| json!({"a": value}));
+    for value in [
+        json!(7),
+        json!("spec"),
+        json!([]),
+        json!({"resourceUsedThresholdWithBE": 7}),
+        json!({"resourceQOSStrategy": []}),
+        json!({"systemStrategy": {"schedFeatures": {"A": "yes"}}}),
+        json!({"extensions": {"cpuSuppress": 7}}),
+        json!({"hostApplications": {"name": "a"}}),
+    ] {
+        let (slo, malformed) = Slo::read(&value, None);
+        assert_eq!(malformed.len(), 1, "{value}: {malformed:?}");
+        let mut spec = (*slo.spec).clone();
+        spec.extensions = None;
+        assert_eq!(spec, *Slo::default().spec, "{value}");
+    }
+    let deep = slo(&json!({"extensions": {"cpuSuppress": deep}}));
+    assert_eq!(deep.extension, SuppressExtension::default());
+    // Both of two that contradict each other are in order alone; one has to go.
+    let order = json!({"resourceUsedThresholdWithBE": {
+        "memoryEvictThresholdPercent": 50, "memoryEvictLowerPercent": 60}});
+    let (slo, refused) = refused(&order, None);
+    assert_eq!(
+        (slo.memory_percent, slo.memory_lower_percent),
+        (Some(50), None)
+    );
+    let field = "resourceUsedThresholdWithBE.memoryEvictLowerPercent";
+    assert_eq!(refused, [(field.to_owned(), "60".to_owned())]);
+}
+
+#[test]
+fn the_extension_switches_the_mode() {
+    let slo = slo(&json!({"extensions": {
+        "cpuSuppress": {"mode": "upstream", "beCPUIdle": true}, "other": 1}}));
+    assert_eq!(slo.extension.mode, Some(SuppressMode::Upstream));
+    assert_eq!(slo.extension.be_cpu_idle, Some(true));
+    assert!("magic".parse::<SuppressMode>().is_err());
+}
