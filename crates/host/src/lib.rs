@@ -16,6 +16,7 @@
 //! `unsafe` may appear, and each use says why it is sound.
 
 pub mod cgroup;
+pub mod core_sched;
 pub mod cpuset;
 pub mod error;
 pub mod fake;

@@ -1,6 +1,7 @@
 //! Where the kernel's pseudo-filesystems are, and which cgroup hierarchies are mounted.
 
 use crate::cgroup::Cgroup;
+use crate::core_sched::{self, Cookie};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::mounts::{Mounts, distinct_trees, mounts_by_layout, parse_mountinfo, relevant_mounts};
 use crate::path::CgroupPath;
@@ -135,6 +136,15 @@ pub trait KernelWriter: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the kernel answers.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// Reads or changes the core-scheduling cookie of the process `pid`, whose directory in procfs is
+    /// below `proc`; the answer is its cookie afterwards.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
+        let _ = proc;
+        core_sched::call(pid, cookie)
+    }
 }
 
 /// Writes for real.

@@ -2,6 +2,7 @@
 
 use super::resctrl::{Mounted, ResctrlHardware};
 use super::{Attempt, files, knobs, rules};
+use crate::core_sched::Cookie;
 use crate::cpuset::CpuSet;
 use crate::root::KernelWriter;
 use std::fs;
@@ -13,6 +14,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 struct State {
     attempts: Vec<Attempt>,
     refusals: Vec<(String, i32)>,
+    /// How many core-scheduling cookies were made.
+    cookies: u64,
 }
 
 /// The fake kernel. All state of the groups is in the files themselves.
@@ -190,6 +193,30 @@ impl KernelWriter for FakeKernel {
             refused,
         });
         result
+    }
+
+    /// A process with a file `core_sched_cookie` in procfs has a kernel with core scheduling; its
+    /// cookie is in there.
+    fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
+        let mut state = self.lock();
+        let file = |pid: u32| proc.join(format!("{pid}/core_sched_cookie"));
+        let read = |pid: u32| match fs::read_to_string(file(pid)) {
+            Ok(text) => text.trim().parse().map_err(io::Error::other),
+            Err(_) if proc.join(pid.to_string()).is_dir() => Err(errno(libc::EINVAL)),
+            Err(_) => Err(errno(libc::ESRCH)),
+        };
+        let old: u64 = read(pid)?;
+        let new = match cookie {
+            Cookie::Get => return Ok(old),
+            Cookie::New => {
+                state.cookies += 1;
+                state.cookies
+            }
+            Cookie::From(from) => read(from)?,
+            Cookie::Clear => 0,
+        };
+        fs::write(file(pid), format!("{new}\n"))?;
+        Ok(new)
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {

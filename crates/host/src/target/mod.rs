@@ -9,6 +9,7 @@ mod sysctl;
 pub use sysctl::{SchedFeature, Sysctl};
 
 use crate::cgroup::{Resource, Written};
+use crate::core_sched::Cookie;
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
 use crate::path::CgroupPath;
@@ -66,7 +67,8 @@ pub enum ResctrlFile {
 pub enum Attribute {
     /// `oom_score_adj`, -1000 to 1000.
     OomScoreAdj,
-    /// The core-scheduling cookie.
+    /// The core-scheduling cookie, a number; 0 is none. What is written is an action: `new`,
+    /// `from PID`, or `0`.
     CoreSchedCookie,
 }
 
@@ -345,10 +347,10 @@ impl Target {
                     "-1000 to 1000"
                 }
                 Attribute::CoreSchedCookie => {
-                    return Err(HostError::Unsupported {
-                        resource: self.kind().name(),
-                        version: "this build",
-                    });
+                    if Cookie::parse(value).is_some() {
+                        return Ok(());
+                    }
+                    "\"new\", \"from PID\" or 0"
                 }
             },
         };
@@ -357,6 +359,17 @@ impl Target {
             value: value.to_owned(),
             expected,
         })
+    }
+
+    /// The process whose core-scheduling cookie it is.
+    fn cookie_of(&self) -> Option<u32> {
+        match self {
+            Self::Process {
+                pid,
+                attribute: Attribute::CoreSchedCookie,
+            } => Some(*pid),
+            _ => None,
+        }
     }
 
     /// The file or directory.
@@ -486,6 +499,13 @@ impl Root {
         {
             return Ok(Some(if path.is_dir() { "1" } else { "0" }.to_owned()));
         }
+        if let Some(pid) = target.cookie_of() {
+            return match self.cookie(pid, Cookie::Get) {
+                Ok(cookie) => Ok(Some(cookie.to_string())),
+                Err(error) if error.is_gone() => Ok(None),
+                Err(error) => Err(error),
+            };
+        }
         self.read_with(&path, |content| target.decode(self, content))
     }
 
@@ -500,6 +520,13 @@ impl Root {
         } = target
         {
             return Ok(self.read_target(target)?.map(|now| now == value));
+        }
+        if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
+            return match self.cookie(pid, Cookie::Get) {
+                Ok(now) => self.has_cookie(now, wanted).map(Some),
+                Err(error) if error.is_gone() => Ok(None),
+                Err(error) => Err(error),
+            };
         }
         let path = target.path(self)?;
         let content = self.read(&path)?;
@@ -535,6 +562,9 @@ impl Root {
         {
             return self.put_directory(path, value);
         }
+        if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
+            return self.put_cookie(pid, wanted, path);
+        }
         let current = std::fs::read(&path).map_err(|error| HostError::io("read", &path, error))?;
         let current = String::from_utf8_lossy(&current);
         if let Target::SchedFeature(feature) = target
@@ -556,6 +586,44 @@ impl Root {
             path,
             old,
             new: value.to_owned(),
+            changed,
+        })
+    }
+
+    /// The cookie of a process after `cookie` was done to it.
+    fn cookie(&self, pid: u32, cookie: Cookie) -> Result<u64> {
+        let answer = self.writer().core_sched(&self.dirs().proc, pid, cookie);
+        answer.map_err(|error| match error.raw_os_error() {
+            // Without core scheduling, without prctl for it, or without hyper-threads.
+            Some(libc::EINVAL | libc::ENOSYS | libc::ENODEV) => HostError::Unsupported {
+                resource: TargetKind::Process(Attribute::CoreSchedCookie).name(),
+                version: "this kernel",
+            },
+            _ => HostError::call(format!("prctl(PR_SCHED_CORE, {cookie:?}, {pid})"), error),
+        })
+    }
+
+    fn has_cookie(&self, now: u64, wanted: Cookie) -> Result<bool> {
+        Ok(match wanted {
+            Cookie::Get => true,
+            Cookie::New => false,
+            Cookie::From(from) => now != 0 && now == self.cookie(from, Cookie::Get)?,
+            Cookie::Clear => now == 0,
+        })
+    }
+
+    fn put_cookie(&self, pid: u32, wanted: Cookie, path: PathBuf) -> Result<Written> {
+        let old = self.cookie(pid, Cookie::Get)?;
+        let changed = !self.has_cookie(old, wanted)?;
+        let new = if changed {
+            self.cookie(pid, wanted)?
+        } else {
+            old
+        };
+        Ok(Written {
+            path,
+            old: old.to_string(),
+            new: new.to_string(),
             changed,
         })
     }
