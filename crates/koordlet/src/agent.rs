@@ -75,6 +75,8 @@ pub struct Agent {
     strategies: Strategies,
     executor: Executor,
     leaving: FxHashMap<String, u64>,
+    facts_version: u64,
+    facts_seen: Option<(Arc<Slo>, Option<Arc<NodeInfo>>)>,
     audit: audit::Log,
 }
 
@@ -101,6 +103,8 @@ impl Agent {
             states,
             ticks: 0,
             leaving: FxHashMap::default(),
+            facts_version: 0,
+            facts_seen: None,
             audit,
         })
     }
@@ -125,6 +129,13 @@ impl Agent {
         self.measure.probe();
         let slo = self.states.slo.load_full();
         let node = self.states.node.load_full();
+        // A heartbeat brings a new Node object that says the same.
+        let seen = self.facts_seen.replace((slo.clone(), node.clone()));
+        let same = seen.is_some_and(|(old_slo, old_node)| {
+            let same_slo = Arc::ptr_eq(&old_slo, &slo) || old_slo == slo;
+            same_slo && old_node == node
+        });
+        self.facts_version += u64::from(!same);
         let (settings, node) = (&self.settings, node.as_deref());
         let needs = (self.strategies).needs(&facts(settings, &slo, node, &self.measure.machine));
         self.measure.collect(now, needs);
@@ -141,12 +152,13 @@ impl Agent {
             facts: facts(settings, &slo, node, &self.measure.machine),
             pods: pods.as_deref(),
             pods_version: self.measure.pods.version(),
-            store: &self.measure.store,
+            facts_version: self.facts_version,
             node_cpu: node_cpu.map(|milli| milli as i64),
             node_memory: node_memory.map(|bytes| bytes as i64),
             batch: &self.measure.batch,
             batch_cpu: self.measure.batch_cpu(),
             leaving: &self.leaving,
+            store: &self.measure.store,
             kernel: Kernel::new(&self.root),
         });
         drop(pods);

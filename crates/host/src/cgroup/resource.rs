@@ -500,7 +500,8 @@ impl Resource {
 }
 
 /// Bytes in a page of memory.
-fn page_size() -> i64 {
+#[must_use]
+pub fn page_size() -> i64 {
     i64::try_from(rustix::param::page_size())
         .unwrap_or(4096)
         .max(1)

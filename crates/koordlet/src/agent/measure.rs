@@ -14,6 +14,7 @@ use crate::report::Memory;
 use crate::states::{Layout, PodInfo};
 use crate::store::{Metric, Store, Subject};
 use koord_api::qos::KubeQos;
+use koord_host::procfs::CpuInfo;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
 use koord_model::suppress::Processor;
@@ -79,6 +80,8 @@ impl Measure {
             host_apps: HostApps::default(),
             machine: Machine {
                 processors,
+                page_size: koord_host::cgroup::resource::page_size(),
+                cpu_vendor: CpuInfo::read(&root).map_or_else(|_| String::new(), |cpu| cpu.vendor),
                 schedstat: root.proc("self/schedstat").exists(),
                 ..Machine::default()
             },
@@ -149,9 +152,10 @@ impl Measure {
             let value = self.root.cgroup(&group).value(Resource::CpuPressure);
             self.machine.psi = matches!(value, Ok(Some(_)));
         }
-        if self.ticks % 10 == 1 && !self.machine.cpu_idle {
+        if self.ticks.is_multiple_of(10) && self.machine.files.is_empty() {
             let class = self.root.cgroup(&self.batch);
-            self.machine.cpu_idle = class.supports(Resource::CpuIdle);
+            let files = Resource::ALL.into_iter();
+            self.machine.files = files.filter(|file| class.supports(*file)).collect();
         }
     }
 

@@ -1,3 +1,4 @@
+mod cpu;
 mod measured;
 
 use super::*;
@@ -54,8 +55,11 @@ impl Rig {
         Self::with(Settings::default())
     }
 
-    fn with(mut settings: Settings) -> Self {
-        let tree = Tree::hybrid("0-3").unwrap();
+    fn with(settings: Settings) -> Self {
+        Self::on(Tree::hybrid("0-3").unwrap(), settings)
+    }
+
+    fn on(tree: Tree, mut settings: Settings) -> Self {
         settings.layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
         let states = Arc::new(States::default());
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();

@@ -186,8 +186,7 @@ impl TrackedPod {
         self.usage.hurry();
         let mut old = std::mem::take(&mut self.containers);
         for group in info
-            .containers
-            .iter()
+            .resident_containers()
             .filter_map(|container| container.cgroup.as_ref())
         {
             let known = old.iter().position(|container| container.group == *group);

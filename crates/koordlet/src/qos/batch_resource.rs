@@ -1,12 +1,9 @@
 //! BatchResource: what BE pods asked for in batch resources, as cgroup values.
 //!
 //! * weight: `batch-cpu` request · 1024 / 1000, at least 2;
-//! * quota: `batch-cpu` limit · 100 µs per period, at least 1000, none without a limit; none at all
-//!   while CPU suppression limits batch work by quota (v1 refuses a class's quota below that of a
-//!   pod in it, and a quota within a quota only adds latency);
 //! * memory limit: `batch-memory` limit, none without.
 //!
-//! A pod gets the sums; one container without a limit makes the pod unlimited. Pods without any
+//! CPU quotas are CPULimits' business. A pod gets the sums; one container without a limit makes the pod unlimited. Pods without any
 //! batch resource are left alone. Where asked for, a BE pod's own group becomes `cpu.idle`; never
 //! the group of the whole class, because an idle group refuses the weight the kubelet writes there.
 
@@ -26,10 +23,8 @@ pub const NAME: &str = "BatchResource";
 pub const CLAIMS: &[Claim] = &[
     claim(Level::Pod, Resource::CpuShares),
     claim(Level::Pod, Resource::CpuIdle),
-    claim(Level::Pod, Resource::CfsQuota),
     claim(Level::Pod, Resource::MemoryLimit),
     claim(Level::Container, Resource::CpuShares),
-    claim(Level::Container, Resource::CfsQuota),
     claim(Level::Container, Resource::MemoryLimit),
 ];
 
@@ -66,8 +61,7 @@ impl Planner for Row {
             && cpu_suppress::mode(facts).0 == SuppressMode::Pressure
             && asked.unwrap_or(facts.settings.be_cpu_idle);
         let rule = Rule {
-            quotas: !plan.batch_quotas_lifted,
-            idle: facts.machine.cpu_idle.then_some(idle),
+            idle: facts.machine.has(Resource::CpuIdle).then_some(idle),
         };
         let now = view.now.ms();
         let due = self.planned.is_none_or(|(at, version, planned)| {
@@ -86,8 +80,6 @@ impl Planner for Row {
 /// The rules in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// Whether BE pods have quotas of their own.
-    pub quotas: bool,
     /// Whether BE pods' groups are idle; `None` where the kernel has no such file.
     pub idle: Option<bool>,
 }
@@ -97,32 +89,24 @@ pub struct Rule {
 pub struct Values {
     /// `cpu.shares`.
     pub shares: i64,
-    /// `cpu.cfs_quota_us`.
-    pub quota: i64,
     /// `memory.limit_in_bytes`.
     pub memory: i64,
 }
 
 /// The values for a container that asked for `batch`.
 #[must_use]
-pub fn container_values(batch: Batch, quotas: bool) -> Values {
+pub fn container_values(batch: Batch) -> Values {
     Values {
         shares: shares(batch.cpu_request.unwrap_or(0).max(0)),
-        quota: if quotas {
-            quota(batch.cpu_limit.filter(|milli| *milli > 0))
-        } else {
-            -1
-        },
         memory: batch.memory_limit.filter(|bytes| *bytes > 0).unwrap_or(-1),
     }
 }
 
 /// The values for a pod; `None` when no container asks for batch resources.
 #[must_use]
-pub fn pod_values(pod: &PodInfo, quotas: bool) -> Option<Values> {
+pub fn pod_values(pod: &PodInfo) -> Option<Values> {
     let mut any = false;
     let mut request = 0_i64;
-    let mut limit = Some(0_i64);
     let mut memory = Some(0_i64);
     for container in &pod.containers {
         any |= container.batch.is_some();
@@ -131,12 +115,10 @@ pub fn pod_values(pod: &PodInfo, quotas: bool) -> Option<Values> {
         let add = |sum: Option<i64>, value: Option<i64>| {
             Some(sum?.saturating_add(value.filter(|value| *value > 0)?))
         };
-        limit = add(limit, batch.cpu_limit);
         memory = add(memory, batch.memory_limit);
     }
     any.then(|| Values {
         shares: shares(request),
-        quota: if quotas { quota(limit) } else { -1 },
         memory: memory.unwrap_or(-1),
     })
 }
@@ -145,16 +127,12 @@ fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(2, 262_144)
 }
 
-fn quota(milli: Option<i64>) -> i64 {
-    milli.map_or(-1, |milli| milli.saturating_mul(100).max(1000))
-}
-
 /// The writes that bring a BE pod to its values.
 fn pod_writes(pod: &PodInfo, rule: Rule, plan: &mut Plan) {
     if pod.qos != QosClass::Be || !pod.is_active() {
         return;
     }
-    let Some(values) = pod_values(pod, rule.quotas) else {
+    let Some(values) = pod_values(pod) else {
         return;
     };
     if let Some(idle) = rule.idle {
@@ -163,7 +141,7 @@ fn pod_writes(pod: &PodInfo, rule: Rule, plan: &mut Plan) {
     push(plan, &Write::pod(pod), values);
     for container in &pod.containers {
         if let (Some(batch), Some(write)) = (container.batch, Write::container(pod, container)) {
-            push(plan, &write, container_values(batch, rule.quotas));
+            push(plan, &write, container_values(batch));
         }
     }
 }
@@ -171,7 +149,6 @@ fn pod_writes(pod: &PodInfo, rule: Rule, plan: &mut Plan) {
 fn push(plan: &mut Plan, at: &Write, values: Values) {
     for (resource, value) in [
         (Resource::CpuShares, values.shares),
-        (Resource::CfsQuota, values.quota),
         (Resource::MemoryLimit, values.memory),
     ] {
         plan.write(at.clone().set(resource, value));
@@ -182,10 +159,9 @@ fn push(plan: &mut Plan, at: &Write, values: Values) {
 mod tests {
     use super::*;
 
-    fn batch(request: Option<i64>, limit: Option<i64>, memory: Option<i64>) -> Batch {
+    fn batch(request: Option<i64>, memory: Option<i64>) -> Batch {
         Batch {
             cpu_request: request,
-            cpu_limit: limit,
             memory_limit: memory,
             ..Batch::default()
         }
@@ -194,26 +170,13 @@ mod tests {
     #[test]
     fn container_table() {
         for (given, want) in [
-            (
-                batch(Some(500), Some(500), Some(1 << 30)),
-                (512, 50_000, 1 << 30),
-            ),
-            (batch(Some(500), None, None), (512, -1, -1)),
-            (batch(None, Some(5), None), (2, 1000, -1)),
-            (batch(Some(0), Some(0), Some(0)), (2, -1, -1)),
-            (batch(Some(1), Some(-3), None), (2, -1, -1)),
+            (batch(Some(500), Some(1 << 30)), (512, 1 << 30)),
+            (batch(Some(500), None), (512, -1)),
+            (batch(None, None), (2, -1)),
+            (batch(Some(0), Some(0)), (2, -1)),
         ] {
-            let Values {
-                shares,
-                quota,
-                memory,
-            } = container_values(given, true);
-            assert_eq!((shares, quota, memory), want, "{given:?}");
+            let Values { shares, memory } = container_values(given);
+            assert_eq!((shares, memory), want, "{given:?}");
         }
-        let unlimited = container_values(batch(Some(500), Some(500), None), false);
-        assert_eq!(
-            unlimited.quota, -1,
-            "suppression by quota takes the pods' own quotas away"
-        );
     }
 }

@@ -6,22 +6,27 @@
 //! never touches the kernel, and keeps only its own memory.
 //!
 //! Where several want one file, one row owns it and the others leave a contribution in the plan:
-//! CPUSuppress says whether the quotas of batch pods are lifted, BatchResource writes them.
+//! CPUSuppress says whether the quotas of batch pods are lifted and CPUBurst how far a service's is
+//! raised, CPULimits writes them.
 
 pub mod batch_resource;
 pub mod claim;
+pub mod cpu_burst;
+pub mod cpu_limits;
 pub mod cpu_suppress;
 pub mod memory_evict;
 pub mod plan;
+pub mod reconcile;
 pub mod view;
 
 pub use claim::{Claim, ClaimError, Classes, Level};
-pub use plan::{Eviction, Plan, Write};
+pub use plan::{Burst, Eviction, Plan, Write};
 pub use view::{Facts, HeldUp, Kernel, Machine, PodView, View};
 
 use crate::gates::{Gate, Gates};
 use crate::metrics::Metrics;
 use crate::options::Settings;
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::fmt;
 
@@ -50,6 +55,21 @@ impl Needs {
             containers: self.containers || other.containers,
             throttling: self.throttling || other.throttling,
             batch_limit: self.batch_limit || other.batch_limit,
+        }
+    }
+}
+
+/// Says what is wrong once, until it is another thing.
+#[derive(Debug, Default)]
+pub struct Once(FxHashMap<&'static str, String>);
+
+impl Once {
+    /// Says what is wrong with the settings of `what`.
+    pub fn say(&mut self, what: &'static str, error: &dyn fmt::Display) {
+        let text = error.to_string();
+        if self.0.get(what) != Some(&text) {
+            tracing::warn!(feature = what, error = text, "is off");
+            self.0.insert(what, text);
         }
     }
 }
@@ -103,10 +123,12 @@ impl fmt::Debug for Strategy {
 
 /// Every strategy, in the order in which they run in a tick.
 pub const STRATEGIES: &[Strategy] = &[
-    // Before BatchResource: pods have no quotas of their own under that of the class.
     cpu_suppress::STRATEGY,
-    batch_resource::STRATEGY,
     memory_evict::STRATEGY,
+    batch_resource::STRATEGY,
+    cpu_burst::STRATEGY,
+    // Last of those about CPU: it puts together what they left for it.
+    cpu_limits::STRATEGY,
 ];
 
 /// A row of the table as it is shown.

@@ -5,6 +5,7 @@ use crate::executor::{Intent, Subject};
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Resource, Target};
+use rustc_hash::FxHashMap;
 
 /// A value that a strategy wants in the kernel.
 #[derive(Debug, Clone)]
@@ -143,6 +144,17 @@ pub struct Eviction {
     pub message: String,
 }
 
+/// How far a container may burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Burst {
+    /// The quota it shall have, in microseconds per period.
+    pub quota: i64,
+    /// The highest it may have, in percent of its limit.
+    pub quota_percent: i64,
+    /// The kernel's burst buffer, in percent of its limit.
+    pub buffer_percent: i64,
+}
+
 /// The decisions of one tick. Each strategy in turn adds its own, and sees what those before it
 /// left for it.
 #[derive(Debug, Default)]
@@ -153,16 +165,26 @@ pub struct Plan {
     evictions: Vec<Eviction>,
     /// Who writes now, and what it may.
     turn: (&'static str, &'static [Claim]),
+    /// Whether the files of this turn are looked at although they were written lately.
+    verify: bool,
     /// Writes that were not claimed.
     unclaimed: Vec<String>,
     /// Batch pods have no quotas of their own: the class is limited by one.
     pub batch_quotas_lifted: bool,
+    /// By container: how far it may burst.
+    pub bursts: FxHashMap<u64, Burst>,
 }
 
 impl Plan {
     /// It is the turn of `strategy`.
     pub(super) fn turn_of(&mut self, strategy: &'static str, claims: &'static [Claim]) {
         self.turn = (strategy, claims);
+        self.verify = false;
+    }
+
+    /// From now on in this turn: whether files are looked at although they were written lately.
+    pub fn verify(&mut self, verify: bool) {
+        self.verify = verify;
     }
 
     /// Wants a value in a file. What the strategy did not claim is refused: the file may be
@@ -185,12 +207,15 @@ impl Plan {
         if write.reason.is_empty() {
             write.reason = strategy;
         }
+        write.cacheable &= !self.verify;
         self.writes.push((strategy, write));
     }
 
     /// Wants a pod to go.
     pub fn evict(&mut self, eviction: Eviction) {
-        self.evictions.push(eviction);
+        if self.evictions.iter().all(|other| other.uid != eviction.uid) {
+            self.evictions.push(eviction);
+        }
     }
 
     /// What is to be done: writes, in the order in which they were wanted, and evictions.

@@ -6,9 +6,11 @@ use crate::collect::pressure::Signal;
 use crate::options::Settings;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo};
 use crate::store::Store;
-use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root};
+use koord_host::resctrl::ResctrlGroup;
+use koord_host::target::{SchedFeature, Sysctl};
+use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::suppress::{Processor, Usage};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// What is known before anything is measured.
 #[derive(Debug, Clone, Copy)]
@@ -62,8 +64,20 @@ pub struct Machine {
     pub psi: bool,
     /// Whether threads' run-queue delays can be read.
     pub schedstat: bool,
-    /// Whether groups can be `cpu.idle`.
-    pub cpu_idle: bool,
+    /// Which files the groups of this kernel have, as far as the group of a class shows.
+    pub files: FxHashSet<Resource>,
+    /// Bytes of a page.
+    pub page_size: i64,
+    /// `vendor_id` of the CPU.
+    pub cpu_vendor: String,
+}
+
+impl Machine {
+    /// Whether groups have this file.
+    #[must_use]
+    pub fn has(&self, file: Resource) -> bool {
+        self.files.contains(&file)
+    }
 }
 
 /// A share of time in which a pod was held up, and where it was read from. Shares of different
@@ -135,6 +149,55 @@ impl<'a> Kernel<'a> {
     }
 }
 
+impl Kernel<'_> {
+    /// Whether the machine has this knob.
+    #[must_use]
+    pub fn has_sysctl(&self, sysctl: Sysctl) -> bool {
+        sysctl.exists(self.0)
+    }
+
+    /// Whether the scheduler has this feature, on or off.
+    #[must_use]
+    pub fn has_sched_feature(&self, feature: &SchedFeature) -> bool {
+        let target = Target::SchedFeature(feature.clone());
+        matches!(self.0.read_target(&target), Ok(Some(_)))
+    }
+
+    /// A file of resctrl by its path below the mount; `None` where there is none.
+    #[must_use]
+    pub fn resctrl_file(&self, path: &str) -> Option<String> {
+        let file = ResctrlGroup::root().dir(self.0).join(path);
+        self.0.read(&file).ok().flatten()
+    }
+
+    /// The names of the resctrl groups.
+    #[must_use]
+    pub fn resctrl_groups(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(ResctrlGroup::root().dir(self.0));
+        let entries = entries.into_iter().flatten().flatten();
+        entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// The threads in a resctrl group; none where there is no such group.
+    #[must_use]
+    pub fn resctrl_tasks(&self, group: &ResctrlGroup) -> FxHashSet<u32> {
+        let file = group.dir(self.0).join("tasks");
+        let text = self.0.read(&file).ok().flatten().unwrap_or_default();
+        text.lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .collect()
+    }
+
+    /// The threads directly in a control group; none where there is no such group.
+    #[must_use]
+    pub fn threads(&self, group: &CgroupPath) -> Vec<u32> {
+        self.0.cgroup(group).tasks().unwrap_or_default()
+    }
+}
+
 /// One tick.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
@@ -148,8 +211,8 @@ pub struct View<'a> {
     pub pods: Option<&'a [PodView<'a>]>,
     /// Counts the lists of pods: another number is another list.
     pub pods_version: u64,
-    /// Every series, by the numbers that pods and containers have here.
-    pub store: &'a Store,
+    /// Counts the changes of the settings and of the Node object.
+    pub facts_version: u64,
     /// The node's CPU in use, in milli-cores.
     pub node_cpu: Option<i64>,
     /// The node's memory in use, in bytes, page cache left out.
@@ -160,6 +223,8 @@ pub struct View<'a> {
     pub batch_cpu: Option<i64>,
     /// Pods whose eviction was accepted and that may still be there, with the time in milliseconds.
     pub leaving: &'a FxHashMap<String, u64>,
+    /// All samples.
+    pub store: &'a Store,
     /// The kernel's values now.
     pub kernel: Kernel<'a>,
 }

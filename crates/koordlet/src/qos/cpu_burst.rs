@@ -1,0 +1,232 @@
+//! CPUBurst: services may use for a moment what they saved before.
+//!
+//! Two mechanisms, chosen by policy: the kernel's burst buffer, and a CFS quota that is raised while
+//! a container is throttled and the shared pool has room. Neither is written here: the row leaves
+//! what it wants in the plan, and CPULimits, which owns both files, puts it together with the limit
+//! and the node's normalization. Rules and formulas are in [`koord_model::burst`].
+
+use crate::gates::Gate;
+use crate::qos::{Burst, Facts, Needs, Plan, Planner, PodView, Strategy, View, cpu_limits};
+use crate::states::ContainerInfo;
+use crate::store::{Metric, Subject};
+use koord_api::qos::QosClass;
+use koord_api::slo::CPUBurstPolicy;
+use koord_host::Resource;
+use koord_model::burst::{self, Config, Limiter, PoolPod, PoolState, Raised};
+use koord_model::cpu_limit;
+use koord_model::field::FieldError;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The strategy's name.
+pub const NAME: &str = "CPUBurst";
+
+/// The longest window of the pool's use, in milliseconds.
+const POOL_WINDOW_MS: u64 = 10_000;
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::CPUBurst],
+    every: |settings| settings.interval_ms,
+    claims: &[],
+    make: |_, _| Box::new(CpuBurst::default()),
+};
+
+/// The strategy's memory.
+#[derive(Debug, Default)]
+struct CpuBurst {
+    /// By container.
+    limiters: FxHashMap<u64, Limiter>,
+    /// The base of each container's quota when it was last looked at, in microseconds per period.
+    bases: FxHashMap<u64, i64>,
+    /// What was said to be wrong with a setting.
+    said: FxHashSet<String>,
+}
+
+/// A container that may burst.
+struct Candidate<'a> {
+    id: u64,
+    info: &'a ContainerInfo,
+    config: Config,
+    base: i64,
+    present: i64,
+}
+
+impl Planner for CpuBurst {
+    fn needs(&self, facts: &Facts<'_>) -> Needs {
+        // A pod's annotation may ask for it on a node that does not; then its first seconds go
+        // without.
+        let node = facts.slo.cpu_burst().policy.as_ref();
+        let raises = !self.limiters.is_empty()
+            || node.is_some_and(|policy| {
+                matches!(
+                    policy,
+                    CPUBurstPolicy::Auto | CPUBurstPolicy::CfsQuotaBurstOnly
+                )
+            });
+        Needs {
+            containers: raises,
+            throttling: raises,
+            ..Needs::default()
+        }
+    }
+
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let candidates = self.candidates(view);
+        let state = pool(view);
+        let over = match state {
+            PoolState::Overload { over } => over,
+            _ => 0,
+        };
+        let raised = candidates.iter().map(|candidate| Raised {
+            id: candidate.id,
+            base: candidate.base,
+            present: candidate.present,
+        });
+        let lowered = burst::lowered(over, raised.collect());
+        let now = i64::try_from(view.now.ms()).unwrap_or(i64::MAX);
+        self.limiters.retain(|_, limiter| !limiter.expired(now));
+        for candidate in candidates {
+            let allowed = self.allows(view, &candidate, now);
+            let last = |metric| {
+                let window = view.facts.settings.interval_ms.saturating_mul(2);
+                let key = (Subject::Container(candidate.id), metric);
+                view.store.last(key, view.now.ms(), window)
+            };
+            let throttled = last(Metric::CpuThrottled);
+            let asked = burst::operation(&candidate.config, allowed, throttled);
+            let chosen = lowered.contains(&candidate.id);
+            let operation = burst::admitted(asked, state, chosen);
+            let percent = candidate.config.quota_percent;
+            let next = burst::next_quota(candidate.base, candidate.present, percent, operation);
+            plan.bursts.insert(
+                candidate.id,
+                Burst {
+                    quota: next.unwrap_or(candidate.present),
+                    quota_percent: percent,
+                    buffer_percent: if candidate.config.buffers() {
+                        candidate.config.buffer_percent
+                    } else {
+                        0
+                    },
+                },
+            );
+        }
+    }
+}
+
+impl CpuBurst {
+    fn candidates<'a>(&mut self, view: &View<'a>) -> Vec<Candidate<'a>> {
+        let mut found = Vec::new();
+        let mut wrong = Vec::new();
+        for pod in view.pods() {
+            if !cpu_limits::may_burst(pod.info) {
+                continue;
+            }
+            let node = view.facts.slo.cpu_burst();
+            let (config, errors) = Config::of(node, pod.info.notes().cpu_burst.as_ref());
+            wrong.extend(errors);
+            if !config.buffers() && !config.raises_quota() {
+                continue;
+            }
+            for (info, id) in running(pod) {
+                let base = cpu_limits::base(pod.info, info, &view.facts);
+                let group = info.cgroup.as_ref();
+                let present = group.and_then(|g| view.kernel.number(g, Resource::CfsQuota));
+                if let (true, Some(present)) = (base > 0, present) {
+                    // What the kubelet wrote, or what was in force before the node's ratio changed.
+                    let native = cpu_limit::quota_of(info.native.cpu_limit);
+                    let old = self.bases.insert(id, base).unwrap_or(native);
+                    let moved = old != base && present > 0;
+                    found.push(Candidate {
+                        id,
+                        info,
+                        config: config.clone(),
+                        base,
+                        present: if moved {
+                            cpu_limit::rebased(present, old, base)
+                        } else {
+                            present
+                        },
+                    });
+                }
+            }
+        }
+        self.say(wrong);
+        if self.bases.len() > found.len() {
+            let here: FxHashSet<u64> = found.iter().map(|candidate| candidate.id).collect();
+            self.bases.retain(|id, _| here.contains(id));
+        }
+        found
+    }
+
+    fn allows(&mut self, view: &View<'_>, candidate: &Candidate<'_>, now: i64) -> bool {
+        if candidate.config.period_seconds < 0 {
+            return true;
+        }
+        // Spread over the containers, so that they do not run dry together.
+        let share =
+            (candidate.id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f64 / (1 << 25) as f64;
+        let limiter = self
+            .limiters
+            .entry(candidate.id)
+            .or_insert_with(|| Limiter::new(&candidate.config, share, now));
+        limiter.follow(&candidate.config, share, now);
+        let limit = candidate.info.native.cpu_limit.unwrap_or(0);
+        let key = (Subject::Container(candidate.id), Metric::CpuUsage);
+        let window = view.facts.settings.interval_ms.saturating_mul(2);
+        let used = view.store.last(key, view.now.ms(), window);
+        limiter.allow(
+            now,
+            burst::usage_percent(limit, used.map(|milli| milli as i64)),
+        )
+    }
+
+    /// Says what is wrong with settings, once.
+    fn say(&mut self, errors: Vec<FieldError>) {
+        let mut now = FxHashSet::default();
+        for error in errors {
+            let text = error.to_string();
+            if !self.said.contains(&text) && !now.contains(&text) {
+                tracing::warn!(strategy = NAME, error = text, "ignored");
+            }
+            now.insert(text);
+        }
+        self.said = now;
+    }
+}
+
+/// The containers of a pod that run, with their numbers.
+pub(super) fn running<'a>(pod: &PodView<'a>) -> impl Iterator<Item = (&'a ContainerInfo, u64)> {
+    let (info, tracked) = (pod.info, pod.containers);
+    info.resident_containers().filter_map(move |container| {
+        let group = container.cgroup.as_ref()?;
+        let found = tracked.iter().find(|known| known.group == *group)?;
+        Some((container, found.id))
+    })
+}
+
+/// The state of the shared pool.
+fn pool(view: &View<'_>) -> PoolState {
+    let now = view.now.ms();
+    let window = POOL_WINDOW_MS.min(view.facts.settings.interval_ms.saturating_mul(5));
+    let mean = |subject| {
+        let mean = view.store.average((subject, Metric::CpuUsage), now, window);
+        mean.map(|milli| milli as i64)
+    };
+    let pods = view.pods().filter(|pod| {
+        pod.info.is_active() && !matches!(pod.info.qos, QosClass::Ls | QosClass::System)
+    });
+    let pods = pods.map(|pod| PoolPod {
+        qos: pod.info.qos,
+        request: pod.info.cpu_request,
+        used: mean(Subject::Pod(pod.id)),
+    });
+    let threshold = view.facts.slo.cpu_burst().share_pool_threshold_percent;
+    burst::pool_state(
+        view.facts.machine.processors.len(),
+        mean(Subject::Node),
+        pods,
+        threshold.unwrap_or(50),
+    )
+}

@@ -1,0 +1,256 @@
+//! CPULimits: the one writer of the CFS quotas and burst buffers of pods and containers.
+//!
+//! What wants these files is put together here, in this order: the limit (native or batch), whether
+//! quotas are lifted (exclusive CPUs; batch pods under a quota of their class), the node's CPU
+//! normalization, the burst strategy. The arithmetic is [`koord_model::cpu_limit`].
+//!
+//! A service's quota is the kubelet's business until one of these changes it; when none does any
+//! more, the limit is restored once.
+
+use crate::gates::Gate;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Facts, Level, Plan, Planner, PodView, Strategy, View, Write};
+use crate::states::{ContainerInfo, PodInfo};
+use koord_api::qos::{KubeQos, QosClass};
+use koord_host::{CgroupPath, Resource, TargetKind};
+use koord_model::cpu_limit::{self, Container, Limits, Source};
+use koord_model::suppress::UNLIMITED;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The strategy's name.
+pub const NAME: &str = "CPULimits";
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    claim(Level::Pod, Resource::CfsQuota),
+    claim(Level::Pod, Resource::CfsBurst),
+    claim(Level::Container, Resource::CfsQuota),
+    claim(Level::Container, Resource::CfsBurst),
+];
+
+const fn claim(level: Level, file: Resource) -> Claim {
+    Claim {
+        file: TargetKind::Cgroup(file),
+        level,
+        classes: Classes::ALL,
+    }
+}
+
+/// The row. It runs while any of those runs that leave something for it.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[
+        Gate::BatchResource,
+        Gate::CPUBurst,
+        Gate::CPUNormalization,
+        Gate::CPUSetAllocator,
+    ],
+    every: |settings| settings.interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(CpuLimits::default()),
+};
+
+/// What holds for the quotas of a pod, whatever the burst strategy says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Rule {
+    /// They are the kubelet's.
+    Leave,
+    /// The pod has CPUs of its own, or its class is limited as a whole.
+    Lifted,
+    /// They follow the limits, divided by the node's ratio.
+    Limits(Source, Option<f64>),
+}
+
+/// The strategy's memory.
+#[derive(Debug, Default)]
+struct CpuLimits {
+    /// Pods whose quotas are not as the kubelet wrote them, with the rule.
+    ours: FxHashMap<u64, Rule>,
+    /// Services whose leftovers of an earlier run were looked at.
+    seen: FxHashSet<u64>,
+    reconcile: Reconcile,
+}
+
+/// Whether the burst strategy is for such a pod.
+#[must_use]
+pub fn may_burst(pod: &PodInfo) -> bool {
+    pod.is_active()
+        && matches!(pod.qos, QosClass::Ls | QosClass::System | QosClass::None)
+        && pod.cpus.is_none()
+        && pod.kube_qos != KubeQos::BestEffort
+}
+
+/// The node's normalization ratio, where it holds for the pod.
+fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
+    let gates = &facts.settings.gates;
+    let shared = matches!(pod.qos, QosClass::Ls | QosClass::None | QosClass::Be);
+    let ratio = facts.node?.normalization_ratio?;
+    (gates.is_on(Gate::CPUNormalization) && shared && pod.cpus.is_none()).then_some(ratio)
+}
+
+/// The quota of a container's native limit under the node's normalization, in microseconds per
+/// period; -1 without a limit.
+#[must_use]
+pub fn base(pod: &PodInfo, container: &ContainerInfo, facts: &Facts<'_>) -> i64 {
+    let quota = cpu_limit::quota_of(container.native.cpu_limit);
+    cpu_limit::normalized(quota, ratio(pod, facts))
+}
+
+fn rule(pod: &PodInfo, facts: &Facts<'_>, batch_lifted: bool) -> Rule {
+    let gates = &facts.settings.gates;
+    match pod.qos {
+        QosClass::Be => {
+            let batch = pod.containers.iter().any(|c| c.batch.is_some());
+            if !gates.is_on(Gate::BatchResource) || !batch {
+                Rule::Leave
+            } else if batch_lifted {
+                Rule::Lifted
+            } else {
+                Rule::Limits(Source::Batch, ratio(pod, facts))
+            }
+        }
+        _ if pod.cpus.is_some() => {
+            if gates.is_on(Gate::CPUSetAllocator) && facts.settings.unset_cpu_quota {
+                Rule::Lifted
+            } else {
+                Rule::Leave
+            }
+        }
+        _ => match ratio(pod, facts) {
+            Some(ratio) => Rule::Limits(Source::Native, Some(ratio)),
+            None => Rule::Leave,
+        },
+    }
+}
+
+impl Planner for CpuLimits {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let every = view.facts.settings.reconcile_interval_ms;
+        let round = self.reconcile.due(view, every);
+        plan.verify(round == Some(Round::Periodic));
+        let due = round.is_some();
+        if due {
+            let here: FxHashSet<u64> = view.pods().map(|pod| pod.id).collect();
+            self.ours.retain(|id, _| here.contains(id));
+            self.seen.retain(|id| here.contains(id));
+        }
+        for pod in view.pods().filter(|pod| pod.info.is_active()) {
+            let rule = rule(pod.info, &view.facts, plan.batch_quotas_lifted);
+            let bursts =
+                super::cpu_burst::running(pod).any(|(_, id)| plan.bursts.contains_key(&id));
+            let was = self.ours.get(&pod.id).copied();
+            match (rule, bursts, was) {
+                (Rule::Leave, false, None) => {
+                    if may_burst(pod.info) && self.seen.insert(pod.id) && raised(view, pod) {
+                        limits(view, pod, Source::Native, None, plan);
+                    }
+                }
+                (Rule::Leave, false, Some(_)) => {
+                    // Once, and then it is the kubelet's again.
+                    self.ours.remove(&pod.id);
+                    limits(view, pod, Source::Native, None, plan);
+                }
+                (rule, bursts, was) => {
+                    self.ours.insert(pod.id, rule);
+                    if !due && !bursts && was == Some(rule) {
+                        continue;
+                    }
+                    match rule {
+                        Rule::Lifted => lift(pod.info, plan),
+                        Rule::Leave => limits(view, pod, Source::Native, None, plan),
+                        Rule::Limits(source, ratio) => limits(view, pod, source, ratio, plan),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether an earlier run left a raised quota or a buffer behind.
+fn raised(view: &View<'_>, pod: &PodView<'_>) -> bool {
+    super::cpu_burst::running(pod).any(|(container, _)| {
+        let Some(group) = &container.cgroup else {
+            return false;
+        };
+        let base = base(pod.info, container, &view.facts);
+        let read = |file| view.kernel.number(group, file);
+        base > 0
+            && (read(Resource::CfsQuota).is_some_and(|quota| quota > base)
+                || read(Resource::CfsBurst).is_some_and(|burst| burst > 0))
+    })
+}
+
+/// No quotas: pod first is no matter, the executor knows the order.
+fn lift(pod: &PodInfo, plan: &mut Plan) {
+    plan.write(Write::pod(pod).set(Resource::CfsQuota, UNLIMITED));
+    for container in pod.resident_containers() {
+        if let Some(write) = Write::container(pod, container) {
+            plan.write(write.set(Resource::CfsQuota, UNLIMITED));
+        }
+    }
+}
+
+/// Quotas and buffers by the limits, with what the burst strategy left in the plan.
+fn limits(view: &View<'_>, pod: &PodView<'_>, source: Source, ratio: Option<f64>, plan: &mut Plan) {
+    let limit_of = |container: &ContainerInfo| match source {
+        Source::Native => container.native.cpu_limit,
+        Source::Batch => container.batch.and_then(|batch| batch.cpu_limit),
+    };
+    let limit_of = |container: &ContainerInfo| limit_of(container).filter(|milli| *milli > 0);
+    let quota_now = |group: &CgroupPath| view.kernel.number(group, Resource::CfsQuota);
+    let mut wanted = Vec::new();
+    for (container, id) in super::cpu_burst::running(pod) {
+        let (Some(write), Some(group)) = (Write::container(pod.info, container), &container.cgroup)
+        else {
+            continue;
+        };
+        let burst = plan.bursts.get(&id);
+        let wants = Container {
+            limit: limit_of(container),
+            source,
+            present: match source {
+                Source::Native => quota_now(group),
+                Source::Batch => None,
+            },
+            raised: burst.map(|burst| burst.quota),
+            quota_percent: burst.map_or(100, |burst| burst.quota_percent),
+            buffer_percent: burst.map_or(0, |burst| burst.buffer_percent),
+        };
+        wanted.push((write, wants));
+    }
+    // A native pod's own quota also counts init containers, the largest of which may exceed the sum.
+    let sum = (pod.info.resident_containers()).try_fold(0_i64, |sum, container| {
+        Some(sum.saturating_add(limit_of(container)?))
+    });
+    let init = pod.info.init_containers.iter().filter_map(limit_of).max();
+    let limit = match source {
+        Source::Native => sum.map(|sum| sum.max(init.unwrap_or(0))),
+        Source::Batch => sum,
+    };
+    let own = Write::pod(pod.info);
+    let present = match source {
+        Source::Native => quota_now(&pod.info.cgroup),
+        Source::Batch => None,
+    };
+    let containers: Vec<Container> = wanted.iter().map(|(_, wants)| *wants).collect();
+    let of_pod = cpu_limit::pod(limit, source, present, &containers, ratio);
+    let groups = std::iter::once((own, of_pod)).chain(
+        (wanted.into_iter()).map(|(write, wants)| (write, cpu_limit::container(&wants, ratio))),
+    );
+    for (write, limits) in groups {
+        if let Some(limits) = limits {
+            push(view, plan, write, limits, source);
+        }
+    }
+}
+
+fn push(view: &View<'_>, plan: &mut Plan, at: Write, limits: Limits, source: Source) {
+    let because = |write: Write| match source {
+        Source::Native => write.because("limit, normalization and burst"),
+        Source::Batch => write,
+    };
+    plan.write(because(at.clone().set(Resource::CfsQuota, limits.quota)));
+    if view.facts.machine.has(Resource::CfsBurst) && source == Source::Native {
+        plan.write(because(at.set(Resource::CfsBurst, limits.burst)));
+    }
+}
