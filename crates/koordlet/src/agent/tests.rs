@@ -1,4 +1,5 @@
 mod cpu;
+mod evict;
 mod measured;
 
 use super::*;

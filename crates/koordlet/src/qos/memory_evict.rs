@@ -1,146 +1,108 @@
-//! BEMemoryEvict: when the node runs out of memory, BE pods go, cheapest loss first.
+//! MemoryEvict: pods go when the node runs out of memory, cheapest loss first, or when more is
+//! requested than is allocatable.
 
 use crate::gates::Gate;
+use crate::qos::cpu_evict::by_allocatable;
+use crate::qos::evict::{self, Round};
 use crate::qos::{Eviction, Plan, Planner, Strategy, View};
-use crate::states::{PodInfo, Slo};
-use koord_api::qos::QosClass;
-use koord_model::evict::{Candidate, MemoryThreshold, ThresholdError, victims};
-use rustc_hash::FxHashMap;
+use koord_api::resources;
+use koord_model::evict::config::{AllocatableThreshold, UsageThreshold, usage_priority};
+use koord_model::evict::plan::{Dimension, Measure, Pod, Task, by_batch_memory, by_priority};
+use std::collections::BTreeMap;
 
-/// The strategy's name, which is also what `koordinator.sh/eviction-policy` lists.
-pub const NAME: &str = "BEMemoryEvict";
+/// The strategy's name.
+pub const NAME: &str = "MemoryEvict";
+
+const FEATURES: [(&str, Gate); 3] = [
+    ("BEMemoryEvict", Gate::BEMemoryEvict),
+    ("MemoryAllocatableEvict", Gate::MemoryAllocatableEvict),
+    ("MemoryEvict", Gate::MemoryEvict),
+];
 
 /// The row.
 pub const STRATEGY: Strategy = Strategy {
     name: NAME,
-    gates: &[Gate::BEMemoryEvict],
+    gates: &[
+        Gate::BEMemoryEvict,
+        Gate::MemoryEvict,
+        Gate::MemoryAllocatableEvict,
+    ],
     every: |settings| settings.memory_evict_interval_ms,
     claims: &[],
-    make: |settings, _| Box::new(MemoryEvict::new(settings.memory_cool_down_ms)),
+    make: |settings, _| {
+        Box::new(MemoryEvict {
+            round: Round::new(settings.memory_cool_down_ms),
+        })
+    },
 };
 
-/// What the strategy looks at.
-#[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
-    /// Steady clock.
-    pub now_ms: u64,
-    /// The settings.
-    pub slo: &'a Slo,
-    /// The node's memory in bytes.
-    pub capacity: i64,
-    /// The newest sample of the memory in use, in bytes.
-    pub used: Option<i64>,
-    /// The pods with the memory each uses, in bytes.
-    pub pods: &'a [(&'a PodInfo, Option<i64>)],
-    /// UIDs of pods that are on their way out.
-    pub leaving: &'a FxHashMap<String, u64>,
-}
-
-/// The strategy's memory between ticks.
-#[derive(Debug, Default)]
-pub struct MemoryEvict {
-    cool_down_ms: u64,
-    last_ms: Option<u64>,
-    complained: Option<ThresholdError>,
-}
-
-impl MemoryEvict {
-    /// With the pause between two rounds of eviction.
-    #[must_use]
-    pub fn new(cool_down_ms: u64) -> Self {
-        Self {
-            cool_down_ms,
-            ..Self::default()
-        }
-    }
-
-    /// Whom to evict now.
-    pub fn choose(&mut self, input: Input<'_>) -> Vec<Eviction> {
-        let Input {
-            now_ms,
-            slo,
-            capacity,
-            used,
-            pods,
-            leaving,
-        } = input;
-        if !slo.enabled {
-            return Vec::new();
-        }
-        let threshold = match MemoryThreshold::new(slo.memory_percent, slo.memory_lower_percent) {
-            Ok(threshold) => threshold,
-            Err(error) => {
-                // Once per change, not once per second.
-                if self.complained.as_ref() != Some(&error) {
-                    tracing::warn!(%error, "memory eviction is off");
-                    self.complained = Some(error);
-                }
-                return Vec::new();
-            }
-        };
-        self.complained = None;
-        let Some(used) = used else { return Vec::new() };
-        let release = threshold.release(capacity, used);
-        let cooling = self
-            .last_ms
-            .is_some_and(|last| now_ms.saturating_sub(last) < self.cool_down_ms);
-        if release <= 0 || cooling {
-            return Vec::new();
-        }
-        let candidates: Vec<Candidate<usize>> = pods
-            .iter()
-            .enumerate()
-            .filter(|(_, (pod, _))| {
-                pod.qos == QosClass::Be && pod.is_active() && pod.may_be_evicted_by(NAME)
-            })
-            .map(|(id, (pod, used))| Candidate {
-                id,
-                priority: pod.priority,
-                used: *used,
-                name: pod.name.clone(),
-                pending: pod.deleting || leaving.contains_key(&pod.uid),
-            })
-            .collect();
-        let percent = used.saturating_mul(100) / capacity.max(1);
-        victims(release, &candidates)
-            .into_iter()
-            .filter_map(|id| pods.get(id))
-            .map(|(pod, used)| Eviction {
-                uid: pod.uid.clone(),
-                namespace: pod.namespace.clone(),
-                name: pod.name.clone(),
-                feature: NAME,
-                message: format!(
-                    "trigger by koordlet feature {NAME}, kill pod: {}; node memory {percent}% >= {}%, \
-                     pod used {} bytes",
-                    pod.name,
-                    threshold.percent,
-                    used.unwrap_or(0)
-                ),
-            })
-            .collect()
-    }
+#[derive(Debug)]
+struct MemoryEvict {
+    round: Round,
 }
 
 impl Planner for MemoryEvict {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
-        let pods: Vec<_> = view.pods().map(|pod| (pod.info, pod.memory)).collect();
-        let evictions = self.choose(Input {
-            now_ms: view.now.ms(),
-            slo: view.facts.slo,
-            capacity: view.facts.memory_capacity(),
-            used: view.node_memory,
-            pods: &pods,
-            leaving: view.leaving,
-        });
-        for eviction in evictions {
-            plan.evict(eviction);
+        if !view.facts.slo.enabled || view.pods.is_none() {
+            return;
         }
+        let pods = evict::pods(view);
+        let (mut tasks, mut why) = (Vec::new(), Vec::new());
+        for (feature, gate) in FEATURES {
+            if !view.facts.settings.gates.is_on(gate) {
+                continue;
+            }
+            let found = if gate == Gate::MemoryAllocatableEvict {
+                let read = AllocatableThreshold::memory(view.facts.slo.thresholds());
+                let limits = self.round.settings(feature, read);
+                limits.and_then(|l| by_allocatable(feature, &l, view, &pods, Dimension::Memory))
+            } else {
+                self.usage(feature, gate, view, &pods)
+            };
+            if let Some((task, because)) = found {
+                tasks.push(task);
+                why.push(because);
+            }
+        }
+        self.round.evict(view, &pods, &tasks, &why, plan);
     }
 
     fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
-        if eviction.feature == NAME {
-            self.last_ms = Some(now_ms);
+        if FEATURES.iter().any(|(name, _)| *name == eviction.feature) {
+            self.round.rest(now_ms);
         }
+    }
+}
+
+impl MemoryEvict {
+    fn usage(
+        &mut self,
+        feature: &'static str,
+        gate: Gate,
+        view: &View<'_>,
+        pods: &[Pod],
+    ) -> Option<(Task, String)> {
+        let strategy = view.facts.slo.thresholds();
+        let limits = self
+            .round
+            .settings(feature, UsageThreshold::memory(strategy))?;
+        let measure = Measure::Used(Dimension::Memory);
+        let candidates = if gate == Gate::BEMemoryEvict {
+            by_batch_memory(pods, feature)
+        } else {
+            let priority = self.round.settings(feature, usage_priority(strategy))?;
+            by_priority(pods, feature, priority, measure)
+        };
+        let (capacity, used) = (view.facts.memory_capacity(), view.node_memory?);
+        let release = limits.release(capacity, used);
+        let task = Task {
+            feature,
+            measure,
+            wanted: BTreeMap::from([(resources::MEMORY, release)]),
+            candidates,
+        };
+        let percent = used.saturating_mul(100) / capacity.max(1);
+        let why = format!("node memory {percent}% >= {}%", limits.percent);
+        (release > 0).then_some((task, why))
     }
 }

@@ -12,8 +12,10 @@
 pub mod batch_resource;
 pub mod claim;
 pub mod cpu_burst;
+pub mod cpu_evict;
 pub mod cpu_limits;
 pub mod cpu_suppress;
+pub mod evict;
 pub mod memory_evict;
 pub mod plan;
 pub mod reconcile;
@@ -124,6 +126,7 @@ impl fmt::Debug for Strategy {
 /// Every strategy, in the order in which they run in a tick.
 pub const STRATEGIES: &[Strategy] = &[
     cpu_suppress::STRATEGY,
+    cpu_evict::STRATEGY,
     memory_evict::STRATEGY,
     batch_resource::STRATEGY,
     cpu_burst::STRATEGY,

@@ -1,0 +1,144 @@
+//! Who has to go, and when.
+
+use super::*;
+
+fn rig(gates: &[Gate], threshold: serde_json::Value) -> Rig {
+    let mut settings = Settings {
+        cpu_cool_down_ms: 5_000,
+        ..Settings::default()
+    };
+    for gate in gates {
+        settings.gates.set(*gate, true);
+    }
+    let rig = Rig::with(settings);
+    rig.slo(json!({ "resourceUsedThresholdWithBE": threshold }));
+    rig
+}
+
+fn names(evictions: &[Eviction]) -> Vec<(&str, &str)> {
+    let names = evictions.iter();
+    names
+        .map(|eviction| (eviction.feature, eviction.name.as_str()))
+        .collect()
+}
+
+/// Lets seconds pass until somebody is evicted.
+fn first(rig: &mut Rig, second: Second, limit: u64) -> (u64, Vec<Eviction>) {
+    for at in 1..=limit {
+        let evictions = rig.step(second).evictions;
+        if !evictions.is_empty() {
+            return (at, evictions);
+        }
+    }
+    (limit, Vec::new())
+}
+
+#[test]
+fn batch_pods_go_when_they_get_too_little() {
+    let mut rig = rig(
+        &[Gate::BECPUEvict],
+        json!({"enable": true, "cpuSuppressPolicy": "cfsQuota",
+            "cpuEvictBESatisfactionLowerPercent": 40, "cpuEvictBESatisfactionUpperPercent": 80}),
+    );
+    // The class may use half a core of the two that its pod requests, and uses it.
+    let class = rig.tree.root().cgroup(&rig.class);
+    class.set_cfs_quota(50_000).unwrap();
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": true,
+        "cpuEvictBESatisfactionLowerPercent": 40, "cpuEvictBESatisfactionUpperPercent": 80},
+        "extensions": {"cpuSuppress": {"mode": "upstream"}}}));
+    let starved = Second {
+        batch_cores: 0.5,
+        service_cores: 3.2,
+        node_cores: 3.8,
+        stalled: 0.0,
+    };
+    let mut quota = || {
+        let class = rig.tree.root().cgroup(&rig.class);
+        class.set_cfs_quota(50_000).unwrap();
+        rig.step(starved).evictions
+    };
+    let mut found = Vec::new();
+    for _ in 0..12 {
+        found = quota();
+        if !found.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(names(&found), [("BECPUEvict", "be")]);
+    assert!(
+        found[0].message.contains("2000m requested"),
+        "{}",
+        found[0].message
+    );
+}
+
+#[test]
+fn a_busy_node_evicts_who_may_be_evicted() {
+    let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
+        "cpuEvictLowerPercent": 70, "evictEnabledPriorityThreshold": 7999});
+    let mut rig = rig(&[Gate::CPUEvict], threshold);
+    let (_, found) = first(&mut rig, BUSY, 10);
+    assert!(found.is_empty(), "without the label nobody goes");
+    let mut batch = batch_pod();
+    let labels = batch.metadata.labels.get_or_insert_default();
+    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    rig.pods(vec![pod("ls", "LS", json!({})), batch]);
+    let (_, found) = first(&mut rig, BUSY, 10);
+    assert_eq!(names(&found), [("CPUEvict", "be")]);
+    assert!(
+        found[0].message.contains("node uses 3900m of 4000m CPU"),
+        "{}",
+        found[0].message
+    );
+    // What is going counts, and the round rests.
+    let now = rig.now();
+    rig.agent.evicted(&found[0], now);
+    assert!(first(&mut rig, BUSY, 20).1.is_empty());
+}
+
+#[test]
+fn a_new_agent_waits_before_it_evicts_for_cpu() {
+    let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
+        "evictEnabledPriorityThreshold": 7999});
+    let mut rig = rig(&[Gate::CPUEvict], threshold);
+    let mut batch = batch_pod();
+    let labels = batch.metadata.labels.get_or_insert_default();
+    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    rig.pods(vec![batch]);
+    let (at, found) = first(&mut rig, BUSY, 20);
+    assert_eq!(
+        (at, found.len()),
+        (6, 1),
+        "after the cool-down of five seconds"
+    );
+}
+
+#[test]
+fn more_requested_than_allocatable() {
+    let threshold = json!({"enable": true, "memoryAllocatableEvictThresholdPercent": 100,
+        "memoryAllocatableEvictLowerPercent": 90, "allocatableEvictPriorityThreshold": 5999});
+    let mut rig = rig(&[Gate::MemoryAllocatableEvict], threshold);
+    let mut batch = batch_pod();
+    let labels = batch.metadata.labels.get_or_insert_default();
+    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    rig.pods(vec![pod("ls", "LS", json!({})), batch]);
+    // Nothing is allocatable as batch memory: everything requested is too much.
+    let (_, found) = first(&mut rig, BUSY, 5);
+    assert_eq!(names(&found), [("MemoryAllocatableEvict", "be")]);
+}
+
+#[test]
+fn a_lower_bound_above_the_threshold_costs_only_itself() {
+    let threshold = json!({"enable": true, "memoryEvictThresholdPercent": 50,
+        "memoryEvictLowerPercent": 60});
+    let mut rig = rig(&[Gate::BEMemoryEvict], threshold);
+    assert!(first(&mut rig, BUSY, 5).1.is_empty());
+    rig.available_kib = 1 << 20;
+    let (_, found) = first(&mut rig, BUSY, 5);
+    assert_eq!(names(&found), [("BEMemoryEvict", "be")]);
+    assert!(
+        found[0].message.contains("node memory 93% >= 50%"),
+        "{}",
+        found[0].message
+    );
+}

@@ -1,0 +1,157 @@
+//! What the evicting strategies share: pods as eviction sees them, and one round of it.
+//!
+//! The features, their thresholds, orders and books are [`koord_model::evict`].
+
+use crate::qos::{Eviction, Once, Plan, PodView, View};
+use crate::states::pod::Batch;
+use crate::states::{ContainerInfo, PodInfo};
+use koord_api::PriorityClass;
+use koord_model::evict::config::ConfigError;
+use koord_model::evict::plan::{Amounts, Pod, Standing, Task, choose};
+
+/// The pods of a tick as eviction sees them, in the order of the view.
+#[must_use]
+pub fn pods(view: &View<'_>) -> Vec<Pod> {
+    view.pods().map(|pod| seen(view, pod)).collect()
+}
+
+fn seen(view: &View<'_>, pod: &PodView<'_>) -> Pod {
+    let info = pod.info;
+    let request = request(info);
+    let leaving = info.deleting || view.leaving.contains_key(&info.uid);
+    Pod {
+        name: info.name.clone(),
+        qos: info.qos,
+        class: info.priority_class,
+        priority: info.priority,
+        priority_value: info.priority_value,
+        sub_priority: i64::from(info.sub_priority.unwrap_or(info.priority_value)),
+        eviction_priority: info.eviction_priority,
+        active: info.is_active(),
+        enabled: info.eviction_enabled,
+        evictable_by: info.evictable_by.clone(),
+        standing: if leaving {
+            Standing::Leaving
+        } else {
+            Standing::Present
+        },
+        cpu: Amounts {
+            used: pod.cpu,
+            request: request.0,
+        },
+        memory: Amounts {
+            used: pod.memory,
+            request: request.1,
+        },
+        batch_cpu_request: info.batch_cpu_request(),
+    }
+}
+
+/// CPU in milli-cores and memory in bytes that the pod requests of the resources of its priority
+/// class.
+fn request(pod: &PodInfo) -> (i64, i64) {
+    let sum = |of: fn(&ContainerInfo) -> Option<Batch>| {
+        pod.resident_containers()
+            .filter_map(of)
+            .fold((0_i64, 0_i64), |(cpu, memory), batch| {
+                let at_least_0 = |amount: Option<i64>| amount.unwrap_or(0).max(0);
+                (
+                    cpu.saturating_add(at_least_0(batch.cpu_request)),
+                    memory.saturating_add(at_least_0(batch.memory_request)),
+                )
+            })
+    };
+    match pod.priority_class {
+        PriorityClass::Batch => sum(|container| container.batch),
+        PriorityClass::Mid => sum(|container| container.mid.as_deref().copied()),
+        _ => (pod.cpu_request, pod.memory_request),
+    }
+}
+
+/// One kind of eviction: its pause and what was said about its settings.
+#[derive(Debug)]
+pub struct Round {
+    cool_down_ms: u64,
+    last_ms: Option<u64>,
+    said: Once,
+}
+
+impl Round {
+    /// With a pause between two rounds, in milliseconds.
+    #[must_use]
+    pub fn new(cool_down_ms: u64) -> Self {
+        Self {
+            cool_down_ms,
+            last_ms: None,
+            said: Once::default(),
+        }
+    }
+
+    /// The pause begins now.
+    pub fn rest(&mut self, now_ms: u64) {
+        self.last_ms = Some(now_ms);
+    }
+
+    /// Whether nobody has ever rested.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.last_ms.is_none()
+    }
+
+    /// Whether the pause is not over.
+    #[must_use]
+    pub fn rests(&self, now_ms: u64) -> bool {
+        self.last_ms
+            .is_some_and(|last| now_ms.saturating_sub(last) < self.cool_down_ms)
+    }
+
+    /// The settings of a feature; says once what is wrong with them.
+    pub fn settings<T>(
+        &mut self,
+        feature: &'static str,
+        read: Result<T, ConfigError>,
+    ) -> Option<T> {
+        match read {
+            Ok(settings) => Some(settings),
+            Err(error) => {
+                self.said.say(feature, &error);
+                None
+            }
+        }
+    }
+
+    /// Chooses whom to evict for `tasks` and leaves it in the plan. `why` says for a task why
+    /// anybody has to go.
+    pub fn evict(
+        &mut self,
+        view: &View<'_>,
+        pods: &[Pod],
+        tasks: &[Task],
+        why: &[String],
+        plan: &mut Plan,
+    ) {
+        if tasks.is_empty() || self.rests(view.now.ms()) {
+            return;
+        }
+        let views = view.pods.unwrap_or_default();
+        for victim in choose(pods, tasks).victims {
+            let (Some(pod), Some(task)) = (views.get(victim.pod), tasks.get(victim.task)) else {
+                continue;
+            };
+            let why = why.get(victim.task).map_or("", String::as_str);
+            let used = pod.memory.unwrap_or(0);
+            plan.evict(Eviction {
+                uid: pod.info.uid.clone(),
+                namespace: pod.info.namespace.clone(),
+                name: pod.info.name.clone(),
+                feature: task.feature,
+                message: format!(
+                    "trigger by koordlet feature {}, kill pod: {}; {why}; pod uses {}m CPU, {used} bytes",
+                    task.feature,
+                    pod.info.name,
+                    pod.cpu.unwrap_or(0),
+                ),
+            });
+        }
+    }
+}
