@@ -1,5 +1,6 @@
 mod cpu;
 mod evict;
+mod node;
 mod measured;
 
 use super::*;

@@ -17,8 +17,11 @@ pub mod cpu_limits;
 pub mod cpu_suppress;
 pub mod evict;
 pub mod memory_evict;
+pub mod memory_qos;
 pub mod plan;
 pub mod reconcile;
+pub mod resctrl;
+pub mod system_config;
 pub mod view;
 
 pub use claim::{Claim, ClaimError, Classes, Level};
@@ -128,6 +131,9 @@ pub const STRATEGIES: &[Strategy] = &[
     cpu_suppress::STRATEGY,
     cpu_evict::STRATEGY,
     memory_evict::STRATEGY,
+    memory_qos::STRATEGY,
+    resctrl::STRATEGY,
+    system_config::STRATEGY,
     batch_resource::STRATEGY,
     cpu_burst::STRATEGY,
     // Last of those about CPU: it puts together what they left for it.

@@ -1,0 +1,183 @@
+//! CgroupReconcile: memory protection, throttling and reclaim by class.
+//!
+//! Values and formulas are [`koord_model::memory_qos`]. Files that this kernel lacks are left out:
+//! a stock kernel has `memory.min`, `memory.low` and `memory.high` on cgroup v2 only.
+
+use crate::gates::Gate;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use crate::states::PodInfo;
+use crate::states::pod::Batch;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_api::slo::MemoryQOSCfg;
+use koord_host::{Resource, TargetKind};
+use koord_model::memory_qos::{self, Ask, Values};
+
+/// The strategy's name.
+pub const NAME: &str = "CgroupReconcile";
+
+/// Every file, with the value it gets.
+const FILES: [(Resource, fn(&Values) -> Option<i64>); 12] = [
+    (Resource::MemoryMin, |values| values.min),
+    (Resource::MemoryLow, |values| values.low),
+    (Resource::MemoryHigh, |values| values.high),
+    (Resource::MemoryWmarkRatio, |values| values.wmark_ratio),
+    (Resource::MemoryWmarkScaleFactor, |values| {
+        values.wmark_scale_factor
+    }),
+    (Resource::MemoryWmarkMinAdj, |values| values.wmark_min_adj),
+    (Resource::MemoryUsePriorityOom, |values| {
+        values.use_priority_oom
+    }),
+    (Resource::MemoryPriority, |values| values.priority),
+    (Resource::MemoryOomGroup, |values| values.oom_group),
+    (Resource::MemoryPagecacheLimitEnable, |values| {
+        values.page_cache_enable
+    }),
+    (Resource::MemoryPagecacheLimitSize, |values| {
+        values.page_cache_size
+    }),
+    (Resource::MemoryPagecacheLimitSync, |values| {
+        values.page_cache_sync
+    }),
+];
+
+/// What it writes: every file at the three levels.
+pub const CLAIMS: &[Claim] = &{
+    let levels = [Level::Qos, Level::Pod, Level::Container];
+    let mut claims = [claim(Level::Qos, Resource::MemoryMin); 36];
+    let mut at = 0;
+    while at < claims.len() {
+        claims[at] = claim(levels[at % 3], FILES[at / 3].0);
+        at += 1;
+    }
+    claims
+};
+
+const fn claim(level: Level, file: Resource) -> Claim {
+    Claim {
+        file: TargetKind::Cgroup(file),
+        level,
+        classes: Classes::ALL,
+    }
+}
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::CgroupReconcile],
+    every: |settings| settings.qos_reconcile_interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(MemoryQos::default()),
+};
+
+#[derive(Debug, Default)]
+struct MemoryQos {
+    reconcile: Reconcile,
+    said: Once,
+}
+
+impl Planner for MemoryQos {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let every = view.facts.settings.reconcile_interval_ms;
+        let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
+            return;
+        };
+        if !view.facts.slo.known {
+            return;
+        }
+        plan.verify(round == Round::Periodic);
+        let allocatable = view.facts.node.map(|node| node.allocatable.memory);
+        let page = view.facts.machine.page_size;
+        let mut all = Vec::new();
+        for pod in view.pods().filter(|pod| pod.info.is_active()) {
+            let settings = self.settings(view, pod.info);
+            all.push((pod.info, settings));
+        }
+        let requests = all
+            .iter()
+            .map(|(pod, settings)| (pod.kube_qos, settings, ask(pod, None).request));
+        let slo = view.facts.slo;
+        let classes = memory_qos::Classes {
+            lsr: slo.memory_qos(QosClass::Lsr),
+            ls: slo.memory_qos(QosClass::Ls),
+            be: slo.memory_qos(QosClass::Be),
+        };
+        let dirs = memory_qos::directories(classes, requests);
+        for (kube, class, values) in [
+            (KubeQos::Guaranteed, QosClass::Lsr, dirs.kubepods),
+            (KubeQos::Burstable, QosClass::Ls, dirs.burstable),
+            (KubeQos::BestEffort, QosClass::Be, dirs.besteffort),
+        ] {
+            if let Ok(group) = view.facts.layout.qos(kube) {
+                let write = Write::class(&group, class, view.facts.node_name());
+                push(view, plan, &write, &values);
+            }
+        }
+        for (pod, settings) in &all {
+            let values = memory_qos::pod(settings, ask(pod, None));
+            push(view, plan, &Write::pod(pod), &values);
+            for container in pod.resident_containers() {
+                let Some(write) = Write::container(pod, container) else {
+                    continue;
+                };
+                let amounts = amounts(pod, container.native, container.batch);
+                let ask = ask(pod, Some(amounts));
+                let values = memory_qos::container(settings, ask, allocatable, page);
+                push(view, plan, &write, &values);
+            }
+        }
+    }
+}
+
+/// Batch pods count with batch memory, every other one with its native memory.
+fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
+    if pod.qos == QosClass::Be {
+        batch.unwrap_or_default()
+    } else {
+        native
+    }
+}
+
+/// What one container asks for, or the pod's containers together: its limit is none when one of
+/// them has none.
+fn ask(pod: &PodInfo, one: Option<Batch>) -> Ask {
+    let limit_of = |amounts: &Batch| amounts.memory_limit.filter(|bytes| *bytes > 0);
+    let request_of = |amounts: &Batch| amounts.memory_request.unwrap_or(0).max(0);
+    if let Some(amounts) = one {
+        return Ask {
+            request: request_of(&amounts),
+            limit: limit_of(&amounts),
+        };
+    }
+    let each = || {
+        pod.resident_containers()
+            .map(|container| amounts(pod, container.native, container.batch))
+    };
+    Ask {
+        request: each().fold(0, |sum: i64, a| sum.saturating_add(request_of(&a))),
+        limit: each().try_fold(0_i64, |sum, a| Some(sum.saturating_add(limit_of(&a)?))),
+    }
+}
+
+fn push(view: &View<'_>, plan: &mut Plan, at: &Write, values: &Values) {
+    for (file, value) in FILES {
+        if let Some(value) = value(values)
+            && view.facts.machine.has(file)
+        {
+            plan.write(at.clone().set(file, value));
+        }
+    }
+}
+
+impl MemoryQos {
+    fn settings(&mut self, view: &View<'_>, pod: &PodInfo) -> MemoryQOSCfg {
+        let node = view.facts.slo.memory_qos(pod.qos_default);
+        let own = pod.notes().memory_qos.as_ref();
+        let (settings, errors) = memory_qos::settings(node, pod.qos_default, own);
+        for error in errors {
+            self.said.say(error.field, &error);
+        }
+        settings
+    }
+}

@@ -1,0 +1,230 @@
+//! Resctrl: last-level cache and memory bandwidth by class, and by pod where its annotation asks.
+//!
+//! The groups `LSR`, `LS` and `BE` are always there and have the shares of their class; pods enter
+//! them while their class's `resctrlQOS` is enabled. A pod with `node.koordinator.sh/resctrl` has a
+//! group of its own, `koordlet-<uid>`, which goes when the pod has been gone for a while. Masks,
+//! roundings and vendors are [`koord_model::resctrl`].
+
+use crate::gates::Gate;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use crate::states::PodInfo;
+use koord_api::qos::QosClass;
+use koord_host::resctrl::{ResctrlGroup, Schema};
+use koord_host::target::ResctrlFile;
+use koord_host::{Target, TargetKind};
+use koord_model::resctrl::{self, Bandwidth, Hardware, Line, POD_GROUP_PREFIX, Schemata};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
+
+/// The strategy's name.
+pub const NAME: &str = "RdtResctrl";
+/// How long a pod's group outlives the pod, in milliseconds: a list may be late.
+const LINGER_MS: u64 = 10_000;
+
+const fn claim(file: ResctrlFile) -> Claim {
+    Claim {
+        file: TargetKind::Resctrl(file),
+        level: Level::Node,
+        classes: Classes::ALL,
+    }
+}
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    claim(ResctrlFile::Directory),
+    claim(ResctrlFile::Tasks),
+    claim(ResctrlFile::Schemata(Schema::L3)),
+    claim(ResctrlFile::Schemata(Schema::L3Code)),
+    claim(ResctrlFile::Schemata(Schema::L3Data)),
+    claim(ResctrlFile::Schemata(Schema::Mb)),
+];
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::RdtResctrl, Gate::Resctrl],
+    every: |settings| settings.qos_reconcile_interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(Control::default()),
+};
+
+#[derive(Debug, Default)]
+struct Control {
+    reconcile: Reconcile,
+    said: Once,
+    /// Groups of pods that are gone, and since when.
+    orphans: FxHashMap<String, u64>,
+}
+
+impl Planner for Control {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let every = view.facts.settings.reconcile_interval_ms;
+        let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
+            return;
+        };
+        let Some(hardware) = self.hardware(view) else {
+            return;
+        };
+        plan.verify(round == Round::Periodic);
+        let gates = &view.facts.settings.gates;
+        let classes = gates.is_on(Gate::RdtResctrl) && view.facts.slo.known;
+        if classes {
+            for class in [QosClass::Lsr, QosClass::Ls, QosClass::Be] {
+                let settings = view.facts.slo.resctrl_qos(class);
+                let (Some(name), Some(settings)) = (resctrl::class_group(class), settings) else {
+                    continue;
+                };
+                let (lines, errors) = resctrl::of_class(&hardware, settings);
+                for error in errors {
+                    self.said.say(name, &error);
+                }
+                group(plan, name, class, &lines);
+            }
+        }
+        let mut own = FxHashSet::default();
+        for pod in view.pods().map(|pod| pod.info) {
+            let name = match &pod.notes().resctrl {
+                Some(_) if !gates.is_on(Gate::Resctrl) => continue,
+                Some((settings, _)) => {
+                    let (lines, errors) = resctrl::of_pod(&hardware, settings);
+                    for error in errors {
+                        self.said.say("node.koordinator.sh/resctrl", &error);
+                    }
+                    let name = format!("{POD_GROUP_PREFIX}{}", pod.uid);
+                    if pod.is_active() {
+                        group(plan, &name, pod.qos, &lines);
+                    }
+                    own.insert(name.clone());
+                    name
+                }
+                None => {
+                    let settings = view.facts.slo.resctrl_qos(pod.qos_default);
+                    let enabled = settings.is_some_and(|settings| settings.enable == Some(true));
+                    match resctrl::class_group(pod.qos_default) {
+                        Some(name) if classes && enabled => name.to_owned(),
+                        _ => continue,
+                    }
+                }
+            };
+            if pod.is_active() {
+                enter(view, plan, &name, pod);
+            }
+        }
+        if gates.is_on(Gate::Resctrl) {
+            self.remove(view, plan, &own);
+        }
+    }
+}
+
+/// The group and its shares.
+fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line]) {
+    let Ok(group) = name.parse::<ResctrlGroup>() else {
+        return;
+    };
+    let mut push = |file, value: String| {
+        let target = Target::Resctrl {
+            group: group.clone(),
+            file,
+        };
+        let mut write = Write::to(Level::Node, target, class).value(value);
+        write.reason = "UpdateResctrl";
+        plan.write(write);
+    };
+    push(ResctrlFile::Directory, "1".to_owned());
+    for line in lines {
+        let schema = match line.resource {
+            resctrl::Resource::L3 => Schema::L3,
+            resctrl::Resource::L3Code => Schema::L3Code,
+            resctrl::Resource::L3Data => Schema::L3Data,
+            resctrl::Resource::Mb => Schema::Mb,
+        };
+        push(ResctrlFile::Schemata(schema), schema.format(&line.domains));
+    }
+}
+
+/// The threads of the pod's containers that are not in the group yet.
+fn enter(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
+    let Ok(group) = name.parse::<ResctrlGroup>() else {
+        return;
+    };
+    let inside = view.kernel.resctrl_tasks(&group);
+    for cgroup in pod.all_containers().filter_map(|c| c.cgroup.as_ref()) {
+        for thread in view.kernel.threads(cgroup) {
+            if inside.contains(&thread) {
+                continue;
+            }
+            let target = Target::Resctrl {
+                group: group.clone(),
+                file: ResctrlFile::Tasks,
+            };
+            let mut write = Write::to(Level::Node, target, pod.qos).value(thread);
+            write.reason = "UpdateResctrl";
+            write.subject = Write::pod(pod).subject;
+            write.cacheable = false;
+            plan.write(write);
+        }
+    }
+}
+
+impl Control {
+    /// What the machine can control; `None` where there is no resctrl, said once.
+    fn hardware(&mut self, view: &View<'_>) -> Option<Hardware> {
+        let Some(text) = view.kernel.resctrl_file("schemata") else {
+            let missing = "resctrl is not mounted, or this kernel or CPU has none";
+            self.said.say(NAME, &missing);
+            return None;
+        };
+        let root = match Schemata::parse(&text) {
+            Ok(root) => root,
+            Err(error) => {
+                self.said.say(NAME, &error);
+                return None;
+            }
+        };
+        let info = |file: &str| {
+            let text = view.kernel.resctrl_file(&format!("info/{file}"))?;
+            Some(text.trim().to_owned())
+        };
+        let cache =
+            |file: &str| info(&format!("L3/{file}")).or_else(|| info(&format!("L3DATA/{file}")));
+        let number = |file: &str| info(file)?.parse::<u64>().ok();
+        let hex = |text: String| u64::from_str_radix(&text, 16).ok();
+        let vendor = view.facts.machine.cpu_vendor.as_str();
+        let (step, min) = (number("MB/bandwidth_gran"), number("MB/min_bandwidth"));
+        Some(Hardware {
+            cbm_mask: cache("cbm_mask").and_then(hex),
+            min_cbm_bits: cache("min_cbm_bits")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(1),
+            bandwidth: min.map(|_| Bandwidth::of_vendor(vendor, step, min)),
+            root,
+        })
+    }
+
+    /// Takes away the groups of pods that have been gone for a while.
+    fn remove(&mut self, view: &View<'_>, plan: &mut Plan, own: &FxHashSet<String>) {
+        let now = view.now.ms();
+        let there: BTreeSet<String> = view.kernel.resctrl_groups().into_iter().collect();
+        self.orphans
+            .retain(|name, _| there.contains(name) && !own.contains(name));
+        for name in there {
+            if !name.starts_with(POD_GROUP_PREFIX) || own.contains(&name) {
+                continue;
+            }
+            let since = *self.orphans.entry(name.clone()).or_insert(now);
+            if now.saturating_sub(since) < LINGER_MS {
+                continue;
+            }
+            let Ok(group) = name.parse() else { continue };
+            let target = Target::Resctrl {
+                group,
+                file: ResctrlFile::Directory,
+            };
+            let mut write = Write::to(Level::Node, target, QosClass::None).value(0);
+            write.reason = "UpdateResctrl";
+            write.cacheable = false;
+            plan.write(write.because("its pod is gone"));
+        }
+    }
+}

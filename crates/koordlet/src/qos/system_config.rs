@@ -1,0 +1,106 @@
+//! SystemConfig: kernel settings of the whole machine, from the NodeSLO's `systemStrategy`.
+//!
+//! A setting that is not given leaves the kernel alone; one that this kernel lacks is left out, with
+//! one line that names it. Values and bounds are [`koord_model::system_config`].
+
+use crate::executor::Subject;
+use crate::gates::Gate;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use koord_api::qos::QosClass;
+use koord_host::target::{SchedFeature, Sysctl};
+use koord_host::{Target, TargetKind};
+use koord_model::system_config::{self, Setting};
+
+/// The strategy's name.
+pub const NAME: &str = "SystemConfig";
+
+const fn claim(file: TargetKind) -> Claim {
+    Claim {
+        file,
+        level: Level::Node,
+        classes: Classes::ALL,
+    }
+}
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    claim(TargetKind::Sysctl(Sysctl::MinFreeKbytes)),
+    claim(TargetKind::Sysctl(Sysctl::WatermarkScaleFactor)),
+    claim(TargetKind::Sysctl(Sysctl::MemcgReapBackground)),
+    claim(TargetKind::Sysctl(Sysctl::GroupIdentityEnabled)),
+    claim(TargetKind::Sysctl(Sysctl::IdleSaverWatermark)),
+    claim(TargetKind::Sysctl(Sysctl::PagecacheLimitEnabled)),
+    claim(TargetKind::SchedFeature),
+];
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::SystemConfig],
+    every: |settings| settings.qos_reconcile_interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(SystemConfig::default()),
+};
+
+#[derive(Debug, Default)]
+struct SystemConfig {
+    reconcile: Reconcile,
+    said: Once,
+}
+
+fn sysctl(setting: Setting) -> Sysctl {
+    match setting {
+        Setting::MinFreeKbytes => Sysctl::MinFreeKbytes,
+        Setting::WatermarkScaleFactor => Sysctl::WatermarkScaleFactor,
+        Setting::MemcgReapBackground => Sysctl::MemcgReapBackground,
+        Setting::SchedGroupIdentityEnabled => Sysctl::GroupIdentityEnabled,
+        Setting::SchedIdleSaverWmark => Sysctl::IdleSaverWatermark,
+        Setting::PageCacheLimitEnabled => Sysctl::PagecacheLimitEnabled,
+    }
+}
+
+impl Planner for SystemConfig {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let every = view.facts.settings.reconcile_interval_ms;
+        let Some(round) = self.reconcile.due(view, every) else {
+            return;
+        };
+        plan.verify(round == Round::Periodic);
+        let strategy = view.facts.slo.system();
+        let (values, errors) = system_config::values(strategy, view.facts.memory_capacity());
+        for error in errors {
+            self.said.say(error.field, &error);
+        }
+        let subject = Subject::Node {
+            name: view.facts.node_name().to_owned(),
+        };
+        let mut push = |target: Target, value: i64| {
+            let mut write = Write::to(Level::Node, target, QosClass::None).value(value);
+            write.subject = subject.clone();
+            write.reason = "systemConfig reconcile";
+            plan.write(write);
+        };
+        for (setting, value) in values {
+            let sysctl = sysctl(setting);
+            if view.kernel.has_sysctl(sysctl) {
+                push(Target::Sysctl(sysctl), value);
+            } else {
+                let missing = format!("this kernel has no {}", sysctl.name());
+                self.said.say(sysctl.name(), &missing);
+            }
+        }
+        for (name, on) in &strategy.sched_features {
+            match name.parse::<SchedFeature>() {
+                Ok(feature) if view.kernel.has_sched_feature(&feature) => {
+                    push(Target::SchedFeature(feature), i64::from(*on));
+                }
+                Ok(feature) => {
+                    let missing = format!("this kernel has no scheduler feature {feature}");
+                    self.said.say("schedFeatures", &missing);
+                }
+                Err(error) => self.said.say("schedFeatures", &error),
+            }
+        }
+    }
+}
