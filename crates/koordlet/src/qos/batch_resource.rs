@@ -112,10 +112,10 @@ pub fn pod_values(pod: &PodInfo) -> Option<Values> {
         any |= container.batch.is_some();
         let batch = container.batch.unwrap_or_default();
         request = request.saturating_add(batch.cpu_request.unwrap_or(0).max(0));
-        let add = |sum: Option<i64>, value: Option<i64>| {
-            Some(sum?.saturating_add(value.filter(|value| *value > 0)?))
-        };
-        memory = add(memory, batch.memory_limit);
+        let limit = batch.memory_limit.filter(|bytes| *bytes > 0);
+        memory = memory
+            .zip(limit)
+            .map(|(sum, limit)| sum.saturating_add(limit));
     }
     any.then(|| Values {
         shares: shares(request),

@@ -16,8 +16,11 @@ use koord_model::memory_qos::{self, Ask, Values};
 /// The strategy's name.
 pub const NAME: &str = "CgroupReconcile";
 
+/// What a group's values say of one file.
+type Wanted = fn(&Values) -> Option<i64>;
+
 /// Every file, with the value it gets.
-const FILES: [(Resource, fn(&Values) -> Option<i64>); 12] = [
+const FILES: [(Resource, Wanted); 12] = [
     (Resource::MemoryMin, |values| values.min),
     (Resource::MemoryLow, |values| values.low),
     (Resource::MemoryHigh, |values| values.high),
