@@ -1,7 +1,7 @@
 mod cpu;
 mod evict;
-mod node;
 mod measured;
+mod node;
 
 use super::*;
 use crate::gates::Gate;

@@ -44,7 +44,7 @@ struct CpuEvict {
 impl Planner for CpuEvict {
     fn needs(&self, facts: &Facts<'_>) -> Needs {
         Needs {
-            batch: facts.slo.enabled && facts.settings.gates.is_on(Gate::BECPUEvict),
+            batch_limit: facts.slo.enabled && facts.settings.gates.is_on(Gate::BECPUEvict),
             ..Needs::default()
         }
     }
