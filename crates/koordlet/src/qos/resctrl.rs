@@ -13,12 +13,14 @@ use koord_api::qos::QosClass;
 use koord_host::resctrl::{ResctrlGroup, Schema};
 use koord_host::target::ResctrlFile;
 use koord_host::{Target, TargetKind};
-use koord_model::resctrl::{self, Bandwidth, Hardware, Line, POD_GROUP_PREFIX, Schemata};
+use koord_model::resctrl::{self, Bandwidth, Hardware, Line, Schemata};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
 /// The strategy's name.
 pub const NAME: &str = "RdtResctrl";
+/// What the group of a pod with its own settings is called before its UID.
+const POD_GROUP_PREFIX: &str = "koordlet-";
 /// How long a pod's group outlives the pod, in milliseconds: a list may be late.
 const LINGER_MS: u64 = 10_000;
 
