@@ -1,7 +1,7 @@
 //! The writer of the fake: directories, processes, and the dispatch of writes to the rules.
 
 use super::resctrl::{Mounted, ResctrlHardware};
-use super::{Attempt, files, knobs, rules};
+use super::{Attempt, files, knobs, processes, rules};
 use crate::core_sched::Cookie;
 use crate::cpuset::CpuSet;
 use crate::root::KernelWriter;
@@ -153,13 +153,13 @@ impl FakeKernel {
             return knobs::write(path, value);
         };
         match name {
-            "cgroup.procs" | "tasks" | "cgroup.threads" => enter(&place, value),
-            "cgroup.subtree_control" => delegate(&place, value),
+            "cgroup.procs" | "tasks" | "cgroup.threads" => processes::enter(&place, value),
+            "cgroup.subtree_control" => processes::delegate(&place, value),
             "cgroup.kill" => {
-                if value != "1" {
+                if rules::number::<i32>(value)? != 1 {
                     return Err(errno(libc::ERANGE));
                 }
-                kill(dir)
+                processes::kill(dir)
             }
             _ => rules::write(&place, name, value),
         }
@@ -274,106 +274,4 @@ impl KernelWriter for FakeKernel {
         files::clear(path)?;
         fs::remove_dir(path)
     }
-}
-
-/// Moves a process into a group, out of every other group of the tree.
-fn enter(place: &Place<'_>, value: &str) -> io::Result<()> {
-    let pid: u32 = value.parse().map_err(|_| errno(libc::EINVAL))?;
-    let pid = if pid == 0 { std::process::id() } else { pid };
-    let empty = |name: &str| place.read(name).is_empty();
-    if place.tree == "cpuset" && (empty("cpuset.cpus") || empty("cpuset.mems")) {
-        return Err(errno(libc::ENOSPC));
-    }
-    if place.tree == "v2" && !place.is_root() && !empty("cgroup.subtree_control") {
-        // Processes live in leaves only.
-        return Err(errno(libc::EBUSY));
-    }
-    leave(place.mount, pid)?;
-    for name in ["cgroup.procs", "tasks", "cgroup.threads"] {
-        let path = place.dir.join(name);
-        if path.is_file() {
-            let mut text = fs::read_to_string(&path)?;
-            text.push_str(&format!("{pid}\n"));
-            fs::write(&path, text)?;
-        }
-    }
-    Ok(())
-}
-
-fn leave(dir: &Path, pid: u32) -> io::Result<()> {
-    let line = pid.to_string();
-    for name in ["cgroup.procs", "tasks", "cgroup.threads"] {
-        let path = dir.join(name);
-        let Ok(text) = fs::read_to_string(&path) else {
-            continue;
-        };
-        if text.lines().any(|known| known == line) {
-            let kept: Vec<&str> = text.lines().filter(|known| *known != line).collect();
-            let tail = if kept.is_empty() { "" } else { "\n" };
-            fs::write(&path, kept.join("\n") + tail)?;
-        }
-    }
-    for child in child_dirs(dir) {
-        leave(&child, pid)?;
-    }
-    Ok(())
-}
-
-/// The fake's processes are numbers only: killing forgets them.
-fn kill(dir: &Path) -> io::Result<()> {
-    for name in ["cgroup.procs", "cgroup.threads"] {
-        fs::write(dir.join(name), "")?;
-    }
-    for child in child_dirs(dir) {
-        kill(&child)?;
-    }
-    Ok(())
-}
-
-/// `+cpu -memory` on `cgroup.subtree_control`.
-fn delegate(place: &Place<'_>, value: &str) -> io::Result<()> {
-    let available = place.read("cgroup.controllers");
-    let mut enabled: Vec<String> = place
-        .read("cgroup.subtree_control")
-        .split_whitespace()
-        .map(str::to_owned)
-        .collect();
-    if !place.is_root() && !place.read("cgroup.procs").is_empty() {
-        return Err(errno(libc::EBUSY));
-    }
-    for word in value.split_ascii_whitespace() {
-        let (on, name) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
-            (Some(name), _) => (true, name),
-            (_, Some(name)) => (false, name),
-            _ => return Err(errno(libc::EINVAL)),
-        };
-        if !available
-            .split_ascii_whitespace()
-            .any(|known| known == name)
-        {
-            return Err(errno(libc::ENOENT));
-        }
-        enabled.retain(|known| known != name);
-        if on {
-            enabled.push(name.to_owned());
-        }
-        for child in child_dirs(place.dir) {
-            let cpus = format!("{}\n", place.read("cpuset.cpus.effective"));
-            for (file, content) in files::of_v2_controller(name, &cpus) {
-                let path = child.join(file);
-                match (on, path.exists()) {
-                    (true, false) => fs::write(&path, content)?,
-                    (true, true) if file == "cpu.stat" => fs::write(&path, content)?,
-                    (false, true) if file != "cpu.stat" => fs::remove_file(&path)?,
-                    _ => {}
-                }
-            }
-        }
-    }
-    enabled.sort();
-    let list = enabled.join(" ");
-    for child in child_dirs(place.dir) {
-        fs::write(child.join("cgroup.controllers"), format!("{list}\n"))?;
-    }
-    place.set("cgroup.subtree_control", &list)
 }

@@ -3,12 +3,14 @@
 //! Reading works on real files in a temporary directory, so the code under test opens, preads and
 //! lists as it always does. Changes made through the [`Root`] of a [`Tree`] meet the rules of the
 //! kernel: what the kernel refuses is refused with the same error number, and what it changes on
-//! the side (weights after `cpu.idle`, effective CPU sets) changes here too. The rules were checked
-//! against Linux 6.18.
+//! the side (weights after `cpu.idle`, effective CPU sets) changes here too. The rules are those of
+//! Linux 6.18 with cgroup v1 and of Linux 6.1 with cgroup v2; tests/it/comparison.rs holds the fake
+//! against whichever kernel it runs on.
 
 mod files;
 mod kernel;
 mod knobs;
+mod processes;
 mod resctrl;
 mod rules;
 

@@ -1,6 +1,7 @@
 //! What the kernel refuses and changes, file by file.
 
 use super::kernel::{Place, child_dirs, errno, read};
+use super::processes::is_populated;
 use crate::cpuset::CpuSet;
 use libc::{EACCES, EBUSY, EINVAL, ENOSPC, ERANGE};
 use std::fs;
@@ -8,6 +9,10 @@ use std::io;
 use std::path::Path;
 
 const PAGE: u64 = 4096;
+/// The memory nodes that the kernel is built for (`CONFIG_NODES_SHIFT`).
+const MAX_NODES: u32 = 1 << 10;
+/// The longest quota, with the burst on top, that the kernel's fixed point can hold: 2^44 - 1 µs.
+const MAX_BANDWIDTH_US: u64 = (1 << 44) - 1;
 const V1_UNLIMITED: u64 = 9_223_372_036_854_771_712;
 
 /// Writes `value` to the existing file `name`.
@@ -63,10 +68,17 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
             let mut fields = value.split_ascii_whitespace();
             let quota = match fields.next() {
                 Some("max") => -1,
-                Some(text) => i64::try_from(number::<u64>(text)?).unwrap_or(i64::MAX),
+                Some(text) => number::<u64>(text)
+                    .ok()
+                    .and_then(|quota| i64::try_from(quota).ok())
+                    .ok_or_else(|| errno(EINVAL))?,
                 None => return Err(errno(EINVAL)),
             };
-            let period = fields.next().map_or(Ok(old.period), number)?;
+            // What does not begin with a number is no period, and what follows it is not read.
+            let period = fields
+                .next()
+                .and_then(|text| number(text).ok())
+                .unwrap_or(old.period);
             let bandwidth = Bandwidth {
                 quota,
                 period,
@@ -90,7 +102,14 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
         }
         ("cpuset", "cpuset.cpus" | "cpuset.mems") => v1_set(place, name, value),
         ("v2", "cpuset.cpus" | "cpuset.mems") => {
-            let set: CpuSet = value.parse().map_err(|_| errno(EINVAL))?;
+            let set = list(place, name, value)?;
+            // CPUs that are not online now may be configured, nodes that are not there may not.
+            if name == "cpuset.mems" && !set.is_subset(&memory_nodes()) {
+                return Err(errno(EINVAL));
+            }
+            if set.is_empty() && !place.read(name).is_empty() && is_populated(place.dir) {
+                return Err(errno(ENOSPC));
+            }
             place.set(name, &set.to_string())?;
             refresh_v2_cpus(place.mount, place.online)
         }
@@ -111,7 +130,11 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
             };
             place.set(name, &text)
         }
-        ("unified" | "v2", "cgroup.freeze") | ("v2", "memory.oom.group") => match value {
+        ("unified" | "v2", "cgroup.freeze") => match number::<i32>(value)? {
+            0 | 1 => place.set(name, value),
+            _ => Err(errno(ERANGE)),
+        },
+        ("v2", "memory.oom.group") => match value {
             "0" | "1" => place.set(name, value),
             _ => Err(errno(EINVAL)),
         },
@@ -135,6 +158,7 @@ fn is_read_only(name: &str) -> bool {
             | "cpuacct.usage"
             | "cpuset.effective_cpus"
             | "cpuset.cpus.effective"
+            | "cpuset.mems.effective"
             | "memory.stat"
             | "memory.numa_stat"
             | "memory.usage_in_bytes"
@@ -144,8 +168,38 @@ fn is_read_only(name: &str) -> bool {
     )
 }
 
-fn number<T: std::str::FromStr>(value: &str) -> io::Result<T> {
-    value.parse().map_err(|_| errno(EINVAL))
+/// A whole number; one that does not fit is another error than none.
+pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
+    let digits = value.strip_prefix(['+', '-']).unwrap_or(value);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(errno(EINVAL));
+    }
+    // The kernel's parsers of unsigned numbers do not know a sign.
+    if value.starts_with('-') && T::try_from(-1).is_err() {
+        return Err(errno(EINVAL));
+    }
+    value
+        .parse::<i128>()
+        .ok()
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| errno(ERANGE))
+}
+
+/// A CPU or node list. Empty items are nothing to the kernel, and numbers that it was not built or
+/// booted for are another error than what it cannot read.
+fn list(place: &Place<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
+    let limit = match name {
+        "cpuset.cpus" => place.online.iter().last().map_or(1, |last| last + 1),
+        _ => MAX_NODES,
+    };
+    let mut numbers = value.split(|c: char| !c.is_ascii_digit());
+    let beyond = numbers.any(|number| number.parse::<u32>().is_ok_and(|number| number >= limit));
+    let items: Vec<&str> = value.split(',').filter(|item| !item.is_empty()).collect();
+    match items.join(",").parse() {
+        _ if beyond => Err(errno(ERANGE)),
+        Ok(set) => Ok(set),
+        Err(_) => Err(errno(EINVAL)),
+    }
 }
 
 /// A group with the idle policy has no weight of its own.
@@ -210,9 +264,15 @@ impl Bandwidth {
     }
 
     fn check(self, place: &Place<'_>) -> io::Result<()> {
+        // -1: without a quota, any burst.
+        let quota = u64::try_from(self.quota).ok();
         let refused = !(1000..=1_000_000).contains(&self.period)
-            || (self.quota != -1 && self.quota < 1000)
-            || (self.quota != -1 && i64::try_from(self.burst).unwrap_or(i64::MAX) > self.quota);
+            || self.burst > u64::MAX / 1000
+            || quota.is_some_and(|quota| {
+                quota < 1000
+                    || self.burst > quota
+                    || quota.saturating_add(self.burst) > MAX_BANDWIDTH_US
+            });
         if refused || (place.tree == "cpu" && !self.fits(place)) {
             return Err(errno(EINVAL));
         }
@@ -246,21 +306,21 @@ fn children_fit(dir: &Path, limit: Option<u64>) -> bool {
     })
 }
 
+/// The machine has one memory node.
+fn memory_nodes() -> CpuSet {
+    CpuSet::from_iter([0])
+}
+
 /// v1: a subset of the parent, a superset of the children, and not empty while in use.
 fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
     if place.is_root() {
         return Err(errno(EACCES));
     }
-    let set: CpuSet = value.parse().map_err(|_| errno(EINVAL))?;
-    let online = if name == "cpuset.cpus" {
-        place.online.clone()
-    } else {
-        CpuSet::from_iter([0])
+    let set = list(place, name, value)?;
+    let online = match name {
+        "cpuset.cpus" => place.online.clone(),
+        _ => memory_nodes(),
     };
-    // CPUs that the machine can never have, and what it could have but has not.
-    if name == "cpuset.cpus" && set.iter().last() > online.iter().last() {
-        return Err(errno(ERANGE));
-    }
     if !set.is_subset(&online) {
         return Err(errno(EINVAL));
     }
@@ -317,8 +377,16 @@ fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
         Some((at, 'g' | 'G')) => (&value[..at], 30),
         _ => (value, 0),
     };
-    let number: u64 = number(digits)?;
-    Ok(number.saturating_mul(1 << shift) / PAGE * PAGE)
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(errno(EINVAL));
+    }
+    // Nothing at all is zero, and too much wraps around.
+    let number = digits.bytes().fold(0_u64, |number, digit| {
+        number
+            .wrapping_mul(10)
+            .wrapping_add(u64::from(digit - b'0'))
+    });
+    Ok(number.wrapping_mul(1 << shift) / PAGE * PAGE)
 }
 
 /// One line per device; zero removes it.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "test code")]
 
+mod comparison;
 mod confined;
-mod strictness;
+mod lockstep;
 mod support;

@@ -5,11 +5,13 @@ use koord_host::{CgroupPath, Controller, HostError, Root};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The controllers that the tests use.
-pub(crate) const CONTROLLERS: [Controller; 4] = [
+pub(crate) const CONTROLLERS: [Controller; 6] = [
     Controller::Cpu,
     Controller::Cpuacct,
     Controller::Cpuset,
     Controller::Memory,
+    Controller::Blkio,
+    Controller::Freezer,
 ];
 
 /// A group on the real tree.
