@@ -179,6 +179,29 @@ impl Agent {
         ticked
     }
 
+    /// Whether a strategy asks for the fast lane.
+    #[must_use]
+    pub fn wants_fast(&self) -> bool {
+        self.measure.fast
+    }
+
+    /// A step of the fast lane, between two ticks: measures, decides nothing.
+    pub fn tick_fast(&mut self, now: Now) {
+        self.measure.collect_fast(now);
+    }
+
+    /// Brings back what the files said before this agent wrote them, where nobody else has written
+    /// since. Returns how many were written.
+    pub fn restore(&mut self, now: Now) -> u32 {
+        let applied = self.executor.restore(|_| true, now.ms(), now.wall);
+        tracing::info!(
+            files = applied.written,
+            failed = applied.failed,
+            "the values from before are restored"
+        );
+        applied.written
+    }
+
     /// A pod is on its way out.
     pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
         self.leaving.insert(eviction.uid.clone(), now.ms());

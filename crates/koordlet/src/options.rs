@@ -107,6 +107,10 @@ impl Default for Collectors {
 pub struct Settings {
     /// Between two samples and decisions, in milliseconds.
     pub interval_ms: u64,
+    /// Between two steps of the fast lane, in milliseconds, while a strategy asks for it.
+    pub fast_interval_ms: u64,
+    /// Whether a clean stop brings back what was in the files before.
+    pub restore_on_stop: bool,
     /// Which features are on.
     pub gates: Gates,
     /// How groups are named.
@@ -147,6 +151,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             interval_ms: 1000,
+            fast_interval_ms: 100,
+            restore_on_stop: false,
             gates: Gates::default(),
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
             suppress_mode: SuppressMode::default(),

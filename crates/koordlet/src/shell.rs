@@ -159,6 +159,8 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         agent,
         ctx: ctx.clone(),
         interval: Duration::from_millis(options.settings.interval_ms.max(10)),
+        fast_interval: Duration::from_millis(options.settings.fast_interval_ms.max(10)),
+        restore_on_stop: options.settings.restore_on_stop,
         metrics,
         ready,
         states,
@@ -215,6 +217,8 @@ pub(crate) fn start_loop(
         agent,
         ctx: ctx.clone(),
         interval: Duration::from_millis(options.settings.interval_ms.max(10)),
+        fast_interval: Duration::from_millis(options.settings.fast_interval_ms.max(10)),
+        restore_on_stop: options.settings.restore_on_stop,
         metrics,
         ready: Arc::default(),
         states,
@@ -362,6 +366,8 @@ struct Loop {
     agent: Agent,
     ctx: Context,
     interval: Duration,
+    fast_interval: Duration,
+    restore_on_stop: bool,
     metrics: Metrics,
     ready: Arc<AtomicBool>,
     states: Arc<States>,
@@ -377,11 +383,19 @@ impl Loop {
         let origin = Instant::now();
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut fast = interval(self.fast_interval);
+        fast.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut flushed = origin;
         loop {
             tokio::select! {
                 biased;
-                () = self.ctx.shutdown.cancelled() => return,
+                () = self.ctx.shutdown.cancelled() => {
+                    if self.restore_on_stop {
+                        let now = self.now(origin);
+                        self.agent.restore(now);
+                    }
+                    return;
+                }
                 Some(request) = inbox.recv() => {
                     let now = self.now(origin);
                     match request {
@@ -396,6 +410,10 @@ impl Loop {
                         let now = self.now(origin);
                         self.agent.evicted(&eviction, now);
                     }
+                }
+                _ = fast.tick(), if self.agent.wants_fast() => {
+                    let now = self.now(origin);
+                    self.agent.tick_fast(now);
                 }
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();

@@ -49,6 +49,8 @@ pub(crate) struct Measure {
     pressure: Pressure,
     /// Whether somebody asked for pressure at the last tick.
     pressed: bool,
+    /// Whether somebody asked for the fast lane.
+    pub(crate) fast: bool,
     ticks: u64,
     batch_class: BatchCollector,
     batch_newest: BatchSample,
@@ -89,6 +91,7 @@ impl Measure {
             memory: Memory::default(),
             pressure: Pressure::new(root.clone(), Limits::default()),
             pressed: false,
+            fast: false,
             node: NodeCollector::new(root.clone()),
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
@@ -114,6 +117,7 @@ impl Measure {
                 .then(|| self.pressure.of(pod.id))
                 .flatten()
                 .map(|(share, signal)| HeldUp { share, signal }),
+            held_up_peak: self.fast.then(|| self.pressure.peak_of(pod.id)).flatten(),
         });
         Some(views.collect())
     }
@@ -210,6 +214,7 @@ impl Measure {
             self.pressure.rest();
         }
         self.pressed = needs.pressure;
+        self.fast = needs.pressure && needs.fast_pressure;
     }
 
     /// Samples pods and containers; returns what all pods use, in milli-cores and bytes.
@@ -297,6 +302,11 @@ impl Measure {
         for sample in &system {
             push(Subject::NumaSystem(sample.node), sample, complete);
         }
+    }
+
+    /// A step of the fast lane.
+    pub(crate) fn collect_fast(&mut self, now: Now) {
+        self.pressure.sample_fast(now.steady_ns, &mut self.scratch);
     }
 
     /// The node's newest use within `window_ms`: milli-cores and bytes.

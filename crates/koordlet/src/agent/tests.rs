@@ -1,4 +1,5 @@
 mod cpu;
+mod drills;
 mod evict;
 mod measured;
 mod node;

@@ -213,6 +213,9 @@ pub struct Qos {
     /// Give batch pods' own groups the idle policy.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub be_pod_cpu_idle: bool,
+    /// Bring back, on a clean stop, what was in the kernel's files before this agent wrote them.
+    #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub restore_on_stop: bool,
     /// Between two looks at pods' values, by the hooks' reconciler.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub runtime_hooks_reconcile_interval: Duration,

@@ -198,6 +198,7 @@ impl Args {
             unset_cpu_quota: !qos.disable_unset_cpu_quota,
             reconcile_interval_ms: millis(qos.runtime_hooks_reconcile_interval),
             force_update_ms: seconds(qos.resource_force_update_seconds),
+            restore_on_stop: qos.restore_on_stop,
             training_interval_ms: millis(self.prediction.prediction_training_interval),
             predict: self.predict()?,
             ..Settings::default()

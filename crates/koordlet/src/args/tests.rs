@@ -107,7 +107,7 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 9] = [
+const OURS: [&str; 10] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
@@ -117,6 +117,7 @@ const OURS: [&str; 9] = [
     "kubelet-url",
     "node-name",
     "pod-source",
+    "restore-on-stop",
 ];
 
 fn parse(flags: &[&str]) -> Args {

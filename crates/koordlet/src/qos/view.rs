@@ -105,6 +105,9 @@ pub struct PodView<'a> {
     pub memory: Option<i64>,
     /// How long it waited for a CPU; `None` for batch work and where nobody asked.
     pub held_up: Option<HeldUp>,
+    /// The largest share (0–1) in which it waited within a step of the fast lane since the tick
+    /// before; `None` while nobody asks for the fast lane.
+    pub held_up_peak: Option<f64>,
 }
 
 /// The kernel's present values, read when asked for. Nothing is written through it.

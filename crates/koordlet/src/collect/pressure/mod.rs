@@ -81,6 +81,11 @@ struct Pod {
     refreshed_ms: Option<u64>,
     threads: Threads,
     newest: Option<(f64, Signal)>,
+    /// The same between two samples of the fast lane.
+    stalled_fast: Rate,
+    /// The largest share of the fast lane since the sample before, and of the interval before it.
+    peak: Option<f64>,
+    newest_peak: Option<f64>,
 }
 
 impl Pressure {
@@ -123,6 +128,7 @@ impl Pressure {
         self.refresh(now_ms);
         for pod in &mut self.pods {
             pod.newest = pod.stalled(now_ns, scratch, &mut self.work);
+            pod.newest_peak = pod.peak.take();
         }
         // A second's worth per second, however often samples are taken.
         let budget = u64::from(self.limits.threads_per_second);
@@ -147,6 +153,28 @@ impl Pressure {
                 .sample(&mut delays)
                 .map(|share| (share, Signal::RunQueue));
         }
+    }
+
+    /// The fast lane: reads PSI of the pods that have it, and nothing else. Short waits that a
+    /// second's average hides show as its peak.
+    pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
+        for pod in &mut self.pods {
+            let Some(file) = &pod.psi else { continue };
+            self.work.reads += 1;
+            if let Ok(Some(total_us)) = file.read(scratch)
+                && let Some(share) = pod.stalled_fast.update(now_ns / 1000, total_us)
+            {
+                let share = share.clamp(0.0, 1.0);
+                pod.peak = Some(pod.peak.map_or(share, |peak| peak.max(share)));
+            }
+        }
+    }
+
+    /// The largest share (0–1) that the fast lane saw of the pod `id` in the last whole interval;
+    /// `None` while it rests, and for pods without PSI.
+    #[must_use]
+    pub fn peak_of(&self, id: u64) -> Option<f64> {
+        self.pods.get(*self.at.get(&id)?)?.newest_peak
     }
 
     /// Closes everything: nobody asks any more.
@@ -213,6 +241,9 @@ impl Pod {
             refreshed_ms: None,
             threads: Threads::default(),
             newest: None,
+            stalled_fast: Rate::default(),
+            peak: None,
+            newest_peak: None,
         }
     }
 

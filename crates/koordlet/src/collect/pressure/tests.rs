@@ -205,3 +205,28 @@ fn the_kernel_finds_threads_by_their_own_number() {
     let stat = koord_host::procfs::SchedStat::parse(&std::fs::read_to_string(path).unwrap());
     assert!(stat.unwrap().slices > 0);
 }
+
+#[test]
+fn the_fast_lane_sees_what_a_second_hides() {
+    let mut fixture = Fixture::new(Tree::hybrid("0-1").unwrap(), Limits::default());
+    fixture.follow(&[1]);
+    fixture.psi(1, 0);
+    fixture.sample();
+    let mut total = 0;
+    for step in 1..=10_u64 {
+        // Held up for 80 of 100 ms, once in the second.
+        total += if step == 4 { 80_000 } else { 0 };
+        fixture.psi(1, total);
+        let now = fixture.now + step * SECOND / 10;
+        fixture.pressure.sample_fast(now, &mut fixture.scratch);
+    }
+    fixture.sample();
+    let (mean, signal) = fixture.pressure.of(1).unwrap();
+    assert_eq!(signal, Signal::Psi);
+    assert!((mean - 0.08).abs() < 1e-9, "{mean}");
+    let peak = fixture.pressure.peak_of(1).unwrap();
+    assert!((peak - 0.8).abs() < 1e-9, "{peak}");
+    // Without steps in between there is no peak.
+    fixture.sample();
+    assert_eq!(fixture.pressure.peak_of(1), None);
+}
