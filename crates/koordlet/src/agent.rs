@@ -96,7 +96,8 @@ impl Agent {
             measure: Measure::new(root.clone(), &settings)?,
             learning: Learning::new(settings.predict.clone()),
             strategies: Strategies::new(&settings, &metrics)?,
-            executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms),
+            executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms)
+                .measured(metrics.clone()),
             metrics,
             root,
             settings,

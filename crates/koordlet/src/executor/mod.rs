@@ -7,10 +7,12 @@
 mod memory;
 
 use crate::audit::{self, Entry, FileChange, Log};
+use crate::metrics::Metrics;
 use jiff::Timestamp;
-use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, Written};
+use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
 use memory::Memory;
 use rustc_hash::FxHashSet;
+use std::time::Instant;
 
 /// Whom the audit line names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -98,6 +100,7 @@ pub struct Executor {
     memory: Memory,
     swept_ms: u64,
     last: Vec<Refusal>,
+    metrics: Option<Metrics>,
 }
 
 impl Executor {
@@ -114,7 +117,15 @@ impl Executor {
             memory: Memory::new(force_after_ms),
             swept_ms: 0,
             last: Vec::new(),
+            metrics: None,
         }
+    }
+
+    /// Records from now on how long each change takes.
+    #[must_use]
+    pub fn measured(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
+        self
     }
 
     /// What the kernel refused in the last batch.
@@ -265,11 +276,13 @@ impl Executor {
         applied: &mut Applied,
     ) {
         let target = &intent.target;
+        let began = Instant::now();
         let done = if back {
             self.root.restore_target(target, value)
         } else {
             self.root.write_target(target, value)
         };
+        self.measure(target, &done, began);
         match done {
             Ok(Written { changed, old, .. }) => {
                 if changed {
@@ -299,6 +312,23 @@ impl Executor {
                 });
             }
         }
+    }
+
+    fn measure(&self, target: &Target, done: &koord_host::Result<Written>, began: Instant) {
+        let Some(metrics) = &self.metrics else { return };
+        let ok = match done {
+            Ok(written) if written.changed => true,
+            Ok(_) => return,
+            Err(error) if error.is_gone() || error.is_unsupported() => return,
+            Err(_) => false,
+        };
+        let kind = match target.kind() {
+            TargetKind::Cgroup(_) => "cgroup",
+            TargetKind::Sysctl(_) | TargetKind::SchedFeature => "system",
+            TargetKind::Resctrl(_) => "resctrl",
+            TargetKind::Process(_) => "process",
+        };
+        metrics.wrote(kind, ok, began.elapsed().as_secs_f64() * 1000.0);
     }
 
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {

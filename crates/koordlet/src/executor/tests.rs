@@ -308,3 +308,23 @@ fn what_was_there_before_can_be_brought_back() {
     // Nothing is believed of what was brought back.
     assert_eq!(rig.apply(want("20000")).written, 5);
 }
+
+#[test]
+fn changes_are_timed_and_what_is_so_already_is_not() {
+    let registry = prometheus::Registry::new();
+    let mut rig = Rig::new();
+    let metrics = crate::metrics::Metrics::new(&registry).unwrap();
+    rig.executor = Executor::new(rig.tree.root().clone(), rig.log.clone(), 0).measured(metrics);
+    let group = rig.group("kubepods/podx");
+    for _ in 0..3 {
+        rig.apply(vec![intent(&group, Resource::CpuShares, "512")]);
+    }
+    rig.tree.refuse("cpu.shares", Some(22));
+    rig.apply(vec![intent(&group, Resource::CpuShares, "256")]);
+    let text = koord_app::metrics::encode(&registry).unwrap();
+    let name = "koordlet_resource_update_duration_milliseconds_count";
+    for status in ["success", "failed"] {
+        let line = format!("{name}{{status=\"{status}\",type=\"cgroup\"}} 1\n");
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+}
