@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{bench, console, daemon, demo, explain, up, workload};
+use crate::{audit, bench, console, daemon, demo, explain, node, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -28,6 +28,11 @@ enum Command {
     },
     /// Say why a pod waits, or why it is where it is.
     Explain(explain::Args),
+    /// Say what the node agent does on this machine.
+    #[command(subcommand)]
+    Node(node::Command),
+    /// Show what the node agent did, and why.
+    Audit(audit::Args),
     /// Print the CRDs as YAML.
     Crds,
     /// Measure one component by itself.
@@ -102,6 +107,8 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Crds => console::say(koord_api::crds_yaml()?.trim_end()),
         Command::Up(args) => up::main(args)?,
         Command::Explain(args) => explain::main(&args)?,
+        Command::Node(command) => node::main(&command)?,
+        Command::Audit(args) => audit::main(&args)?,
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
             ..

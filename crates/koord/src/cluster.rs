@@ -22,6 +22,8 @@ pub const CONFIG_NAME: &str = "slo-controller-config";
 
 /// Where the scheduler of a local cluster serves health, metrics and explanations.
 const SCHEDULER_PORT: u16 = 10251;
+/// Where koordlet of a local cluster serves its health, metrics, state and audit events.
+const KOORDLET_PORT: u16 = 9316;
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -132,7 +134,10 @@ impl Cluster {
         });
         server.write_kubeconfig(&kubeconfig)?;
 
-        let audit = koordlet::audit::Log::default();
+        let audit = koordlet::audit::Log::open(koordlet::audit::Config {
+            dir: (!options.memory).then(|| options.data_dir.join("audit")),
+            ..Default::default()
+        });
         let mut cluster = Self {
             client,
             context,
@@ -197,6 +202,21 @@ impl Cluster {
             running(koord_node::run(node, client.clone(), context.clone())),
         );
         let mut settings = koordlet::Settings::default();
+        settings
+            .gates
+            .set(koordlet::gates::Gate::AuditEventsHTTPHandler, true);
+        // Where `koord node status` and `koord audit` ask. Another cluster on this machine may have
+        // the port.
+        let agent_address = SocketAddr::from(([127, 0, 0, 1], KOORDLET_PORT));
+        let agent_address = std::net::TcpListener::bind(agent_address)
+            .is_ok()
+            .then_some(agent_address);
+        if agent_address.is_none() {
+            tracing::info!(
+                port = KOORDLET_PORT,
+                "koordlet's port is taken; its state is not served"
+            );
+        }
         if !options.memory {
             settings.predict.dir = Some(options.data_dir.join("koordlet"));
         }
@@ -205,6 +225,7 @@ impl Cluster {
             node_name: self.node_name.clone(),
             audit: self.audit.clone(),
             report_interval: options.report_interval,
+            address: agent_address,
             // A full machine must not starve the agent that keeps it usable.
             realtime_priority: 1,
             ..Default::default()

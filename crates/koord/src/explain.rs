@@ -1,16 +1,14 @@
 //! `koord explain`: why a pod waits, or why it is where it is, in words.
 
 use crate::cluster::{install_crypto_provider, runtime};
-use crate::console;
-use anyhow::{Context as _, Result, anyhow, bail};
+use crate::{console, plain};
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_kube::Api;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 /// What to explain, and whom to ask.
 #[derive(Debug, Clone, clap::Args)]
@@ -77,7 +75,7 @@ async fn run(args: &Args) -> Result<()> {
 /// Status code and body of a GET.
 pub(crate) async fn ask(args: &Args, path: &str) -> Result<(u16, String)> {
     if !args.server.starts_with("https://") {
-        return get(&args.server, path).await;
+        return plain::get(&args.server, "the scheduler", path).await;
     }
     install_crypto_provider();
     let client = to_peer(&Peer {
@@ -97,32 +95,6 @@ pub(crate) async fn ask(args: &Args, path: &str) -> Result<(u16, String)> {
         Err(error) => Err(error)
             .with_context(|| format!("the scheduler at {} cannot be reached", args.server)),
     }
-}
-
-/// Status code and body of a GET. Spoken by hand: one request without TLS to a known server.
-async fn get(server: &str, path: &str) -> Result<(u16, String)> {
-    let authority = server.strip_prefix("http://").unwrap_or(server);
-    let authority = authority.trim_end_matches('/');
-    let unreachable = || format!("the scheduler at {server} cannot be reached");
-    let mut stream = TcpStream::connect(authority)
-        .await
-        .with_context(unreachable)?;
-    let request = format!("GET {path} HTTP/1.0\r\nHost: {authority}\r\n\r\n");
-    stream
-        .write_all(request.as_bytes())
-        .await
-        .with_context(unreachable)?;
-    let mut answer = String::new();
-    stream
-        .read_to_string(&mut answer)
-        .await
-        .with_context(unreachable)?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .ok_or_else(|| anyhow!("{server} does not speak HTTP"))?;
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let code = code.ok_or_else(|| anyhow!("{server} does not speak HTTP"))?;
-    Ok((code, body.to_owned()))
 }
 
 /// What the API server knows: the pod's own condition.

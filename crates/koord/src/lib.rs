@@ -1,5 +1,6 @@
 //! The `koord` command: argument parsing and wiring. Decisions live in the component crates.
 
+pub mod audit;
 pub mod bench;
 pub mod cli;
 pub mod cluster;
@@ -7,6 +8,8 @@ pub mod console;
 pub mod daemon;
 pub mod demo;
 pub mod explain;
+pub mod node;
+pub mod plain;
 mod secure;
 pub mod up;
 pub mod workload;

@@ -151,3 +151,77 @@ fn as_text(page: &Page) -> Response {
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::states::NodeInfo;
+    use axum::body::{Body, to_bytes};
+    use http::Request;
+    use std::collections::BTreeMap;
+    use tower::ServiceExt;
+
+    async fn get(router: &Router, path: &str) -> (StatusCode, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    fn served(gates: Gates) -> (Served, Metrics) {
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        metrics.started("n1", 7);
+        let served = Served {
+            registry,
+            audit: Log::default(),
+            gates,
+            ready: Arc::default(),
+            board: Board::default(),
+        };
+        (served, metrics)
+    }
+
+    #[tokio::test]
+    async fn each_audience_has_its_metrics_and_one_endpoint_has_all() {
+        let (served, metrics) = served(Gates::default());
+        metrics.allocatable(&NodeInfo {
+            extended: BTreeMap::from([("kubernetes.io/batch-cpu".to_owned(), 5)]),
+            ..NodeInfo::default()
+        });
+        let router = served.router();
+        let internal = "koordlet_start_time{node=\"n1\"} 7";
+        let external = "koordlet_node_resource_allocatable{node=\"n1\"";
+        for (path, want) in [
+            ("/metrics", (true, true)),
+            ("/internal-metrics", (true, false)),
+            ("/external-metrics", (false, true)),
+        ] {
+            let (_, text) = get(&router, path).await;
+            let shown = (text.contains(internal), text.contains(external));
+            assert_eq!(shown, want, "{path}: {text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn events_have_a_gate_and_readiness_needs_pods() {
+        let (closed, _) = served(Gates::default());
+        let router = closed.router();
+        assert_eq!(get(&router, "/events").await.0, StatusCode::NOT_FOUND);
+        assert_eq!(get(&router, "/debug/status").await.0, StatusCode::OK);
+        assert_eq!(get(&router, "/healthz").await.0, StatusCode::OK);
+        let mut gates = Gates::default();
+        gates.set(Gate::AuditEventsHTTPHandler, true);
+        let (open, _) = served(gates);
+        let ready = open.ready.clone();
+        let router = open.router();
+        assert_eq!(get(&router, "/events").await.0, StatusCode::OK);
+        let (code, text) = get(&router, "/readyz").await;
+        assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(text.contains("no list of pods"), "{text}");
+        ready.store(true, Ordering::Relaxed);
+        assert_eq!(get(&router, "/readyz").await.0, StatusCode::OK);
+    }
+}

@@ -3,8 +3,10 @@
 //! The loop publishes a [`Status`] on a [`Board`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
 
+use crate::gates::{self, Effect};
 use crate::options::Settings;
 use crate::qos;
+use crate::states::Complaints;
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::Timestamp;
@@ -132,22 +134,52 @@ pub struct Status {
     pub strategies: Vec<Strategy>,
     /// Feature gates.
     pub gates: Vec<Gate>,
+    /// Input that was not understood and stands still.
+    pub malformed: Vec<Malformed>,
+}
+
+/// A value that breaks the rules of its field; the last good one, or the default, is used.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Malformed {
+    /// What it is in, such as `Pod default/web`.
+    pub object: String,
+    /// The field.
+    pub field: String,
+    /// The value.
+    pub value: String,
+    /// What is wrong with it.
+    pub error: String,
 }
 
 /// Where the loop leaves its state. Clones are the same board.
 #[derive(Debug, Clone, Default)]
-pub struct Board(Arc<Mutex<Status>>);
+pub struct Board {
+    status: Arc<Mutex<Status>>,
+    complaints: Complaints,
+}
 
 impl Board {
+    /// A board that also shows `complaints`.
+    #[must_use]
+    pub fn new(complaints: Complaints) -> Self {
+        Self {
+            complaints,
+            ..Self::default()
+        }
+    }
+
     /// Changes what is shown.
     pub fn update(&self, change: impl FnOnce(&mut Status)) {
-        change(&mut self.0.lock());
+        change(&mut self.status.lock());
     }
 
     /// What is shown.
     #[must_use]
     pub fn get(&self) -> Status {
-        self.0.lock().clone()
+        let mut status = self.status.lock().clone();
+        complain(&mut status, &self.complaints);
+        status
     }
 
     /// `/debug/status`, and its lists by themselves at `/debug/collectors`, `/debug/strategies` and
@@ -184,7 +216,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
     let strategies = qos::shown(settings).into_iter().map(|row| Strategy {
         name: row.name.to_owned(),
         state: if row.on { State::Active } else { State::Off },
-        mechanism: String::new(),
+        mechanism: mechanism(&row.claims),
         why: match (row.on, row.every_ms) {
             (true, _) => String::new(),
             (false, 0) => "its interval is 0".to_owned(),
@@ -195,12 +227,63 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
         claims: row.claims,
     });
     status.strategies = strategies.collect();
-    let gates = crate::gates::Gate::ALL.iter().map(|gate| Gate {
+    let gates = gates::Gate::ALL.iter().map(|gate| Gate {
         name: gate.name().to_owned(),
         on: settings.gates.is_on(*gate),
-        why: String::new(),
+        why: match gate.effect() {
+            Effect::Works => String::new(),
+            Effect::Partly(why) | Effect::Nothing(why) => why.to_owned(),
+        },
     });
     status.gates = gates.collect();
+}
+
+/// Shows the input that stands and was not understood.
+fn complain(status: &mut Status, complaints: &Complaints) {
+    let standing = complaints.standing();
+    let each = standing.into_iter().flat_map(|(object, all)| {
+        all.into_iter().map(move |one| Malformed {
+            object: object.clone(),
+            field: one.field,
+            value: one.value,
+            error: one.error,
+        })
+    });
+    status.malformed = each.collect();
+}
+
+/// Claims in few words: files by the levels and classes they are written at.
+fn mechanism(claims: &[String]) -> String {
+    // File and class with all its levels, in the order of the table.
+    let mut files: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    for claim in claims {
+        let parts = claim.split_once(" at level ");
+        let Some((file, (level, classes))) =
+            parts.and_then(|(file, rest)| Some((file, rest.split_once(" of ")?)))
+        else {
+            continue;
+        };
+        let level = level.to_lowercase();
+        let known = files
+            .iter_mut()
+            .find(|(f, c, _)| *f == file && *c == classes);
+        match known {
+            Some((_, _, levels)) => levels.push(level),
+            None => files.push((file, classes, vec![level])),
+        }
+    }
+    let mut places: Vec<(String, Vec<&str>)> = Vec::new();
+    for (file, classes, levels) in files {
+        let place = format!("{} of {classes}", levels.join(", "));
+        match places.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, files)) => files.push(file),
+            None => places.push((place, vec![file])),
+        }
+    }
+    let texts = places
+        .iter()
+        .map(|(place, files)| format!("{} ({place})", files.join(", ")));
+    texts.collect::<Vec<_>>().join("; ")
 }
 
 /// The running kernel's release; empty where it cannot be read.
@@ -290,6 +373,24 @@ fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn claims_are_told_in_few_words() {
+        let claims = [
+            "cpu.shares at level Pod of BE",
+            "cpu.idle at level Pod of BE",
+            "cpu.shares at level Container of BE",
+            "memory.low at level Pod of LS,BE",
+            "cpu.cfs_quota_us at level Container of BE",
+            "cpu.cfs_quota_us at level Pod of BE",
+            "memory.min at level Pod of LS,BE",
+        ];
+        assert_eq!(
+            mechanism(&claims.map(str::to_owned)),
+            "cpu.shares (pod, container of BE); cpu.idle (pod of BE); \
+             memory.low, memory.min (pod of LS,BE); cpu.cfs_quota_us (container, pod of BE)"
+        );
+    }
     use axum::body::{Body, to_bytes};
     use http::Request;
     use tower::ServiceExt;

@@ -1,0 +1,296 @@
+//! `koord audit`: what the node agent did, and why.
+
+use crate::cluster::runtime;
+use crate::{console, plain};
+use anyhow::{Context as _, Result, bail};
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// How many records are asked for at once.
+const PAGE: usize = 256;
+/// Between two looks for newer records.
+const FOLLOW: Duration = Duration::from_secs(1);
+
+/// Which records to show, and whom to ask.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Where koordlet serves its health and metrics.
+    #[arg(long, default_value = "127.0.0.1:9316", value_name = "HOST:PORT")]
+    pub address: String,
+    /// Only records about this pod.
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    pub pod: Option<String>,
+    /// Only records with this reason, such as a strategy's name.
+    #[arg(long)]
+    pub reason: Option<String>,
+    /// Only records younger than this.
+    #[arg(long, value_name = "DURATION", value_parser = koord_app::flags::duration)]
+    pub since: Option<Duration>,
+    /// The newest so many records; 0 shows all there are.
+    #[arg(long, short = 'n', default_value_t = 50)]
+    pub tail: usize,
+    /// Wait for more.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Print records as JSON, one a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Answer {
+    #[serde(rename = "Events", default)]
+    events: Vec<Value>,
+    #[serde(rename = "NextPageToken")]
+    next: Option<String>,
+    #[serde(rename = "Newest", default)]
+    newest: u64,
+}
+
+/// Prints records, oldest first.
+///
+/// # Errors
+/// Koordlet cannot be asked, or does not serve its audit log.
+pub fn main(args: &Args) -> Result<()> {
+    runtime()?.block_on(run(args))
+}
+
+async fn run(args: &Args) -> Result<()> {
+    let wanted = Wanted::of(args, Timestamp::now());
+    let (records, newest) = read(args, &wanted).await?;
+    for record in records.iter().rev() {
+        show(args, record);
+    }
+    if !args.follow {
+        return Ok(());
+    }
+    // What came between the pages and now.
+    let mut seen = newest;
+    let mut after = 0;
+    loop {
+        let answer = ask(args, &format!("/events?after={after}")).await?;
+        for record in &answer.events {
+            let place = place(record);
+            if place > seen && wanted.fits(record) {
+                show(args, record);
+            }
+            seen = seen.max(place);
+        }
+        after = answer.newest;
+        tokio::time::sleep(FOLLOW).await;
+    }
+}
+
+/// The wanted records, newest first, and the place of the newest of all.
+async fn read(args: &Args, wanted: &Wanted) -> Result<(Vec<Value>, Place)> {
+    let (mut records, mut newest) = (Vec::new(), None);
+    let mut token = String::new();
+    loop {
+        let path = format!("/events?size={PAGE}&pageToken={token}");
+        let answer = ask(args, &path).await?;
+        for record in answer.events {
+            let place = place(&record);
+            newest = newest.max(Some(place));
+            if wanted.is_over(place) {
+                return Ok((records, newest.unwrap_or_default()));
+            }
+            if wanted.fits(&record) {
+                records.push(record);
+            }
+            if args.tail > 0 && records.len() >= args.tail {
+                return Ok((records, newest.unwrap_or_default()));
+            }
+        }
+        match answer.next {
+            Some(next) => token = next,
+            None => return Ok((records, newest.unwrap_or_default())),
+        }
+    }
+}
+
+async fn ask(args: &Args, path: &str) -> Result<Answer> {
+    let (code, body) = plain::get(&args.address, "koordlet", path).await?;
+    match code {
+        200 => serde_json::from_str(&body).context("koordlet's answer"),
+        404 => bail!(
+            "koordlet at {} does not serve its audit log; start it with \
+             --feature-gates=AuditEvents=true,AuditEventsHTTPHandler=true",
+            args.address
+        ),
+        _ => bail!("koordlet at {} answers {code}: {body}", args.address),
+    }
+}
+
+/// When a record was made, and its number among those of the same time.
+type Place = (Option<Timestamp>, u64);
+
+fn place(record: &Value) -> Place {
+    let at = record["createdAt"].as_str().and_then(|at| at.parse().ok());
+    (at, record["sequence"].as_u64().unwrap_or_default())
+}
+
+/// What the flags ask for.
+#[derive(Debug, Clone)]
+struct Wanted {
+    pod: Option<(Option<String>, String)>,
+    reason: Option<String>,
+    from: Option<Timestamp>,
+}
+
+impl Wanted {
+    fn of(args: &Args, now: Timestamp) -> Self {
+        let pod = args.pod.as_deref().map(|pod| match pod.split_once('/') {
+            Some((namespace, name)) => (Some(namespace.to_owned()), name.to_owned()),
+            None => (None, pod.to_owned()),
+        });
+        let from = args.since.and_then(|since| now.checked_sub(since).ok());
+        Self {
+            pod,
+            reason: args.reason.clone(),
+            from,
+        }
+    }
+
+    fn is_over(&self, (at, _): Place) -> bool {
+        self.from.is_some() && at < self.from
+    }
+
+    fn fits(&self, record: &Value) -> bool {
+        let is = |key: &str, want: &str| record[key].as_str() == Some(want);
+        let pod = self.pod.as_ref().is_none_or(|(namespace, name)| {
+            is("type", "pod")
+                && is("name", name)
+                && namespace.as_ref().is_none_or(|want| is("namespace", want))
+        });
+        let reason = self.reason.as_ref().is_none_or(|want| {
+            let reason = record["reason"].as_str().unwrap_or_default();
+            reason.eq_ignore_ascii_case(want)
+        });
+        pod && reason
+    }
+}
+
+fn show(args: &Args, record: &Value) {
+    if args.json {
+        console::say(record);
+    } else {
+        console::say(line(record));
+    }
+}
+
+/// A record for people: time, what it is about, the reason, what was done.
+fn line(record: &Value) -> String {
+    let text = |key: &str| record[key].as_str().unwrap_or_default();
+    let at = match place(record).0 {
+        Some(at) => at.strftime("%Y-%m-%d %H:%M:%S").to_string(),
+        None => text("createdAt").to_owned(),
+    };
+    let mut about = match text("type") {
+        "pod" => format!("{}/{}", text("namespace"), text("name")),
+        kind => format!("{kind} {}", text("name")).trim_end().to_owned(),
+    };
+    if !text("container").is_empty() {
+        about = format!("{about}:{}", text("container"));
+    }
+    let (reason, message) = (text("reason"), text("message"));
+    format!("{at}  {about:32}  {reason:16}  {message}")
+        .trim_end()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koordlet::audit::{Config, Entry, Log, Subject};
+
+    fn args(address: String) -> Args {
+        Args {
+            address,
+            pod: None,
+            reason: None,
+            since: None,
+            tail: 0,
+            follow: false,
+            json: false,
+        }
+    }
+
+    /// A log of 600 records of two pods, served as koordlet serves it.
+    async fn served() -> (String, tokio::task::JoinHandle<()>) {
+        let log = Log::open(Config::default());
+        for n in 0..600 {
+            let reason = if n % 100 == 0 {
+                "CPUBurst"
+            } else {
+                "BatchResource"
+            };
+            let entry = Entry {
+                namespace: "shop".to_owned(),
+                name: ["cart", "web"][n % 2].to_owned(),
+                ..Entry::new(Subject::Pod, 1, reason, format!("m{n}"))
+            };
+            let at = Timestamp::from_second(1_700_000_000 + n as i64).unwrap();
+            log.record(at, entry);
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let serving = tokio::spawn(async move {
+            axum::serve(listener, koordlet::events(log)).await.unwrap();
+        });
+        (address, serving)
+    }
+
+    #[tokio::test]
+    async fn records_are_chosen_over_all_pages() {
+        let (address, serving) = served().await;
+        let messages = async |args: Args, now: Timestamp| {
+            let wanted = Wanted::of(&args, now);
+            let (records, newest) = read(&args, &wanted).await.unwrap();
+            assert_eq!(newest.1, 600);
+            let message = |record: &Value| record["message"].as_str().unwrap().to_owned();
+            records.iter().map(message).collect::<Vec<_>>()
+        };
+        let now = Timestamp::from_second(1_700_000_600).unwrap();
+        let all = || args(address.clone());
+        assert_eq!(messages(all(), now).await.len(), 600);
+        let last = Args { tail: 2, ..all() };
+        assert_eq!(messages(last, now).await, ["m599", "m598"]);
+        let burst = Args {
+            reason: Some("cpuburst".to_owned()),
+            pod: Some("shop/cart".to_owned()),
+            ..all()
+        };
+        let bursts = ["m500", "m400", "m300", "m200", "m100", "m0"];
+        assert_eq!(messages(burst.clone(), now).await, bursts);
+        let young = Args {
+            since: Some(Duration::from_secs(250)),
+            ..burst.clone()
+        };
+        assert_eq!(messages(young, now).await, bursts[..2]);
+        for (pod, count) in [("web", 300), ("other/web", 0), ("shop/nobody", 0)] {
+            let of = Args {
+                pod: Some(pod.to_owned()),
+                ..all()
+            };
+            assert_eq!(messages(of, now).await.len(), count, "{pod}");
+        }
+        serving.abort();
+    }
+
+    #[test]
+    fn a_record_is_a_line() {
+        let record = serde_json::json!({
+            "createdAt": "2026-01-01T00:00:00.5Z", "type": "pod", "level": 3, "sequence": 7,
+            "namespace": "shop", "name": "cart", "container": "web", "reason": "CPUBurst",
+            "message": "update cpu.cfs_burst_us to 100000"});
+        assert_eq!(
+            line(&record),
+            "2026-01-01 00:00:00  shop/cart:web                     CPUBurst          \
+             update cpu.cfs_burst_us to 100000"
+        );
+        let record = serde_json::json!({"type": "node", "name": "n1", "createdAt": "?"});
+        assert_eq!(line(&record), "?  node n1");
+    }
+}
