@@ -5,13 +5,17 @@
 
 mod learn;
 mod measure;
+mod snapshots;
 
 use crate::audit;
+use crate::collect::slow::{self, Worker};
 use crate::executor::Executor;
+use crate::gates::Gates;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::qos::{ClaimError, Eviction, Facts, Kernel, Machine, Strategies, View};
 use crate::states::{NodeInfo, Slo, States};
+use crate::status::Collector;
 use jiff::Timestamp;
 use koord_host::{HostError, Root};
 use learn::Learning;
@@ -78,6 +82,7 @@ pub struct Agent {
     facts_version: u64,
     facts_seen: Option<(Arc<Slo>, Option<Arc<NodeInfo>>)>,
     audit: audit::Log,
+    _worker: Option<Worker>,
 }
 
 impl Agent {
@@ -92,8 +97,15 @@ impl Agent {
         audit: audit::Log,
         metrics: Metrics,
     ) -> Result<Self, AgentError> {
+        let measure = Measure::new(root.clone(), &settings)?;
+        let jobs = slow::jobs(&root, &settings, &states, &measure.facts, &metrics);
+        let worker = Worker::start(jobs, measure.facts.clone(), metrics.clone());
+        if let Err(error) = &worker {
+            tracing::warn!(%error, "there is no thread for slow collectors");
+        }
         Ok(Self {
-            measure: Measure::new(root.clone(), &settings)?,
+            measure,
+            _worker: worker.ok(),
             learning: Learning::new(settings.predict.clone()),
             strategies: Strategies::new(&settings, &metrics)?,
             executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms)
@@ -113,6 +125,24 @@ impl Agent {
     /// The Node object, when it is known.
     pub(crate) fn node_info(&self) -> Option<Arc<NodeInfo>> {
         self.states.node.load_full()
+    }
+
+    /// Writes what shall survive this process: to be called last.
+    pub fn save(&self, now: Now) {
+        if let Err(error) = self.measure.save(now) {
+            tracing::warn!(%error, "samples are not saved");
+        }
+    }
+
+    /// Which features are on.
+    pub(crate) fn gates(&self) -> &Gates {
+        &self.settings.gates
+    }
+
+    /// The table of collectors as it stands.
+    #[must_use]
+    pub fn collectors(&self) -> Vec<Collector> {
+        self.measure.collectors(&self.settings)
     }
 
     /// The audit log.

@@ -9,6 +9,7 @@ use crate::states::{Driver, Layout};
 use koord_host::{CgroupPath, Root};
 use koord_model::pressure;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where the list of pods comes from.
@@ -141,6 +142,8 @@ pub struct Settings {
     pub unset_cpu_quota: bool,
     /// The collectors.
     pub collectors: Collectors,
+    /// Where samples are kept over a restart; `None` keeps them in memory only.
+    pub snapshot: Option<PathBuf>,
     /// Between two training steps of the predictor, in milliseconds.
     pub training_interval_ms: u64,
     /// The predictor.
@@ -168,6 +171,7 @@ impl Default for Settings {
             qos_reconcile_interval_ms: 1_000,
             unset_cpu_quota: true,
             collectors: Collectors::default(),
+            snapshot: None,
             training_interval_ms: 60_000,
             predict: predict::Config::default(),
         }

@@ -1,6 +1,8 @@
 //! NodeMetric: what the agent tells the cluster about its node.
 
 use crate::agent::Agent;
+use crate::gates::Gate;
+use crate::metrics::Usage;
 use crate::predict::{Reclaimable, reclaimable};
 use crate::states::node::Amounts;
 use crate::store::{Metric, Store, Subject};
@@ -40,12 +42,13 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// The series to read.
+    /// The series to read; `hot` is whether the kernel tells which page cache is in use.
     #[must_use]
-    pub fn metric(self) -> Metric {
+    pub fn metric(self, hot: bool) -> Metric {
         match self {
-            Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
             Self::WithPageCache => Metric::MemoryUsageWithPageCache,
+            Self::WithHotPageCache if hot => Metric::MemoryUsageWithHotPageCache,
+            Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
         }
     }
 }
@@ -181,10 +184,11 @@ impl Agent {
         wall: Timestamp,
     ) -> Option<NodeMetricStatus> {
         self.measure.memory = policy.memory;
+        let hot = self.measure.facts.cold.load().is_some();
         let pair = |subject, memory: Memory| Pair {
             store: &self.measure.store,
             subject,
-            memory: memory.metric(),
+            memory: memory.metric(hot),
             now_ms,
         };
         let node = pair(Subject::Node, policy.memory);
@@ -228,6 +232,9 @@ impl Agent {
                 resource: Some(amounts(amount(r))),
             })
         };
+        if self.gates().is_on(Gate::NodeMetricPromMetrics) {
+            self.metrics.node_metric(rows(&info));
+        }
         Some(NodeMetricStatus {
             update_time: Some(Time(seconds(wall))),
             node_metric: Some(info),
@@ -273,6 +280,28 @@ impl Agent {
     }
 }
 
+/// What is reported of the node and its NUMA nodes, in cores and bytes.
+fn rows(info: &NodeMetricInfo) -> Vec<Usage> {
+    let plain = |map: Option<&ResourceMap>| {
+        let map = &map?.resources;
+        let cores = map.get(resources::CPU)?.milli_value() as f64 / 1000.0;
+        Some((cores, map.get(resources::MEMORY)?.value() as f64))
+    };
+    let row = |numa, node: Option<&ResourceMap>, system: Option<&ResourceMap>| {
+        Some(Usage {
+            numa,
+            node: plain(node)?,
+            system: plain(system),
+        })
+    };
+    let whole = row(None, info.node_usage.as_ref(), info.system_usage.as_ref());
+    let numa = info.numa_usages.iter().filter_map(|numa| {
+        let id = Some(numa.numa_node_id);
+        row(id, numa.node_usage.as_ref(), numa.system_usage.as_ref())
+    });
+    whole.into_iter().chain(numa).collect()
+}
+
 /// Kubernetes times have whole seconds.
 fn seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
@@ -295,6 +324,27 @@ mod tests {
         assert_eq!((policy.aggregate_ms, policy.interval_ms), (60_000, 30_000));
         assert_eq!(policy.windows, [GoDuration::from_mins(1)]);
         assert_eq!(policy.memory, Memory::WithPageCache);
+    }
+
+    #[test]
+    fn what_is_reported_becomes_metrics() {
+        let info = NodeMetricInfo {
+            node_usage: Some(usage(1500.0, 4096.0)),
+            system_usage: None,
+            numa_usages: vec![NumaUsage {
+                numa_node_id: 1,
+                node_usage: Some(usage(500.0, 1024.0)),
+                system_usage: Some(usage(250.0, 7.0)),
+            }],
+            ..NodeMetricInfo::default()
+        };
+        let rows = rows(&info);
+        assert_eq!(
+            (rows[0].numa, rows[0].node, rows[0].system),
+            (None, (1.5, 4096.0), None)
+        );
+        assert_eq!((rows[1].numa, rows[1].node), (Some(1), (0.5, 1024.0)));
+        assert_eq!(rows[1].system, Some((0.25, 7.0)));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
 
 use crate::agent::{Agent, AgentError, Now, Ticked};
+use crate::collect::table;
 use crate::evictor::{self, Done, Evictor};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
-use crate::report::Policy;
+use crate::report::{Memory, Policy};
 use crate::states::layout::Finder;
 use crate::states::{Layout, NodeInfo, Slo, States, TopologyInfo, kubelet};
 use crate::status::{self, Board};
@@ -255,6 +256,17 @@ fn announce(features: &KernelFeatures, options: &Options) {
             "strategy"
         );
     }
+    let needs = qos::Needs::default();
+    for row in table::shown(&options.settings, needs, Memory::default(), |_| None) {
+        tracing::info!(
+            collector = row.name,
+            state = ?row.state,
+            every_ms = row.every_ms,
+            source = row.source,
+            why = row.why,
+            "collector"
+        );
+    }
     tracing::info!(
         node = options.node_name,
         driver = ?options.settings.layout.driver(),
@@ -394,6 +406,7 @@ impl Loop {
                         let now = self.now(origin);
                         self.agent.restore(now);
                     }
+                    self.agent.save(self.now(origin));
                     return;
                 }
                 Some(request) = inbox.recv() => {
@@ -423,7 +436,9 @@ impl Loop {
                     self.metrics.ticked(took.as_secs_f64());
                     self.ticks.fetch_add(1, Ordering::Relaxed);
                     let pods = self.states.pods.load().as_ref().map(|pods| pods.len());
+                    let collectors = self.agent.collectors();
                     self.board.update(|status| {
+                        status.collectors = collectors;
                         status.ticks += 1;
                         status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                         status.updated_at = Some(now.wall);

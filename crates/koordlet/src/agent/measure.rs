@@ -1,5 +1,6 @@
 //! Measuring: the collectors of node, classes and pods, and the series they fill.
 
+use super::snapshots::Snapshots;
 use super::{AgentError, Now};
 use crate::collect::batch::{self, BatchCollector, BatchSample};
 use crate::collect::follow::Pods;
@@ -8,10 +9,13 @@ use crate::collect::node::NodeCollector;
 use crate::collect::numa::{self, NumaCollector, NumaSample};
 use crate::collect::pod::{GroupCollector, Wanted};
 use crate::collect::pressure::{Limits, Pressure};
+use crate::collect::slow::Facts;
+use crate::collect::table;
 use crate::options::Settings;
 use crate::qos::{HeldUp, Machine, Needs, PodView};
 use crate::report::Memory;
 use crate::states::{Layout, PodInfo};
+use crate::status::Collector;
 use crate::store::{Metric, Store, Subject};
 use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
@@ -42,15 +46,22 @@ pub(crate) struct Measure {
     pub(crate) batch: CgroupPath,
     /// Which memory the cluster wants to know of.
     pub(crate) memory: Memory,
+    /// Whether memory with page cache is kept whatever the cluster wants.
+    always_page_cache: bool,
     root: Root,
     layout: Layout,
     scratch: Scratch,
     node: NodeCollector,
     pressure: Pressure,
-    /// Whether somebody asked for pressure at the last tick.
-    pressed: bool,
     /// Whether somebody asked for the fast lane.
     pub(crate) fast: bool,
+    /// What was asked for at the last tick.
+    needs: Needs,
+    /// What the slow collectors found.
+    pub(crate) facts: Arc<Facts>,
+    /// The last round of cold pages that was seen.
+    cold_round: u64,
+    snapshots: Snapshots,
     ticks: u64,
     batch_class: BatchCollector,
     batch_newest: BatchSample,
@@ -89,9 +100,13 @@ impl Measure {
             },
             batch: settings.layout.qos(KubeQos::BestEffort)?,
             memory: Memory::default(),
+            always_page_cache: settings.collectors.page_cache,
             pressure: Pressure::new(root.clone(), Limits::default()),
-            pressed: false,
             fast: false,
+            needs: Needs::default(),
+            facts: Arc::default(),
+            cold_round: 0,
+            snapshots: Snapshots::new(settings.snapshot.clone()),
             node: NodeCollector::new(root.clone()),
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
@@ -113,7 +128,7 @@ impl Measure {
             containers: &pod.containers,
             cpu: pod.usage.cpu.map(|cores| (cores * 1000.0) as i64),
             memory: pod.usage.memory.map(|bytes| bytes as i64),
-            held_up: (self.pressed)
+            held_up: (self.needs.pressure)
                 .then(|| self.pressure.of(pod.id))
                 .flatten()
                 .map(|(share, signal)| HeldUp { share, signal }),
@@ -131,6 +146,7 @@ impl Measure {
     /// been written by the kubelet or the runtime meanwhile.
     pub(crate) fn follow(&mut self, list: Option<Arc<Vec<PodInfo>>>, now: Now) -> Vec<CgroupPath> {
         let (root, store) = (&self.root, &mut self.store);
+        self.snapshots.load(now, store);
         if self.ticks.is_multiple_of(SWEEP_EVERY) {
             self.pods.sweep(now.ms(), root, store);
         }
@@ -143,6 +159,7 @@ impl Measure {
             .filter(|(info, _)| info.is_active() && !info.is_best_effort())
             .map(|(info, pod)| (pod.id, &info.cgroup, changed.contains(&info.cgroup)));
         self.pressure.follow(services);
+        self.snapshots.give(&self.pods, &mut self.store);
         let ids: FxHashSet<u64> = self.pods.iter().map(|(_, pod)| pod.id).collect();
         self.numa_pages.retain(|id, _| ids.contains(id));
         changed
@@ -176,7 +193,7 @@ impl Measure {
         let (apps_cpu, apps_memory) = self.host_apps.sample(
             &self.root,
             steady,
-            self.memory == Memory::WithPageCache,
+            self.with_page_cache(),
             &mut self.scratch,
             &mut self.store,
         );
@@ -208,19 +225,27 @@ impl Measure {
         if self.ticks.is_multiple_of(NUMA_EVERY) {
             self.collect_numa(now, system_cpu);
         }
+        self.collect_hot(now);
+        if let Some(bytes) = self.snapshots.due(now, &self.pods, &self.store) {
+            *self.facts.to_save.lock() = Some(bytes);
+        }
         if needs.pressure {
             self.pressure.sample(steady, &mut self.scratch);
-        } else if self.pressed {
+        } else if self.needs.pressure {
             self.pressure.rest();
         }
-        self.pressed = needs.pressure;
         self.fast = needs.pressure && needs.fast_pressure;
+        self.needs = needs;
+    }
+
+    fn with_page_cache(&self) -> bool {
+        self.always_page_cache || self.memory == Memory::WithPageCache
     }
 
     /// Samples pods and containers; returns what all pods use, in milli-cores and bytes.
     fn collect_pods(&mut self, now: Now, needs: Needs) -> (f64, f64) {
+        let (ticks, page_cache) = (self.ticks, self.with_page_cache());
         let (root, store, scratch) = (&self.root, &mut self.store, &mut self.scratch);
-        let (ticks, policy) = (self.ticks, self.memory);
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         self.pods.for_each(|info, pod| {
             if !info.is_active() {
@@ -235,9 +260,7 @@ impl Measure {
                 .sample(root, &info.cgroup, now.steady_ns, wanted, scratch);
             let subject = Subject::Pod(pod.id);
             push_usage(store, subject, &pod.usage, now.ms());
-            if policy == Memory::WithPageCache
-                && let Some(bytes) = pod.usage.memory_with_cache
-            {
+            if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
                 let key = (subject, Metric::MemoryUsageWithPageCache);
                 store.push(key, now.ms(), bytes);
             }
@@ -307,6 +330,49 @@ impl Measure {
     /// A step of the fast lane.
     pub(crate) fn collect_fast(&mut self, now: Now) {
         self.pressure.sample_fast(now.steady_ns, &mut self.scratch);
+    }
+
+    /// Takes over what kidled found, when there is something new.
+    fn collect_hot(&mut self, now: Now) {
+        let Some(found) = self.facts.cold.load_full() else {
+            return;
+        };
+        let (round, cold) = &*found;
+        if *round == self.cold_round {
+            return;
+        }
+        self.cold_round = *round;
+        let metric = Metric::MemoryUsageWithHotPageCache;
+        let key = (Subject::Node, metric);
+        self.store.push(key, now.ms(), cold.node as f64);
+        let of_pods: FxHashMap<&str, u64> = (cold.pods.iter())
+            .map(|(uid, bytes)| (uid.as_str(), *bytes))
+            .collect();
+        for (info, pod) in self.pods.iter() {
+            let cold = of_pods.get(info.uid.as_str());
+            if let (Some(cold), Some(all)) = (cold, pod.usage.memory_with_cache) {
+                let hot = (all - *cold as f64).max(0.0);
+                self.store
+                    .push((Subject::Pod(pod.id), metric), now.ms(), hot);
+            }
+        }
+    }
+
+    /// Writes what shall survive this process.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(crate) fn save(&self, now: Now) -> std::io::Result<()> {
+        self.snapshots.save(now, &self.pods, &self.store)
+    }
+
+    /// The table of collectors as it stands.
+    pub(crate) fn collectors(&self, settings: &Settings) -> Vec<Collector> {
+        table::shown(settings, self.needs, self.memory, |name| match name {
+            "node" => self.node.failing().map(str::to_owned),
+            "numa" => self.numa.failing().map(str::to_owned),
+            _ => self.facts.failing(name),
+        })
     }
 
     /// The node's newest use within `window_ms`: milli-cores and bytes.

@@ -146,6 +146,9 @@ pub struct States {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Collectors")]
 pub struct Collectors {
+    /// Where samples are kept over a restart.
+    #[arg(long, default_value = "/metric-data/")]
+    pub tsdb_path: PathBuf,
     /// Time between two samples; at least one second.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_res_used_interval: Duration,

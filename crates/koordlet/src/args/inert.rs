@@ -78,13 +78,12 @@ inert! {
     "task ids are read where they are needed": {
         enable_pod_taskids "enable-pod-taskids" = "false";
     }
-    "cold memory is not collected": {
+    "cold pages are read as often as kidled scans, every 5 s": {
         coldpage_collector_interval "coldpage-collector-interval" = "5s";
     }
-    "samples are kept in memory, in rings": {
+    "samples are kept in rings of a fixed size": {
         metric_gc_interval_seconds "metric-gc-interval-seconds" = "300";
         metric_expire_seconds "metric-expire-seconds" = "1800";
-        tsdb_path "tsdb-path" = "/metric-data/";
         tsdb_retention_duration "tsdb-retention-duration" = "12h";
         tsdb_enable_prometheus_metric "tsdb-enable-prometheus-metric" = "true";
         tsdb_stripe_size "tsdb-stripe-size" = "16384";

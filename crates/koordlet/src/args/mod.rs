@@ -22,6 +22,9 @@ use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The file of samples in `--tsdb-path`.
+const SNAPSHOT: &str = "koordlet-samples";
+
 /// The flags of the `koordlet` daemon.
 #[derive(Debug, Clone, Parser)]
 #[command(
@@ -189,6 +192,7 @@ impl Args {
                 resctrl: collectors.enable_resctrl_collector,
                 resctrl_ms: millis(collectors.resctrl_collector_interval),
             },
+            snapshot: Some(collectors.tsdb_path.join(SNAPSHOT)),
             qos_reconcile_interval_ms: seconds(qos.reconcile_interval_seconds),
             cpu_suppress_interval_ms: seconds(qos.cpu_suppress_interval_seconds),
             cpu_evict_interval_ms: seconds(qos.cpu_evict_interval_seconds),

@@ -199,6 +199,11 @@ fn flags_become_options() {
 fn the_defaults_of_flags_and_options_agree() {
     let mut settings = options(&["--addr=127.0.0.1:0"]).settings;
     settings.predict.dir = None;
+    let samples = settings.snapshot.take();
+    assert_eq!(
+        samples.as_deref(),
+        Some(Path::new("/metric-data/koordlet-samples"))
+    );
     let default = Settings::default();
     assert_eq!(format!("{settings:?}"), format!("{default:?}"));
 }

@@ -1,12 +1,19 @@
 //! Collectors: one file per source, each turning open kernel files into numbers once per tick.
 
 pub mod batch;
+pub mod cold;
 pub mod follow;
 pub mod host_app;
+pub mod machine;
 pub mod node;
 pub mod numa;
 pub mod pod;
 pub mod pressure;
+pub mod psi;
+pub mod resctrl;
+pub mod slow;
+pub mod storage;
+pub mod table;
 
 use std::fmt;
 
@@ -46,6 +53,12 @@ impl Complaint {
             tracing::warn!(part = what, error = %text, "failed");
             self.0 = Some(text);
         }
+    }
+
+    /// What was said last, while it stands.
+    #[must_use]
+    pub fn standing(&self) -> Option<&str> {
+        self.0.as_deref()
     }
 
     /// All is well again.

@@ -43,6 +43,12 @@ impl NodeCollector {
         }
     }
 
+    /// What failed last, while it stands.
+    #[must_use]
+    pub fn failing(&self) -> Option<&str> {
+        self.complaint.standing()
+    }
+
     /// Takes a sample at `now_ns` of a steady clock.
     pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> NodeSample {
         match self.try_sample(now_ns, scratch) {

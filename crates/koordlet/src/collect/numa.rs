@@ -45,6 +45,12 @@ impl NumaCollector {
         }
     }
 
+    /// What failed last, while it stands.
+    #[must_use]
+    pub fn failing(&self) -> Option<&str> {
+        self.complaint.standing()
+    }
+
     /// Takes a sample at `now_ns` of a steady clock, by node number.
     pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> Vec<NumaSample> {
         match self.try_sample(now_ns, scratch) {

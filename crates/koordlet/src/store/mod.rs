@@ -12,8 +12,10 @@
 
 mod key;
 mod ring;
+pub mod snapshot;
 
 pub use key::{Key, Metric, Subject};
+pub use snapshot::Snapshot;
 
 use ring::Samples;
 use rustc_hash::FxHashMap;
@@ -36,7 +38,11 @@ impl Store {
 
     /// Adds a sample. One that is not a number or older than the newest is left out.
     pub fn push(&mut self, key: Key, now_ms: u64, value: f64) {
-        let at = now_ms.saturating_add(BEFORE_MS);
+        self.push_at(key, now_ms.saturating_add(BEFORE_MS), value);
+    }
+
+    /// As [`Store::push`], at a time of the store's own.
+    fn push_at(&mut self, key: Key, at: u64, value: f64) {
         let metrics = self.subjects.entry(key.0).or_default();
         match metrics.iter_mut().find(|(metric, _)| *metric == key.1) {
             Some((_, series)) => series.push(at, value),

@@ -127,6 +127,13 @@ impl<V: Value> Ring<V> {
             .take_while(move |(_, at)| *at >= from)
     }
 
+    /// All cells, oldest first, with their times.
+    pub(super) fn cells(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        let at = |stamp: &u32| self.newest_ms.saturating_sub(self.before_newest(*stamp));
+        let values = self.values.iter().map(|value| value.wide());
+        values.zip(self.stamps.iter().map(at))
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.values.capacity() * size_of::<V>() + self.stamps.capacity() * size_of::<u32>()
     }
@@ -198,6 +205,17 @@ impl Samples {
             }
             Rings::Layered { coarse, .. } => coarse.window(now_ms, window_ms).for_each(each),
         }
+    }
+
+    /// What is worth keeping over a restart, oldest first, with times.
+    pub(super) fn kept(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        let (wide, coarse) = match &self.rings {
+            Rings::Wide(ring) => (Some(ring.cells()), None),
+            Rings::Layered { coarse, .. } => (None, Some(coarse.cells())),
+            Rings::Narrow(_) => (None, None),
+        };
+        let coarse = coarse.into_iter().flatten();
+        wide.into_iter().flatten().chain(coarse)
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -120,3 +120,34 @@ fn a_pod_that_a_partial_list_lacks_is_not_new_when_it_is_back() {
     let status = rig.report(json!({}));
     assert_eq!(status.pods_metric.len(), 2, "its samples are still there");
 }
+
+#[test]
+fn windows_go_on_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        snapshot: Some(dir.path().join("samples")),
+        ..Settings::default()
+    };
+    let mut first = Rig::with(settings.clone());
+    for _ in 0..200 {
+        first.step(BUSY);
+    }
+    first.agent.save(first.now());
+    // The next process sees the same machine, ten seconds later by the wall clock.
+    let mut second = Rig::with(settings.clone());
+    second.jumped = 210;
+    second.step(BUSY);
+    let status = second.report(json!({}));
+    assert_eq!(status.pods_metric.len(), 2);
+    let info = serde_json::to_value(status.node_metric.unwrap()).unwrap();
+    let five = &info["aggregatedNodeUsages"][0]["usage"];
+    assert_eq!(five["p95"]["resources"]["cpu"], "3900m", "{info}");
+
+    // A broken file costs the samples only.
+    std::fs::write(dir.path().join("samples"), "KOORDTS1 and then nonsense").unwrap();
+    let mut third = Rig::with(settings);
+    for _ in 0..2 {
+        third.step(BUSY);
+    }
+    assert_eq!(third.report(json!({})).pods_metric.len(), 2);
+}

@@ -1,0 +1,118 @@
+//! When samples are saved and handed out again.
+
+use super::Now;
+use crate::collect::follow::Pods;
+use crate::store::{Snapshot, Store, Subject, snapshot};
+use rustc_hash::FxHashMap;
+use std::path::PathBuf;
+
+/// Between two saves.
+const EVERY_MS: u64 = 300_000;
+/// Samples of pods that are not listed by then are dropped.
+const KEEP_MS: u64 = 600_000;
+
+/// The file of samples.
+#[derive(Debug)]
+pub(super) struct Snapshots {
+    path: Option<PathBuf>,
+    /// What an earlier run left; `None` before it was looked for.
+    left: Option<Snapshot>,
+    began_ms: u64,
+    saved_ms: u64,
+}
+
+impl Snapshots {
+    pub(super) fn new(path: Option<PathBuf>) -> Self {
+        Self {
+            path,
+            left: None,
+            began_ms: 0,
+            saved_ms: 0,
+        }
+    }
+
+    /// Looks for the file, once, and hands out what belongs to the node.
+    pub(super) fn load(&mut self, now: Now, store: &mut Store) {
+        if let Some(left) = &mut self.left {
+            if !left.is_empty() && now.ms().saturating_sub(self.began_ms) > KEEP_MS {
+                *left = Snapshot::default();
+            }
+            return;
+        }
+        (self.began_ms, self.saved_ms) = (now.ms(), now.ms());
+        let loaded = match &self.path {
+            Some(path) => Snapshot::load(path, wall_ms(now), now.ms()),
+            None => Ok(None),
+        };
+        let left = self.left.insert(match loaded {
+            Ok(found) => found.unwrap_or_default(),
+            Err(error) => {
+                let path = self.path.as_deref().unwrap_or_else(|| "".as_ref());
+                tracing::warn!(path = %path.display(), %error, "samples of the last run are dropped");
+                Snapshot::default()
+            }
+        });
+        let fixed = [Subject::Node, Subject::System, Subject::Batch];
+        let numa = (0..1024).flat_map(|n| [Subject::Numa(n), Subject::NumaSystem(n)]);
+        for subject in fixed.into_iter().chain(numa) {
+            if let Some(owner) = owner(subject) {
+                left.give(&owner, subject, store);
+            }
+        }
+    }
+
+    /// Hands out what belongs to pods that are new.
+    pub(super) fn give(&mut self, pods: &Pods, store: &mut Store) {
+        let Some(left) = self.left.as_mut().filter(|left| !left.is_empty()) else {
+            return;
+        };
+        for (info, pod) in pods.iter() {
+            left.give(&info.uid, Subject::Pod(pod.id), store);
+        }
+    }
+
+    /// What is to be saved, when it is time.
+    pub(super) fn due(&mut self, now: Now, pods: &Pods, store: &Store) -> Option<Vec<u8>> {
+        self.path.as_ref()?;
+        if now.ms().saturating_sub(self.saved_ms) < EVERY_MS {
+            return None;
+        }
+        self.saved_ms = now.ms();
+        Some(bytes(now, pods, store))
+    }
+
+    /// Saves now.
+    pub(super) fn save(&self, now: Now, pods: &Pods, store: &Store) -> std::io::Result<()> {
+        match &self.path {
+            Some(path) => snapshot::write(path, &bytes(now, pods, store)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn bytes(now: Now, pods: &Pods, store: &Store) -> Vec<u8> {
+    let uids: FxHashMap<u64, &str> = pods
+        .iter()
+        .map(|(info, pod)| (pod.id, info.uid.as_str()))
+        .collect();
+    store.snapshot(wall_ms(now), now.ms(), |subject| match subject {
+        Subject::Pod(id) => uids.get(&id).map(|uid| (*uid).to_owned()),
+        other => owner(other),
+    })
+}
+
+/// The name in the file of what is not a pod. No UID has a blank.
+fn owner(subject: Subject) -> Option<String> {
+    match subject {
+        Subject::Node => Some("the node".to_owned()),
+        Subject::System => Some("the system".to_owned()),
+        Subject::Batch => Some("the class".to_owned()),
+        Subject::Numa(n) => Some(format!("numa {n}")),
+        Subject::NumaSystem(n) => Some(format!("numa system {n}")),
+        _ => None,
+    }
+}
+
+fn wall_ms(now: Now) -> u64 {
+    u64::try_from(now.wall.as_millisecond()).unwrap_or(0)
+}

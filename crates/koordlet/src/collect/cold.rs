@@ -1,0 +1,183 @@
+//! Pages that nobody touched of late, as kidled (Anolis) counts them (gate ColdPageCollector).
+
+use super::slow::{Facts, Failure, Job};
+use crate::states::States;
+use koord_host::procfs::MemInfo;
+use koord_host::{Controller, HostError, Malformed, Root};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+const DIR: &str = "kernel/mm/kidled";
+/// Seconds between two scans.
+const PERIOD: &str = "5";
+/// Buckets from this one on are cold: 60 scans without a touch and more.
+const BOUNDARY: usize = 5;
+
+/// What was found in one round, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cold {
+    /// In use on the node with hot page cache: total - free - cold.
+    pub node: u64,
+    /// Cold on the node.
+    pub node_cold: u64,
+    /// By UID, cold in the pod's group.
+    pub pods: Vec<(String, u64)>,
+}
+
+/// Sets kidled going and reads what it counts.
+#[derive(Debug)]
+pub struct ColdPages {
+    root: Root,
+    states: Arc<States>,
+    facts: Arc<Facts>,
+    rounds: u64,
+}
+
+impl ColdPages {
+    /// A collector of the pods in `states`, into `facts`.
+    #[must_use]
+    pub fn new(root: Root, states: Arc<States>, facts: Arc<Facts>) -> Self {
+        Self {
+            root,
+            states,
+            facts,
+            rounds: 0,
+        }
+    }
+
+    /// Says what kidled shall do, unless it does so already.
+    fn switch_on(&self) -> Result<(), HostError> {
+        for (file, value) in [("scan_period_in_seconds", PERIOD), ("use_hierarchy", "1")] {
+            let path = self.root.sys(&format!("{DIR}/{file}"));
+            let now = self.root.read(&path)?;
+            if now.as_deref().map(str::trim) != Some(value) {
+                self.root.write(&path, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cold_of(&self, file: PathBuf) -> Result<Option<u64>, HostError> {
+        self.root.read_with(&file, cold_bytes)
+    }
+}
+
+impl Job for ColdPages {
+    fn name(&self) -> &'static str {
+        "cold pages"
+    }
+
+    fn every(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    fn round(&mut self) -> Result<(), Failure> {
+        if !self.root.sys(DIR).is_dir() {
+            return Err("this kernel has no kidled (/sys/kernel/mm/kidled)".into());
+        }
+        self.switch_on()?;
+        let missing = "this kernel has no memory.idle_page_stats";
+        let memory = self.root.mount_of(Controller::Memory).ok_or(missing)?;
+        let node_cold = self.cold_of(memory.join(FILE))?.ok_or(missing)?;
+        let info = MemInfo::read(&self.root)?.ok_or("meminfo is missing")?;
+        let mut cold = Cold {
+            node: info.used_with_page_cache().saturating_sub(node_cold),
+            node_cold,
+            pods: Vec::new(),
+        };
+        let pods = self.states.pods.load_full();
+        for pod in pods.iter().flat_map(|pods| pods.iter()) {
+            let Some(dir) = self.root.cgroup(&pod.cgroup).dir(Controller::Memory) else {
+                continue;
+            };
+            // A pod that is going away is no failure.
+            if let Ok(Some(bytes)) = self.cold_of(dir.join(FILE)) {
+                cold.pods.push((pod.uid.clone(), bytes));
+            }
+        }
+        self.rounds += 1;
+        self.facts.cold.store(Some(Arc::new((self.rounds, cold))));
+        Ok(())
+    }
+}
+
+const FILE: &str = "memory.idle_page_stats";
+
+/// Bytes of file pages, clean and dirty, of user processes, in the buckets that count as cold.
+fn cold_bytes(text: &str) -> Result<u64, Malformed> {
+    let bad = || Malformed::new("idle page statistics with cfei, dfei, cfui and dfui", text);
+    let mut sum = 0_u64;
+    for key in ["cfei", "dfei", "cfui", "dfui"] {
+        let mut lines = text.lines().map(str::split_ascii_whitespace);
+        let fields = lines.find_map(|mut fields| (fields.next() == Some(key)).then_some(fields));
+        for field in fields.ok_or_else(bad)?.skip(BOUNDARY) {
+            let bytes: u64 = field.parse().map_err(|_| bad())?;
+            sum = sum.saturating_add(bytes);
+        }
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::states::{Driver, Layout, PodInfo};
+    use koord_host::CgroupPath;
+    use koord_host::fake::Tree;
+    use serde_json::json;
+
+    fn stats(cold: u64) -> String {
+        let row = |key: &str, last: u64| format!("  {key} 1 2 3 4 5 {cold} 7 {last}\n");
+        format!(
+            "# version: 1.0\n# page_scans: 24\n# buckets: 1,2,5,15,30,60,120,240\n\
+             \n#   _-----=> clean/dirty\n{}{}{}{}{}",
+            row("csei", 100),
+            row("dfei", 0),
+            row("cfei", 8),
+            row("cfui", 0),
+            row("dfui", 0),
+        )
+    }
+
+    #[test]
+    fn cold_buckets_of_file_pages_count() {
+        assert_eq!(cold_bytes(&stats(10)).unwrap(), 4 * 17 + 8);
+        for bad in ["", "cfei 1 2", &stats(1).replace(" 7 ", " x ")] {
+            assert!(cold_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn node_and_pods() {
+        let tree = Tree::v1("0-1").unwrap();
+        let states = Arc::new(States::default());
+        let facts = Arc::new(Facts::default());
+        let mut job = ColdPages::new(tree.root().clone(), states.clone(), facts.clone());
+        let error = job.round().unwrap_err().to_string();
+        assert!(error.contains("kidled"), "{error}");
+        for (file, value) in [("scan_period_in_seconds", "0\n"), ("use_hierarchy", "1\n")] {
+            tree.put(&format!("sys/{DIR}/{file}"), value).unwrap();
+        }
+        tree.put("proc/meminfo", "MemTotal: 100 kB\nMemFree: 40 kB\n")
+            .unwrap();
+        let pod = json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]},
+            "status": {"phase": "Running"}});
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+        tree.group(pod.cgroup.as_str()).unwrap();
+        let memory = "sys/fs/cgroup/memory";
+        tree.put(&format!("{memory}/{FILE}"), &stats(1000)).unwrap();
+        tree.put(&format!("{memory}/{}/{FILE}", pod.cgroup), &stats(10))
+            .unwrap();
+        states.pods.store(Some(Arc::new(vec![pod])));
+        job.round().unwrap();
+        let found = facts.cold.load_full().unwrap();
+        let cold = 4 * 1007 + 8;
+        assert_eq!(found.1.node_cold, cold);
+        assert_eq!(found.1.node, 60 * 1024 - cold);
+        assert_eq!(found.1.pods, [("u".to_owned(), 76)]);
+        let period = tree.root().sys(&format!("{DIR}/scan_period_in_seconds"));
+        assert_eq!(std::fs::read_to_string(period).unwrap().trim(), PERIOD);
+    }
+}

@@ -1,0 +1,291 @@
+//! The local disks: which numbers they have, and what lies on them.
+//!
+//! From `/sys/class/block` and the mount table of the first process, so that no `lsblk`, `vgs` or
+//! `findmnt` is needed. Device-mapper names of logical volumes follow LVM: volume group and volume
+//! joined by a hyphen, hyphens of their own doubled.
+
+use koord_host::{HostError, Malformed, Root};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A device number, as cgroup files name it: `8:16`.
+pub type Number = String;
+
+/// What is known about the local disks. Devices are named `/dev/<name>`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Storage {
+    /// Every block device with its number.
+    pub numbers: BTreeMap<String, Number>,
+    /// Partitions with the disk that each is on.
+    pub partitions: BTreeMap<String, String>,
+    /// Volume groups with the disks that each is on.
+    pub volume_groups: BTreeMap<String, BTreeSet<String>>,
+    /// Logical volumes (`/dev/mapper/<name>`) with the volume group of each.
+    pub volumes: BTreeMap<String, String>,
+    /// Mount points with the number of what is mounted there.
+    pub mounts: BTreeMap<String, Number>,
+}
+
+impl Storage {
+    /// Reads sysfs and the mount table.
+    ///
+    /// # Errors
+    /// When the list of block devices or the mount table is there and cannot be read or understood.
+    pub fn read(root: &Root) -> Result<Self, HostError> {
+        let mut storage = Self::default();
+        let class = root.sys("class/block");
+        let entries = match fs::read_dir(&class) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(storage),
+            Err(source) => {
+                return Err(HostError::Io {
+                    operation: "list",
+                    path: class,
+                    source,
+                });
+            }
+        };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort_unstable();
+        for name in &names {
+            storage.add(root, &class, name)?;
+        }
+        storage.read_mounts(root)?;
+        Ok(storage)
+    }
+
+    /// The number of the disk that holds `device`, a disk or a partition.
+    #[must_use]
+    pub fn disk_number(&self, device: &str) -> Option<&Number> {
+        let disk = self.partitions.get(device).map_or(device, String::as_str);
+        self.numbers.get(disk)
+    }
+
+    /// The numbers of the disks below the volume group `name`.
+    #[must_use]
+    pub fn volume_group_numbers(&self, name: &str) -> Vec<&Number> {
+        let disks = self.volume_groups.get(name).into_iter().flatten();
+        disks.filter_map(|disk| self.numbers.get(disk)).collect()
+    }
+
+    fn add(&mut self, root: &Root, class: &Path, name: &str) -> Result<(), HostError> {
+        let dir = class.join(name);
+        let device = format!("/dev/{name}");
+        // A device that is gone meanwhile is none.
+        let Some(number) = root.read_with(&dir.join("dev"), device_number)? else {
+            return Ok(());
+        };
+        self.numbers.insert(device.clone(), number.clone());
+        if dir.join("partition").exists()
+            && let Some(disk) = disk_of(&dir)
+        {
+            self.partitions.insert(device, format!("/dev/{disk}"));
+        }
+        let text = |file: &str| {
+            let read = root.read(&dir.join("dm").join(file));
+            read.map(|text| text.map(|text| text.trim().to_owned()))
+        };
+        let (Some(uuid), Some(mapped)) = (text("uuid")?, text("name")?) else {
+            return Ok(());
+        };
+        let volume = format!("/dev/mapper/{mapped}");
+        self.numbers.insert(volume.clone(), number);
+        let group = mapped.as_str();
+        if let Some(group) = uuid
+            .starts_with("LVM-")
+            .then(|| volume_group(group))
+            .flatten()
+        {
+            let disks = self.volume_groups.entry(group.clone()).or_default();
+            disks_below(&dir, 8, disks);
+            self.volumes.insert(volume, group);
+        }
+        Ok(())
+    }
+
+    fn read_mounts(&mut self, root: &Root) -> Result<(), HostError> {
+        // Ours may be another mount namespace; then the first process sees the node's.
+        let mounts = root.read(&root.proc("1/mountinfo"))?;
+        let mounts = match mounts {
+            Some(mounts) => mounts,
+            None => root.read(&root.proc("self/mountinfo"))?.unwrap_or_default(),
+        };
+        let known: BTreeSet<&Number> = self.numbers.values().collect();
+        for line in mounts.lines() {
+            // "36 35 8:1 / /mnt rw … - ext4 /dev/sda1 rw"
+            let mut fields = line.split_ascii_whitespace().skip(2);
+            if let (Some(number), Some(_), Some(at)) = (fields.next(), fields.next(), fields.next())
+                && known.contains(&number.to_owned())
+            {
+                self.mounts.insert(unescaped(at), number.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn device_number(text: &str) -> Result<Number, Malformed> {
+    let text = text.trim();
+    let valid = text
+        .split_once(':')
+        .is_some_and(|(major, minor)| major.parse::<u32>().is_ok() && minor.parse::<u32>().is_ok());
+    if valid {
+        Ok(text.to_owned())
+    } else {
+        Err(Malformed::new("a device number such as 8:0", text))
+    }
+}
+
+/// The disk of a partition: the directory above the one that its link leads to.
+fn disk_of(dir: &Path) -> Option<String> {
+    let real = fs::canonicalize(dir).ok()?;
+    Some(real.parent()?.file_name()?.to_str()?.to_owned())
+}
+
+/// The disks that a mapped device is made of, through partitions and other mapped devices.
+fn disks_below(dir: &Path, depth: u8, into: &mut BTreeSet<String>) {
+    let slaves: Vec<PathBuf> = fs::read_dir(dir.join("slaves"))
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    if slaves.is_empty() || depth == 0 {
+        let disk = if dir.join("partition").exists() {
+            disk_of(dir)
+        } else {
+            dir.file_name()
+                .and_then(|name| name.to_str())
+                .map(str::to_owned)
+        };
+        into.extend(disk.map(|disk| format!("/dev/{disk}")));
+        return;
+    }
+    for slave in slaves {
+        disks_below(&slave, depth - 1, into);
+    }
+}
+
+/// The volume group of a logical volume's mapped name: `my--vg-data` is `data` in `my-vg`.
+fn volume_group(mapped: &str) -> Option<String> {
+    let mut group = String::new();
+    let mut letters = mapped.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == '-' && letters.next_if_eq(&'-').is_none() {
+            return (!group.is_empty() && letters.peek().is_some()).then_some(group);
+        }
+        group.push(letter);
+    }
+    None
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescaped(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        plain.push_str(before);
+        let code = after
+            .get(..3)
+            .and_then(|code| u8::from_str_radix(code, 8).ok());
+        match code {
+            Some(code) => {
+                plain.push(char::from(code));
+                rest = after.get(3..).unwrap_or("");
+            }
+            None => {
+                plain.push('\\');
+                rest = after;
+            }
+        }
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::fake::Tree;
+    use std::os::unix::fs::symlink;
+
+    fn device(tree: &Tree, path: &str, number: &str) {
+        let name = path.rsplit('/').next().unwrap();
+        let dir = format!("sys/devices/{path}");
+        tree.put(&format!("{dir}/dev"), &format!("{number}\n"))
+            .unwrap();
+        let link = tree.dir().join("sys/class/block").join(name);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(tree.dir().join(dir), link).unwrap();
+    }
+
+    #[test]
+    fn disks_partitions_volumes_and_mounts() {
+        let tree = Tree::v1("0-1").unwrap();
+        device(&tree, "pci/sda", "8:0");
+        device(&tree, "pci/sda/sda1", "8:1");
+        tree.put("sys/devices/pci/sda/sda1/partition", "1\n")
+            .unwrap();
+        device(&tree, "pci/nvme0n1", "259:0");
+        device(&tree, "virtual/dm-0", "253:0");
+        let dm = "sys/devices/virtual/dm-0";
+        tree.put(&format!("{dm}/dm/uuid"), "LVM-abc\n").unwrap();
+        tree.put(&format!("{dm}/dm/name"), "my--vg-data--1\n")
+            .unwrap();
+        fs::create_dir_all(tree.dir().join(dm).join("slaves")).unwrap();
+        for (slave, path) in [("sda1", "pci/sda/sda1"), ("nvme0n1", "pci/nvme0n1")] {
+            let to = tree.dir().join("sys/devices").join(path);
+            symlink(to, tree.dir().join(dm).join("slaves").join(slave)).unwrap();
+        }
+        tree.put(
+            "proc/1/mountinfo",
+            "36 35 8:1 / /mnt/with\\040space rw - ext4 /dev/sda1 rw\n\
+             37 35 0:5 / /proc rw - proc proc rw\n\
+             38 35 253:0 / /data rw shared:1 - xfs /dev/mapper/my--vg-data--1 rw\n",
+        )
+        .unwrap();
+        let found = Storage::read(tree.root()).unwrap();
+        assert_eq!(found.partitions["/dev/sda1"], "/dev/sda");
+        assert_eq!(found.disk_number("/dev/sda1").unwrap(), "8:0");
+        assert_eq!(found.disk_number("/dev/nvme0n1").unwrap(), "259:0");
+        assert_eq!(found.disk_number("/dev/sdz"), None);
+        assert_eq!(found.volumes["/dev/mapper/my--vg-data--1"], "my-vg");
+        assert_eq!(found.volume_group_numbers("my-vg"), ["259:0", "8:0"]);
+        assert_eq!(found.mounts.len(), 2, "{:?}", found.mounts);
+        assert_eq!(found.mounts["/mnt/with space"], "8:1");
+        assert_eq!(found.mounts["/data"], "253:0");
+
+        tree.put("sys/devices/pci/sda/dev", "eight\n").unwrap();
+        let error = Storage::read(tree.root()).unwrap_err().to_string();
+        assert!(
+            error.contains("sda/dev") && error.contains("eight"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_of_volume_groups() {
+        for (mapped, want) in [
+            ("vg-lv", Some("vg")),
+            ("a--b-c--d", Some("a-b")),
+            ("plain", None),
+            ("vg-", None),
+            ("-lv", None),
+            ("vg--lv", None),
+        ] {
+            assert_eq!(volume_group(mapped).as_deref(), want, "{mapped}");
+        }
+    }
+
+    #[test]
+    fn this_machine() {
+        let storage = Storage::read(&Root::system().unwrap()).unwrap();
+        for (partition, disk) in &storage.partitions {
+            assert!(
+                storage.numbers.contains_key(disk),
+                "{partition} is on {disk}"
+            );
+        }
+    }
+}

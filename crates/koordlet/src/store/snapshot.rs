@@ -1,0 +1,299 @@
+//! What survives a restart: the samples of the last half hour, in one small file.
+//!
+//! Long series are kept as they are, those in two resolutions as their averages, short ones not at
+//! all. The file holds ages, so that the steady clock of the next process can begin anywhere; what
+//! is older than the longest window, from the future or not whole is not used.
+//!
+//! Format, little-endian: the magic, the wall clock in milliseconds (u64), then per series the
+//! name of its owner and of its metric (u16 length and UTF-8 each), the number of samples (u32) and
+//! per sample, oldest first, its age (u32 milliseconds) and value (f64); last the FNV-1a hash (u64)
+//! of all of it.
+
+use super::{BEFORE_MS, Metric, Store, Subject};
+use rustc_hash::FxHashMap;
+use std::io;
+use std::path::Path;
+
+const MAGIC: &[u8; 8] = b"KOORDTS1";
+/// As long as the longest window.
+const MAX_AGE_MS: u64 = 1_800_000;
+/// Nothing that we write is larger.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Why a snapshot is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is no snapshot, or not whole.
+    #[error("{0}")]
+    Format(&'static str),
+    /// It is older than what it would be used for.
+    #[error("it is {0} s old")]
+    Old(u64),
+    /// The clock was set back since.
+    #[error("it is from the future")]
+    Future,
+}
+
+/// Samples of an earlier run, by the names of those they belong to.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// Age in milliseconds when loaded, and value; oldest first.
+    series: FxHashMap<String, Vec<(Metric, Vec<(u32, f64)>)>>,
+    loaded_ms: u64,
+}
+
+impl Snapshot {
+    /// Reads the file `path` at `wall_ms` since 1970 and `now_ms` of the steady clock; `None` when
+    /// there is no such file.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not to be used.
+    pub fn load(path: &Path, wall_ms: u64, now_ms: u64) -> Result<Option<Self>, SnapshotError> {
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.len() > MAX_BYTES => {
+                return Err(SnapshotError::Format("it is too large"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            _ => {}
+        }
+        let bytes = std::fs::read(path)?;
+        let mut snapshot = Self::parse(&bytes, wall_ms)?;
+        snapshot.loaded_ms = now_ms;
+        Ok(Some(snapshot))
+    }
+
+    fn parse(bytes: &[u8], wall_ms: u64) -> Result<Self, SnapshotError> {
+        const CUT: SnapshotError = SnapshotError::Format("it is not whole");
+        let (body, sum) = bytes.split_last_chunk::<8>().ok_or(CUT)?;
+        let mut rest = body
+            .strip_prefix(MAGIC.as_slice())
+            .ok_or(SnapshotError::Format("it is no snapshot"))?;
+        if u64::from_le_bytes(*sum) != hash(body) {
+            return Err(CUT);
+        }
+        let written = u64::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+        let age = wall_ms.checked_sub(written).ok_or(SnapshotError::Future)?;
+        if age > MAX_AGE_MS {
+            return Err(SnapshotError::Old(age / 1000));
+        }
+        let mut series: FxHashMap<String, Vec<_>> = FxHashMap::default();
+        while !rest.is_empty() {
+            let owner = name(&mut rest).ok_or(CUT)?;
+            let metric = name(&mut rest).ok_or(CUT)?;
+            let count = u32::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+            let mut samples = Vec::new();
+            for _ in 0..count {
+                let before = u32::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+                let value = f64::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+                let age = age.saturating_add(u64::from(before));
+                if let Ok(age) = u32::try_from(age)
+                    && u64::from(age) <= MAX_AGE_MS
+                {
+                    samples.push((age, value));
+                }
+            }
+            // A metric of another version is left out.
+            if let Some(metric) = Metric::of_name(metric) {
+                series
+                    .entry(owner.to_owned())
+                    .or_default()
+                    .push((metric, samples));
+            }
+        }
+        Ok(Self {
+            series,
+            loaded_ms: 0,
+        })
+    }
+
+    /// Hands the samples of `owner` over to `subject`, which must be new to the store. Once.
+    pub fn give(&mut self, owner: &str, subject: Subject, store: &mut Store) {
+        for (metric, samples) in self.series.remove(owner).unwrap_or_default() {
+            for (age, value) in samples {
+                let at = (self.loaded_ms + BEFORE_MS).saturating_sub(u64::from(age));
+                store.push_at((subject, metric), at, value);
+            }
+        }
+    }
+
+    /// How many owners still have samples here.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.series.len()
+    }
+
+    /// Whether there is nothing left to give.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.series.is_empty()
+    }
+}
+
+impl Store {
+    /// A snapshot at `wall_ms` since 1970 and `now_ms` of the steady clock, of the subjects that
+    /// `owner` names.
+    #[must_use]
+    pub fn snapshot(
+        &self,
+        wall_ms: u64,
+        now_ms: u64,
+        owner: impl Fn(Subject) -> Option<String>,
+    ) -> Vec<u8> {
+        let now = now_ms.saturating_add(BEFORE_MS);
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(wall_ms.to_le_bytes());
+        for (subject, metrics) in &self.subjects {
+            let Some(owner) = owner(*subject) else {
+                continue;
+            };
+            for (metric, samples) in metrics {
+                let cells: Vec<_> = samples.kept().collect();
+                if cells.is_empty() {
+                    continue;
+                }
+                for text in [owner.as_str(), metric.name()] {
+                    let len = u16::try_from(text.len()).unwrap_or(0);
+                    bytes.extend(len.to_le_bytes());
+                    bytes.extend(text.as_bytes().iter().take(len.into()));
+                }
+                bytes.extend(u32::try_from(cells.len()).unwrap_or(0).to_le_bytes());
+                for (value, at) in cells {
+                    let age = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
+                    bytes.extend(age.to_le_bytes());
+                    bytes.extend(value.to_le_bytes());
+                }
+            }
+        }
+        let sum = hash(&bytes);
+        bytes.extend(sum.to_le_bytes());
+        bytes
+    }
+}
+
+/// Replaces the file `path` by `bytes`, whole or not at all.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let temporary = path.with_extension("tmp");
+    let written =
+        std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
+}
+
+fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (head, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    Some(head)
+}
+
+fn name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let len = usize::from(u16::from_le_bytes(*take(rest)?));
+    let (head, tail) = rest.split_at_checked(len)?;
+    *rest = tail;
+    std::str::from_utf8(head).ok()
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WALL: u64 = 1_748_000_000_000;
+    const CPU: Metric = Metric::CpuUsage;
+
+    fn filled() -> Store {
+        let mut store = Store::new();
+        for second in 0..1800_u64 {
+            store.push((Subject::Node, CPU), second * 1000, second as f64);
+            store.push((Subject::Pod(7), CPU), second * 1000, second as f64);
+            store.push((Subject::Container(8), CPU), second * 1000, 1.0);
+        }
+        store
+    }
+
+    fn owner(subject: Subject) -> Option<String> {
+        match subject {
+            Subject::Node => Some("node".to_owned()),
+            Subject::Pod(id) => Some(format!("pod/{id}")),
+            Subject::Container(_) => Some("container".to_owned()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn windows_go_on_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics/store");
+        assert!(Snapshot::load(&path, WALL, 0).unwrap().is_none());
+        let store = filled();
+        let now = 1_799_000;
+        write(&path, &store.snapshot(WALL, now, owner)).unwrap();
+        // The next process begins ten seconds later, at zero.
+        let mut loaded = Snapshot::load(&path, WALL + 10_000, 0).unwrap().unwrap();
+        assert_eq!(loaded.len(), 2, "short series are not kept");
+        let mut next = Store::new();
+        loaded.give("node", Subject::Node, &mut next);
+        loaded.give("pod/7", Subject::Pod(1), &mut next);
+        loaded.give("pod/9", Subject::Pod(2), &mut next);
+        assert!(loaded.is_empty());
+        let (node, pod) = ((Subject::Node, CPU), (Subject::Pod(1), CPU));
+        assert_eq!(next.last(node, 0, 9_999), None);
+        assert_eq!(next.last(node, 0, 10_000), Some(1799.0));
+        // What was the last ten minutes then.
+        assert_eq!(
+            next.average(node, 0, 610_000),
+            store.average(node, now, 600_000)
+        );
+        let mut out = Vec::new();
+        assert_eq!(next.collect(node, 0, 1_800_000, &mut out), 1_790_000);
+        let mean = next.average(pod, 0, 1_800_000).unwrap();
+        assert!((mean - 904.5).abs() < 6.0, "{mean}");
+        // And new samples follow.
+        next.push(node, 1000, 5.0);
+        assert_eq!(next.last(node, 1000, 0), Some(5.0));
+    }
+
+    #[test]
+    fn what_cannot_be_trusted_is_not_used() {
+        let bytes = filled().snapshot(WALL, 1_799_000, owner);
+        let error = |bytes: &[u8], wall: u64| Snapshot::parse(bytes, wall).unwrap_err().to_string();
+        assert!(Snapshot::parse(&bytes, WALL + MAX_AGE_MS).unwrap().len() == 2);
+        assert_eq!(error(&bytes, WALL + MAX_AGE_MS + 1), "it is 1800 s old");
+        assert_eq!(error(&bytes, WALL - 1), "it is from the future");
+        assert_eq!(error(&bytes[..bytes.len() - 1], WALL), "it is not whole");
+        assert_eq!(error(b"", WALL), "it is not whole");
+        assert_eq!(error(b"something else", WALL), "it is no snapshot");
+        let mut turned = bytes.clone();
+        turned[1000] ^= 1;
+        assert_eq!(error(&turned, WALL), "it is not whole");
+    }
+
+    proptest! {
+        #[test]
+        fn any_content_is_handled(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Snapshot::parse(&bytes, WALL);
+            // With a hash that fits, too.
+            let mut body = MAGIC.to_vec();
+            body.extend(WALL.to_le_bytes());
+            body.extend(bytes);
+            body.extend(hash(&body).to_le_bytes());
+            let _ = Snapshot::parse(&body, WALL);
+        }
+    }
+}
