@@ -134,6 +134,11 @@ impl Agent {
         }
     }
 
+    /// What the cluster says.
+    pub(crate) fn states(&self) -> &States {
+        &self.states
+    }
+
     /// Which features are on.
     pub(crate) fn gates(&self) -> &Gates {
         &self.settings.gates
@@ -157,8 +162,10 @@ impl Agent {
         for group in self.measure.follow(self.states.pods.load_full(), now) {
             self.executor.forget(&group);
         }
-        self.measure.probe();
         let slo = self.states.slo.load_full();
+        let layout = self.states.layout_or(&self.settings.layout);
+        self.measure.settle(&layout, &slo.host_apps);
+        self.measure.probe();
         let node = self.states.node.load_full();
         // A heartbeat brings a new Node object that says the same.
         let seen = self.facts_seen.replace((slo.clone(), node.clone()));

@@ -2,15 +2,15 @@
 
 use crate::agent::Agent;
 use crate::gates::Gate;
-use crate::metrics::Usage;
+use crate::metrics::{HostApplication, Usage};
 use crate::predict::{Reclaimable, reclaimable};
 use crate::states::node::Amounts;
 use crate::store::{Metric, Store, Subject};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
-    AggregatedUsage, MemoryCollectPolicy, NodeMetricInfo, NodeMetricSpec, NodeMetricStatus,
-    NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
+    AggregatedUsage, HostApplicationMetricInfo, MemoryCollectPolicy, NodeMetricInfo,
+    NodeMetricSpec, NodeMetricStatus, NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
 };
 use koord_api::{GoDuration, Quantity, resources};
 use koord_model::percentile::Summary;
@@ -227,6 +227,30 @@ impl Agent {
             )
         });
         self.metrics.reclaimable(reclaimable.as_ref());
+        let mut apps: Vec<HostApplicationMetricInfo> = Vec::new();
+        for app in self.states().slo.load().host_apps.iter() {
+            let Some(subject) = self.measure.host_apps.subject(&app.name) else {
+                continue;
+            };
+            let usage = |memory| pair(subject, memory).average(policy.aggregate_ms);
+            // Nobody tells which of an application's pages are hot.
+            let memory = match policy.memory {
+                Memory::WithHotPageCache => Memory::WithoutPageCache,
+                other => other,
+            };
+            if let Some(usage) = usage(memory)
+                && !apps.iter().any(|known| known.name == app.name)
+            {
+                apps.push(HostApplicationMetricInfo {
+                    name: app.name.clone(),
+                    usage: Some(usage),
+                    priority: app.priority,
+                    qos: app.qos,
+                });
+            }
+        }
+        apps.sort_by(|a, b| a.name.cmp(&b.name));
+        self.metrics.host_applications(app_rows(&apps));
         let metric = |amount: fn(&Reclaimable) -> Amounts| {
             reclaimable.as_ref().map(|r| ReclaimableMetric {
                 resource: Some(amounts(amount(r))),
@@ -239,7 +263,7 @@ impl Agent {
             update_time: Some(Time(seconds(wall))),
             node_metric: Some(info),
             pods_metric: pods,
-            host_application_metric: Vec::new(),
+            host_application_metric: apps,
             prod_reclaimable_metric: metric(|r| r.published.reclaimable).or(Some(
                 ReclaimableMetric {
                     resource: Some(ResourceMap::default()),
@@ -280,13 +304,30 @@ impl Agent {
     }
 }
 
+/// Cores and bytes.
+fn plain(map: Option<&ResourceMap>) -> Option<(f64, f64)> {
+    let map = &map?.resources;
+    let cores = map.get(resources::CPU)?.milli_value() as f64 / 1000.0;
+    Some((cores, map.get(resources::MEMORY)?.value() as f64))
+}
+
+/// What is reported of host applications.
+fn app_rows(apps: &[HostApplicationMetricInfo]) -> Vec<HostApplication> {
+    let rows = apps.iter().filter_map(|app| {
+        let (cpu, memory) = plain(app.usage.as_ref())?;
+        Some(HostApplication {
+            name: app.name.clone(),
+            priority: app.priority.as_str().to_owned(),
+            qos: app.qos.as_str().to_owned(),
+            cpu,
+            memory,
+        })
+    });
+    rows.collect()
+}
+
 /// What is reported of the node and its NUMA nodes, in cores and bytes.
 fn rows(info: &NodeMetricInfo) -> Vec<Usage> {
-    let plain = |map: Option<&ResourceMap>| {
-        let map = &map?.resources;
-        let cores = map.get(resources::CPU)?.milli_value() as f64 / 1000.0;
-        Some((cores, map.get(resources::MEMORY)?.value() as f64))
-    };
     let row = |numa, node: Option<&ResourceMap>, system: Option<&ResourceMap>| {
         Some(Usage {
             numa,

@@ -14,6 +14,7 @@ use crate::collect::table;
 use crate::options::Settings;
 use crate::qos::{HeldUp, Machine, Needs, PodView};
 use crate::report::Memory;
+use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
 use crate::status::Collector;
 use crate::store::{Metric, Store, Subject};
@@ -41,6 +42,8 @@ pub(crate) struct Measure {
     pub(crate) store: Store,
     pub(crate) pods: Pods,
     pub(crate) host_apps: HostApps,
+    /// The NodeSLO's list that they follow.
+    apps: Option<Arc<[HostApp]>>,
     pub(crate) machine: Machine,
     /// The group of the BE class.
     pub(crate) batch: CgroupPath,
@@ -91,6 +94,7 @@ impl Measure {
             store: Store::new(),
             pods: Pods::default(),
             host_apps: HostApps::default(),
+            apps: None,
             machine: Machine {
                 processors,
                 page_size: koord_host::cgroup::resource::page_size(),
@@ -163,6 +167,36 @@ impl Measure {
         let ids: FxHashSet<u64> = self.pods.iter().map(|(_, pod)| pod.id).collect();
         self.numa_pages.retain(|id, _| ids.contains(id));
         changed
+    }
+
+    /// Follows where groups are and which host applications there are.
+    pub(crate) fn settle(&mut self, layout: &Layout, apps: &Arc<[HostApp]>) {
+        let moved = self.layout != *layout;
+        if moved {
+            self.layout = layout.clone();
+            match layout.qos(KubeQos::BestEffort) {
+                Ok(batch) => self.batch = batch,
+                Err(error) => tracing::warn!(%error, "the group of the BE class"),
+            }
+        }
+        if !moved
+            && self
+                .apps
+                .as_ref()
+                .is_some_and(|known| Arc::ptr_eq(known, apps))
+        {
+            return;
+        }
+        self.apps = Some(apps.clone());
+        let groups = apps.iter().filter_map(|app| match layout.host_app(app) {
+            Ok(group) => Some((app.name.as_str(), group)),
+            Err(error) => {
+                let name = &app.name;
+                tracing::warn!(field = "hostApplications", name, %error, "ignored");
+                None
+            }
+        });
+        self.host_apps.follow(groups, &mut self.store);
     }
 
     /// What the kernel offers may only become visible with the first group.

@@ -81,10 +81,10 @@ impl Job for PsiCollector {
             looked += 1;
             found += u32::from(self.group(&pod.cgroup, &label, &mut rows));
             for container in &pod.containers {
-                let Some(group) = &container.cgroup else {
+                let (Some(group), Some(id)) = (&container.cgroup, &container.id) else {
                     continue;
                 };
-                group.name().clone_into(&mut label.id);
+                label.id = id.to_string();
                 label.name.clone_from(&container.name);
                 self.group(group, &label, &mut rows);
             }

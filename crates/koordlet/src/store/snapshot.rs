@@ -37,11 +37,13 @@ pub enum SnapshotError {
     Future,
 }
 
+/// Ages in milliseconds when loaded, and values; oldest first.
+type Aged = Vec<(u32, f64)>;
+
 /// Samples of an earlier run, by the names of those they belong to.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// Age in milliseconds when loaded, and value; oldest first.
-    series: FxHashMap<String, Vec<(Metric, Vec<(u32, f64)>)>>,
+    series: FxHashMap<String, Vec<(Metric, Aged)>>,
     loaded_ms: u64,
 }
 

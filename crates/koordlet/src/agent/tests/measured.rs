@@ -151,3 +151,34 @@ fn windows_go_on_after_a_restart() {
     }
     assert_eq!(third.report(json!({})).pods_metric.len(), 2);
 }
+
+#[test]
+fn host_applications_are_reported_and_are_no_part_of_the_system() {
+    let mut rig = Rig::new();
+    let group = rig.tree.group("host-latency-sensitive/web").unwrap();
+    rig.slo(json!({"hostApplications": [
+        {"name": "web", "qos": "LS", "priority": "koord-prod"},
+        {"name": "gone", "qos": "BE"},
+        {"name": "../x", "qos": "LS"}]}));
+    for second in 1..10_u64 {
+        let usage = format!("{}\n", second * 50_000_000);
+        rig.tree
+            .feed(&group, Resource::CpuacctUsage, &usage)
+            .unwrap();
+        let stat = "total_inactive_anon 0\ntotal_active_anon 268435456\n\
+                    total_inactive_file 0\ntotal_active_file 0\ntotal_unevictable 0\n";
+        rig.tree.feed(&group, Resource::MemoryStat, stat).unwrap();
+        rig.step(BUSY);
+    }
+    let status = rig.report(json!({}));
+    let value = serde_json::to_value(&status).unwrap();
+    assert_eq!(
+        value["hostApplicationMetric"],
+        json!([{"name": "web", "priority": "koord-prod", "qos": "LS",
+            "usage": {"resources": {"cpu": "50m", "memory": "256Mi"}}}])
+    );
+    let system = &value["nodeMetric"]["systemUsage"]["resources"];
+    // 3900m less the pods' 3800m and the application's 50m, but for the first sample.
+    assert_eq!(system["memory"], "768Mi");
+    assert_eq!(status.pods_metric.len(), 2);
+}
