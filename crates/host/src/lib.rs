@@ -33,6 +33,7 @@ pub mod sched;
 pub mod target;
 pub mod testing;
 pub mod topology;
+pub mod watch;
 
 pub use cgroup::{Cgroup, PressureKind, Resource, Written};
 pub use cpuset::CpuSet;

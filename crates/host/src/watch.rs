@@ -1,0 +1,198 @@
+//! Being told when directories come and go below watched ones (inotify).
+
+use crate::error::{HostError, Result, is_gone};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+
+/// Room for the events of one read: some 100 short names.
+const BUFFER: usize = 4096;
+
+/// What happened below a watched directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A directory was made.
+    Made {
+        /// The watched directory.
+        dir: PathBuf,
+        /// The new one's name.
+        name: String,
+    },
+    /// A directory was removed.
+    Removed {
+        /// The watched directory.
+        dir: PathBuf,
+        /// The old one's name.
+        name: String,
+    },
+    /// A watched directory itself is gone, and its watch with it.
+    Gone(PathBuf),
+    /// More happened than the kernel keeps: look everywhere.
+    Lost,
+}
+
+/// Directories under watch. Ready for reading (it is a file descriptor) when something happened.
+#[derive(Debug)]
+pub struct Watch {
+    fd: OwnedFd,
+    dirs: HashMap<i32, PathBuf>,
+}
+
+impl Watch {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// When the kernel has no inotify or no more instances for this user.
+    pub fn new() -> Result<Self> {
+        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
+            .map_err(|error| HostError::io("inotify_init", Path::new("inotify"), error.into()))?;
+        Ok(Self {
+            fd,
+            dirs: HashMap::new(),
+        })
+    }
+
+    /// Watches `dir` for directories that come and go; whether it exists. Watching it twice is
+    /// watching it once.
+    ///
+    /// # Errors
+    /// Any other failure, such as too many watches.
+    pub fn add(&mut self, dir: &Path) -> Result<bool> {
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::ONLYDIR;
+        match inotify::add_watch(&self.fd, dir, flags) {
+            Ok(id) => {
+                self.dirs.insert(id, dir.to_owned());
+                Ok(true)
+            }
+            Err(error) if is_gone(&error.into()) => Ok(false),
+            Err(error) => Err(HostError::io("inotify_add_watch", dir, error.into())),
+        }
+    }
+
+    /// The directories under watch, in no order.
+    pub fn dirs(&self) -> impl Iterator<Item = &Path> {
+        self.dirs.values().map(PathBuf::as_path)
+    }
+
+    /// What happened since the last call, in order; never waits.
+    ///
+    /// # Errors
+    /// When the kernel's queue cannot be read.
+    pub fn changes(&mut self) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        let mut gone = Vec::new();
+        let mut buffer = [MaybeUninit::<u8>::uninit(); BUFFER];
+        let mut reader = Reader::new(&self.fd, &mut buffer);
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(rustix::io::Errno::WOULDBLOCK) => break,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => {
+                    let path = Path::new("inotify");
+                    return Err(HostError::io("read", path, error.into()));
+                }
+            };
+            let flags = event.events();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                changes.push(Change::Lost);
+                continue;
+            }
+            let Some(dir) = self.dirs.get(&event.wd()) else {
+                continue;
+            };
+            if flags.contains(ReadFlags::IGNORED) {
+                gone.push(event.wd());
+                changes.push(Change::Gone(dir.clone()));
+            }
+            let Some(name) = event
+                .file_name()
+                .filter(|_| flags.contains(ReadFlags::ISDIR))
+            else {
+                continue;
+            };
+            let (dir, name) = (dir.clone(), name.to_string_lossy().into_owned());
+            if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+                changes.push(Change::Made { dir, name });
+            } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+                changes.push(Change::Removed { dir, name });
+            }
+        }
+        for id in gone {
+            self.dirs.remove(&id);
+        }
+        Ok(changes)
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn directories_that_come_and_go_are_told_in_order() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("kubepods");
+        let mut watch = Watch::new().unwrap();
+        assert!(!watch.add(&dir).unwrap(), "is not there yet");
+        fs::create_dir(&dir).unwrap();
+        assert!(watch.add(&dir).unwrap() && watch.add(&dir).unwrap());
+        assert_eq!(watch.changes().unwrap(), []);
+        fs::create_dir(dir.join("pod1")).unwrap();
+        fs::write(dir.join("cgroup.procs"), "").unwrap();
+        fs::create_dir(dir.join("pod2")).unwrap();
+        fs::remove_dir(dir.join("pod1")).unwrap();
+        let made = |name: &str| Change::Made {
+            dir: dir.clone(),
+            name: name.to_owned(),
+        };
+        let removed = Change::Removed {
+            dir: dir.clone(),
+            name: "pod1".to_owned(),
+        };
+        assert_eq!(
+            watch.changes().unwrap(),
+            [made("pod1"), made("pod2"), removed]
+        );
+        fs::remove_dir_all(&dir).unwrap();
+        let last = watch.changes().unwrap();
+        assert_eq!(last.last(), Some(&Change::Gone(dir.clone())), "{last:?}");
+        assert_eq!(watch.dirs().count(), 0);
+        assert!(!watch.add(&dir).unwrap());
+    }
+
+    #[test]
+    fn a_flood_is_told_as_lost() {
+        let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        let limit: usize = limit.trim().parse().unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let mut watch = Watch::new().unwrap();
+        assert!(watch.add(temp.path()).unwrap());
+        let dir = temp.path().join("d");
+        for _ in 0..=limit / 2 {
+            fs::create_dir(&dir).unwrap();
+            fs::remove_dir(&dir).unwrap();
+        }
+        assert_eq!(watch.changes().unwrap().last(), Some(&Change::Lost));
+    }
+}
