@@ -159,6 +159,12 @@ impl Agent {
     /// Measures, decides and writes.
     pub fn tick(&mut self, now: Now) -> Ticked {
         self.ticks += 1;
+        if let Some(layout) = self.states.layout.load_full()
+            && *layout != self.settings.layout
+        {
+            self.measure.relayout(&layout);
+            self.settings.layout = (*layout).clone();
+        }
         for group in self.measure.follow(self.states.pods.load_full(), now) {
             self.executor.forget(&group);
         }

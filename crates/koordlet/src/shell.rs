@@ -9,7 +9,7 @@ use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
 use crate::states::layout::Finder;
-use crate::states::{Layout, NodeInfo, Slo, States, TopologyInfo, kubelet};
+use crate::states::{Layout, NodeInfo, Slo, States, TopologyInfo, kubelet, lifecycle, settle};
 use crate::status::{self, Board};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -75,14 +75,18 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         Some(root) => root,
         None => Root::system()?,
     };
+    let states = Arc::new(States::default());
     if let Some(parent) = options.detect_layout.clone() {
-        options.settings.layout = Finder::new(root.clone(), parent).look(None).layout;
+        let finder = Finder::new(root.clone(), parent);
+        options.settings.layout = finder.look(None).layout;
+        let setting = options.settings.layout.clone();
+        let settle = settle::settle(finder, setting, states.clone(), ctx.shutdown.clone());
+        tokio::spawn(settle);
     }
     let features = features::probe(&root)?;
     announce(&features, &options);
     let open_files = limits::raise_open_files();
     tracing::debug!(?open_files, "limit of open files");
-    let states = Arc::new(States::default());
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
     options.audit.count_in(metrics.clone());
@@ -92,7 +96,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         status.started_at = Some(ctx.clock.now());
         status::describe(status, &features, &options.settings);
     });
-    states.complaints.register(&ctx.metrics, &options.node_name);
+    states
+        .complaints
+        .register(&ctx.metrics, &options.node_name, metrics.clone());
     let agent = Agent::new(
         root.clone(),
         options.settings.clone(),
@@ -120,11 +126,18 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let poll = kubelet::Poll::new(
             kubelet.clone(),
             options.settings.layout.clone(),
+            root.clone(),
             states.clone(),
-            client.clone(),
-            options.node_name.clone(),
+            (client.clone(), options.node_name.clone()),
+            metrics.clone(),
         );
         tokio::spawn(poll.run(ctx.shutdown.clone()));
+        tokio::spawn(lifecycle::watch(
+            root.clone(),
+            options.settings.layout.clone(),
+            states.clone(),
+            ctx.shutdown.clone(),
+        ));
     }
     let (requests, inbox) = mpsc::channel(16);
     let recorder = Recorder::start(

@@ -318,6 +318,25 @@ fn batch_pods_get_their_values_and_every_write_is_recorded() {
 }
 
 #[test]
+fn the_class_follows_a_new_layout() {
+    let mut rig = Rig::new();
+    rig.suppress("upstream");
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.quota(), 150_000);
+    // Somebody finds out that the kubelet uses the other driver.
+    let slice = "kubepods.slice/kubepods-besteffort.slice";
+    rig.class = rig.tree.group(slice).unwrap();
+    let layout = Layout::new(Driver::Systemd, CgroupPath::root());
+    rig.states.layout.store(Some(Arc::new(layout)));
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.quota(), 150_000);
+}
+
+#[test]
 fn nothing_is_suppressed_without_settings() {
     let mut rig = Rig::new();
     for _ in 0..10 {

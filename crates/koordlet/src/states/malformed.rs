@@ -1,5 +1,6 @@
 //! Input that was not understood: said once, counted, and shown for as long as it stands.
 
+use crate::metrics::Metrics;
 use parking_lot::Mutex;
 use prometheus::{GaugeVec, Opts, Registry};
 use std::collections::BTreeMap;
@@ -58,11 +59,13 @@ struct Inner {
     /// How many lines were logged since the start.
     said: u64,
     gauge: Option<(GaugeVec, String)>,
+    metrics: Option<Metrics>,
 }
 
 impl Complaints {
-    /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value.
-    pub fn register(&self, registry: &Registry, node: &str) {
+    /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value, and
+    /// counts what is said in `metrics`.
+    pub fn register(&self, registry: &Registry, node: &str, metrics: Metrics) {
         let opts = Opts::new(
             "koordlet_malformed_input",
             "Input that was not understood; the last good value or the default is used",
@@ -73,7 +76,9 @@ impl Complaints {
         if registry.register(Box::new(gauge.clone())).is_err() {
             tracing::debug!("koordlet_malformed_input is registered already");
         }
-        self.0.lock().gauge = Some((gauge, node.to_owned()));
+        let mut inner = self.0.lock();
+        inner.gauge = Some((gauge, node.to_owned()));
+        inner.metrics = Some(metrics);
     }
 
     /// Replaces what is wrong with `object` (such as `Pod default/a`). What was not wrong in the same
@@ -94,6 +99,10 @@ impl Complaints {
                     error,
                 } = one;
                 tracing::warn!(object, field, value, error, "malformed, not used");
+                if let Some(metrics) = &inner.metrics {
+                    let kind = object.split(' ').next().unwrap_or(object);
+                    metrics.bad_input(kind, field);
+                }
             }
         }
         let fresh = now
@@ -176,7 +185,10 @@ mod tests {
 
     fn shown(registry: &Registry) -> Vec<String> {
         let families = registry.gather();
-        let metrics = families.iter().flat_map(|family| family.get_metric());
+        let family = families
+            .iter()
+            .filter(|family| family.name() == "koordlet_malformed_input");
+        let metrics = family.flat_map(|family| family.get_metric());
         let mut values: Vec<String> = metrics
             .flat_map(|metric| metric.get_label())
             .filter(|pair| pair.name() == "value")
@@ -190,7 +202,8 @@ mod tests {
     fn each_is_said_once_and_shown_while_it_stands() {
         let registry = Registry::new();
         let complaints = Complaints::default();
-        complaints.register(&registry, "n");
+        let metrics = Metrics::new(&registry).unwrap();
+        complaints.register(&registry, "n", metrics);
         for _ in 0..3 {
             complaints.replace("Pod a/b", vec![one("{"), one("{")]);
         }

@@ -5,10 +5,13 @@
 
 pub mod kubelet;
 pub mod layout;
+pub(crate) mod lifecycle;
 pub mod malformed;
 pub mod node;
 pub mod pod;
 mod reader;
+mod roster;
+pub(crate) mod settle;
 pub mod slo;
 pub mod topology;
 
@@ -47,6 +50,8 @@ pub struct States {
     settled: AtomicBool,
     /// Wakes whoever reads pods; keeps one wake-up.
     resync: Notify,
+    /// Wakes whoever looks for the layout.
+    relook: Notify,
 }
 
 impl States {
@@ -70,6 +75,16 @@ impl States {
     /// Waits until pods shall be read.
     pub(crate) async fn resync_wanted(&self) {
         self.resync.notified().await;
+    }
+
+    /// Asks for the layout to be looked for now: the kubelet said something new about itself.
+    pub(crate) fn look_for_layout(&self) {
+        self.relook.notify_one();
+    }
+
+    /// Waits until the layout shall be looked for.
+    pub(crate) async fn layout_wanted(&self) {
+        self.relook.notified().await;
     }
 
     /// The layout in force: what was found, else `setting`.

@@ -1,0 +1,198 @@
+//! Asking the kubelet again and again.
+
+use super::client::{Kubelet, KubeletError};
+use super::pace::Pace;
+use crate::metrics::Metrics;
+use crate::options::Kubelet as Options;
+use crate::states::roster::{self, Missing};
+use crate::states::{Layout, States};
+use koord_host::{CgroupPath, Root};
+use koord_kube::Client;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Between two looks at the configuration of a kubelet that answers, in milliseconds.
+const CONFIG_EVERY_MS: u64 = 300_000;
+
+/// Polls the kubelet and publishes what it says.
+pub(crate) struct Poll {
+    pub(super) interval: Duration,
+    query_config: bool,
+    root: Root,
+    /// Where nobody found out otherwise.
+    layout: Layout,
+    states: Arc<States>,
+    kubelet: Kubelet,
+    origin: Instant,
+    pace: Pace,
+    /// Since when it answers without a failure.
+    answers_since: Option<u64>,
+    missing: Missing,
+    config_at: Option<u64>,
+    last_error: String,
+    last_config_error: String,
+}
+
+impl Poll {
+    /// `api` and `node` are for the Node object, where nobody has it yet.
+    pub(crate) fn new(
+        options: Options,
+        layout: Layout,
+        root: Root,
+        states: Arc<States>,
+        (api, node): (Client, String),
+        metrics: Metrics,
+    ) -> Self {
+        let interval = options.interval;
+        let query_config = options.query_config;
+        let kubelet = Kubelet::new(options, states.clone(), api, node, metrics);
+        Self::of(kubelet, interval, query_config, layout, root, states)
+    }
+
+    pub(super) fn of(
+        kubelet: Kubelet,
+        interval: Duration,
+        query_config: bool,
+        layout: Layout,
+        root: Root,
+        states: Arc<States>,
+    ) -> Self {
+        Self {
+            interval,
+            query_config,
+            root,
+            layout,
+            states,
+            kubelet,
+            origin: Instant::now(),
+            pace: Pace::new(),
+            answers_since: None,
+            missing: Missing::new(),
+            config_at: None,
+            last_error: String::new(),
+            last_config_error: String::new(),
+        }
+    }
+
+    /// Polls until `shutdown`: every interval, and when somebody wants it (a pod's directory came).
+    /// A failure keeps the last known pods.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        if self.interval.is_zero() {
+            tracing::warn!(field = "kubelet-sync-interval", "is 0: pods are not read");
+            return;
+        }
+        let states = self.states.clone();
+        let work = async {
+            let mut timer = interval(self.interval);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                tokio::select! {
+                    _ = timer.tick() => {}
+                    () = states.resync_wanted() => timer.reset(),
+                }
+                let wait = self.pace.take(self.now_ms());
+                if wait > 0 {
+                    sleep(Duration::from_millis(wait)).await;
+                }
+                self.once(self.now_ms()).await;
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Asks once, at `now` milliseconds of a steady clock.
+    pub(super) async fn once(&mut self, now: u64) {
+        let was_connected = self.kubelet.is_connected();
+        if let Err(error) = self.pods(now).await {
+            self.answers_since = None;
+            self.states.set_pods_settled(false);
+            let text = error.to_string();
+            if text != self.last_error {
+                tracing::warn!(error = %text, "pods could not be read");
+                self.last_error = text;
+            }
+            return;
+        }
+        if !self.last_error.is_empty() {
+            tracing::info!("the kubelet answers again");
+            self.last_error.clear();
+        }
+        let due = self
+            .config_at
+            .is_none_or(|at| now.saturating_sub(at) >= CONFIG_EVERY_MS);
+        if self.query_config && (due || !was_connected) {
+            self.config_at = Some(now);
+            self.config().await;
+        }
+    }
+
+    async fn pods(&mut self, now: u64) -> Result<(), KubeletError> {
+        let pods = self.kubelet.pods().await?;
+        self.answers_since.get_or_insert(now);
+        let settled = roster::is_settled(self.answers_since, now);
+        let known = self.states.pods.load_full();
+        if pods.is_empty() && known.is_none() && !settled {
+            // A kubelet that has just started; a node without any pod is rare.
+            return Ok(());
+        }
+        let known = known.as_deref().map_or(&[][..], Vec::as_slice);
+        let groups: FxHashMap<&str, &CgroupPath> = known
+            .iter()
+            .map(|pod| (pod.uid.as_str(), &pod.cgroup))
+            .collect();
+        let listed: FxHashSet<&str> = pods
+            .iter()
+            .filter_map(|pod| pod.metadata.uid.as_deref())
+            .collect();
+        let missing = roster::keep(
+            groups.keys().copied(),
+            |uid| listed.contains(uid),
+            &self.missing,
+            settled,
+            now,
+            |uid| {
+                let group = groups.get(uid);
+                group.is_some_and(|group| self.root.cgroup(group).exists())
+            },
+        );
+        if missing.len() > self.missing.len() {
+            tracing::debug!(pods = missing.len(), "known, but not listed by the kubelet");
+        }
+        self.missing = missing;
+        let layout = self.states.layout_or(&self.layout);
+        self.states
+            .publish_pods(pods.iter(), &layout, |uid| self.missing.contains_key(uid));
+        self.states.set_pods_settled(settled);
+        Ok(())
+    }
+
+    async fn config(&mut self) {
+        match self.kubelet.config().await {
+            Ok(config) => {
+                let config = Some(Arc::new(config));
+                if *self.states.kubelet.load() != config {
+                    self.states.kubelet.store(config);
+                    self.states.look_for_layout();
+                }
+            }
+            // Its pods are more important, and some kubelets do not allow it.
+            Err(error) => {
+                let text = error.to_string();
+                if text != self.last_config_error {
+                    tracing::info!(error = %text, "the kubelet's configuration is not known");
+                    self.last_config_error = text;
+                }
+            }
+        }
+    }
+}

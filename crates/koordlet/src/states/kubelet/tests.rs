@@ -1,0 +1,445 @@
+//! A kubelet in this process, over TLS, and what the agent makes of its answers and silences.
+
+use super::client::{Kubelet, KubeletError, read_pods, url_of};
+use super::poll::Poll;
+use crate::metrics::Metrics;
+use crate::options::Kubelet as Options;
+use crate::states::{Layout, NodeInfo, States};
+use koord_host::fake::Tree;
+use koord_kube::Client;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+/// What the kubelet answers to a path.
+#[derive(Clone)]
+enum Answer {
+    Body(String),
+    Status(u16),
+    /// It takes the request and says nothing.
+    Silence,
+}
+
+#[derive(Default)]
+struct Inner {
+    pods: Option<Answer>,
+    config: Option<Answer>,
+    /// What `Authorization` must say, when it must.
+    token: Option<String>,
+    /// Requests so far: path and whether they were authorized.
+    seen: Vec<(String, bool)>,
+}
+
+/// A kubelet with a certificate that nobody signed.
+struct Fake {
+    inner: Arc<Mutex<Inner>>,
+    url: String,
+    shutdown: CancellationToken,
+}
+
+impl Fake {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.unwrap())
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let inner = Arc::<Mutex<Inner>>::default();
+        let shutdown = CancellationToken::new();
+        let (to, stop) = (inner.clone(), shutdown.clone());
+        let serve = async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, to) = (acceptor.clone(), to.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        converse(stream, &to).await;
+                    }
+                });
+            }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = serve => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Self {
+            inner,
+            url,
+            shutdown,
+        }
+    }
+
+    fn pods(&self, pods: &[Value]) {
+        let list = json!({"kind": "PodList", "apiVersion": "v1", "items": pods});
+        self.inner.lock().pods = Some(Answer::Body(list.to_string()));
+    }
+
+    fn answer(&self, answer: Answer) {
+        self.inner.lock().pods = Some(answer);
+    }
+
+    fn seen(&self) -> Vec<(String, bool)> {
+        self.inner.lock().seen.clone()
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            url: Some(self.url.clone()),
+            timeout: Duration::from_secs(60),
+            ..Options::default()
+        }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// Answers requests without bodies, one after another.
+async fn converse(
+    mut stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
+    to: &Mutex<Inner>,
+) {
+    let mut text = String::new();
+    let mut buffer = [0_u8; 4096];
+    loop {
+        while !text.contains("\r\n\r\n") {
+            match stream.read(&mut buffer).await {
+                Ok(n) if n > 0 => text.push_str(&String::from_utf8_lossy(&buffer[..n])),
+                _ => return,
+            }
+        }
+        let head = std::mem::take(&mut text);
+        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+        let answer = {
+            let mut inner = to.lock();
+            let authorized = inner.token.as_ref().is_none_or(|token| {
+                let line = format!("authorization: bearer {token}");
+                head.to_ascii_lowercase()
+                    .contains(&line.to_ascii_lowercase())
+            });
+            inner.seen.push((path.clone(), authorized));
+            let answer = match path.as_str() {
+                "/pods" => inner.pods.clone(),
+                "/configz" => inner.config.clone(),
+                _ => None,
+            };
+            if authorized {
+                answer.unwrap_or(Answer::Status(404))
+            } else {
+                Answer::Status(401)
+            }
+        };
+        let (status, body) = match answer {
+            Answer::Body(body) => (200, body),
+            Answer::Status(status) => (status, "Unauthorized".to_owned()),
+            Answer::Silence => std::future::pending().await,
+        };
+        let length = body.len();
+        let reply = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}");
+        if stream.write_all(reply.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn pod(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("u-{name}")},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]},
+        "status": {"phase": "Running"}})
+}
+
+/// A client that must not be needed.
+fn nobody() -> Client {
+    let config = koord_kube::endpoint::connect("http://127.0.0.1:1", None, Duration::from_secs(1));
+    config.unwrap()
+}
+
+fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
+    let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+    Kubelet::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
+}
+
+struct Bench {
+    fake: Fake,
+    tree: Tree,
+    states: Arc<States>,
+    poll: Poll,
+}
+
+impl Bench {
+    async fn new(options: impl FnOnce(&mut Options)) -> Self {
+        let fake = Fake::start().await;
+        let states = Arc::new(States::default());
+        let tree = Tree::v2("0-1").unwrap();
+        let mut asked = fake.options();
+        options(&mut asked);
+        let poll = Poll::of(
+            kubelet(asked, &states),
+            Duration::from_secs(10),
+            true,
+            Layout::default(),
+            tree.root().clone(),
+            states.clone(),
+        );
+        Self {
+            fake,
+            tree,
+            states,
+            poll,
+        }
+    }
+
+    /// Polls until it works: a busy machine may be too slow once.
+    async fn poll_until(&mut self, names: &[&str]) {
+        for _ in 0..30 {
+            if self.poll().await == names {
+                return;
+            }
+        }
+        panic!("{:?} instead of {names:?}", self.names());
+    }
+
+    /// The names that are published now.
+    fn names(&self) -> Vec<String> {
+        let pods = self.states.pods.load_full();
+        let pods = pods.as_deref().map_or(&[][..], Vec::as_slice);
+        pods.iter().map(|pod| pod.name.clone()).collect()
+    }
+
+    async fn poll(&mut self) -> Vec<String> {
+        self.poll_at(0).await
+    }
+
+    /// Polls when so many seconds have passed.
+    async fn poll_at(&mut self, seconds: u64) -> Vec<String> {
+        self.poll.once(seconds * 1000).await;
+        self.names()
+    }
+}
+
+#[tokio::test]
+async fn pods_and_configuration_come_over_tls() {
+    let mut bench = Bench::new(|_| ()).await;
+    bench.fake.pods(&[pod("b"), pod("a")]);
+    let config = r#"{"kubeletconfig":{"cgroupDriver":"systemd","cpuManagerPolicy":"static"}}"#;
+    bench.fake.inner.lock().config = Some(Answer::Body(config.to_owned()));
+    assert_eq!(bench.poll().await, ["a", "b"]);
+    let config = bench.states.kubelet.load_full().unwrap();
+    assert!(config.cpu_manager_static);
+    // The configuration is looked at now and then, not with every list.
+    bench.poll().await;
+    let paths: Vec<_> = bench
+        .fake
+        .seen()
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    assert_eq!(paths, ["/pods", "/configz", "/pods"]);
+}
+
+#[tokio::test]
+async fn a_kubelet_that_is_gone_slow_or_confused_keeps_the_last_pods() {
+    let mut bench = Bench::new(|options| options.timeout = Duration::from_secs(1)).await;
+    bench.fake.pods(&[pod("a")]);
+    bench.poll_until(&["a"]).await;
+    for answer in [
+        Answer::Status(500),
+        Answer::Silence,
+        Answer::Body("<html>".to_owned()),
+        Answer::Body(r#"{"kind":"PodList"}"#.to_owned()),
+        Answer::Body(r#"{"items":7}"#.to_owned()),
+        Answer::Status(403),
+    ] {
+        bench.fake.answer(answer);
+        assert_eq!(bench.poll().await, ["a"]);
+        assert!(!bench.states.pods_settled());
+    }
+    bench.fake.pods(&[pod("a"), pod("b")]);
+    bench.poll_until(&["a", "b"]).await;
+    let url = bench.fake.url.clone();
+    bench.fake.shutdown.cancel();
+    let mut gone = kubelet(
+        Options {
+            url: Some(url.replace("https", "http")),
+            timeout: Duration::from_secs(5),
+            ..Options::default()
+        },
+        &bench.states,
+    );
+    let error = gone.pods().await.unwrap_err().to_string();
+    assert!(error.contains("/pods"), "{error}");
+    assert!(!gone.is_connected());
+}
+
+#[tokio::test]
+async fn a_replaced_token_is_read_again() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("token");
+    std::fs::write(&file, "old").unwrap();
+    let fake = Fake::start().await;
+    fake.pods(&[pod("a")]);
+    fake.inner.lock().token = Some("old".to_owned());
+    let states = Arc::new(States::default());
+    let mut kubelet = kubelet(fake.options(), &states).with_token(&file);
+    assert_eq!(kubelet.pods().await.unwrap().len(), 1);
+    // Both change: the kubelet no longer takes the one that the client remembers.
+    fake.inner.lock().token = Some("new".to_owned());
+    std::fs::write(&file, "new").unwrap();
+    assert_eq!(kubelet.pods().await.unwrap().len(), 1);
+    let authorized: Vec<_> = fake.seen().into_iter().map(|(_, ok)| ok).collect();
+    assert_eq!(authorized, [true, false, true]);
+    // Really refused: asked once more, not for ever, and the error says why.
+    fake.inner.lock().token = Some("other".to_owned());
+    let error = kubelet.pods().await.unwrap_err();
+    assert!(matches!(&error, KubeletError::Request { .. }), "{error}");
+    assert!(error.to_string().contains("Unauthorized"), "{error}");
+    assert_eq!(fake.seen().len(), 5);
+}
+
+#[tokio::test]
+async fn one_unreadable_pod_does_not_hide_the_others() {
+    let mut bench = Bench::new(|_| ()).await;
+    let mut odd = pod("odd");
+    odd["spec"]["containers"] = json!("none");
+    bench.fake.pods(&[pod("a"), odd, pod("b")]);
+    assert_eq!(bench.poll().await, ["a", "b"]);
+    let standing = bench.states.complaints.standing();
+    let [complaint] = &standing["kubelet /pods"][..] else {
+        panic!("{standing:?}");
+    };
+    assert_eq!(
+        (complaint.field.as_str(), complaint.value.as_str()),
+        ("items[1]", "ns/odd")
+    );
+    bench.fake.pods(&[pod("a"), pod("odd"), pod("b")]);
+    assert_eq!(bench.poll().await, ["a", "b", "odd"]);
+    assert!(bench.states.complaints.standing().is_empty());
+    for (text, pods) in [(r#"{"items":null}"#, 0), (r#"{"items":[]}"#, 0)] {
+        assert_eq!(read_pods(text).unwrap().0.len(), pods, "{text}");
+    }
+}
+
+/// The first lists of a kubelet that has restarted are partial; what is known of the others stays.
+#[tokio::test]
+async fn pods_that_a_restarted_kubelet_does_not_list_yet_stay() {
+    let mut bench = Bench::new(|_| ()).await;
+    bench.fake.pods(&[pod("a"), pod("b")]);
+    bench.poll().await;
+    let first = bench.states.pods.load_full().unwrap();
+    bench.fake.answer(Answer::Status(503));
+    bench.poll().await;
+    bench.fake.pods(&[pod("b")]);
+    assert_eq!(bench.poll().await, ["a", "b"]);
+    bench.fake.pods(&[]);
+    assert_eq!(bench.poll().await, ["a", "b"]);
+    assert!(!bench.states.pods_settled());
+    // Nothing has changed for those who follow the pods.
+    assert!(Arc::ptr_eq(&first, &bench.states.pods.load_full().unwrap()));
+    // A running pod stays after the lists have settled, too, as long as its group is there.
+    bench.tree.group("kubepods/burstable/podu-a").unwrap();
+    bench.fake.pods(&[pod("b")]);
+    assert_eq!(bench.poll_at(30).await, ["a", "b"]);
+    assert!(bench.states.pods_settled());
+    let group = koord_host::CgroupPath::new("kubepods/burstable/podu-a").unwrap();
+    bench.tree.vanish(&group).unwrap();
+    assert_eq!(bench.poll_at(40).await, ["b"]);
+}
+
+#[tokio::test]
+async fn a_wish_is_answered_at_once_and_not_without_end() {
+    let mut bench = Bench::new(|_| ()).await;
+    bench.fake.pods(&[pod("a")]);
+    bench.poll.interval = Duration::from_secs(3600);
+    let Bench {
+        fake, states, poll, ..
+    } = bench;
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(poll.run(shutdown.clone()));
+    let known = async |count: usize| {
+        let wait = async {
+            while states.pods.load().as_ref().map_or(0, |pods| pods.len()) < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait)
+            .await
+            .unwrap();
+    };
+    known(1).await;
+    // The timer's next tick is an hour away.
+    fake.pods(&[pod("a"), pod("b")]);
+    for _ in 0..100 {
+        states.resync_pods();
+    }
+    known(2).await;
+    // A hundred wishes at once are one.
+    let lists = fake
+        .seen()
+        .iter()
+        .filter(|(path, _)| path == "/pods")
+        .count();
+    assert!(lists <= 3, "{lists}");
+    shutdown.cancel();
+    running.await.unwrap();
+}
+
+#[test]
+fn urls_follow_the_node_object() {
+    let node = |addresses: &[(&str, &str)], port| NodeInfo {
+        name: "n".to_owned(),
+        addresses: addresses
+            .iter()
+            .map(|(kind, address)| ((*kind).to_owned(), (*address).to_owned()))
+            .collect(),
+        kubelet_port: port,
+        ..NodeInfo::default()
+    };
+    let both = node(
+        &[("Hostname", "host"), ("InternalIP", "10.0.0.1")],
+        Some(10251),
+    );
+    let six = node(&[("InternalIP", "fd00::1")], None);
+    let options = |kind: &str, insecure| Options {
+        address_type: kind.to_owned(),
+        insecure,
+        ..Options::default()
+    };
+    for (node, options, want) in [
+        (
+            &both,
+            options("InternalIP", false),
+            "https://10.0.0.1:10251",
+        ),
+        (&both, options("Hostname", false), "https://host:10251"),
+        (&both, options("Elsewhere", false), "https://10.0.0.1:10251"),
+        (&both, options("InternalIP", true), "http://10.0.0.1:10255"),
+        (
+            &six,
+            options("InternalIP", false),
+            "https://[fd00::1]:10250",
+        ),
+    ] {
+        assert_eq!(url_of(&options, node).unwrap(), want);
+    }
+    let error = url_of(&options("ExternalIP", false), &both).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "node n has no address of type ExternalIP"
+    );
+}

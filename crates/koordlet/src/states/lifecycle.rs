@@ -1,0 +1,290 @@
+//! Pods and containers that come and go, seen in the cgroup tree before the kubelet lists them.
+
+use super::{Layout, States};
+use koord_api::qos::KubeQos;
+use koord_host::root::Controller;
+use koord_host::watch::{Change, Watch};
+use koord_host::{CgroupPath, Root};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// Between two looks where the kernel tells nothing.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Between two looks for directories that are not watched yet.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// When pods are read again after something came: the kubelet learns of it from the runtime, and
+/// only then lists the new container's id.
+const AGAIN: [Duration; 3] = [
+    Duration::from_millis(300),
+    Duration::from_secs(1),
+    Duration::from_millis(2500),
+];
+
+const CLASSES: [KubeQos; 3] = [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort];
+
+/// Asks for pods to be read whenever a pod's or container's directory comes, until `shutdown`.
+/// Without inotify it looks for new pods every second.
+pub(crate) async fn watch(
+    root: Root,
+    setting: Layout,
+    states: Arc<States>,
+    shutdown: CancellationToken,
+) {
+    let groups = Groups {
+        root,
+        setting,
+        states,
+    };
+    let work = async {
+        match Watch::new().map_err(|error| error.to_string()) {
+            Ok(watch) => match registered(watch) {
+                Ok(watch) => groups.follow(watch).await,
+                Err(error) => groups.poll(&error.to_string()).await,
+            },
+            Err(error) => groups.poll(&error).await,
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "sound for what owns its descriptor; its replacement is for koord-host only"
+)]
+fn registered(watch: Watch) -> std::io::Result<AsyncFd<Watch>> {
+    AsyncFd::new(watch)
+}
+
+/// The groups of pods on this machine.
+pub(super) struct Groups {
+    pub(super) root: Root,
+    pub(super) setting: Layout,
+    pub(super) states: Arc<States>,
+}
+
+impl Groups {
+    /// The directory of a group in one tree of the kubelet's.
+    fn dir(&self, group: &CgroupPath) -> Option<PathBuf> {
+        self.root.cgroup(group).dir(Controller::Cpu)
+    }
+
+    fn classes(&self, layout: &Layout) -> impl Iterator<Item = CgroupPath> {
+        let groups = CLASSES.map(|class| layout.qos(class).ok());
+        groups.into_iter().flatten()
+    }
+
+    /// The groups of all pods, whoever knows them.
+    pub(super) fn pods(&self, layout: &Layout) -> BTreeSet<CgroupPath> {
+        let children = self.classes(layout).flat_map(|class| {
+            let children = self.root.cgroup(&class).children_in(Controller::Cpu);
+            children.unwrap_or_default()
+        });
+        children
+            .filter(|group| layout.pod_uid(group.name()).is_some())
+            .collect()
+    }
+
+    /// Watches what is not watched yet; whether the group of all pods is there.
+    fn extend(&self, watch: &mut Watch) -> bool {
+        let layout = self.states.layout_or(&self.setting);
+        let mut add = |group: &CgroupPath| {
+            let Some(dir) = self.dir(group) else {
+                return false;
+            };
+            watch.add(&dir).unwrap_or_else(|error| {
+                // Too many watches: what is not told is found by the next list.
+                tracing::debug!(%error, "a directory is not watched");
+                false
+            })
+        };
+        let mut any = false;
+        for class in self.classes(&layout) {
+            any |= add(&class);
+        }
+        for pod in self.pods(&layout) {
+            add(&pod);
+        }
+        any
+    }
+
+    async fn follow(&self, mut watch: AsyncFd<Watch>) {
+        let mut again: Vec<Instant> = Vec::new();
+        let mut layout = self.states.layout_or(&self.setting);
+        let mut is_there = self.extend(watch.get_mut());
+        if is_there {
+            // For what came before anybody watched.
+            self.states.resync_pods();
+        }
+        let mut look_at = Instant::now();
+        loop {
+            // Before the first pod the kubelet's group itself is waited for.
+            let next_look = look_at + if is_there { LOOK } else { POLL };
+            let next = again.iter().min().copied().unwrap_or(next_look);
+            tokio::select! {
+                ready = watch.readable_mut() => {
+                    let Ok(mut ready) = ready else { return self.poll("inotify").await };
+                    let changes = ready.get_inner_mut().changes();
+                    ready.clear_ready();
+                    let came = match changes {
+                        Ok(changes) => self.came(&layout, &changes),
+                        Err(error) => return self.poll(&error.to_string()).await,
+                    };
+                    if came {
+                        is_there |= self.extend(watch.get_mut());
+                        self.states.resync_pods();
+                        let now = Instant::now();
+                        again = AGAIN.map(|after| now + after).to_vec();
+                    }
+                }
+                () = sleep_until(next.min(next_look)) => {
+                    let now = Instant::now();
+                    let due = again.len();
+                    again.retain(|at| *at > now);
+                    if again.len() < due {
+                        self.states.resync_pods();
+                    }
+                    if now >= next_look {
+                        look_at = now;
+                        layout = self.states.layout_or(&self.setting);
+                        let was_there = is_there;
+                        is_there = self.extend(watch.get_mut());
+                        if is_there && !was_there {
+                            self.states.resync_pods();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a pod or a container may have come.
+    fn came(&self, layout: &Layout, changes: &[Change]) -> bool {
+        changes.iter().any(|change| match change {
+            Change::Lost => true,
+            Change::Made { name, .. } => {
+                let class = self.classes(layout).any(|group| group.name() == name);
+                class || layout.pod_uid(name).is_some() || layout.container_hash(name).is_some()
+            }
+            Change::Removed { .. } | Change::Gone(_) => false,
+        })
+    }
+
+    async fn poll(&self, reason: &str) {
+        tracing::warn!(
+            reason,
+            "new pods are looked for every second: the kernel does not tell"
+        );
+        let mut known = self.pods(&self.states.layout_or(&self.setting));
+        loop {
+            sleep(POLL).await;
+            let now = self.pods(&self.states.layout_or(&self.setting));
+            if !now.is_subset(&known) {
+                self.states.resync_pods();
+            }
+            known = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Driver;
+    use super::*;
+    use koord_host::fake::Tree;
+    use tokio::time::timeout;
+
+    struct Machine {
+        tree: Tree,
+        states: Arc<States>,
+        shutdown: CancellationToken,
+    }
+
+    impl Machine {
+        /// `tree` with the kubelet's groups, and somebody who looks at it by `how`.
+        fn start(tree: Tree, by_poll: bool) -> Self {
+            let states = Arc::new(States::default());
+            let shutdown = CancellationToken::new();
+            let groups = Groups {
+                root: tree.root().clone(),
+                setting: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
+                states: states.clone(),
+            };
+            let (root, setting) = (groups.root.clone(), groups.setting.clone());
+            let stop = shutdown.clone();
+            if by_poll {
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = groups.poll("test") => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+            } else {
+                tokio::spawn(watch(root, setting, states.clone(), stop));
+            }
+            Self {
+                tree,
+                states,
+                shutdown,
+            }
+        }
+
+        async fn wanted(&self) {
+            let wanted = self.states.resync_wanted();
+            let limit = Duration::from_secs(60);
+            timeout(limit, wanted)
+                .await
+                .expect("pods are not read again");
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            self.shutdown.cancel();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_pod_or_container_is_told_at_once() {
+        for tree in [Tree::v2("0-1").unwrap(), Tree::hybrid("0-1").unwrap()] {
+            let machine = Machine::start(tree, false);
+            // The first of a node is found by looking for the kubelet's own group.
+            machine.tree.group("kubepods/burstable/podu1").unwrap();
+            machine.wanted().await;
+            // From here on the kernel tells.
+            machine.tree.group("kubepods/burstable/podu2").unwrap();
+            machine.wanted().await;
+            for _ in AGAIN {
+                machine.wanted().await;
+            }
+            machine.tree.group("kubepods/burstable/podu1/c1").unwrap();
+            machine.wanted().await;
+            machine.tree.group("kubepods/besteffort/podu3").unwrap();
+            machine.wanted().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_inotify_new_pods_are_found_by_looking() {
+        let tree = Tree::hybrid("0-1").unwrap();
+        tree.group("kubepods/besteffort/podold").unwrap();
+        let machine = Machine::start(tree, true);
+        let quiet = machine.states.resync_wanted();
+        assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
+        machine.tree.group("kubepods/podnew").unwrap();
+        machine.wanted().await;
+        let gone = CgroupPath::new("kubepods/podnew").unwrap();
+        machine.tree.vanish(&gone).unwrap();
+        let quiet = machine.states.resync_wanted();
+        assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
+    }
+}

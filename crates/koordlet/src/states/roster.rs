@@ -1,0 +1,93 @@
+//! Which pods to go on knowing although the kubelet does not list them.
+//!
+//! A kubelet that has just started may list only part of its pods. What was learned about the others
+//! (rings, baselines, models) must survive until it is sure that they are gone.
+
+use std::collections::BTreeMap;
+
+/// How long the kubelet must have answered without a failure before its list counts as complete,
+/// in milliseconds.
+const SETTLED_MS: u64 = 30_000;
+
+/// How long a pod may be missing at most, in milliseconds: a group that nobody removes keeps no pod.
+const MISSING_MS: u64 = 120_000;
+
+/// Pods that are known and not listed, with the time since when, in milliseconds of a steady clock.
+pub(super) type Missing = BTreeMap<String, u64>;
+
+/// Whether lists can be trusted that come `now_ms`, where the kubelet answers without failure since
+/// `answers_since_ms`.
+pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
+    answers_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= SETTLED_MS)
+}
+
+/// The pods to keep of those that are `known` and not listed. A pod is forgotten when a settled list
+/// lacks it and its group is gone, and in any case after two minutes.
+pub(super) fn keep<'a>(
+    known: impl IntoIterator<Item = &'a str>,
+    is_listed: impl Fn(&str) -> bool,
+    before: &Missing,
+    settled: bool,
+    now_ms: u64,
+    has_group: impl Fn(&str) -> bool,
+) -> Missing {
+    let mut missing = Missing::new();
+    for uid in known {
+        if is_listed(uid) {
+            continue;
+        }
+        let since = before.get(uid).copied().unwrap_or(now_ms);
+        let gone = settled && !has_group(uid);
+        if !gone && now_ms.saturating_sub(since) < MISSING_MS {
+            missing.insert(uid.to_owned(), since);
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_forgotten_when_it_is_surely_gone() {
+        // Listed, missing since, settled, has a group; kept.
+        for (listed, since, settled, group, kept) in [
+            (true, None, false, false, None),
+            // A list right after a restart proves nothing.
+            (false, None, false, false, Some(200_000)),
+            (false, None, false, true, Some(200_000)),
+            (false, None, true, true, Some(200_000)),
+            (false, None, true, false, None),
+            (false, Some(100_000), false, false, Some(100_000)),
+            (false, Some(100_000), true, true, Some(100_000)),
+            (false, Some(80_000), false, true, None),
+            (false, Some(80_000), true, true, None),
+            // Back: as if it had never been missing.
+            (true, Some(80_000), true, true, None),
+        ] {
+            let before: Missing = since
+                .map(|since| ("a".to_owned(), since))
+                .into_iter()
+                .collect();
+            let is_listed = |_: &str| listed;
+            let missing = keep(["a"], is_listed, &before, settled, 200_000, |_| group);
+            let case = (listed, since, settled, group);
+            assert_eq!(missing.get("a").copied(), kept, "{case:?}");
+        }
+        let before: Missing = [("gone".to_owned(), 1)].into();
+        assert!(keep([], |_| false, &before, true, 2, |_| true).is_empty());
+    }
+
+    #[test]
+    fn lists_settle_half_a_minute_after_the_last_failure() {
+        for (since, now, want) in [
+            (None, 100_000, false),
+            (Some(0), 29_999, false),
+            (Some(0), 30_000, true),
+            (Some(5_000), 30_000, false),
+        ] {
+            assert_eq!(is_settled(since, now), want);
+        }
+    }
+}

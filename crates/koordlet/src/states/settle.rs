@@ -1,0 +1,105 @@
+//! Settling how the kubelet names groups.
+
+use super::layout::Finder;
+use super::{Layout, States};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+/// Between two looks while nobody has said it for sure.
+const UNSETTLED: Duration = Duration::from_secs(10);
+
+/// Between two looks afterwards: a node may get another kubelet.
+const SETTLED: Duration = Duration::from_secs(300);
+
+/// Looks until `shutdown` and publishes what it finds, starting from `setting`. Pods are read again
+/// when it changes, so that their groups are named anew.
+pub(crate) async fn settle(
+    finder: Finder,
+    setting: Layout,
+    states: Arc<States>,
+    shutdown: CancellationToken,
+) {
+    let work = async {
+        let mut said = false;
+        loop {
+            let kubelet = states.kubelet.load_full();
+            let found = finder.look(kubelet.as_deref().map(|config| &config.cgroups));
+            let before = states.layout_or(&setting);
+            if *before != found.layout || !said {
+                said = true;
+                tracing::info!(
+                    driver = %found.layout.driver(),
+                    cgroup_root = found.layout.cgroup_root().as_str(),
+                    source = found.source.as_str(),
+                    settled = found.settled,
+                    "layout of the kubelet's groups"
+                );
+            }
+            if *before != found.layout {
+                states.layout.store(Some(Arc::new(found.layout)));
+                states.resync_pods();
+            }
+            let wait = if found.settled { SETTLED } else { UNSETTLED };
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = states.layout_wanted() => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kubelet::Config;
+    use super::super::layout::{Driver, Words};
+    use super::*;
+    use koord_host::CgroupPath;
+    use koord_host::fake::Tree;
+    use tokio::time::timeout;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guess_is_replaced_by_what_is_there_and_by_the_kubelets_word() {
+        let tree = Tree::v2("0-1").unwrap();
+        let states = Arc::new(States::default());
+        let shutdown = CancellationToken::new();
+        let finder = Finder::new(tree.root().clone(), CgroupPath::root());
+        let setting = finder.look(None).layout;
+        assert_eq!(setting.driver(), Driver::Systemd, "upstream's guess");
+        tokio::spawn(settle(
+            finder,
+            setting.clone(),
+            states.clone(),
+            shutdown.clone(),
+        ));
+        let quiet = states.resync_wanted();
+        assert!(timeout(Duration::from_secs(60), quiet).await.is_err());
+        // The first pod: the directories tell.
+        tree.group("kubepods/burstable/podu1").unwrap();
+        states.resync_wanted().await;
+        let layout = states.layout_or(&setting);
+        assert_eq!(layout.driver(), Driver::Cgroupfs);
+        // Another driver from now on; the old tree is still there.
+        tree.group("kubepods.slice").unwrap();
+        let cgroups = Words {
+            driver: Some(Driver::Systemd),
+            cgroup_root: Some("/".to_owned()),
+        };
+        let config = Config {
+            cgroups,
+            ..Config::default()
+        };
+        states.kubelet.store(Some(Arc::new(config)));
+        states.look_for_layout();
+        states.resync_wanted().await;
+        assert_eq!(states.layout_or(&setting).driver(), Driver::Systemd);
+        let quiet = states.resync_wanted();
+        assert!(timeout(Duration::from_secs(3600), quiet).await.is_err());
+        shutdown.cancel();
+    }
+}
