@@ -77,6 +77,8 @@ enum Workload {
     Serve(workload::serve::Args),
     /// The batch job.
     Hog(workload::hog::Args),
+    /// A container of a benchmark.
+    Doze(workload::doze::Args),
     /// The load generator; prints its outcome as JSON.
     Load(workload::load::Args),
 }
@@ -100,6 +102,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
         Command::Workload(Workload::Serve(args)) => workload::serve::run(&args)?,
         Command::Workload(Workload::Hog(args)) => workload::hog::run(&args)?,
+        Command::Workload(Workload::Doze(args)) => workload::doze::run(&args),
         Command::Workload(Workload::Load(args)) => {
             let outcome = workload::load::run(&args)?;
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);

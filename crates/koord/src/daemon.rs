@@ -1,6 +1,5 @@
 //! The components as daemons of their own, against any cluster, with upstream's flags.
 
-use crate::bench;
 use crate::cluster::{install_crypto_provider, runtime};
 use anyhow::{Context as _, Result};
 use koord_app::Context;
@@ -91,9 +90,6 @@ pub fn manager(argv: Vec<OsString>) -> ExitCode {
 /// Runs koordlet.
 #[must_use]
 pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
-    if argv.get(1).is_some_and(|argument| argument == bench::BENCH) {
-        return measure_koordlet(&argv[1..]);
-    }
     start(argv, |args: koordlet::Args, context| async move {
         let options = args.options()?;
         let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
@@ -110,26 +106,6 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
             .await
             .map_err(Into::into)
     })
-}
-
-/// `koordlet bench`: what `koord bench koordlet` starts.
-fn measure_koordlet(argv: &[OsString]) -> ExitCode {
-    #[derive(clap::Parser)]
-    struct Measure {
-        #[command(flatten)]
-        args: bench::KoordletArgs,
-    }
-    let measured = match <Measure as clap::Parser>::try_parse_from(argv) {
-        Ok(Measure { args }) => bench::koordlet(&args),
-        Err(error) => error.exit(),
-    };
-    match measured {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            crate::console::warn(format_args!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
 }
 
 async fn koord_client(

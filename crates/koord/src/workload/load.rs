@@ -37,6 +37,60 @@ pub struct Args {
     /// Seed of the arrival times.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Arrivals come in bursts: for so many milliseconds at a multiple of the rate, then for so many
+    /// at another.
+    #[arg(long, value_name = "MS:TIMES,MS:TIMES")]
+    pub bursts: Option<Bursts>,
+}
+
+/// A rate that alternates between two multiples of the mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bursts([(u64, f64); 2]);
+
+impl std::str::FromStr for Bursts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let part = |part: &str| {
+            let (millis, times) = part.split_once(':')?;
+            let (millis, times): (u64, f64) = (millis.parse().ok()?, times.parse().ok()?);
+            ((1..=60_000).contains(&millis) && (0.01..=100.0).contains(&times))
+                .then_some((millis * 1_000_000, times))
+        };
+        text.split_once(',')
+            .and_then(|(first, second)| Some(Self([part(first)?, part(second)?])))
+            .ok_or_else(|| {
+                format!("expected MS:TIMES,MS:TIMES, such as 60:2.4,140:0.4, got {text:?}")
+            })
+    }
+}
+
+impl Bursts {
+    /// When, `after` nanoseconds from the start of a cycle, `mean_gaps` mean gaps of `gap_ns` have
+    /// passed: a gap lasts shorter while the rate is higher.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "nanoseconds of a window"
+    )]
+    fn advance(self, after: u64, mut mean_gaps: f64, gap_ns: f64) -> u64 {
+        let length = self.0[0].0 + self.0[1].0;
+        let mut at = after;
+        loop {
+            let place = at % length;
+            let (end, times) = match place < self.0[0].0 {
+                true => (self.0[0].0, self.0[0].1),
+                false => (length, self.0[1].1),
+            };
+            let left = (end - place) as f64 * times / gap_ns;
+            if mean_gaps < left {
+                return at + (mean_gaps * gap_ns / times) as u64;
+            }
+            mean_gaps -= left;
+            at += end - place;
+        }
+    }
 }
 
 /// What the generator saw in the measured window. Latencies are in microseconds.
@@ -152,6 +206,11 @@ fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
         .collect()
 }
 
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "nanoseconds of a window"
+)]
 fn send(
     args: &Args,
     streams: &[TcpStream],
@@ -163,8 +222,12 @@ fn send(
     let mut random = fastrand::Rng::with_seed(args.seed);
     let mut due = start;
     for index in 0.. {
-        let gap = -(1.0 - random.f64()).ln() / args.rate.max(0.001);
-        due += nanos(gap);
+        let mean_gaps = -(1.0 - random.f64()).ln();
+        let gap_ns = 1e9 / args.rate.max(0.001);
+        due = match args.bursts {
+            None => due + (mean_gaps * gap_ns) as u64,
+            Some(bursts) => start + bursts.advance(due - start, mean_gaps, gap_ns),
+        };
         if due >= window.1 {
             break;
         }
@@ -289,6 +352,7 @@ mod tests {
             warmup: 0.1,
             connections: 4,
             seed: 3,
+            bursts: None,
         })
         .unwrap();
         assert!(outcome.requests > 50, "{outcome:?}");
@@ -300,5 +364,18 @@ mod tests {
                 .windows(2)
                 .all(|pair| pair[0].0 <= pair[1].0)
         );
+    }
+
+    #[test]
+    fn bursts_keep_the_mean_and_change_the_rate_within_a_cycle() {
+        let bursts: Bursts = "60:2.4,140:0.4".parse().unwrap();
+        // 0.3 x 2.4 + 0.7 x 0.4 = 1: a cycle of 200 ms holds 200 mean gaps of 1 ms, 144 of them in
+        // the burst.
+        let at = |gaps: f64| bursts.advance(0, gaps, 1e6) / 1_000_000;
+        assert_eq!((at(72.0), at(144.0), at(172.0)), (30, 60, 130));
+        assert_eq!((at(200.0), at(272.0)), (200, 230));
+        for bad in ["60:2.4", "0:1,1:1", "60:2.4,140:x", "1:1,1:NaN"] {
+            assert!(bad.parse::<Bursts>().is_err(), "{bad}");
+        }
     }
 }

@@ -1,0 +1,460 @@
+//! `koord bench burst`: a service whose load comes in bursts, with a CPU limit, without and with CPU
+//! burst.
+//!
+//! The limit is above what the service needs on average and below what it needs in a burst: without
+//! CPU burst it is throttled though it stays within its limit. Who sets `cpu.cfs_burst_us` is the real
+//! koordlet, told by NodeSLO; it runs in both modes. A service of the same kind without a limit is
+//! the reference.
+
+use super::koordlet::agent::{Agent, Program, Settings};
+use super::koordlet::fixture::{Groups, Shape};
+use super::koordlet::objects;
+use super::koordlet::world::World;
+use crate::demo::result::median;
+use crate::demo::sampler::{Sampler, Targets};
+use crate::workload::{self, load};
+use crate::{cluster, console};
+use anyhow::{Context as _, Result, bail};
+use koord_host::Cgroup;
+use serde::Serialize;
+use serde_json::json;
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// What a request costs, in microseconds of CPU, and how much of that is not its own work.
+const SERVICE_US: f64 = 250.0;
+const OVERHEAD_US: f64 = 25.0;
+/// Requests per second: half a core on average.
+const RATE: f64 = 2000.0;
+/// 60 ms at 2.4 times the rate, 140 ms at 0.4 times.
+const BURSTS: &str = "60:2.4,140:0.4";
+/// The limit, in milli-cores: 600.
+const LIMIT: i64 = 600;
+/// CFS period, in microseconds: the kubelet's.
+const PERIOD: i64 = 100_000;
+/// The limit as a quota per period.
+const QUOTA: i64 = LIMIT * PERIOD / 1000;
+/// How long koordlet may take to follow NodeSLO.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How often a window that noise spoilt is measured again.
+const RETRIES: usize = 6;
+/// When the generator woke later than this, in microseconds (99th percentile).
+const SEND_LAG_US: f64 = 150.0;
+/// When the hypervisor took more than this part of the machine.
+const STEAL: f64 = 0.005;
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Length of a measured window, in seconds.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// How often every mode is measured.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
+    repeat: u8,
+    /// Who sets the burst: `koordlet`, or `bench` itself where there is no agent that does.
+    #[arg(long, default_value = "koordlet", value_parser = ["koordlet", "bench"])]
+    by: String,
+    #[command(flatten)]
+    settings: Settings,
+    /// Keep what the agent logs and writes in this directory.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// How the service is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Unlimited,
+    Limited,
+    Burst,
+}
+
+/// One window.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Run {
+    mode: Mode,
+    p50_us: f64,
+    p90_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    requests: u64,
+    errors: u64,
+    /// CPU that the service used, in cores.
+    cpu_cores: f64,
+    /// CFS periods in which the container was throttled, in percent of those in which it ran.
+    throttled_percent: f64,
+    /// `cpu.cfs_burst_us` of the container.
+    burst_us: i64,
+    send_lag_p99_us: f64,
+    steal_percent: f64,
+    /// Why it does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected: Option<String>,
+}
+
+/// Medians of the runs of a mode that count.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary {
+    mode: Mode,
+    p50_us: f64,
+    p90_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    cpu_cores: f64,
+    throttled_percent: f64,
+    /// The p99 of every run that counts.
+    p99_us_of_each: Vec<f64>,
+}
+
+/// The whole outcome.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    limit_cores: f64,
+    rate: f64,
+    bursts: &'static str,
+    set_by: String,
+    modes: Vec<Summary>,
+    /// How much lower p99 is with burst than without, in percent.
+    p99_lower_percent: f64,
+    /// Runs that noise spoilt.
+    rejected: usize,
+    runs: Vec<Run>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Groups cannot be made, the kernel has no CFS burst, or koordlet does not set it.
+pub(super) fn run(args: &Args) -> Result<Report> {
+    cluster::runtime()?.block_on(async {
+        tokio::select! {
+            report = measure(args) => report,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    })
+}
+
+/// A service in a container of its own.
+struct Service {
+    pod: Cgroup,
+    container: Cgroup,
+    address: SocketAddr,
+}
+
+async fn measure(args: &Args) -> Result<Report> {
+    let temporary = tempfile::tempdir().context("temporary directory")?;
+    let directory = args.keep.as_deref().unwrap_or(temporary.path());
+    let work = directory.join("burst");
+    let mut groups = Groups::new(false, true, directory)?;
+    if !groups.is_real() {
+        bail!("CPU burst is the kernel's: this needs root and cgroups that can be written");
+    }
+    groups.outweigh_others()?;
+    let steps_per_us = tokio::task::spawn_blocking(workload::steps_per_us).await?;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a step count"
+    )]
+    let steps = (steps_per_us * (SERVICE_US - OVERHEAD_US)) as u64;
+    std::fs::create_dir_all(&work)?;
+    let limited = serve(&mut groups, 0, steps, &work).await?;
+    let free = serve(&mut groups, 1, steps, &work).await?;
+    if limited.container.cfs_burst()?.is_none() {
+        bail!("this kernel has no CFS burst");
+    }
+    limited.pod.set_cfs_quota(QUOTA)?;
+    limited.container.set_cfs_quota(QUOTA)?;
+
+    let pods = vec![pod(0, Some(LIMIT)), pod(1, None)];
+    let agent = match args.by.as_str() {
+        "koordlet" => {
+            let slo = json!({"metadata": {"name": objects::NODE}, "spec": policy(Mode::Limited)});
+            let world = World::start(&work, pods, slo).await?;
+            let agent = Agent::start(&Program::ours()?, &args.settings, &groups, &world, &work)?;
+            Some((world, agent))
+        }
+        _ => None,
+    };
+    let mut scene = Scene {
+        limited,
+        free,
+        agent,
+        seconds: args.seconds,
+    };
+    let mut runs = Vec::new();
+    for repeat in 0..args.repeat {
+        for mode in [Mode::Unlimited, Mode::Limited, Mode::Burst] {
+            scene.enter(mode).await?;
+            for attempt in 0..=RETRIES {
+                let run = scene.window(mode, u64::from(repeat)).await?;
+                console::warn(format_args!(
+                    "{mode:?}: p99 {:.0} µs, {:.0} % of periods throttled{}",
+                    run.p99_us,
+                    run.throttled_percent,
+                    run.rejected
+                        .as_ref()
+                        .map_or_else(String::new, |why| format!("; does not count: {why}"))
+                ));
+                let noisy = run.rejected.is_some();
+                runs.push(run);
+                if !noisy || attempt == RETRIES {
+                    break;
+                }
+            }
+        }
+    }
+    if let Some((world, agent)) = scene.agent {
+        agent.stop().await;
+        world.stop().await;
+    }
+    Ok(report(args, runs))
+}
+
+struct Scene {
+    limited: Service,
+    free: Service,
+    agent: Option<(World, Agent)>,
+    seconds: u32,
+}
+
+impl Scene {
+    /// Has the burst set or taken away, and waits until the kernel has it.
+    async fn enter(&mut self, mode: Mode) -> Result<()> {
+        let burst = match mode {
+            Mode::Unlimited => return Ok(()),
+            Mode::Limited => 0,
+            Mode::Burst => QUOTA,
+        };
+        let groups = [&self.limited.pod, &self.limited.container];
+        let Some((world, agent)) = &mut self.agent else {
+            for group in groups {
+                group.set_value(koord_host::Resource::CfsBurst, &burst.to_string())?;
+            }
+            return Ok(());
+        };
+        world.patch_node_slo(policy(mode)).await?;
+        let end = Instant::now() + PATIENCE;
+        while groups
+            .iter()
+            .any(|group| group.cfs_burst().ok().flatten() != Some(burst))
+        {
+            agent.alive()?;
+            if Instant::now() > end {
+                bail!(
+                    "koordlet has not set cpu.cfs_burst_us to {burst} (--by bench does it itself)"
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
+    }
+
+    async fn window(&self, mode: Mode, seed: u64) -> Result<Run> {
+        let service = match mode {
+            Mode::Unlimited => &self.free,
+            Mode::Limited | Mode::Burst => &self.limited,
+        };
+        let sampler = Sampler::start(Targets {
+            root: service.container.root().clone(),
+            service: Some(service.container.clone()),
+            batch: Vec::new(),
+            best_effort: None,
+            counters: PathBuf::new(),
+        })?;
+        let stat = |group: &Cgroup| Ok::<_, anyhow::Error>(group.cpu_stat()?.unwrap_or_default());
+        let (before, used, began) = (
+            stat(&service.container)?,
+            service.container.cpu_usage()?.unwrap_or(0),
+            Instant::now(),
+        );
+        let output = tokio::process::Command::new(std::env::current_exe()?)
+            .args([
+                "workload",
+                "load",
+                "--connect",
+                &service.address.to_string(),
+            ])
+            .args(["--rate", &RATE.to_string(), "--bursts", BURSTS])
+            .args(["--seconds", &self.seconds.to_string()])
+            .args(["--seed", &(seed + 1).to_string()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("cannot start the load generator")?;
+        let elapsed = began.elapsed().as_secs_f64();
+        let after = stat(&service.container)?;
+        let used = service
+            .container
+            .cpu_usage()?
+            .unwrap_or(0)
+            .saturating_sub(used);
+        let cpus = workload::serve::allowed_cpus().len();
+        let series = sampler.finish(cpus);
+        if !output.status.success() {
+            bail!("the load generator failed: {}", output.status);
+        }
+        let seen: load::Outcome = serde_json::from_slice(&output.stdout)?;
+        let steal = series.window(seen.window_ns).steal;
+        let periods = after.nr_periods.saturating_sub(before.nr_periods);
+        let throttled = after.nr_throttled.saturating_sub(before.nr_throttled);
+        let rejected = if steal > STEAL {
+            Some(format!("the hypervisor took {:.1} %", steal * 100.0))
+        } else {
+            (seen.realtime && seen.send_lag_p99_us > SEND_LAG_US)
+                .then(|| format!("the generator woke {:.0} µs late", seen.send_lag_p99_us))
+        };
+        Ok(Run {
+            mode,
+            p50_us: seen.p50_us,
+            p90_us: seen.p90_us,
+            p99_us: seen.p99_us,
+            p999_us: seen.p999_us,
+            requests: seen.requests,
+            errors: seen.errors,
+            cpu_cores: used as f64 / 1e9 / elapsed,
+            throttled_percent: throttled as f64 * 100.0 / periods.max(1) as f64,
+            burst_us: service.container.cfs_burst()?.unwrap_or(0),
+            send_lag_p99_us: seen.send_lag_p99_us,
+            steal_percent: steal * 100.0,
+            rejected,
+        })
+    }
+}
+
+/// Starts a service in the container of pod `index`, and waits until it listens.
+async fn serve(groups: &mut Groups, index: u32, steps: u64, work: &Path) -> Result<Service> {
+    let pod = groups.make(&format!("kubepods/burstable/pod{}", Shape::uid(index)))?;
+    let name = format!("{}/{}", pod.path().as_str(), Shape::container(index, 0));
+    let container = groups.make(&name)?;
+    let ready = work.join(format!("address-{index}"));
+    let steps = steps.to_string();
+    let workload = ["serve", "--steps", &steps, "--ready-file"].map(OsStr::new);
+    let workload: Vec<&OsStr> = workload.into_iter().chain([ready.as_os_str()]).collect();
+    groups.run(&container, &workload)?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(text) = std::fs::read_to_string(&ready) {
+            let address = text.parse().context("the service's address")?;
+            return Ok(Service {
+                pod,
+                container,
+                address,
+            });
+        }
+        if Instant::now() > end {
+            bail!("the service does not start");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The pod as the kubelet lists it: one container, with or without a limit.
+fn pod(index: u32, limit: Option<i64>) -> serde_json::Value {
+    let mut pod = objects::pod(index, 1);
+    let resources = &mut pod["spec"]["containers"][0]["resources"];
+    *resources = json!({"requests": {"cpu": "500m", "memory": "16Mi"}});
+    if let Some(limit) = limit {
+        resources["limits"] = json!({"cpu": format!("{limit}m")});
+    }
+    pod
+}
+
+/// The burst as great as the quota: the kernel takes no greater one.
+fn policy(mode: Mode) -> serde_json::Value {
+    let policy = match mode {
+        Mode::Burst => "cpuBurstOnly",
+        Mode::Unlimited | Mode::Limited => "none",
+    };
+    json!({"cpuBurstStrategy": {"policy": policy, "cpuBurstPercent": 100}})
+}
+
+fn report(args: &Args, runs: Vec<Run>) -> Report {
+    let modes: Vec<Summary> = [Mode::Unlimited, Mode::Limited, Mode::Burst]
+        .into_iter()
+        .map(|mode| summary(mode, &runs))
+        .collect();
+    let p99 = |wanted: Mode| {
+        let summary = modes.iter().find(|summary| summary.mode == wanted);
+        summary.map_or(0.0, |summary| summary.p99_us)
+    };
+    let (limited, burst) = (p99(Mode::Limited), p99(Mode::Burst));
+    Report {
+        limit_cores: LIMIT as f64 / 1000.0,
+        rate: RATE,
+        bursts: BURSTS,
+        set_by: args.by.clone(),
+        p99_lower_percent: (1.0 - burst / limited.max(1.0)) * 100.0,
+        rejected: runs.iter().filter(|run| run.rejected.is_some()).count(),
+        modes,
+        runs,
+    }
+}
+
+/// When noise spoilt every run of a mode, all of them count.
+fn summary(mode: Mode, runs: &[Run]) -> Summary {
+    let of_mode = || runs.iter().filter(move |run| run.mode == mode);
+    let clean = of_mode().any(|run| run.rejected.is_none());
+    let counted: Vec<&Run> = of_mode()
+        .filter(|run| !clean || run.rejected.is_none())
+        .collect();
+    let of = |value: fn(&Run) -> f64| median(counted.iter().map(|run| value(run)));
+    Summary {
+        mode,
+        p50_us: of(|run| run.p50_us),
+        p90_us: of(|run| run.p90_us),
+        p99_us: of(|run| run.p99_us),
+        p999_us: of(|run| run.p999_us),
+        cpu_cores: of(|run| run.cpu_cores),
+        throttled_percent: of(|run| run.throttled_percent),
+        p99_us_of_each: counted.iter().map(|run| run.p99_us).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(mode: Mode, p99_us: f64, rejected: bool) -> Run {
+        Run {
+            mode,
+            p50_us: 0.0,
+            p90_us: 0.0,
+            p99_us,
+            p999_us: 0.0,
+            requests: 1,
+            errors: 0,
+            cpu_cores: 0.5,
+            throttled_percent: 0.0,
+            burst_us: 0,
+            send_lag_p99_us: 0.0,
+            steal_percent: 0.0,
+            rejected: rejected.then(|| "noise".to_owned()),
+        }
+    }
+
+    #[test]
+    fn noise_counts_only_where_there_is_nothing_else() {
+        let runs = [
+            run(Mode::Limited, 10.0, false),
+            run(Mode::Limited, 90.0, true),
+            run(Mode::Burst, 4.0, true),
+        ];
+        assert_eq!(summary(Mode::Limited, &runs).p99_us, 10.0);
+        assert_eq!(summary(Mode::Burst, &runs).p99_us, 4.0);
+        assert_eq!(summary(Mode::Unlimited, &runs).p99_us, 0.0);
+    }
+}

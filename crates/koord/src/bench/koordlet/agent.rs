@@ -1,0 +1,325 @@
+//! The agent under test: a process of its own.
+
+use super::fixture::Groups;
+use super::objects::NODE;
+use super::world::World;
+use crate::console;
+use anyhow::{Context as _, Result, bail};
+use koordlet::status::{State, Status};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// How long an agent may take to end when it is asked to.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Whose agent it is. Both take the same flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::bench) enum Flavour {
+    Koord,
+    Upstream,
+}
+
+impl Flavour {
+    pub(in crate::bench) fn name(self) -> &'static str {
+        match self {
+            Self::Koord => "koord",
+            Self::Upstream => "upstream",
+        }
+    }
+}
+
+const GATES: &str =
+    "AllAlpha=true,AllBeta=true,PodResourcesProxy=false,TCNetworkQoS=false,TerwayQoS=false";
+
+/// How the agent is told to run.
+#[derive(Debug, Clone, clap::Args)]
+pub(in crate::bench) struct Settings {
+    /// Features, as both agents name them. The kubelet here has no socket for pod resources, and the
+    /// machine's network is not the fixture's.
+    #[arg(long, default_value = GATES)]
+    pub(in crate::bench) feature_gates: String,
+    /// Verbosity of the agent's log.
+    #[arg(long, default_value_t = 4)]
+    pub(in crate::bench) v: u8,
+}
+
+/// A program, with the arguments that go before its flags.
+#[derive(Debug)]
+pub(in crate::bench) struct Program {
+    path: PathBuf,
+    first: Option<&'static str>,
+    flavour: Flavour,
+}
+
+impl Program {
+    pub(in crate::bench) fn new(path: &Path, flavour: Flavour) -> Result<Self> {
+        if !path.is_file() {
+            bail!("{} is no file", path.display());
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            first: None,
+            flavour,
+        })
+    }
+
+    /// The `koordlet` that was built along with this program, or the one inside it.
+    pub(in crate::bench) fn ours() -> Result<Self> {
+        let this = std::env::current_exe().context("this program's path")?;
+        let beside = this.with_file_name("koordlet");
+        if beside.is_file() {
+            return Self::new(&beside, Flavour::Koord);
+        }
+        console::warn("there is no koordlet beside this program; measuring the one inside it");
+        Ok(Self {
+            first: Some("koordlet"),
+            ..Self::new(&this, Flavour::Koord)?
+        })
+    }
+
+    pub(in crate::bench) fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+}
+
+/// What an agent says it does.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::bench) struct Active {
+    pub(in crate::bench) collectors: Vec<String>,
+    pub(in crate::bench) strategies: Vec<String>,
+}
+
+/// A running agent; killed on drop.
+pub(in crate::bench) struct Agent {
+    child: Child,
+    flavour: Flavour,
+    log: PathBuf,
+    port: u16,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Agent {
+    /// Starts one with the flags of the stock manifest, where files are in `work`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(in crate::bench) fn start(
+        program: &Program,
+        settings: &Settings,
+        groups: &Groups,
+        world: &World,
+        work: &Path,
+    ) -> Result<Self> {
+        let path = work.join("log");
+        let log =
+            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+        let port = free.local_addr()?.port();
+        drop(free);
+        let child = Command::new(&program.path)
+            .args(program.first)
+            .args(flags(
+                settings,
+                groups.cgroup_dir(),
+                world.kubeconfig(),
+                port,
+                work,
+            )?)
+            .env("NODE_NAME", NODE)
+            .env("agent_mode", "hostMode")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.path.display()))?;
+        Ok(Self {
+            child,
+            flavour: program.flavour,
+            log: path,
+            port,
+        })
+    }
+
+    pub(in crate::bench) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(in crate::bench) fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+
+    /// Fails when it has ended.
+    ///
+    /// # Errors
+    /// Tells the end of its log.
+    pub(in crate::bench) fn alive(&mut self) -> Result<()> {
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(());
+        };
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines.get(lines.len().saturating_sub(20)..);
+        bail!(
+            "the agent ended ({status}):\n{}",
+            last.unwrap_or_default().join("\n")
+        )
+    }
+
+    /// What it says it does: ours when asked, Koordinator's in its log.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(in crate::bench) async fn active(&self) -> Result<Active> {
+        match self.flavour {
+            Flavour::Koord => ours(self.port).await,
+            Flavour::Upstream => Ok(upstream(&std::fs::read_to_string(&self.log)?)),
+        }
+    }
+
+    /// Asks it to end, and kills it when it does not.
+    pub(in crate::bench) async fn stop(mut self) {
+        let pid = self.child.id().to_string();
+        let _ = Command::new("kill").args(["-TERM", &pid]).status();
+        let end = Instant::now() + GRACE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// The flags of the stock manifest, and where everything is.
+fn flags(
+    settings: &Settings,
+    cgroups: &Path,
+    kubeconfig: &Path,
+    port: u16,
+    work: &Path,
+) -> Result<Vec<OsString>> {
+    let mut flags: Vec<OsString> = vec![
+        format!("--feature-gates={}", settings.feature_gates).into(),
+        format!("--v={}", settings.v).into(),
+        format!("--addr=127.0.0.1:{port}").into(),
+        "--logtostderr=true".into(),
+        "--runtime-hooks-network=unix".into(),
+    ];
+    let mut path = |flag: &str, path: &Path| {
+        let mut text = OsString::from(format!("--{flag}="));
+        text.push(path);
+        flags.push(text);
+    };
+    path("cgroup-root-dir", cgroups);
+    path("kubeconfig", kubeconfig);
+    path("runtime-hooks-addr", &work.join("koordlet.sock"));
+    path("runtime-hooks-host-endpoint", &work.join("koordlet.sock"));
+    for (flag, name) in [
+        ("audit-log-dir", "audit"),
+        ("prediction-checkpoint-filepath", "checkpoints"),
+        ("tsdb-path", "tsdb"),
+        ("var-run-root-dir", "var-run"),
+        ("var-lib-kubelet-dir", "kubelet"),
+        ("pod-resources-proxy-path", "pod-resources"),
+        ("xpu-device-infos-dir", "xpu"),
+        ("runtime-hooks-config-path", "hooks"),
+    ] {
+        let directory = work.join(name);
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        path(flag, &directory);
+    }
+    Ok(flags)
+}
+
+/// Our own serves both lists.
+async fn ours(port: u16) -> Result<Active> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream
+        .write_all(b"GET /debug/status HTTP/1.0\r\n\r\n")
+        .await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (_, body) = answer
+        .split_once("\r\n\r\n")
+        .context("no answer from /debug/status")?;
+    Ok(active(&serde_json::from_str(body)?))
+}
+
+/// What is on and not failing, whether or not there was something to do.
+fn active(status: &Status) -> Active {
+    let works = |state| matches!(state, State::Active | State::Idle);
+    let collectors = status.collectors.iter();
+    let strategies = status.strategies.iter();
+    Active {
+        collectors: collectors
+            .filter(|row| works(row.state))
+            .map(|row| row.name.clone())
+            .collect(),
+        strategies: strategies
+            .filter(|row| works(row.state))
+            .map(|row| row.name.clone())
+            .collect(),
+    }
+}
+
+/// Koordinator's tells of each collector and strategy that it has started, and of each hook whether
+/// it is enabled.
+fn upstream(log: &str) -> Active {
+    let between = |before: &str, after: &str| -> BTreeSet<String> {
+        log.lines()
+            .filter_map(|line| {
+                let (_, rest) = line.split_once(before)?;
+                rest.strip_suffix(after).map(str::to_owned)
+            })
+            .filter(|name| !name.contains(' '))
+            .collect()
+    };
+    let mut collectors = between("] collector ", " start");
+    collectors.extend(between("] device collector ", " start"));
+    let mut strategies = between("] qos strategy ", " start");
+    strategies.extend(between("] runtime hook plugin ", " enable true"));
+    Active {
+        collectors: collectors.into_iter().collect(),
+        strategies: strategies.into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams_log_names_what_it_started() {
+        let log = "I1 1 a.go:98] ready to start collector podResource\n\
+            I1 1 a.go:103] collector podResource start\n\
+            I1 1 a.go:93] device collector GPU start\n\
+            I1 1 a.go:120] qos strategy CPUEvict is not enabled, skip running\n\
+            I1 1 a.go:124] qos strategy CPUBurst start\n\
+            I1 1 a.go:197] runtime hook plugin GroupIdentity enable true\n\
+            I1 1 a.go:197] runtime hook plugin CoreSched enable false\n";
+        let active = upstream(log);
+        assert_eq!(active.collectors, ["GPU", "podResource"]);
+        assert_eq!(active.strategies, ["CPUBurst", "GroupIdentity"]);
+    }
+
+    #[test]
+    fn ours_is_asked_for_what_is_active() {
+        let status = serde_json::from_value(serde_json::json!({
+            "collectors": [{"name": "node", "state": "active"}],
+            "strategies": [{"name": "CPUBurst", "state": "active"},
+                {"name": "MemoryEvict", "state": "off"}]}));
+        let active = active(&status.unwrap());
+        assert_eq!(active.collectors, ["node"]);
+        assert_eq!(active.strategies, ["CPUBurst"]);
+    }
+}

@@ -1,0 +1,277 @@
+//! The node's groups, with a process in every container.
+
+use super::Args;
+use anyhow::{Context as _, Result, bail};
+use koord_host::root::{Controller, Dirs, Version};
+use koord_host::{Cgroup, CgroupPath, Root, fake, features};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long processes may take to leave their groups.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The kernel's greatest `cpu.shares`.
+const MAX_SHARES: i64 = 262_144;
+
+/// The machine as far as the Node object tells.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::bench) struct Machine {
+    pub(in crate::bench) cpus: u64,
+    /// Bytes.
+    pub(in crate::bench) memory: u64,
+}
+
+impl Machine {
+    /// The machine's size.
+    pub(in crate::bench) fn this() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let memory = std::fs::read_to_string("/proc/meminfo")
+            .ok()
+            .and_then(|text| {
+                let kib = text.lines().next()?.split_ascii_whitespace().nth(1)?;
+                Some(kib.parse::<u64>().ok()? << 10)
+            });
+        Self {
+            cpus,
+            memory: memory.unwrap_or(1 << 30),
+        }
+    }
+}
+
+/// What kind of pod the one with some index is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::bench) enum Shape {
+    /// Batch: best-effort for the kubelet.
+    Batch,
+    /// A service with limits.
+    Limited,
+    /// A service without.
+    Open,
+}
+
+impl Shape {
+    pub(in crate::bench) fn of(index: u32) -> Self {
+        match index % 3 {
+            0 => Self::Limited,
+            1 => Self::Open,
+            _ => Self::Batch,
+        }
+    }
+
+    pub(in crate::bench) fn is_batch(self) -> bool {
+        self == Self::Batch
+    }
+
+    pub(in crate::bench) fn kube_qos(self) -> &'static str {
+        if self.is_batch() {
+            "BestEffort"
+        } else {
+            "Burstable"
+        }
+    }
+
+    /// The UID of a pod.
+    pub(in crate::bench) fn uid(index: u32) -> String {
+        format!("00000000-0000-4000-8000-{index:012}")
+    }
+
+    /// The id of a container, without its runtime.
+    pub(in crate::bench) fn container(index: u32, number: u32) -> String {
+        format!("{:064x}", (u64::from(index) << 16 | u64::from(number)) + 1)
+    }
+
+    /// Where the kubelet puts a pod with the cgroupfs driver.
+    fn group(self, index: u32) -> String {
+        let class = self.kube_qos().to_lowercase();
+        format!("kubepods/{class}/pod{}", Self::uid(index))
+    }
+}
+
+/// Groups below one of our own, and processes in them; removed on drop.
+#[derive(Debug)]
+pub(in crate::bench) struct Groups {
+    root: Root,
+    /// The directory for `--cgroup-root-dir`.
+    cgroup_dir: PathBuf,
+    /// The real group that everything is in.
+    top: Option<CgroupPath>,
+    processes: Vec<Child>,
+    _tree: Option<fake::Tree>,
+}
+
+impl Groups {
+    /// Makes the outermost. `directory` takes links that make it look like the root of all groups:
+    /// nothing of the machine's own is touched. Plain directories where groups cannot be made, or
+    /// where `fake` asks for them. With `psi` they are in the unified tree, too.
+    ///
+    /// # Errors
+    /// When a group or a link cannot be made.
+    pub(in crate::bench) fn new(fake: bool, psi: bool, directory: &Path) -> Result<Self> {
+        let real = Root::system()?;
+        if !fake && features::probe(&real)?.writable {
+            return Self::real(&real, directory, psi);
+        }
+        let tree = match psi {
+            true => fake::Tree::hybrid("0-1")?,
+            false => fake::Tree::v1("0-1")?,
+        };
+        Ok(Self {
+            root: tree.root().clone(),
+            cgroup_dir: tree.dir().join("sys/fs/cgroup"),
+            top: None,
+            processes: Vec::new(),
+            _tree: Some(tree),
+        })
+    }
+
+    fn real(real: &Root, directory: &Path, psi: bool) -> Result<Self> {
+        let top = CgroupPath::new(&format!("koord-bench-{}", std::process::id()))?;
+        if real.version() == Version::V2 && !psi {
+            bail!("--psi off needs cgroup v1: here every group has pressure files");
+        }
+        real.cgroup(&top).create(&Controller::ALL)?;
+        let cgroup_dir = directory.join(format!("cgroup-{}", std::process::id()));
+        let link = |tree: &Path, name: &Path| {
+            let (from, to) = (top.under(tree), cgroup_dir.join(name));
+            std::os::unix::fs::symlink(&from, &to)
+                .with_context(|| format!("cannot link {} to {}", to.display(), from.display()))
+        };
+        if real.version() == Version::V2 {
+            let tree = real.unified_mount().context("no cgroup tree")?;
+            link(tree, Path::new(""))?;
+        } else {
+            std::fs::create_dir_all(&cgroup_dir)?;
+            for controller in real.v1_controllers() {
+                if let Some(mount) = real.v1_mount(controller) {
+                    link(mount, Path::new(controller.name()))?;
+                }
+            }
+            if let Some(tree) = real.unified_mount().filter(|_| psi) {
+                link(tree, Path::new("unified"))?;
+            }
+        }
+        let dirs = Dirs {
+            cgroup: cgroup_dir.clone(),
+            ..Dirs::below(Path::new("/"))
+        };
+        Ok(Self {
+            root: Root::with_dirs(dirs)?,
+            cgroup_dir,
+            top: Some(top),
+            processes: Vec::new(),
+            _tree: None,
+        })
+    }
+
+    /// Makes a group and those above it.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub(in crate::bench) fn make(&self, group: &str) -> Result<Cgroup> {
+        let group = self.root.cgroup(&CgroupPath::new(group)?);
+        group.create(&Controller::ALL)?;
+        Ok(group)
+    }
+
+    /// Starts this program's `workload` in a group; nothing where groups are not real.
+    ///
+    /// # Errors
+    /// When it cannot be started or moved.
+    pub(in crate::bench) fn run(&mut self, group: &Cgroup, workload: &[&OsStr]) -> Result<()> {
+        if self.top.is_none() {
+            return Ok(());
+        }
+        let program = std::env::current_exe().context("this program's path")?;
+        let process = Command::new(&program)
+            .arg("workload")
+            .args(workload)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start a container's process")?;
+        let pid = process.id();
+        self.processes.push(process);
+        Ok(group.add_process(pid)?)
+    }
+
+    /// Gives the whole of it the greatest weight, so that others on this machine get next to nothing.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub(in crate::bench) fn outweigh_others(&self) -> Result<()> {
+        if let Some(top) = &self.top {
+            Root::system()?.cgroup(top).set_cpu_shares(MAX_SHARES)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the groups are the kernel's.
+    pub(in crate::bench) fn is_real(&self) -> bool {
+        self.top.is_some()
+    }
+
+    /// The directory that the agent is to take for the root of all groups.
+    pub(in crate::bench) fn cgroup_dir(&self) -> &Path {
+        &self.cgroup_dir
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        for process in &mut self.processes {
+            let _ = process.kill();
+        }
+        for process in &mut self.processes {
+            let _ = process.wait();
+        }
+        let Some(top) = self.top.take() else {
+            return Ok(());
+        };
+        let group = Root::system()?.cgroup(&top);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match group.remove() {
+                Ok(()) => return Ok(()),
+                // The kernel takes a moment to empty a group whose processes have ended.
+                Err(error) if Instant::now() > end => return Err(error.into()),
+                Err(_) => std::thread::park_timeout(Duration::from_millis(100)),
+            }
+        }
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(%error, "groups of the fixture are left behind");
+        }
+    }
+}
+
+/// Makes the kubelet's groups for the pods of [`super::objects::pods`], with a process in every
+/// container.
+///
+/// # Errors
+/// When a group or process cannot be made.
+pub(super) fn fill(groups: &mut Groups, args: &Args) -> Result<()> {
+    groups.make("kubepods/burstable")?;
+    groups.make("kubepods/besteffort")?.set_cpu_shares(2)?;
+    let threads = args.threads.to_string();
+    let doze = ["doze", "--threads", &threads].map(OsStr::new);
+    for index in 0..args.pods {
+        let shape = Shape::of(index);
+        let pod = groups.make(&shape.group(index))?;
+        for number in 0..args.containers {
+            let name = Shape::container(index, number);
+            let group = groups.make(&format!("{}/{name}", pod.path().as_str()))?;
+            if shape == Shape::Limited {
+                group.set_cfs_quota(100_000)?;
+                group.set_memory_limit(256 << 20)?;
+            }
+            groups.run(&group, &doze)?;
+        }
+        if shape == Shape::Limited {
+            pod.set_cfs_quota(i64::from(args.containers) * 100_000)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! What a process used, read from `/proc`, and what the rest of the machine did meanwhile.
+
+use anyhow::{Context as _, Result};
+use koord_host::procfs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Counters of a process at one instant.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::bench) struct Counters {
+    at: Instant,
+    user_ticks: u64,
+    system_ticks: u64,
+    reads_and_writes: u64,
+    rss_kib: u64,
+    peak_rss_kib: u64,
+    pub(in crate::bench) threads: u64,
+    pub(in crate::bench) open_files: usize,
+}
+
+/// What happened between two of them.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::bench) struct Spent {
+    pub(in crate::bench) seconds: f64,
+    pub(in crate::bench) cpu_millicores: f64,
+    pub(in crate::bench) system_millicores: f64,
+    pub(in crate::bench) reads_and_writes_per_sec: f64,
+}
+
+impl Counters {
+    /// Reads them now.
+    ///
+    /// # Errors
+    /// The process is gone, or a file has another form.
+    pub(in crate::bench) fn of(pid: u32) -> Result<Self> {
+        let read = |name: &str| {
+            let path = format!("/proc/{pid}/{name}");
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+        };
+        let (stat, io, status) = (read("stat")?, read("io")?, read("status")?);
+        let (user_ticks, system_ticks) =
+            ticks(&stat).with_context(|| format!("/proc/{pid}/stat has no times"))?;
+        let field = |text: &str, name: &str| {
+            field(text, name).with_context(|| format!("/proc/{pid} has no field {name}"))
+        };
+        Ok(Self {
+            at: Instant::now(),
+            user_ticks,
+            system_ticks,
+            reads_and_writes: field(&io, "syscr")? + field(&io, "syscw")?,
+            rss_kib: field(&status, "VmRSS")?,
+            peak_rss_kib: field(&status, "VmHWM")?,
+            threads: field(&status, "Threads")?,
+            open_files: std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
+        })
+    }
+
+    pub(in crate::bench) fn rss_mib(&self) -> f64 {
+        self.rss_kib as f64 / 1024.0
+    }
+
+    pub(in crate::bench) fn peak_rss_mib(&self) -> f64 {
+        self.peak_rss_kib as f64 / 1024.0
+    }
+
+    pub(in crate::bench) fn since(&self, before: &Self) -> Spent {
+        let seconds = self.at.duration_since(before.at).as_secs_f64().max(0.001);
+        let per_sec = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let millicores =
+            |now, then| per_sec(now, then) * 1000.0 / procfs::ticks_per_second().max(1) as f64;
+        let system_millicores = millicores(self.system_ticks, before.system_ticks);
+        Spent {
+            seconds,
+            cpu_millicores: millicores(self.user_ticks, before.user_ticks) + system_millicores,
+            system_millicores,
+            reads_and_writes_per_sec: per_sec(self.reads_and_writes, before.reads_and_writes),
+        }
+    }
+}
+
+/// User and system time of `/proc/PID/stat`, that of children that were waited for included.
+fn ticks(stat: &str) -> Option<(u64, u64)> {
+    // The name is in brackets and may contain anything; utime, stime, cutime and cstime are fields
+    // 14 to 17.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    let (user, system, child_user, child_system) = (next()?, next()?, next()?, next()?);
+    Some((user + child_user, system + child_system))
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Every system call of a process per second, by `perf`; `None` where perf cannot.
+pub(in crate::bench) fn all_system_calls(pid: u32, window: Duration) -> Option<f64> {
+    let seconds = window.as_secs_f64();
+    let output = Command::new("perf")
+        .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p"])
+        .args([&pid.to_string(), "--", "sleep", &seconds.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    count(&String::from_utf8_lossy(&output.stderr)).map(|calls| calls / seconds)
+}
+
+/// The value of perf's one line, `VALUE,unit,EVENT,…`.
+fn count(text: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains("sys_enter"))?;
+    line.split(',').next()?.parse().ok()
+}
+
+/// CPU time of the whole machine.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::bench) struct Machine {
+    busy: u64,
+    steal: u64,
+    total: u64,
+    cpus: f64,
+}
+
+/// What the machine did between two instants.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::bench) struct MachineUse {
+    pub(in crate::bench) busy_percent: f64,
+    pub(in crate::bench) steal_percent: f64,
+    cpus: f64,
+}
+
+impl MachineUse {
+    /// So many milli-cores as percent of the machine.
+    pub(in crate::bench) fn percent_of(&self, millicores: f64) -> f64 {
+        millicores / 10.0 / self.cpus
+    }
+}
+
+impl Machine {
+    pub(in crate::bench) fn now() -> Result<Self> {
+        let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        Self::parse(&text).context("/proc/stat has no line cpu")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().next()?.strip_prefix("cpu ")?;
+        // user nice system idle iowait irq softirq steal; guest time is in user time already.
+        let fields: Vec<u64> = line
+            .split_ascii_whitespace()
+            .take(8)
+            .map_while(|field| field.parse().ok())
+            .collect();
+        let [user, nice, system, idle, wait, irq, soft, steal] = fields[..] else {
+            return None;
+        };
+        let busy = user + nice + system + irq + soft;
+        let is_cpu = |line: &&str| line.starts_with("cpu");
+        Some(Self {
+            busy,
+            steal,
+            total: busy + idle + wait + steal,
+            cpus: text.lines().filter(is_cpu).count().saturating_sub(1).max(1) as f64,
+        })
+    }
+
+    pub(in crate::bench) fn since(&self, before: &Self) -> MachineUse {
+        let total = self.total.saturating_sub(before.total).max(1) as f64;
+        let percent = |now: u64, then: u64| now.saturating_sub(then) as f64 * 100.0 / total;
+        MachineUse {
+            busy_percent: percent(self.busy, before.busy),
+            steal_percent: percent(self.steal, before.steal),
+            cpus: self.cpus,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_follow_a_name_that_may_be_anything() {
+        let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 110 12 3 4 20 0";
+        assert_eq!(ticks(stat), Some((113, 16)));
+        assert_eq!(ticks("7 (a) S 1 2"), None);
+    }
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let status = "VmHWM:\t  900 kB\nVmRSS:\t  800 kB\nThreads:\t3\n";
+        assert_eq!(field(status, "VmRSS"), Some(800));
+        assert_eq!(field(status, "Vm"), None);
+    }
+
+    #[test]
+    fn perf_counts_or_says_that_it_cannot() {
+        let line = "1234,,raw_syscalls:sys_enter,100,100.00,,\n";
+        assert_eq!(count(line), Some(1234.0));
+        assert_eq!(count("<not supported>,,raw_syscalls:sys_enter,0,,\n"), None);
+    }
+
+    #[test]
+    fn the_machine_in_percent() {
+        let at = |user: u64, idle: u64, steal: u64| {
+            let line = format!("cpu {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu0 0\ncpu1 0\nintr 1\n");
+            Machine::parse(&line).unwrap()
+        };
+        let spent = at(150, 140, 10).since(&at(100, 100, 0));
+        assert_eq!((spent.busy_percent, spent.steal_percent), (50.0, 10.0));
+        assert_eq!(spent.percent_of(100.0), 5.0);
+        assert!(Machine::parse("cpu 1 2\n").is_none());
+    }
+
+    #[test]
+    fn this_process_has_counters() {
+        let before = Counters::of(std::process::id()).unwrap();
+        let spent = Counters::of(std::process::id()).unwrap().since(&before);
+        assert!(before.peak_rss_mib() >= 1.0 && before.threads >= 1);
+        assert!(spent.cpu_millicores >= spent.system_millicores);
+    }
+}

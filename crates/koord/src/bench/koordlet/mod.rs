@@ -1,0 +1,313 @@
+//! `koord bench koordlet`: what the node agent costs, seen from outside.
+//!
+//! The agent is a process of its own, started with the flags of Koordinator's stock manifest. It finds
+//! what a node has: an API server over HTTPS with the node's objects, a kubelet that serves pods and
+//! configuration over TLS, kubelet-shaped cgroups with a process in every container. All of that is
+//! this program's, so only the agent is in the figures. Koordinator's own koordlet can be measured on
+//! the same fixture, in turn with ours.
+
+pub(super) mod agent;
+pub(super) mod fixture;
+mod kubelet;
+pub(super) mod meter;
+pub(super) mod objects;
+pub(super) mod world;
+
+use crate::{cluster, console};
+use agent::{Active, Agent, Flavour, Program, Settings};
+use anyhow::{Context as _, Result, bail};
+use fixture::Groups;
+use meter::{Counters, Machine};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+use world::World;
+
+/// System calls are counted for at most this long, after the window in which CPU time is: counting
+/// them slows them.
+const COUNTING: Duration = Duration::from_secs(10);
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Pods on the node; every third is a batch pod.
+    #[arg(long, default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    pods: u32,
+    /// Containers per pod.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=50))]
+    containers: u32,
+    /// Threads of the process in each container.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    threads: u32,
+    /// Length of the measured window, in seconds.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// How long the agent runs before, in seconds.
+    #[arg(long, default_value_t = 15)]
+    warmup: u64,
+    /// Whether the fixture's groups have pressure files: `on` puts them into the unified tree, too.
+    #[arg(long, default_value = "on", value_parser = ["on", "off"])]
+    psi: String,
+    /// The agent; else the `koordlet` beside this program.
+    #[arg(long, value_name = "PATH")]
+    koordlet: Option<PathBuf>,
+    /// Whose agent `--koordlet` is.
+    #[arg(long, default_value = "koord", value_parser = ["koord", "upstream"])]
+    flavour: String,
+    /// Measure Koordinator's koordlet, too, in turn with ours.
+    #[arg(long, value_name = "PATH")]
+    beside: Option<PathBuf>,
+    /// How often each agent is measured, each time as a new process; the median run counts.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=99))]
+    repeat: u8,
+    #[command(flatten)]
+    settings: Settings,
+    /// Measure for so many minutes, and print the resident set every minute.
+    #[arg(long, value_name = "MINUTES")]
+    soak: Option<u64>,
+    /// Use plain directories in place of real cgroups. No process runs in them.
+    #[arg(long)]
+    fake: bool,
+    /// Keep what the agents log and write in this directory.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// What one run of one agent cost.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Cost {
+    /// Whose agent.
+    flavour: &'static str,
+    /// Length of the measured window.
+    seconds: f64,
+    /// CPU time (user and system, children that were waited for included) per second, in thousandths
+    /// of a core.
+    cpu_millicores: f64,
+    /// The part of it that was spent in the kernel.
+    system_millicores: f64,
+    /// The largest resident set since its start (`VmHWM`), in MiB.
+    #[serde(rename = "peakRssMiB")]
+    peak_rss_mib: f64,
+    /// The resident set at the end, in MiB.
+    #[serde(rename = "rssMiB")]
+    rss_mib: f64,
+    /// System calls per second.
+    syscalls_per_sec: f64,
+    /// System calls per second and container of the fixture.
+    syscalls_per_container_per_sec: f64,
+    /// Which calls are counted, and how.
+    syscalls_counted: &'static str,
+    /// Files it had open at the end.
+    open_files: usize,
+    /// Its threads at the end.
+    threads: u64,
+    /// Pods in the last NodeMetric it reported; `None` when it reported none.
+    pods_reported: Option<usize>,
+    /// What it collects, by its own word.
+    collectors: Vec<String>,
+    /// What it does with that, by its own word.
+    strategies: Vec<String>,
+    /// CPU time of everything else on the machine in the window, in percent of the machine.
+    others_percent: f64,
+    /// What the hypervisor took in the window, in percent of the machine.
+    steal_percent: f64,
+    /// The resident set every minute, in MiB: with `--soak`.
+    #[serde(rename = "rssEveryMinuteMiB", skip_serializing_if = "Vec::is_empty")]
+    rss_every_minute_mib: Vec<f64>,
+    /// The mean of its last tenth over that of its first, in MiB: with `--soak`.
+    #[serde(rename = "growthMiB", skip_serializing_if = "Option::is_none")]
+    growth_mib: Option<f64>,
+}
+
+/// Koordinator's agent on the same fixture.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Beside {
+    /// Its median run.
+    #[serde(flatten)]
+    cost: Cost,
+    /// Its CPU time over ours, medians.
+    cpu_ratio: f64,
+    /// Its peak resident set over ours, medians.
+    rss_ratio: f64,
+}
+
+/// The whole outcome. The first level is the median run of the agent under test.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    pods: u32,
+    containers: u32,
+    psi: bool,
+    real_cgroups: bool,
+    #[serde(flatten)]
+    cost: Cost,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
+    /// Every run, in the order of the runs.
+    runs: Vec<Cost>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The fixture cannot be made, or an agent does not start or ends early.
+pub(super) fn run(args: &Args) -> Result<Report> {
+    cluster::runtime()?.block_on(async {
+        tokio::select! {
+            report = measure(args) => report,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    })
+}
+
+async fn measure(args: &Args) -> Result<Report> {
+    let mut programs = vec![match &args.koordlet {
+        Some(path) if args.flavour == "upstream" => Program::new(path, Flavour::Upstream)?,
+        Some(path) => Program::new(path, Flavour::Koord)?,
+        None => Program::ours()?,
+    }];
+    if let Some(path) = &args.beside {
+        programs.push(Program::new(path, Flavour::Upstream)?);
+    }
+    let temporary = tempfile::tempdir().context("temporary directory")?;
+    let directory = args.keep.as_deref().unwrap_or(temporary.path());
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("--keep {}", directory.display()))?;
+    let mut groups = Groups::new(args.fake, args.psi == "on", directory)?;
+    fixture::fill(&mut groups, args)?;
+    let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); programs.len()];
+    let mut runs = Vec::new();
+    for round in 0..args.repeat {
+        for (program, costs) in programs.iter().zip(&mut costs) {
+            // Each agent gets a cluster of its own: what another one left there costs nothing.
+            let work = directory.join(format!("{round}-{}", program.flavour().name()));
+            let world = World::start(
+                &work,
+                objects::pods(args.pods, args.containers),
+                objects::node_slo(),
+            )
+            .await?;
+            let agent = Agent::start(program, &args.settings, &groups, &world, &work)?;
+            let cost = watch(args, agent, &world).await?;
+            world.stop().await;
+            console::warn(format_args!(
+                "{}: {:.1} m CPU, {:.1} MiB peak, {:.0} system calls/s",
+                cost.flavour, cost.cpu_millicores, cost.peak_rss_mib, cost.syscalls_per_sec
+            ));
+            runs.push(cost.clone());
+            costs.push(cost);
+        }
+    }
+    let mut medians = costs.into_iter().filter_map(median);
+    let cost = medians.next().context("nothing was measured")?;
+    let beside = medians.next().map(|other| Beside {
+        cpu_ratio: other.cpu_millicores / cost.cpu_millicores.max(0.001),
+        rss_ratio: other.peak_rss_mib / cost.peak_rss_mib.max(0.001),
+        cost: other,
+    });
+    Ok(Report {
+        pods: args.pods,
+        containers: args.containers,
+        psi: args.psi == "on",
+        real_cgroups: groups.is_real(),
+        cost,
+        beside,
+        runs,
+    })
+}
+
+/// The run whose CPU time is the median.
+fn median(mut costs: Vec<Cost>) -> Option<Cost> {
+    costs.sort_by(|a, b| a.cpu_millicores.total_cmp(&b.cpu_millicores));
+    let middle = costs.len().checked_sub(1)? / 2;
+    costs.into_iter().nth(middle)
+}
+
+async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
+    let pid = agent.pid();
+    let pause = async |agent: &mut Agent, seconds: u64| {
+        for _ in 0..seconds {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            agent.alive()?;
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    pause(&mut agent, args.warmup).await?;
+    let (machine, before) = (Machine::now()?, Counters::of(pid)?);
+    let mut rss = Vec::new();
+    match args.soak {
+        None => pause(&mut agent, args.seconds).await?,
+        Some(minutes) => {
+            rss.push(Counters::of(pid)?.rss_mib());
+            for minute in 1..=minutes {
+                pause(&mut agent, 60).await?;
+                let now = Counters::of(pid)?.rss_mib();
+                console::warn(format_args!("minute {minute}: {now:.2} MiB"));
+                rss.push(now);
+            }
+        }
+    }
+    let (machine, after) = (Machine::now()?.since(&machine), Counters::of(pid)?);
+    let spent = after.since(&before);
+    let window = COUNTING.min(Duration::from_secs(args.seconds));
+    let all = tokio::task::spawn_blocking(move || meter::all_system_calls(pid, window)).await?;
+    let syscalls_per_sec = all.unwrap_or(spent.reads_and_writes_per_sec);
+    let Active {
+        collectors,
+        strategies,
+    } = agent.active().await?;
+    let containers = f64::from(args.pods) * f64::from(args.containers);
+    let cost = Cost {
+        flavour: agent.flavour().name(),
+        seconds: spent.seconds,
+        cpu_millicores: spent.cpu_millicores,
+        system_millicores: spent.system_millicores,
+        peak_rss_mib: after.peak_rss_mib(),
+        rss_mib: after.rss_mib(),
+        syscalls_per_sec,
+        syscalls_per_container_per_sec: syscalls_per_sec / containers,
+        syscalls_counted: if all.is_some() {
+            "all, by perf's raw_syscalls:sys_enter"
+        } else {
+            "read- and write-like ones, by /proc/PID/io"
+        },
+        open_files: after.open_files,
+        threads: after.threads,
+        pods_reported: world.pods_reported().await?,
+        collectors,
+        strategies,
+        others_percent: machine.busy_percent - machine.percent_of(spent.cpu_millicores),
+        steal_percent: machine.steal_percent,
+        growth_mib: growth(&rss),
+        rss_every_minute_mib: rss,
+    };
+    agent.stop().await;
+    Ok(cost)
+}
+
+/// How much more the last tenth of a series is than the first.
+fn growth(series: &[f64]) -> Option<f64> {
+    let part = (series.len() / 10).max(1);
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
+    let (first, last) = (series.get(..part)?, series.get(series.len() - part..)?);
+    Some(mean(last) - mean(first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_compares_the_ends() {
+        assert_eq!(growth(&[]), None);
+        assert_eq!(growth(&[5.0]), Some(0.0));
+        let series: Vec<f64> = (0..20).map(f64::from).collect();
+        // 18.5 - 0.5: two values at each end.
+        assert_eq!(growth(&series), Some(18.0));
+    }
+}

@@ -1,0 +1,37 @@
+//! A process that sleeps and now and then works a little, as most containers of a node do.
+
+use rustix::process::getppid;
+use std::time::Duration;
+
+/// How it dozes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Threads; one of them works.
+    #[arg(long, default_value_t = 1)]
+    pub threads: u32,
+    /// Between two pieces of work, in milliseconds.
+    #[arg(long, default_value_t = 1000)]
+    pub every_ms: u64,
+    /// A piece of work, in xorshift steps.
+    #[arg(long, default_value_t = 20_000)]
+    pub steps: u64,
+}
+
+/// Runs until it is killed, or until the process that started it has ended.
+pub fn run(args: &Args) {
+    for _ in 1..args.threads {
+        // A thread that cannot be had makes the container smaller, and nothing else.
+        let idle = || {
+            loop {
+                std::thread::park();
+            }
+        };
+        let _ = std::thread::Builder::new().stack_size(1 << 16).spawn(idle);
+    }
+    let parent = getppid();
+    let mut state = u64::from(std::process::id());
+    while getppid() == parent {
+        state = super::spin(state, args.steps);
+        std::thread::park_timeout(Duration::from_millis(args.every_ms.max(1)));
+    }
+}
