@@ -22,6 +22,7 @@ pub mod error;
 pub mod fake;
 pub mod features;
 pub mod limits;
+pub mod memory;
 mod mounts;
 pub mod path;
 pub mod process;

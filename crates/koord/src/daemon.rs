@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
+use tokio::runtime::Runtime;
 
 /// Writes a file that holds secrets: a new one is for this user only.
 fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
@@ -90,7 +91,13 @@ pub fn manager(argv: Vec<OsString>) -> ExitCode {
 /// Runs koordlet.
 #[must_use]
 pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
-    start(argv, |args: koordlet::Args, context| async move {
+    // A node pays for this process once per node: one heap, and one thread beside the loop's own.
+    koord_host::memory::one_heap();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().context("tokio runtime")
+    };
+    start_on(runtime, argv, |args: koordlet::Args, context| async move {
         let options = args.options()?;
         let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
         let client = koord_client(
@@ -141,6 +148,18 @@ fn exposure(address: SocketAddr) -> koord_app::admin::Exposure {
 /// Parses, sets up logging and signals, and runs until told to stop. Exit code 2 for bad flags, 1
 /// for a failure.
 fn start<A, F>(argv: Vec<OsString>, run: impl FnOnce(A, Context) -> F) -> ExitCode
+where
+    A: clap::Parser,
+    F: Future<Output = Result<()>>,
+{
+    start_on(runtime, argv, run)
+}
+
+fn start_on<A, F>(
+    runtime: impl FnOnce() -> Result<Runtime>,
+    argv: Vec<OsString>,
+    run: impl FnOnce(A, Context) -> F,
+) -> ExitCode
 where
     A: clap::Parser,
     F: Future<Output = Result<()>>,
