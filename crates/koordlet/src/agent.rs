@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::qos::{ClaimError, Eviction, Facts, Kernel, Machine, Strategies, View};
 use crate::states::{NodeInfo, Slo, States};
-use crate::status::Collector;
+use crate::status::{Collector, State};
 use jiff::Timestamp;
 use koord_host::{HostError, Root};
 use learn::Learning;
@@ -64,6 +64,8 @@ pub struct Ticked {
     pub evictions: Vec<Eviction>,
     /// Files written.
     pub written: u32,
+    /// What strategies say of themselves: name, state and text, for the status page.
+    pub told: Vec<(&'static str, State, String)>,
 }
 
 /// The node side of the agent.
@@ -190,7 +192,7 @@ impl Agent {
         let (node_cpu, node_memory) = self.measure.node_use(now.ms(), window);
         self.metrics.node_used(node_cpu, node_memory);
         let pods = self.measure.views();
-        let plan = self.strategies.plan(&View {
+        let mut plan = self.strategies.plan(&View {
             now,
             tick: self.ticks,
             facts: facts(settings, &slo, node, &self.measure.machine),
@@ -210,9 +212,11 @@ impl Agent {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "a write was left out");
         }
+        let told = plan.take_told();
         let (intents, evictions) = plan.into_parts();
         let mut ticked = Ticked {
             evictions,
+            told,
             ..Ticked::default()
         };
         if !intents.is_empty() {

@@ -444,7 +444,7 @@ impl Loop {
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
-                    let Ticked { evictions: due, .. } = self.agent.tick(now);
+                    let Ticked { evictions: due, told, .. } = self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     self.ticks.fetch_add(1, Ordering::Relaxed);
@@ -456,6 +456,7 @@ impl Loop {
                         status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                         status.updated_at = Some(now.wall);
                         status.pods = pods;
+                        status::told(status, told);
                     });
                     if let Some(evictor) = &self.evictor {
                         for eviction in due {

@@ -201,6 +201,21 @@ impl Board {
     }
 }
 
+/// Takes over what strategies said of themselves.
+pub fn told(status: &mut Status, told: Vec<(&'static str, State, String)>) {
+    for (name, state, text) in told {
+        let Some(row) = status.strategies.iter_mut().find(|row| row.name == name) else {
+            continue;
+        };
+        row.state = state;
+        let (mechanism, why) = match state {
+            State::Active => (text, String::new()),
+            _ => (String::new(), text),
+        };
+        (row.mechanism, row.why) = (mechanism, why);
+    }
+}
+
 /// Writes what is known before anything ran: the kernel, the table of strategies, the gates.
 pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Settings) {
     env!("CARGO_PKG_VERSION").clone_into(&mut status.version);

@@ -8,6 +8,7 @@
 use crate::gates::Gate;
 use crate::qos::{Burst, Facts, Needs, Plan, Planner, PodView, Strategy, View, cpu_limits};
 use crate::states::ContainerInfo;
+use crate::status::State;
 use crate::store::{Metric, Subject};
 use koord_api::qos::QosClass;
 use koord_api::slo::CPUBurstPolicy;
@@ -74,6 +75,16 @@ impl Planner for CpuBurst {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let candidates = self.candidates(view);
         let state = pool(view);
+        if candidates.is_empty() {
+            plan.tell(State::Idle, "no policy asks for it");
+        } else {
+            let buffers = candidates.iter().filter(|c| c.config.buffers()).count();
+            let raised = candidates.iter().filter(|c| c.present > c.base).count();
+            plan.tell(
+                State::Active,
+                format!("burst buffers of {buffers} containers, raised quotas of {raised}"),
+            );
+        }
         let over = match state {
             PoolState::Overload { over } => over,
             _ => 0,

@@ -4,6 +4,7 @@
 use crate::gates::Gate;
 use crate::qos::evict::{self, Round};
 use crate::qos::{Eviction, Facts, Needs, Plan, Planner, Strategy, View};
+use crate::status::State;
 use crate::store::{Metric, Subject};
 use koord_api::resources;
 use koord_model::evict::config::{
@@ -55,6 +56,7 @@ impl Planner for CpuEvict {
             self.round.rest(view.now.ms());
         }
         if !view.facts.slo.enabled || view.pods.is_none() {
+            plan.tell(State::Idle, "the NodeSLO does not enable it");
             return;
         }
         let pods = evict::pods(view);
@@ -77,6 +79,7 @@ impl Planner for CpuEvict {
                 why.push(because);
             }
         }
+        self.round.tell(plan);
         self.round.evict(view, &pods, &tasks, &why, plan);
     }
 

@@ -5,6 +5,7 @@
 use crate::qos::{Eviction, Once, Plan, PodView, View};
 use crate::states::pod::Batch;
 use crate::states::{ContainerInfo, PodInfo};
+use crate::status::State;
 use koord_api::PriorityClass;
 use koord_model::evict::config::ConfigError;
 use koord_model::evict::plan::{Amounts, Pod, Standing, Task, choose};
@@ -74,6 +75,8 @@ pub struct Round {
     cool_down_ms: u64,
     last_ms: Option<u64>,
     said: Once,
+    /// What is wrong with the settings of a feature now.
+    wrong: Vec<String>,
 }
 
 impl Round {
@@ -84,6 +87,7 @@ impl Round {
             cool_down_ms,
             last_ms: None,
             said: Once::default(),
+            wrong: Vec::new(),
         }
     }
 
@@ -115,8 +119,19 @@ impl Round {
             Ok(settings) => Some(settings),
             Err(error) => {
                 self.said.say(feature, &error);
+                self.wrong.push(format!("{feature}: {error}"));
                 None
             }
+        }
+    }
+
+    /// Says for the status page how the features fare that were looked at.
+    pub fn tell(&mut self, plan: &mut Plan) {
+        let wrong = std::mem::take(&mut self.wrong);
+        if wrong.is_empty() {
+            plan.tell(State::Active, "evictions by threshold");
+        } else {
+            plan.tell(State::Failing, wrong.join("; "));
         }
     }
 

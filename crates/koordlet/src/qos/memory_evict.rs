@@ -5,6 +5,7 @@ use crate::gates::Gate;
 use crate::qos::cpu_evict::by_allocatable;
 use crate::qos::evict::{self, Round};
 use crate::qos::{Eviction, Plan, Planner, Strategy, View};
+use crate::status::State;
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, UsageThreshold, usage_priority};
 use koord_model::evict::plan::{Dimension, Measure, Pod, Task, by_batch_memory, by_priority};
@@ -44,6 +45,7 @@ struct MemoryEvict {
 impl Planner for MemoryEvict {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         if !view.facts.slo.enabled || view.pods.is_none() {
+            plan.tell(State::Idle, "the NodeSLO does not enable it");
             return;
         }
         let pods = evict::pods(view);
@@ -64,6 +66,7 @@ impl Planner for MemoryEvict {
                 why.push(because);
             }
         }
+        self.round.tell(plan);
         self.round.evict(view, &pods, &tasks, &why, plan);
     }
 

@@ -8,6 +8,7 @@ use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
+use crate::status::State;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::MemoryQOSCfg;
 use koord_host::{Resource, TargetKind};
@@ -90,6 +91,14 @@ impl Planner for MemoryQos {
             return;
         }
         plan.verify(round == Round::Periodic);
+        let there = FILES.iter().map(|(file, _)| *file);
+        let there: Vec<_> = there.filter(|file| view.facts.machine.has(*file)).collect();
+        if there.is_empty() {
+            plan.tell(State::Unavailable, "this kernel has none of its files");
+            return;
+        }
+        let names: Vec<_> = there.iter().map(|file| file.name()).collect();
+        plan.tell(State::Active, names.join(", "));
         let allocatable = view.facts.node.map(|node| node.allocatable.memory);
         let page = view.facts.machine.page_size;
         let mut all = Vec::new();

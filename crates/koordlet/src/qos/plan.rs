@@ -3,6 +3,7 @@
 use super::claim::{Claim, Level};
 use crate::executor::{Intent, Subject};
 use crate::states::{ContainerInfo, PodInfo};
+use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Resource, Target};
 use rustc_hash::FxHashMap;
@@ -167,6 +168,8 @@ pub struct Plan {
     turn: (&'static str, &'static [Claim]),
     /// Whether the files of this turn are looked at although they were written lately.
     verify: bool,
+    /// What the strategies say of themselves.
+    told: Vec<(&'static str, State, String)>,
     /// Writes that were not claimed.
     unclaimed: Vec<String>,
     /// Batch pods have no quotas of their own: the class is limited by one.
@@ -223,6 +226,17 @@ impl Plan {
     pub fn into_parts(self) -> (Vec<Intent>, Vec<Eviction>) {
         let intents = self.writes.into_iter().map(|(_, write)| write.into());
         (intents.collect(), self.evictions)
+    }
+
+    /// Says for the status page what this strategy does now, and by which means, or why it does
+    /// nothing. It stands until the strategy says another thing.
+    pub fn tell(&mut self, state: State, text: impl Into<String>) {
+        self.told.push((self.turn.0, state, text.into()));
+    }
+
+    /// What the strategies said of themselves in this tick.
+    pub fn take_told(&mut self) -> Vec<(&'static str, State, String)> {
+        std::mem::take(&mut self.told)
     }
 
     /// What was refused: faults of the program, each worth a line.

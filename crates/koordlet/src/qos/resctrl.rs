@@ -9,6 +9,7 @@ use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
+use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::resctrl::{ResctrlGroup, Schema};
 use koord_host::target::ResctrlFile;
@@ -23,6 +24,8 @@ pub const NAME: &str = "RdtResctrl";
 const POD_GROUP_PREFIX: &str = "koordlet-";
 /// How long a pod's group outlives the pod, in milliseconds: a list may be late.
 const LINGER_MS: u64 = 10_000;
+
+const MISSING: &str = "resctrl is not mounted, or this kernel or CPU has none";
 
 const fn claim(file: ResctrlFile) -> Claim {
     Claim {
@@ -66,8 +69,13 @@ impl Planner for Control {
             return;
         };
         let Some(hardware) = self.hardware(view) else {
+            plan.tell(State::Unavailable, MISSING);
             return;
         };
+        plan.tell(
+            State::Active,
+            "schemata of LSR, LS and BE, and of pods that ask",
+        );
         plan.verify(round == Round::Periodic);
         let gates = &view.facts.settings.gates;
         let classes = gates.is_on(Gate::RdtResctrl) && view.facts.slo.known;
@@ -173,8 +181,7 @@ impl Control {
     /// What the machine can control; `None` where there is no resctrl, said once.
     fn hardware(&mut self, view: &View<'_>) -> Option<Hardware> {
         let Some(text) = view.kernel.resctrl_file("schemata") else {
-            let missing = "resctrl is not mounted, or this kernel or CPU has none";
-            self.said.say(NAME, &missing);
+            self.said.say(NAME, &MISSING);
             return None;
         };
         let root = match Schemata::parse(&text) {

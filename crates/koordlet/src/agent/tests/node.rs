@@ -137,3 +137,28 @@ fn settings_of_the_machine_are_written_where_the_kernel_has_them() {
         entry.message
     );
 }
+
+#[test]
+fn strategies_say_by_which_means_they_act() {
+    use crate::status::State;
+    let mut settings = Settings::default();
+    settings.gates.set(Gate::BEMemoryEvict, true);
+    let mut rig = Rig::with(settings);
+    let told = |ticked: Ticked, name: &str| {
+        let found = ticked.told.into_iter().find(|(row, ..)| *row == name);
+        found.map(|(_, state, text)| (state, text))
+    };
+    let idle = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    assert_eq!(idle.0, State::Idle);
+    rig.suppress("pressure");
+    let (state, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    assert_eq!(state, State::Active);
+    assert!(text.starts_with("lowest weight, no cap"), "{text}");
+    rig.suppress("upstream");
+    let (_, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    assert_eq!(text, "CFS quota at 65 % of the node, upstream mode");
+    let (state, _) = told(rig.step(BUSY), "MemoryEvict").unwrap();
+    assert_eq!(state, State::Active);
+    let resctrl = (0..12).find_map(|_| told(rig.step(BUSY), "RdtResctrl"));
+    assert_eq!(resctrl.unwrap().0, State::Unavailable);
+}

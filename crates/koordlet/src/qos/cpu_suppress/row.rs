@@ -6,6 +6,7 @@ use crate::metrics::Metrics;
 use crate::qos::{Facts, Level, Needs, Plan, Planner, Strategy, View};
 use crate::states::node::SUPPRESS_MODE_ANNOTATION;
 use crate::states::slo::{Policy, SuppressMode};
+use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};
 use koord_model::pressure::{Rise, Sample};
@@ -125,6 +126,24 @@ impl Planner for Row {
         let services = usage.map_or(0, |usage| usage.pods_not_be);
         self.metrics
             .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
+        let by = match outcome.by {
+            Policy::Cpuset => "CPU set",
+            Policy::CfsQuota => "CFS quota",
+        };
+        match (slo.enabled, quota, outcome.cap) {
+            (false, ..) => plan.tell(State::Idle, "the NodeSLO does not enable it"),
+            (_, None, _) => plan.tell(State::Idle, "there is no group of batch pods yet"),
+            (_, _, Some(cap)) => {
+                plan.tell(
+                    State::Active,
+                    format!("{by} at {cap} % of the node, {mode} mode"),
+                );
+            }
+            (_, _, None) => {
+                let text = "lowest weight, no cap while services are at their level of pressure";
+                plan.tell(State::Active, text);
+            }
+        }
         for write in outcome.writes {
             plan.write(write);
         }
