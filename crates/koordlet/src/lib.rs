@@ -7,6 +7,7 @@
 //! | [`collect`] | samples from open kernel files |
 //! | [`store`] | fixed-size rings |
 //! | [`predict`] | peaks from decaying histograms |
+//! | [`hooks`] | what pods ask for in their group files, as pure functions |
 //! | [`qos`] | the table of strategies: intended writes and evictions |
 //! | [`executor`] | the one writer of kernel files |
 //! | [`audit`] | a record of everything done |
@@ -28,6 +29,7 @@ pub mod collect;
 pub mod evictor;
 pub mod executor;
 pub mod gates;
+pub mod hooks;
 mod http;
 pub mod metrics;
 pub mod options;

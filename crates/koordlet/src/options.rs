@@ -140,6 +140,8 @@ pub struct Settings {
     pub qos_reconcile_interval_ms: u64,
     /// Whether pods with CPUs of their own have no CFS quota.
     pub unset_cpu_quota: bool,
+    /// HAMi-core's library on the host, for containers that share a GPU through it.
+    pub hami_library: String,
     /// The collectors.
     pub collectors: Collectors,
     /// Where samples are kept over a restart; `None` keeps them in memory only.
@@ -170,6 +172,7 @@ impl Default for Settings {
             memory_cool_down_ms: 4_000,
             qos_reconcile_interval_ms: 1_000,
             unset_cpu_quota: true,
+            hami_library: "/usr/local/vgpu/libvgpu.so".to_owned(),
             collectors: Collectors::default(),
             snapshot: None,
             training_interval_ms: 60_000,

@@ -23,7 +23,7 @@ pub struct Pools {
 
 /// A host application whose class has no CPUs of its own.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("only LS host applications get CPUs, got QoS {0:?}")]
+#[error("only LS host applications get CPUs, got QoS {:?}", .0.as_str())]
 pub struct UnsupportedQos(pub QosClass);
 
 /// What counts of a pod.

@@ -1,0 +1,86 @@
+//! CoreSched: which cookie the processes of a pod share; see [`koord_model::core_sched`].
+
+use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use crate::states::pod::CoreSchedPolicy;
+use koord_api::qos::QosClass;
+use koord_model::core_sched::{Ask, PodPolicy};
+
+const NAME: &str = "CoreSched";
+
+/// SYSTEM pods, of which this agent is one, keep what they have.
+const TOUCHED: Classes = Classes::but(&[QosClass::System]);
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::CoreSched],
+    stages: &[Stage::Reconcile],
+    says: &[Says {
+        what: What::CoreSched,
+        levels: &[Level::Container],
+        classes: TOUCHED,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = subject.pod;
+    if subject.is_pod() || !TOUCHED.has(subject.class()) {
+        return;
+    }
+    let notes = pod.notes();
+    let ask = Ask {
+        qos: pod.qos,
+        kube: pod.kube_qos,
+        group: notes.core_sched_group.as_deref().unwrap_or_default(),
+        policy: match notes.core_sched_policy {
+            CoreSchedPolicy::Group => PodPolicy::Group,
+            CoreSchedPolicy::None => PodPolicy::None,
+            CoreSchedPolicy::Exclusive => PodPolicy::Exclusive,
+        },
+        uid: &pod.uid,
+    };
+    wanted.core_sched = said(rules.core_sched.wanted(ask), NAME);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_sandbox};
+    use super::*;
+    use koord_model::core_sched::Wanted;
+    use serde_json::json;
+
+    #[test]
+    fn labels_choose_the_group() {
+        let node = Node::default().open(Gate::CoreSched).cpu_qos("coreSched");
+        let group = |name: &str| Some(Wanted::Group(name.to_owned()));
+        for (qos, group_label, policy, want) in [
+            ("LS", "g", "", group("g-expeller")),
+            ("LS", "g", "exclusive", group("u-expeller")),
+            ("LS", "g", "none", Some(Wanted::Neutral)),
+            ("BE", "", "", group("")),
+            ("SYSTEM", "g", "", None),
+        ] {
+            let pod = pod(json!({
+                "metadata": {"uid": "u", "labels": {
+                    "koordinator.sh/qosClass": qos,
+                    "koordinator.sh/core-sched-group-id": group_label,
+                    "koordinator.sh/core-sched-policy": policy}},
+                "spec": {"containers": [{"name": "c"}]}}));
+            let rules = node.rules();
+            let of = |wanted: Adjustment| wanted.core_sched.map(|said| said.value);
+            assert_eq!(
+                of(desired(&pod, pod.containers.first(), &rules)),
+                want,
+                "{qos} {policy}"
+            );
+            assert_eq!(of(desired_sandbox(&pod, &rules)), want, "{qos} {policy}");
+            assert_eq!(of(desired(&pod, None, &rules)), None);
+            let closed = Node::default().cpu_qos("coreSched").rules();
+            assert_eq!(of(desired_sandbox(&pod, &closed)), None);
+        }
+    }
+}

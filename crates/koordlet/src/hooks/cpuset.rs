@@ -1,0 +1,214 @@
+//! CPUSetAllocator: containers run on the CPUs that the scheduler gave their pod, or on the pool of
+//! their class; see [`koord_model::cpuset_rule`]. Pods with CPUs of their own lose their quotas, which
+//! would throttle them below what they own.
+
+use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use crate::states::slo::HostApp;
+use koord_api::qos::QosClass;
+use koord_model::cpuset_rule::{Ask, container_cpus, host_app_cpus};
+
+const NAME: &str = "CPUSetAllocator";
+
+/// Pods with CPUs of their own.
+const PINNED: Classes = Classes::of(&[QosClass::Lse, QosClass::Lsr]);
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::CPUSetAllocator],
+    stages: &[
+        Stage::RunPodSandbox,
+        Stage::CreateContainer,
+        Stage::UpdateContainer,
+        Stage::Reconcile,
+    ],
+    says: &[
+        Says {
+            what: What::Cpus,
+            levels: &[Level::Container],
+            classes: Classes::ALL,
+        },
+        Says {
+            what: What::CfsQuota,
+            levels: &[Level::Pod, Level::Container],
+            classes: PINNED,
+        },
+    ],
+    run,
+};
+
+fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = subject.pod;
+    let own = pod.cpus.as_ref().map(ToString::to_string);
+    if !subject.is_pod() {
+        let ask = Ask {
+            qos: pod.qos,
+            kube: pod.kube_qos,
+            own: own.as_deref(),
+            numa: &pod.notes().numa,
+            batch_by_pool: rules.batch_by_pool,
+        };
+        wanted.cpus = container_cpus(ask, rules.pools.as_ref()).and_then(|cpus| said(cpus, NAME));
+    }
+    if own.is_some() && rules.unset_quota && PINNED.has(subject.class()) {
+        wanted.cfs_quota = said(-1, NAME);
+    }
+}
+
+/// The CPUs of a host application.
+pub(super) fn of_host_app(app: &HostApp, rules: &Rules, wanted: &mut Adjustment) {
+    if !rules.hears(&HOOK) {
+        return;
+    }
+    match host_app_cpus(app.qos, rules.pools.as_ref()) {
+        Ok(cpus) => wanted.cpus = cpus.and_then(|cpus| said(cpus, NAME)),
+        Err(error) => wanted.problems.push(Said {
+            value: error.to_string(),
+            by: NAME,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_host_app, desired_sandbox};
+    use super::*;
+    use crate::states::PodInfo;
+    use koord_api::PriorityClass;
+    use serde_json::{Value, json};
+
+    fn given(qos: &str, resources: Value, status: Value) -> PodInfo {
+        let notes = json!({"scheduling.koordinator.sh/resource-status": status.to_string()});
+        pod(json!({
+            "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
+            "spec": {"containers": [{"name": "c", "resources": resources}]}}))
+    }
+
+    fn guaranteed() -> Value {
+        json!({"limits": {"cpu": "2", "memory": "1Gi"}})
+    }
+
+    fn burstable() -> Value {
+        json!({"requests": {"cpu": "2"}})
+    }
+
+    fn cpus(wanted: Adjustment) -> Option<String> {
+        wanted.cpus.map(|said| said.value)
+    }
+
+    /// Upstream: `TestUnsetPodCPUQuota`, `TestUnsetContainerCPUQuota`.
+    #[test]
+    fn quotas_of_pinned_pods() {
+        let on = Node::default();
+        let off = Node::default().keep_quotas();
+        let pinned = json!({"cpuset": "2-4"});
+        for (qos, status, node, want) in [
+            ("LS", &pinned, &on, Some(-1)),
+            ("LSR", &pinned, &on, Some(-1)),
+            ("LSE", &pinned, &on, Some(-1)),
+            ("", &pinned, &on, Some(-1)),
+            (
+                "LS",
+                &json!({"numaNodeResources": [{"node": 0}]}),
+                &on,
+                None,
+            ),
+            ("", &json!({}), &on, None),
+            ("LSR", &pinned, &off, None),
+            ("LSE", &pinned, &off, None),
+        ] {
+            let pod = given(qos, guaranteed(), status.clone());
+            let rules = node.rules();
+            let container = pod.containers.first();
+            for wanted in [
+                desired(&pod, None, &rules),
+                desired(&pod, container, &rules),
+                desired_sandbox(&pod, &rules),
+            ] {
+                let quota = wanted.cfs_quota.map(|quota| quota.value);
+                assert_eq!(quota, want, "{qos} {status}");
+            }
+        }
+    }
+
+    /// Upstream: `TestCPUSetPlugin_SetContainerCPUSet`; the pools are tested with their rule.
+    #[test]
+    fn containers_and_sandboxes() {
+        let none = Node::default();
+        let pools = Node::default().pools(&["0-7", "8-15"], &["0-7", "8-15"]);
+        let numa = |resource: &str| json!({"numaNodeResources": [{"node": 1, "resources": {resource: "2000"}}]});
+        for (qos, resources, status, node, want) in [
+            (
+                "LSR",
+                guaranteed(),
+                json!({"cpuset": "2-4"}),
+                &none,
+                Some("2-4"),
+            ),
+            ("LS", burstable(), json!({}), &none, None),
+            ("LS", burstable(), json!({}), &pools, Some("0-7,8-15")),
+            ("LS", burstable(), numa("cpu"), &pools, Some("8-15")),
+            ("", json!({}), json!({}), &pools, Some("")),
+            (
+                "BE",
+                json!({}),
+                numa("kubernetes.io/batch-cpu"),
+                &pools,
+                Some(""),
+            ),
+        ] {
+            let pod = given(qos, resources, status.clone());
+            let rules = node.rules();
+            let container = desired(&pod, pod.containers.first(), &rules);
+            assert_eq!(cpus(container).as_deref(), want, "{qos} {status}");
+            let sandbox = desired_sandbox(&pod, &rules);
+            assert_eq!(cpus(sandbox).as_deref(), want, "{qos} {status}");
+            assert_eq!(
+                cpus(desired(&pod, None, &rules)),
+                None,
+                "a pod's group is left alone"
+            );
+        }
+        let by_pool = pools.open(Gate::BECPUManager).rules();
+        let pod = given("BE", json!({}), numa("kubernetes.io/batch-cpu"));
+        assert_eq!(
+            cpus(desired_sandbox(&pod, &by_pool)).as_deref(),
+            Some("8-15")
+        );
+    }
+
+    #[test]
+    fn a_malformed_status_says_nothing() {
+        let pod = pod(json!({
+            "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "LSR"},
+                "annotations": {"scheduling.koordinator.sh/resource-status": "bad-format"}},
+            "spec": {"containers": [{"name": "c"}]}}));
+        let rules = Node::default().rules();
+        assert!(desired(&pod, pod.containers.first(), &rules).is_empty());
+        assert!(desired(&pod, None, &rules).is_empty());
+    }
+
+    /// Upstream: `TestCPUSetPlugin_SetHostAppCPUSet`.
+    #[test]
+    fn host_applications() {
+        let app = |qos| HostApp {
+            name: "nginx".to_owned(),
+            priority: PriorityClass::None,
+            qos,
+            path: None,
+        };
+        let pools = Node::default().pools(&["0-7", "8-15"], &[]).rules();
+        let ls = desired_host_app(&app(QosClass::Ls), &pools);
+        assert_eq!(cpus(ls).as_deref(), Some("0-7,8-15"));
+        let be = desired_host_app(&app(QosClass::Be), &pools);
+        assert_eq!(be.problems.len(), 1);
+        assert_eq!(
+            be.problems[0].value,
+            "only LS host applications get CPUs, got QoS \"BE\""
+        );
+        assert!(desired_host_app(&app(QosClass::Ls), &Node::default().rules()).is_empty());
+    }
+}

@@ -1,0 +1,99 @@
+//! GPUEnvInject: containers see the GPUs that their pod was given; see [`koord_model::gpu_env`].
+
+use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use koord_model::gpu_env::{Ask, of_container};
+
+const NAME: &str = "GPUEnvInject";
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::GPUEnvInject],
+    stages: &[Stage::CreateContainer],
+    says: &[Says {
+        what: What::Env,
+        levels: &[Level::Container],
+        classes: Classes::ALL,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let Some(container) = subject.container() else {
+        return;
+    };
+    let notes = subject.pod.notes();
+    let given = of_container(Ask {
+        devices: &notes.devices,
+        isolation: notes.gpu_isolation.as_deref(),
+        library: &rules.hami_library,
+        monitored: rules.hami_monitor,
+        uid: &subject.pod.uid,
+        container: &container.name,
+    });
+    match given {
+        Ok(given) => {
+            let by = NAME;
+            let env = given.env.into_iter().map(|value| Said { value, by });
+            wanted.env.extend(env);
+            let mounts = given.mounts.into_iter().map(|value| Said { value, by });
+            wanted.mounts.extend(mounts);
+            wanted.fresh_directory = given
+                .fresh_directory
+                .and_then(|directory| said(directory, by));
+        }
+        Err(error) => wanted.problems.push(Said {
+            value: error.to_string(),
+            by: NAME,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_sandbox};
+    use super::*;
+    use serde_json::json;
+
+    /// Upstream: `Test_InjectContainerGPUEnv`; what is injected is tested with the model.
+    #[test]
+    fn containers_only() {
+        let pod = |devices: &str| {
+            pod(json!({
+                "metadata": {"uid": "pod-uid",
+                    "labels": {"koordinator.sh/gpu-isolation-provider": "HAMi-core"},
+                    "annotations": {"scheduling.koordinator.sh/device-allocated": devices}},
+                "spec": {"containers": [{"name": "container-name"}]}}))
+        };
+        let half = pod(
+            r#"{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"50",
+            "koordinator.sh/gpu-memory":"16Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#,
+        );
+        let node = Node::default()
+            .open(Gate::GPUEnvInject)
+            .open(Gate::HamiCoreVGPUMonitor);
+        let rules = node.rules();
+        let wanted = desired(&half, half.containers.first(), &rules);
+        assert_eq!((wanted.env.len(), wanted.mounts.len()), (5, 3));
+        assert_eq!(
+            wanted.fresh_directory.map(|said| said.value).as_deref(),
+            Some("/usr/local/vgpu/containers/pod-uid_container-name")
+        );
+        assert!(desired_sandbox(&half, &rules).env.is_empty());
+        assert!(desired(&half, None, &rules).env.is_empty());
+        let closed = Node::default().rules();
+        assert!(
+            desired(&half, half.containers.first(), &closed)
+                .env
+                .is_empty()
+        );
+
+        let vague = pod(r#"{"gpu":[{"minor":1}]}"#);
+        let wanted = desired(&vague, vague.containers.first(), &rules);
+        assert_eq!(wanted.problems.len(), 1);
+        assert!(wanted.problems[0].value.contains("gpu-memory-ratio"));
+    }
+}

@@ -1,0 +1,108 @@
+//! GroupIdentity: the scheduler class of groups; see [`koord_model::group_identity`].
+//!
+//! A container's group starts with what its pod's has. It is told the same value, because one that was
+//! made before the pod's changed keeps the old one.
+
+use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use koord_api::qos::{KubeQos, QosClass};
+use koord_model::group_identity::GroupIdentity;
+
+const NAME: &str = "GroupIdentity";
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::GroupIdentity],
+    stages: &[Stage::RunPodSandbox, Stage::Reconcile],
+    says: &[Says {
+        what: What::Bvt,
+        levels: &[Level::Qos, Level::Pod, Level::Container, Level::Host],
+        classes: Classes::ALL,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = subject.pod;
+    if let Some(identity) = &rules.group_identity {
+        let own = pod.notes().cpu_qos.as_ref();
+        wanted.bvt = said(identity.pod(pod.qos, pod.kube_qos, own), NAME);
+    }
+}
+
+pub(super) fn of_class(class: KubeQos, rules: &Rules) -> Option<Said<i64>> {
+    let identity = heard(rules)?;
+    said(identity.class_dir(class), NAME)
+}
+
+pub(super) fn of_host_app(qos: QosClass, rules: &Rules) -> Option<Said<i64>> {
+    let identity = heard(rules)?;
+    said(identity.host_app(qos), NAME)
+}
+
+fn heard(rules: &Rules) -> Option<&GroupIdentity> {
+    rules.group_identity.as_ref().filter(|_| rules.hears(&HOOK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_class};
+    use super::*;
+    use serde_json::json;
+
+    /// Upstream: `Test_bvtPlugin_SetPodBvtValue_Proxy`, `SetKubeQOSBvtValue`; the rule's own rows are
+    /// tested with the model.
+    #[test]
+    fn pods_and_classes() {
+        let on = Node::default().group_identity().cpu_qos("groupIdentity");
+        let closed = Node::default().group_identity().cpu_qos("groupIdentity");
+        let closed = closed.close(Gate::GroupIdentity);
+        let unsupported = Node::default().cpu_qos("groupIdentity");
+        let own = |text: &str| json!({"koordinator.sh/cpuQOS": text});
+        for (node, qos, notes, want) in [
+            (&on, "LS", json!({}), Some(2)),
+            (
+                &on,
+                "LS",
+                own(r#"{"enable":true,"groupIdentity":-1}"#),
+                Some(-1),
+            ),
+            (&on, "LS", own(r#"{"enable":false}"#), Some(0)),
+            (
+                &on,
+                "LS",
+                own(r#"{"enable":true,"groupIdentity":7}"#),
+                Some(2),
+            ),
+            (&on, "BE", json!({}), Some(-1)),
+            (&on, "", json!({}), Some(-1)),
+            (&unsupported, "BE", json!({}), None),
+            (&closed, "BE", json!({}), None),
+        ] {
+            let pod = pod(json!({
+                "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
+                "spec": {"containers": [{"name": "c"}]}}));
+            let rules = node.rules();
+            let of = |wanted: Adjustment| wanted.bvt.map(|said| said.value);
+            assert_eq!(of(desired(&pod, None, &rules)), want, "{qos} {notes}");
+            assert_eq!(
+                of(desired(&pod, pod.containers.first(), &rules)),
+                want,
+                "{qos} {notes}"
+            );
+        }
+        let class = |node: &Node| {
+            [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort].map(|class| {
+                desired_class(class, &node.rules())
+                    .bvt
+                    .map(|said| said.value)
+            })
+        };
+        assert_eq!(class(&on), [Some(0), Some(2), Some(-1)]);
+        assert_eq!(class(&unsupported), [None; 3]);
+        assert_eq!(class(&closed), [None; 3]);
+    }
+}

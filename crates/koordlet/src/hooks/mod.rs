@@ -1,0 +1,246 @@
+//! Runtime hooks: what class, labels and annotations of a pod mean for its kernel settings.
+//!
+//! [`desired`] is a pure function of a pod, one of its containers and the [`Rules`] of the node. The
+//! reconciler calls it, and so can whoever sits between the kubelet and the runtime. [`HOOKS`] is the
+//! table of those that have a say; every value of a class has one owner there, so that the order of
+//! the table decides nothing but the order in which problems are told.
+//!
+//! Source: Koordinator `pkg/koordlet/runtimehooks`.
+
+mod batch_resource;
+mod core_sched;
+mod cpu_idle;
+mod cpuset;
+mod gpu_env;
+mod group_identity;
+mod normalization;
+mod oom_score_adj;
+mod resctrl;
+mod rules;
+
+pub use rules::{Rules, Sources};
+
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use crate::states::slo::HostApp;
+use crate::states::{ContainerInfo, PodInfo};
+use koord_api::extension::Resctrl;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_model::core_sched::Wanted;
+use koord_model::gpu_env::Mount;
+
+/// A value and the hook that wants it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said<T> {
+    /// The value.
+    pub value: T,
+    /// The hook.
+    pub by: &'static str,
+}
+
+/// What the hooks want of one group; what is `None` or empty stays as it is.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Adjustment {
+    /// `cpu.shares`.
+    pub cpu_shares: Option<Said<i64>>,
+    /// The CFS quota before bursts, microseconds per 100 ms; −1 is none.
+    pub cfs_quota: Option<Said<i64>>,
+    /// The CPU list; the empty one goes to the runtime and to no cgroup.
+    pub cpus: Option<Said<String>>,
+    /// Memory limit in bytes; −1 is none.
+    pub memory_limit: Option<Said<i64>>,
+    /// `cpu.bvt_warp_ns`, −1 to 2.
+    pub bvt: Option<Said<i64>>,
+    /// `cpu.idle`.
+    pub cpu_idle: Option<Said<bool>>,
+    /// `oom_score_adj` of every process, −1000 to 1000.
+    pub oom_score_adj: Option<Said<i64>>,
+    /// The core-scheduling cookie of every process.
+    pub core_sched: Option<Said<Wanted>>,
+    /// The resctrl group of every thread.
+    pub resctrl: Option<Said<ResctrlWish>>,
+    /// Environment variables.
+    pub env: Vec<Said<(String, String)>>,
+    /// Mounts.
+    pub mounts: Vec<Said<Mount>>,
+    /// A directory on the host that must be there, empty and open to all, before the container starts.
+    pub fresh_directory: Option<Said<String>>,
+    /// Why hooks could not say what they should have.
+    pub problems: Vec<Said<String>>,
+}
+
+/// A resctrl group of a pod's own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResctrlWish {
+    /// Its name.
+    pub group: String,
+    /// What it may use of caches and memory bandwidth.
+    pub shares: Resctrl,
+}
+
+impl Adjustment {
+    /// Whether nothing is wanted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A value that hooks have a say in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of Adjustment")]
+pub enum What {
+    CpuShares,
+    CfsQuota,
+    Cpus,
+    MemoryLimit,
+    Bvt,
+    CpuIdle,
+    OomScoreAdj,
+    CoreSched,
+    Resctrl,
+    Env,
+}
+
+/// A hook's say in a value, at some levels, for pods of some classes. A pod that was given CPUs for
+/// itself counts as LSR here, unless it is labelled BE.
+#[derive(Debug, Clone, Copy)]
+pub struct Says {
+    /// The value.
+    pub what: What,
+    /// Where.
+    pub levels: &'static [Level],
+    /// Whose.
+    pub classes: Classes,
+}
+
+/// A moment at which a hook is heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the runtime's requests")]
+pub enum Stage {
+    RunPodSandbox,
+    CreateContainer,
+    UpdateContainer,
+    RemovePodSandbox,
+    /// Again and again, while the pod runs.
+    Reconcile,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Hook {
+    /// Its name in logs, metrics and audit records.
+    pub name: &'static str,
+    /// It is heard when one of these is open.
+    pub gates: &'static [Gate],
+    /// When it is heard.
+    pub stages: &'static [Stage],
+    /// What it has a say in.
+    pub says: &'static [Says],
+    run: fn(&Subject<'_>, &Rules, &mut Adjustment),
+}
+
+/// Every hook, by name: the order in which they are heard.
+pub const HOOKS: &[Hook] = &[
+    batch_resource::HOOK,
+    normalization::HOOK,
+    cpuset::HOOK,
+    core_sched::HOOK,
+    cpu_idle::HOOK,
+    gpu_env::HOOK,
+    group_identity::HOOK,
+    oom_score_adj::HOOK,
+    resctrl::HOOK,
+];
+
+/// A part of a pod that has a group of its own.
+#[derive(Debug, Clone, Copy)]
+enum Part<'a> {
+    Pod,
+    Sandbox,
+    Container(&'a ContainerInfo),
+}
+
+/// Of whom something is wanted.
+#[derive(Debug, Clone, Copy)]
+struct Subject<'a> {
+    pod: &'a PodInfo,
+    part: Part<'a>,
+}
+
+impl<'a> Subject<'a> {
+    /// The class by which hooks share out values.
+    fn class(&self) -> QosClass {
+        class_of(self.pod)
+    }
+
+    /// The container, when it is one that runs the pod's own program.
+    fn container(&self) -> Option<&'a ContainerInfo> {
+        match self.part {
+            Part::Container(container) => Some(container),
+            Part::Pod | Part::Sandbox => None,
+        }
+    }
+
+    fn is_pod(&self) -> bool {
+        matches!(self.part, Part::Pod)
+    }
+}
+
+/// The class by which hooks share out values: a pod with CPUs of its own counts as LSR, because that
+/// is how the scheduler treated it.
+pub(crate) fn class_of(pod: &PodInfo) -> QosClass {
+    match pod.qos {
+        QosClass::Ls | QosClass::None if pod.cpus.is_some() => QosClass::Lsr,
+        class => class,
+    }
+}
+
+fn said<T>(value: T, by: &'static str) -> Option<Said<T>> {
+    Some(Said { value, by })
+}
+
+/// What is wanted of a pod's own group, or of one of its containers.
+#[must_use]
+pub fn desired(pod: &PodInfo, container: Option<&ContainerInfo>, rules: &Rules) -> Adjustment {
+    let part = container.map_or(Part::Pod, Part::Container);
+    of_subject(&Subject { pod, part }, rules)
+}
+
+/// What is wanted of the group in which a pod's sandbox runs.
+#[must_use]
+pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
+    let part = Part::Sandbox;
+    of_subject(&Subject { pod, part }, rules)
+}
+
+fn of_subject(subject: &Subject<'_>, rules: &Rules) -> Adjustment {
+    let mut wanted = Adjustment::default();
+    for hook in HOOKS.iter().filter(|hook| rules.hears(hook)) {
+        (hook.run)(subject, rules, &mut wanted);
+    }
+    wanted
+}
+
+/// What is wanted of the group of one of the kubelet's classes.
+#[must_use]
+pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
+    Adjustment {
+        bvt: group_identity::of_class(class, rules),
+        ..Adjustment::default()
+    }
+}
+
+/// What is wanted of the group of a host application.
+#[must_use]
+pub fn desired_host_app(app: &HostApp, rules: &Rules) -> Adjustment {
+    let mut wanted = Adjustment {
+        bvt: group_identity::of_host_app(app.qos, rules),
+        ..Adjustment::default()
+    };
+    cpuset::of_host_app(app, rules, &mut wanted);
+    wanted
+}
+
+#[cfg(test)]
+mod tests;

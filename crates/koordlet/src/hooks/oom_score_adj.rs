@@ -1,0 +1,66 @@
+//! OOMScoreAdj: which processes of a pod the kernel kills first, as its annotations ask.
+//!
+//! Sandboxes keep what the runtime gave them, and nothing is taken back when an annotation goes.
+
+use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+
+const NAME: &str = "OOMScoreAdj";
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::OOMScoreAdj],
+    stages: &[Stage::Reconcile],
+    says: &[Says {
+        what: What::OomScoreAdj,
+        levels: &[Level::Container],
+        classes: Classes::ALL,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if let Some(container) = subject.container() {
+        let asked = subject.pod.notes().oom_score_adj.of(&container.name);
+        wanted.oom_score_adj = asked.and_then(|adj| said(i64::from(adj), NAME));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_sandbox};
+    use super::*;
+    use serde_json::json;
+
+    /// Upstream: `TestPlugin_SetContainerOOMScoreAdj`; reading the annotations is tested with them.
+    #[test]
+    fn containers_only() {
+        for (default, spec, want) in [
+            (None, None, None),
+            (Some("-500"), None, Some(-500)),
+            (Some("-500"), Some(r#"{"c1": 200}"#), Some(200)),
+            (Some("-2000"), None, None),
+            (None, Some("{invalid}"), None),
+        ] {
+            let mut notes = json!({});
+            if let Some(default) = default {
+                notes["koordinator.sh/oom-score-adj"] = json!(default);
+            }
+            if let Some(spec) = spec {
+                notes["koordinator.sh/oom-score-adj-spec"] = json!(spec);
+            }
+            let pod = pod(json!({
+                "metadata": {"uid": "u", "annotations": notes},
+                "spec": {"containers": [{"name": "c1"}]}}));
+            let rules = Node::default().open(Gate::OOMScoreAdj).rules();
+            let wanted = desired(&pod, pod.containers.first(), &rules);
+            assert_eq!(wanted.oom_score_adj.map(|said| said.value), want, "{notes}");
+            assert!(desired_sandbox(&pod, &rules).oom_score_adj.is_none());
+            let closed = Node::default().rules();
+            assert!(desired(&pod, pod.containers.first(), &closed).is_empty());
+        }
+    }
+}

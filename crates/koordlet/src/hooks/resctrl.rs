@@ -1,0 +1,75 @@
+//! Resctrl: a cache and memory-bandwidth group for a pod that asks for one of its own. The row
+//! RdtResctrl makes and fills it.
+
+use super::{Adjustment, Hook, ResctrlWish, Rules, Says, Stage, Subject, What, said};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+
+const NAME: &str = "Resctrl";
+
+/// What the names of pods' groups begin with; their UIDs follow. Upstream's, so that groups survive a
+/// change from one to the other.
+const GROUP_PREFIX: &str = "koordlet-";
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::Resctrl],
+    stages: &[
+        Stage::RunPodSandbox,
+        Stage::CreateContainer,
+        Stage::RemovePodSandbox,
+        Stage::Reconcile,
+    ],
+    says: &[Says {
+        what: What::Resctrl,
+        levels: &[Level::Pod, Level::Container],
+        classes: Classes::ALL,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if let Some((shares, _)) = &subject.pod.notes().resctrl {
+        let wish = ResctrlWish {
+            group: format!("{GROUP_PREFIX}{}", subject.pod.uid),
+            shares: shares.clone(),
+        };
+        wanted.resctrl = said(wish, NAME);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::desired;
+    use super::super::tests::{Node, pod};
+    use super::*;
+    use serde_json::json;
+
+    /// Upstream: `Test_plugin_setPodResctrlResources`, `SetContainerResctrlResources`.
+    #[test]
+    fn pods_with_the_annotation() {
+        let text = r#"{"llc":{"schemata":{"range":[0,30]}},"mb":{"schemata":{"percent":20}}}"#;
+        for (notes, want) in [
+            (json!({}), None),
+            (json!({"node.koordinator.sh/resctrl": "{"}), None),
+            (
+                json!({"node.koordinator.sh/resctrl": text}),
+                Some("koordlet-u"),
+            ),
+        ] {
+            let pod = pod(json!({
+                "metadata": {"uid": "u", "annotations": notes},
+                "spec": {"containers": [{"name": "c"}]}}));
+            let rules = Node::default().open(Gate::Resctrl).rules();
+            for wanted in [
+                desired(&pod, None, &rules),
+                desired(&pod, pod.containers.first(), &rules),
+            ] {
+                let group = wanted.resctrl.map(|said| said.value.group);
+                assert_eq!(group.as_deref(), want, "{notes}");
+            }
+            assert!(desired(&pod, None, &Node::default().rules()).is_empty());
+        }
+    }
+}

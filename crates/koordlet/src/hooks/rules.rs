@@ -1,0 +1,136 @@
+//! Everything that desired values depend on, beside the pod itself.
+
+use super::{HOOKS, Hook};
+use crate::gates::Gate;
+use crate::options::Settings;
+use crate::states::NodeInfo;
+use crate::states::slo::Slo;
+use crate::states::topology::{Pool, TopologyInfo};
+use koord_api::extension::CpuSharedPool;
+use koord_model::core_sched::CoreSched;
+use koord_model::cpuset_rule::Pools;
+use koord_model::group_identity::GroupIdentity;
+use koord_model::normalization::settled;
+
+/// What [`Rules`] are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Sources<'a> {
+    /// The settings of the cluster.
+    pub slo: &'a Slo,
+    /// The Node object, once it was seen.
+    pub node: Option<&'a NodeInfo>,
+    /// The NodeResourceTopology, when there is one.
+    pub topology: Option<&'a TopologyInfo>,
+    /// What the agent was told at start.
+    pub settings: &'a Settings,
+    /// Batch pods have no quotas of their own, because their class is limited by one.
+    pub batch_quotas_lifted: bool,
+    /// Batch pods' groups are idle.
+    pub batch_idle: bool,
+    /// Whether this kernel has group identity, and it is in use or to be used.
+    pub group_identity: bool,
+    /// Whether this kernel's groups can be idle.
+    pub cpu_idle: bool,
+}
+
+/// A snapshot of everything that desired values depend on. It is made when a source changes, shared,
+/// and never changed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rules {
+    /// Bit i: the i-th row of [`HOOKS`] is heard.
+    heard: u32,
+    /// Whether batch pods have quotas of their own.
+    pub(super) batch_quotas: bool,
+    /// Whether batch pods' groups are idle.
+    pub(super) batch_idle: bool,
+    /// Whether groups can be idle at all.
+    pub(super) cpu_idle: bool,
+    /// By what quotas are divided, for pods on shared CPUs (CPUNormalization).
+    pub(super) ratio: Option<f64>,
+    /// The same for batch pods, who follow the node whatever that gate says.
+    pub(super) batch_ratio: Option<f64>,
+    /// CPU pools; `None` while nobody told.
+    pub(super) pools: Option<Pools>,
+    /// Whether batch pods are kept to their pools.
+    pub(super) batch_by_pool: bool,
+    /// Whether pods with CPUs of their own lose their quotas.
+    pub(super) unset_quota: bool,
+    /// Values of group identity; `None` where it is not to be touched.
+    pub(super) group_identity: Option<GroupIdentity>,
+    /// Settings of core scheduling.
+    pub(super) core_sched: CoreSched,
+    /// HAMi-core's library on the host.
+    pub(super) hami_library: String,
+    /// Whether HAMi-core shares its figures with a monitor.
+    pub(super) hami_monitor: bool,
+}
+
+impl Rules {
+    /// The rules that follow from `from`. Changes of the CPU normalization ratio that are too small
+    /// to act on leave it as in `last`.
+    #[must_use]
+    pub fn of(from: Sources<'_>, last: Option<&Self>) -> Self {
+        let gates = &from.settings.gates;
+        let on = |hook: &Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
+        let heard = HOOKS.iter().enumerate().filter(|(_, hook)| on(hook));
+        let ratio = from.node.and_then(|node| node.normalization_ratio);
+        let ratio = settled(last.and_then(|last| last.batch_ratio), ratio);
+        let strategy = from.slo.spec.resource_qos_strategy.as_ref();
+        Self {
+            heard: heard.fold(0, |bits, (at, _)| bits | 1 << at),
+            batch_quotas: !from.batch_quotas_lifted,
+            batch_idle: from.batch_idle,
+            cpu_idle: from.cpu_idle,
+            ratio: ratio.filter(|_| gates.is_on(Gate::CPUNormalization)),
+            batch_ratio: ratio,
+            pools: from.topology.map(pools),
+            batch_by_pool: gates.is_on(Gate::BECPUManager),
+            unset_quota: from.settings.unset_cpu_quota,
+            group_identity: strategy
+                .filter(|_| from.group_identity)
+                .map(GroupIdentity::of),
+            core_sched: strategy.map(CoreSched::of).unwrap_or_default(),
+            hami_library: from.settings.hami_library.clone(),
+            hami_monitor: gates.is_on(Gate::HamiCoreVGPUMonitor),
+        }
+    }
+
+    /// Whether `hook` has its say.
+    pub(super) fn hears(&self, hook: &Hook) -> bool {
+        let at = HOOKS.iter().position(|row| row.name == hook.name);
+        at.is_some_and(|at| self.heard & 1 << at != 0)
+    }
+
+    /// What batch quotas are divided by.
+    #[must_use]
+    pub fn batch_ratio(&self) -> Option<f64> {
+        self.batch_ratio
+    }
+
+    /// Settings of core scheduling.
+    #[must_use]
+    pub fn core_sched(&self) -> &CoreSched {
+        &self.core_sched
+    }
+}
+
+fn pools(topology: &TopologyInfo) -> Pools {
+    let list = |pools: &[Pool]| {
+        let pool = |pool: &Pool| CpuSharedPool {
+            socket: pool.socket,
+            node: pool.node,
+            cpuset: pool.cpuset.clone(),
+        };
+        pools.iter().map(pool).collect()
+    };
+    Pools {
+        shared: list(&topology.shared_pools),
+        batch: list(&topology.be_shared_pools),
+        system: topology
+            .system_qos
+            .as_ref()
+            .map(|system| system.cpus.to_string())
+            .unwrap_or_default(),
+        kubelet_static: topology.is_static(),
+    }
+}
