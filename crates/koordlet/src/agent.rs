@@ -13,8 +13,8 @@ use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::metrics::Metrics;
 use crate::options::Settings;
-use crate::qos::{ClaimError, Eviction, Facts, Kernel, Machine, Strategies, View};
-use crate::states::{NodeInfo, Slo, States};
+use crate::qos::{ClaimError, Eviction, Facts, Kernel, Strategies, View};
+use crate::states::{NodeInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, State};
 use jiff::Timestamp;
 use koord_host::{HostError, Root};
@@ -68,6 +68,9 @@ pub struct Ticked {
     pub told: Vec<(&'static str, State, String)>,
 }
 
+/// What strategies know beside samples.
+type Known = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo>>);
+
 /// The node side of the agent.
 #[derive(Debug)]
 pub struct Agent {
@@ -82,7 +85,7 @@ pub struct Agent {
     executor: Executor,
     leaving: FxHashMap<String, u64>,
     facts_version: u64,
-    facts_seen: Option<(Arc<Slo>, Option<Arc<NodeInfo>>)>,
+    facts_seen: Option<Known>,
     audit: audit::Log,
     _worker: Option<Worker>,
 }
@@ -161,12 +164,6 @@ impl Agent {
     /// Measures, decides and writes.
     pub fn tick(&mut self, now: Now) -> Ticked {
         self.ticks += 1;
-        if let Some(layout) = self.states.layout.load_full()
-            && *layout != self.settings.layout
-        {
-            self.measure.relayout(&layout);
-            self.settings.layout = (*layout).clone();
-        }
         for group in self.measure.follow(self.states.pods.load_full(), now) {
             self.executor.forget(&group);
         }
@@ -176,14 +173,25 @@ impl Agent {
         self.measure.probe();
         let node = self.states.node.load_full();
         // A heartbeat brings a new Node object that says the same.
-        let seen = self.facts_seen.replace((slo.clone(), node.clone()));
-        let same = seen.is_some_and(|(old_slo, old_node)| {
+        let topology = self.states.topology.load_full();
+        let now_known = (slo.clone(), node.clone(), topology.clone());
+        let seen = self.facts_seen.replace(now_known);
+        let same = seen.is_some_and(|(old_slo, old_node, old_topology)| {
             let same_slo = Arc::ptr_eq(&old_slo, &slo) || old_slo == slo;
-            same_slo && old_node == node
+            same_slo && old_node == node && old_topology == topology
         });
         self.facts_version += u64::from(!same);
-        let (settings, node) = (&self.settings, node.as_deref());
-        let needs = (self.strategies).needs(&facts(settings, &slo, node, &self.measure.machine));
+        let needs = {
+            let facts = Facts {
+                settings: &self.settings,
+                slo: &slo,
+                node: node.as_deref(),
+                machine: &self.measure.machine,
+                topology: topology.as_deref(),
+                layout: &layout,
+            };
+            self.strategies.needs(&facts)
+        };
         self.measure.collect(now, needs);
         self.leaving
             .retain(|_, at| now.ms().saturating_sub(*at) < LEAVING_MS);
@@ -195,7 +203,14 @@ impl Agent {
         let mut plan = self.strategies.plan(&View {
             now,
             tick: self.ticks,
-            facts: facts(settings, &slo, node, &self.measure.machine),
+            facts: Facts {
+                settings: &self.settings,
+                slo: &slo,
+                node: node.as_deref(),
+                machine: &self.measure.machine,
+                topology: topology.as_deref(),
+                layout: &layout,
+            },
             pods: pods.as_deref(),
             pods_version: self.measure.pods.version(),
             facts_version: self.facts_version,
@@ -254,21 +269,6 @@ impl Agent {
     pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
         self.leaving.insert(eviction.uid.clone(), now.ms());
         self.strategies.evicted(eviction, now.ms());
-    }
-}
-
-fn facts<'a>(
-    settings: &'a Settings,
-    slo: &'a Slo,
-    node: Option<&'a NodeInfo>,
-    machine: &'a Machine,
-) -> Facts<'a> {
-    Facts {
-        settings,
-        slo,
-        node,
-        machine,
-        layout: &settings.layout,
     }
 }
 

@@ -123,15 +123,6 @@ impl Measure {
         })
     }
 
-    /// Follows the kubelet's naming of groups.
-    pub(crate) fn relayout(&mut self, layout: &Layout) {
-        if let Ok(batch) = layout.qos(KubeQos::BestEffort) {
-            self.batch = batch;
-            self.batch_class = BatchCollector::default();
-        }
-        self.layout = layout.clone();
-    }
-
     /// The pods with their newest samples, for a view; `None` until a first list arrived.
     pub(crate) fn views(&self) -> Option<Vec<PodView<'_>>> {
         self.pods.list()?;
@@ -184,7 +175,10 @@ impl Measure {
         if moved {
             self.layout = layout.clone();
             match layout.qos(KubeQos::BestEffort) {
-                Ok(batch) => self.batch = batch,
+                Ok(batch) => {
+                    self.batch = batch;
+                    self.batch_class = BatchCollector::default();
+                }
                 Err(error) => tracing::warn!(%error, "the group of the BE class"),
             }
         }

@@ -9,7 +9,6 @@
 //! CPUSuppress says whether the quotas of batch pods are lifted and CPUBurst how far a service's is
 //! raised, CPULimits writes them.
 
-pub mod batch_resource;
 pub mod claim;
 pub mod cpu_burst;
 pub mod cpu_evict;
@@ -21,6 +20,7 @@ pub mod memory_qos;
 pub mod plan;
 pub mod reconcile;
 pub mod resctrl;
+pub mod runtime_hooks;
 pub mod system_config;
 pub mod view;
 
@@ -134,7 +134,7 @@ pub const STRATEGIES: &[Strategy] = &[
     memory_qos::STRATEGY,
     resctrl::STRATEGY,
     system_config::STRATEGY,
-    batch_resource::STRATEGY,
+    runtime_hooks::STRATEGY,
     cpu_burst::STRATEGY,
     // Last of those about CPU: it puts together what they left for it.
     cpu_limits::STRATEGY,
@@ -266,13 +266,16 @@ mod tests {
         let on = |settings: &Settings| {
             let row = shown(settings)
                 .into_iter()
-                .find(|row| row.name == batch_resource::NAME);
+                .find(|row| row.name == runtime_hooks::NAME);
             row.unwrap().on
         };
         assert!(on(&settings));
-        settings.gates.set(Gate::BatchResource, false);
+        for gate in STRATEGIES.iter().flat_map(|row| row.gates) {
+            settings.gates.set(*gate, false);
+        }
         assert!(!on(&settings));
         settings.gates.set(Gate::BatchResource, true);
+        assert!(on(&settings));
         settings.interval_ms = 0;
         assert!(!on(&settings));
     }

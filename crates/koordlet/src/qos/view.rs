@@ -4,7 +4,7 @@ use crate::agent::Now;
 use crate::collect::pod::TrackedContainer;
 use crate::collect::pressure::Signal;
 use crate::options::Settings;
-use crate::states::{Layout, NodeInfo, PodInfo, Slo};
+use crate::states::{Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
 use koord_host::resctrl::ResctrlGroup;
 use koord_host::target::{SchedFeature, Sysctl};
@@ -23,6 +23,8 @@ pub struct Facts<'a> {
     pub node: Option<&'a NodeInfo>,
     /// The machine.
     pub machine: &'a Machine,
+    /// The NodeResourceTopology; `None` where there is none.
+    pub topology: Option<&'a TopologyInfo>,
     /// Where groups are.
     pub layout: &'a Layout,
 }
@@ -192,6 +194,12 @@ impl Kernel<'_> {
         text.lines()
             .filter_map(|line| line.trim().parse().ok())
             .collect()
+    }
+
+    /// The processes directly in a control group; none where there is no such group.
+    #[must_use]
+    pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
+        self.0.cgroup(group).procs().unwrap_or_default()
     }
 
     /// The threads directly in a control group; none where there is no such group.

@@ -203,3 +203,27 @@ fn a_container_without_the_kubelets_quota_is_left_alone() {
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(-1, 0), (-1, 0)]);
 }
+
+#[test]
+fn containers_get_the_cpus_the_scheduler_gave_the_pod() {
+    let mut rig = Rig::new();
+    let status = json!({"scheduling.koordinator.sh/resource-status": "{\"cpuset\":\"1-2\"}"});
+    limited(&rig, status, "LSR");
+    rig.step(IDLE);
+    let cpus = |rig: &Rig| {
+        let group = rig.tree.root().cgroup(&rig.container());
+        group.cpuset().unwrap().unwrap().to_string()
+    };
+    assert_eq!(cpus(&rig), "1-2");
+    let container = rig.tree.root().cgroup(&rig.container());
+    container.set_cpuset(&"0-3".parse().unwrap()).unwrap();
+    for _ in 0..10 {
+        rig.step(IDLE);
+    }
+    assert_eq!(cpus(&rig), "1-2", "a foreign list does not stand");
+    let entry = rig.agent.audit().entries().pop().unwrap();
+    assert_eq!(
+        (entry.reason.as_str(), entry.name.as_str()),
+        ("CPUSetAllocator", "ls")
+    );
+}

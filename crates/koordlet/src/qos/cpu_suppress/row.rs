@@ -224,6 +224,7 @@ mod tests {
                 slo: &slo,
                 node,
                 machine,
+                topology: None,
                 layout: &settings.layout,
             })
         };
