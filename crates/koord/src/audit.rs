@@ -194,10 +194,29 @@ fn line(record: &Value) -> String {
     if !text("container").is_empty() {
         about = format!("{about}:{}", text("container"));
     }
-    let (reason, message) = (text("reason"), text("message"));
-    format!("{at}  {about:32}  {reason:16}  {message}")
+    if text("type") == "group" {
+        about = format!("group {}", text("cgroup"));
+    }
+    let reason = text("reason");
+    format!("{at}  {about:32}  {reason:16}  {}", what(record))
         .trim_end()
         .to_owned()
+}
+
+/// What was done: the change of a file in short, else the message.
+fn what(record: &Value) -> String {
+    let text = |key: &str| record[key].as_str();
+    let message = text("message").unwrap_or_default();
+    let (Some(file), Some(new)) = (text("file"), text("new")) else {
+        return message.to_owned();
+    };
+    // The message ends with the reason in numbers.
+    let because = message.rsplit_once(&format!(" to {new}: "));
+    let because = because.map_or_else(String::new, |(_, because)| format!("  ({because})"));
+    match text("old") {
+        Some(old) => format!("{file} {} -> {new}{because}", old.trim()),
+        None => format!("{file} -> {new}{because}"),
+    }
 }
 
 #[cfg(test)]
@@ -289,6 +308,15 @@ mod tests {
             line(&record),
             "2026-01-01 00:00:00  shop/cart:web                     CPUBurst          \
              update cpu.cfs_burst_us to 100000"
+        );
+        let record = serde_json::json!({
+            "createdAt": "2026-01-01T00:00:00Z", "type": "group", "reason": "BECPUSuppress",
+            "cgroup": "kubepods/besteffort", "file": "cpu.cfs_quota_us", "old": "-1\n",
+            "new": "30000", "message": "update kubepods/besteffort cpu.cfs_quota_us to 30000: cap 65 %"});
+        assert_eq!(
+            line(&record),
+            "2026-01-01 00:00:00  group kubepods/besteffort         BECPUSuppress     \
+             cpu.cfs_quota_us -1 -> 30000  (cap 65 %)"
         );
         let record = serde_json::json!({"type": "node", "name": "n1", "createdAt": "?"});
         assert_eq!(line(&record), "?  node n1");

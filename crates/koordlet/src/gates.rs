@@ -85,7 +85,7 @@ gates! {
     PodResourcesProxy: Alpha, false, NOT_YET;
     HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
     PerCPUMetric: Alpha, false, NOT_YET;
-    NodeMetricPromMetrics: Alpha, false, NOT_YET;
+    NodeMetricPromMetrics: Alpha, false, Works;
     GroupIdentity: Beta, true, NOT_YET;
     CPUSetAllocator: Beta, true, NOT_YET;
     BatchResource: Beta, true, Works;

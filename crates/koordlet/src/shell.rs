@@ -3,6 +3,7 @@
 use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::collect::table;
 use crate::evictor::{self, Done, Evictor};
+use crate::gates::Gate;
 use crate::http;
 use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
@@ -120,9 +121,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
     let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
-    if let PodSource::Kubelet(kubelet) = &options.pods
-        && !kubelet.interval.is_zero()
-    {
+    if let PodSource::Kubelet(kubelet) = &options.pods {
         let poll = kubelet::Poll::new(
             kubelet.clone(),
             options.settings.layout.clone(),
@@ -164,6 +163,8 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             store: metric_store,
             requests: requests.clone(),
             interval: options.report_interval,
+            metrics: metrics.clone(),
+            shows_usage: options.settings.gates.is_on(Gate::NodeMetricPromMetrics),
         };
         tokio::spawn(reporter.run(ctx.shutdown.clone()));
     }
@@ -411,6 +412,7 @@ impl Loop {
         let mut fast = interval(self.fast_interval);
         fast.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut flushed = origin;
+        let mut shown = None;
         loop {
             tokio::select! {
                 biased;
@@ -448,8 +450,15 @@ impl Loop {
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     self.ticks.fetch_add(1, Ordering::Relaxed);
-                    let pods = self.states.pods.load().as_ref().map(|pods| pods.len());
                     let collectors = self.agent.collectors();
+                    let listed = self.states.pods.load_full();
+                    let pods = listed.as_ref().map(|pods| pods.len());
+                    if let Some(listed) = listed
+                        && !shown.as_ref().is_some_and(|old| Arc::ptr_eq(old, &listed))
+                    {
+                        self.metrics.pods(&listed);
+                        shown = Some(listed);
+                    }
                     self.board.update(|status| {
                         status.collectors = collectors;
                         status.ticks += 1;
@@ -518,6 +527,9 @@ struct Reporter {
     store: Store<NodeMetric>,
     requests: mpsc::Sender<Request>,
     interval: Option<Duration>,
+    metrics: Metrics,
+    /// Gate NodeMetricPromMetrics.
+    shows_usage: bool,
 }
 
 impl Reporter {
@@ -563,6 +575,7 @@ impl Reporter {
         let Ok(Some(status)) = answer.await else {
             return;
         };
+        self.metrics.reported(&status, self.shows_usage);
         if let Err(error) = publish(&self.client, &self.node, &status).await {
             tracing::warn!(%error, "NodeMetric could not be reported");
         }

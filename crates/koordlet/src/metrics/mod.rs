@@ -1,5 +1,6 @@
 //! Prometheus metrics, with upstream's names, types and labels.
 
+mod publish;
 mod rows;
 mod table;
 #[cfg(test)]
