@@ -22,6 +22,7 @@ const START: i64 = 1_748_000_000;
 struct Rig {
     tree: Tree,
     agent: Agent,
+    registry: prometheus::Registry,
     states: Arc<States>,
     second: u64,
     service: CgroupPath,
@@ -65,7 +66,9 @@ impl Rig {
     fn on(tree: Tree, mut settings: Settings) -> Self {
         settings.layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
         let states = Arc::new(States::default());
-        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        metrics.started("n", 0);
         let log = audit::Log::default();
         let service = tree.group("kubepods/burstable/podls").unwrap();
         let class = tree.group("kubepods/besteffort").unwrap();
@@ -77,6 +80,7 @@ impl Rig {
         let rig = Self {
             tree,
             agent,
+            registry,
             states,
             second: 0,
             service,

@@ -7,8 +7,8 @@ mod table;
 mod tests;
 
 use crate::predict::{Estimate, Reclaimable};
-use crate::states::NodeInfo;
 use crate::states::slo::Policy;
+use crate::states::{ContainerInfo, NodeInfo, PodInfo};
 use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
 use koord_host::CpuSet;
 use prometheus::core::Collector;
@@ -48,6 +48,20 @@ pub struct Container {
     pub id: String,
     /// Its name.
     pub name: String,
+}
+
+impl Container {
+    /// A container of `pod`; its id is empty while the runtime has not reported one.
+    #[must_use]
+    pub fn of(pod: &PodInfo, container: &ContainerInfo) -> Self {
+        Self {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            uid: pod.uid.clone(),
+            id: container.id.as_deref().unwrap_or_default().to_owned(),
+            name: container.name.clone(),
+        }
+    }
 }
 
 /// What CPU burst gave a container, in microseconds.

@@ -54,7 +54,9 @@ fn amounts(usage: Option<&ResourceMap>) -> Option<(f64, f64)> {
 fn of_pod(pod: &PodInfo) -> Vec<Resources> {
     let mut rows = Vec::new();
     for container in &pod.containers {
-        let Some(id) = &container.id else { continue };
+        if container.id.is_none() {
+            continue;
+        }
         for (tier, cpu, memory) in [
             (container.batch.as_ref(), BATCH_CPU, BATCH_MEMORY),
             (container.mid.as_deref(), MID_CPU, MID_MEMORY),
@@ -65,13 +67,7 @@ fn of_pod(pod: &PodInfo) -> Vec<Resources> {
                 (memory, tier.memory_request, tier.memory_limit),
             ] {
                 rows.push(Resources {
-                    container: Container {
-                        namespace: pod.namespace.clone(),
-                        pod: pod.name.clone(),
-                        uid: pod.uid.clone(),
-                        id: id.to_string(),
-                        name: container.name.clone(),
-                    },
+                    container: Container::of(pod, container),
                     resource,
                     request,
                     limit,

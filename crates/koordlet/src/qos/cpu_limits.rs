@@ -8,6 +8,7 @@
 //! more, the limit is restored once.
 
 use crate::gates::Gate;
+use crate::metrics::{self, Burst, Metrics};
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Claim, Classes, Facts, Level, Plan, Planner, PodView, Strategy, View, Write};
 use crate::states::{ContainerInfo, PodInfo};
@@ -47,7 +48,7 @@ pub const STRATEGY: Strategy = Strategy {
     ],
     every: |settings| settings.interval_ms,
     claims: CLAIMS,
-    make: |_, _| Box::new(CpuLimits::default()),
+    make: |_, metrics| Box::new(CpuLimits::new(metrics.clone())),
 };
 
 /// What holds for the quotas of a pod, whatever the burst strategy says.
@@ -62,13 +63,25 @@ enum Rule {
 }
 
 /// The strategy's memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CpuLimits {
     /// Pods whose quotas are not as the kubelet wrote them, with the rule.
     ours: FxHashMap<u64, Rule>,
     /// Services whose leftovers of an earlier run were looked at.
     seen: FxHashSet<u64>,
     reconcile: Reconcile,
+    metrics: Metrics,
+}
+
+impl CpuLimits {
+    fn new(metrics: Metrics) -> Self {
+        Self {
+            ours: FxHashMap::default(),
+            seen: FxHashSet::default(),
+            reconcile: Reconcile::default(),
+            metrics,
+        }
+    }
 }
 
 /// Whether the burst strategy is for such a pod.
@@ -134,6 +147,7 @@ impl Planner for CpuLimits {
             self.ours.retain(|id, _| here.contains(id));
             self.seen.retain(|id| here.contains(id));
         }
+        let mut given = Vec::new();
         for pod in view.pods().filter(|pod| pod.info.is_active()) {
             let rule = rule(pod.info, &view.facts, plan.batch_quotas_lifted);
             let bursts =
@@ -142,13 +156,13 @@ impl Planner for CpuLimits {
             match (rule, bursts, was) {
                 (Rule::Leave, false, None) => {
                     if may_burst(pod.info) && self.seen.insert(pod.id) && raised(view, pod) {
-                        limits(view, pod, Source::Native, None, plan);
+                        limits(view, pod, Source::Native, None, plan, &mut given);
                     }
                 }
                 (Rule::Leave, false, Some(_)) => {
                     // Once, and then it is the kubelet's again.
                     self.ours.remove(&pod.id);
-                    limits(view, pod, Source::Native, None, plan);
+                    limits(view, pod, Source::Native, None, plan, &mut given);
                 }
                 (rule, bursts, was) => {
                     self.ours.insert(pod.id, rule);
@@ -157,12 +171,15 @@ impl Planner for CpuLimits {
                     }
                     match rule {
                         Rule::Lifted => lift(pod.info, plan),
-                        Rule::Leave => limits(view, pod, Source::Native, None, plan),
-                        Rule::Limits(source, ratio) => limits(view, pod, source, ratio, plan),
+                        Rule::Leave => limits(view, pod, Source::Native, None, plan, &mut given),
+                        Rule::Limits(source, ratio) => {
+                            limits(view, pod, source, ratio, plan, &mut given)
+                        }
                     }
                 }
             }
         }
+        self.metrics.bursts(given);
     }
 }
 
@@ -190,8 +207,16 @@ fn lift(pod: &PodInfo, plan: &mut Plan) {
     }
 }
 
-/// Quotas and buffers by the limits, with what the burst strategy left in the plan.
-fn limits(view: &View<'_>, pod: &PodView<'_>, source: Source, ratio: Option<f64>, plan: &mut Plan) {
+/// Quotas and buffers by the limits, with what the burst strategy left in the plan. What it makes of
+/// a container is added to `given`.
+fn limits(
+    view: &View<'_>,
+    pod: &PodView<'_>,
+    source: Source,
+    ratio: Option<f64>,
+    plan: &mut Plan,
+    given: &mut Vec<Burst>,
+) {
     let limit_of = |container: &ContainerInfo| match source {
         Source::Native => container.native.cpu_limit,
         Source::Batch => container.batch.and_then(|batch| batch.cpu_limit),
@@ -216,7 +241,7 @@ fn limits(view: &View<'_>, pod: &PodView<'_>, source: Source, ratio: Option<f64>
             quota_percent: burst.map_or(100, |burst| burst.quota_percent),
             buffer_percent: burst.map_or(0, |burst| burst.buffer_percent),
         };
-        wanted.push((write, wants));
+        wanted.push((write, wants, burst.map(|_| container)));
     }
     // A native pod's own quota also counts init containers, the largest of which may exceed the sum.
     let sum = (pod.info.resident_containers()).try_fold(0_i64, |sum, container| {
@@ -232,15 +257,24 @@ fn limits(view: &View<'_>, pod: &PodView<'_>, source: Source, ratio: Option<f64>
         Source::Native => quota_now(&pod.info.cgroup),
         Source::Batch => None,
     };
-    let containers: Vec<Container> = wanted.iter().map(|(_, wants)| *wants).collect();
+    let containers: Vec<Container> = wanted.iter().map(|(_, wants, _)| *wants).collect();
     let of_pod = cpu_limit::pod(limit, source, present, &containers, ratio);
-    let groups = std::iter::once((own, of_pod)).chain(
-        (wanted.into_iter()).map(|(write, wants)| (write, cpu_limit::container(&wants, ratio))),
-    );
-    for (write, limits) in groups {
-        if let Some(limits) = limits {
-            push(view, plan, write, limits, source);
+    if let Some(limits) = of_pod {
+        push(view, plan, own, limits, source);
+    }
+    for (write, wants, bursting) in wanted {
+        let Some(limits) = cpu_limit::container(&wants, ratio) else {
+            continue;
+        };
+        if let Some(container) = bursting {
+            let buffer = view.facts.machine.has(Resource::CfsBurst);
+            given.push(Burst {
+                container: metrics::Container::of(pod.info, container),
+                burst_us: buffer.then_some(limits.burst),
+                quota_us: Some(limits.quota),
+            });
         }
+        push(view, plan, write, limits, source);
     }
 }
 

@@ -70,9 +70,18 @@ fn a_burst_buffer_never_exceeds_the_quota() {
     rig.step(IDLE);
     // 1000 % of the limit is asked for; the kernel takes no more than the quota.
     assert_eq!(rig.limits(), [(100_000, 100_000), (100_000, 100_000)]);
+    let shown = |rig: &Rig, file: &str| {
+        let text = koord_app::metrics::encode(&rig.registry).unwrap();
+        let name = format!("koordlet_container_scaled_cfs_{file}_us{{");
+        let line = text.lines().find(|line| line.starts_with(&name));
+        line.and_then(|line| line.rsplit_once(' ')?.1.parse::<i64>().ok())
+    };
+    assert_eq!(shown(&rig, "burst"), Some(100_000));
+    assert_eq!(shown(&rig, "quota"), Some(100_000));
     rig.burst("none");
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(100_000, 0), (100_000, 0)]);
+    assert_eq!(shown(&rig, "burst"), None, "nothing is given any more");
     assert_eq!(rig.refused(), Vec::<String>::new());
 }
 
