@@ -231,7 +231,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
     let strategies = qos::shown(settings).into_iter().map(|row| Strategy {
         name: row.name.to_owned(),
         state: if row.on { State::Active } else { State::Off },
-        mechanism: mechanism(&row.claims),
+        mechanism: mechanism(row.name, &row.claims),
         why: match (row.on, row.every_ms) {
             (true, _) => String::new(),
             (false, 0) => "its interval is 0".to_owned(),
@@ -268,7 +268,15 @@ fn complain(status: &mut Status, complaints: &Complaints) {
 }
 
 /// Claims in few words: files by the levels and classes they are written at.
-fn mechanism(claims: &[String]) -> String {
+fn mechanism(name: &str, claims: &[String]) -> String {
+    if claims.is_empty() {
+        let means = if name.ends_with("Evict") {
+            "evicts pods"
+        } else {
+            "through CPULimits"
+        };
+        return means.to_owned();
+    }
     // File and class with all its levels, in the order of the table.
     let mut files: Vec<(&str, &str, Vec<String>)> = Vec::new();
     for claim in claims {
@@ -401,10 +409,11 @@ mod tests {
             "memory.min at level Pod of LS,BE",
         ];
         assert_eq!(
-            mechanism(&claims.map(str::to_owned)),
+            mechanism("X", &claims.map(str::to_owned)),
             "cpu.shares (pod, container of BE); cpu.idle (pod of BE); \
              memory.low, memory.min (pod of LS,BE); cpu.cfs_quota_us (container, pod of BE)"
         );
+        assert_eq!(mechanism("CPUEvict", &[]), "evicts pods");
     }
     use axum::body::{Body, to_bytes};
     use http::Request;

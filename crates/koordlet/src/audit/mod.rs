@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How long after a failure the file is tried again.
@@ -186,7 +186,7 @@ impl Log {
         if let Some(dir) = &config.dir {
             match Sink::open(dir, config.max_disk_mib, 0) {
                 Ok(sink) => inner.file = Some(sink),
-                Err(error) => inner.fail(None, &error),
+                Err(error) => inner.fail(dir, None, &error),
             }
         }
         Self(Arc::new(Shared {
@@ -223,15 +223,15 @@ impl Log {
         }
         let entry = Arc::new(entry);
         inner.ring.push_back(Kept { entry, in_file });
-        if let Some(Err(error)) = written {
-            inner.fail(Some(now), &error);
+        if let (Some(Err(error)), Some(dir)) = (written, &config.dir) {
+            inner.fail(dir, Some(now), &error);
         }
     }
 
     /// Writes buffered records to the file, and forgets readers that do not come back.
     pub fn flush(&self) {
         self.0.readers.expire();
-        self.0.inner.lock().flush();
+        self.0.inner.lock().flush(&self.0.config);
     }
 
     /// The records in memory, oldest first.
@@ -274,7 +274,7 @@ impl Log {
         let cursor = {
             // Nothing may be written between the two: it would be in both or in none.
             let mut inner = self.0.inner.lock();
-            inner.flush();
+            inner.flush(config);
             let files = match &config.dir {
                 Some(dir) => Backwards::open(dir).unwrap_or_default(),
                 None => Backwards::default(),
@@ -287,8 +287,9 @@ impl Log {
 
 impl Inner {
     /// The file is of no use for now. What it did not pass on to the kernel is in memory only.
-    fn fail(&mut self, now: Option<Timestamp>, error: &io::Error) {
-        tracing::warn!(%error, "audit log cannot be written; records stay in memory only");
+    fn fail(&mut self, dir: &Path, now: Option<Timestamp>, error: &io::Error) {
+        let dir = dir.display();
+        tracing::warn!(%dir, %error, "audit log cannot be written; records stay in memory only");
         if let Some(metrics) = &self.metrics {
             metrics.failed(Part::Audit, "write");
         }
@@ -318,12 +319,14 @@ impl Inner {
         }
     }
 
-    fn flush(&mut self) {
-        let Some(sink) = &mut self.file else { return };
+    fn flush(&mut self, config: &Config) {
+        let (Some(sink), Some(dir)) = (&mut self.file, &config.dir) else {
+            return;
+        };
         if let Err(error) = sink.flush() {
             // Tried again as after a failed write.
             let newest = self.ring.back().map(|kept| kept.entry.created_at);
-            self.fail(newest, &error);
+            self.fail(dir, newest, &error);
         }
     }
 
