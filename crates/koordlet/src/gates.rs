@@ -84,7 +84,7 @@ gates! {
     HugePageReport: Alpha, false, NOT_YET;
     PodResourcesProxy: Alpha, false, NOT_YET;
     HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
-    PerCPUMetric: Alpha, false, NOT_YET;
+    PerCPUMetric: Alpha, false, Works;
     NodeMetricPromMetrics: Alpha, false, Works;
     GroupIdentity: Beta, true, NOT_YET;
     CPUSetAllocator: Beta, true, NOT_YET;

@@ -307,7 +307,8 @@ fn watch_cluster(
     let topologies =
         Informer::<NodeResourceTopology>::start(client.clone(), by_name(), ctx.shutdown.clone());
     let slos = Informer::<RawNodeSLO>::start(client.clone(), by_name(), ctx.shutdown.clone());
-    let (to, metrics) = (states.clone(), metrics.clone());
+    let (to, pools) = (states.clone(), metrics.clone());
+    let metrics = metrics.clone();
     tokio::spawn(follow(nodes.changes, move |node: Option<&Node>| {
         let last = to.node.load_full();
         let info = node.map(|node| {
@@ -322,12 +323,16 @@ fn watch_cluster(
         to.node.store(info.map(Arc::new));
     }));
     let to = states.clone();
+    let each_cpu = options.settings.gates.is_on(Gate::PerCPUMetric);
     let read = move |object: Option<&NodeResourceTopology>| {
         let last = to.topology.load_full();
         let info = object.map(|object| TopologyInfo::read(object, last.as_deref()));
         let (info, malformed) = info.unzip();
         to.complaints
             .replace("NodeResourceTopology", malformed.unwrap_or_default());
+        if let Some(info) = &info {
+            pools.topology(info, each_cpu);
+        }
         to.topology.store(info.map(Arc::new));
     };
     tokio::spawn(follow(topologies.changes, read));

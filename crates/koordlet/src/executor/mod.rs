@@ -7,7 +7,7 @@
 mod memory;
 
 use crate::audit::{self, Entry, FileChange, Log};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Part};
 use jiff::Timestamp;
 use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
 use memory::Memory;
@@ -282,7 +282,7 @@ impl Executor {
         } else {
             self.root.write_target(target, value)
         };
-        self.measure(target, &done, began);
+        self.measure(intent, &done, began);
         match done {
             Ok(Written { changed, old, .. }) => {
                 if changed {
@@ -314,7 +314,7 @@ impl Executor {
         }
     }
 
-    fn measure(&self, target: &Target, done: &koord_host::Result<Written>, began: Instant) {
+    fn measure(&self, intent: &Intent, done: &koord_host::Result<Written>, began: Instant) {
         let Some(metrics) = &self.metrics else { return };
         let ok = match done {
             Ok(written) if written.changed => true,
@@ -322,7 +322,10 @@ impl Executor {
             Err(error) if error.is_gone() || error.is_unsupported() => return,
             Err(_) => false,
         };
-        let kind = match target.kind() {
+        if !ok {
+            metrics.failed(Part::Strategy, intent.reason);
+        }
+        let kind = match intent.target.kind() {
             TargetKind::Cgroup(_) => "cgroup",
             TargetKind::Sysctl(_) | TargetKind::SchedFeature => "system",
             TargetKind::Resctrl(_) => "resctrl",

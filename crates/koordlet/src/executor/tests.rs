@@ -314,6 +314,7 @@ fn changes_are_timed_and_what_is_so_already_is_not() {
     let registry = prometheus::Registry::new();
     let mut rig = Rig::new();
     let metrics = crate::metrics::Metrics::new(&registry).unwrap();
+    metrics.started("n1", 0);
     rig.executor = Executor::new(rig.tree.root().clone(), rig.log.clone(), 0).measured(metrics);
     let group = rig.group("kubepods/podx");
     for _ in 0..3 {
@@ -327,4 +328,6 @@ fn changes_are_timed_and_what_is_so_already_is_not() {
         let line = format!("{name}{{status=\"{status}\",type=\"cgroup\"}} 1\n");
         assert!(text.contains(&line), "{line}: {text}");
     }
+    let line = r#"koordlet_failures_total{name="test",node="n1",part="strategy"} 1"#;
+    assert!(text.contains(line), "{text}");
 }

@@ -1,14 +1,27 @@
 //! What is read from whole objects: the pods' extended resources, and NodeMetric.
 
 use super::{Container, HostApplication, Metrics, Resources, Usage};
-use crate::states::PodInfo;
+use crate::states::topology::Pool;
+use crate::states::{PodInfo, TopologyInfo};
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::slo::{NodeMetricStatus, ResourceMap};
+use koord_host::CpuSet;
 
 impl Metrics {
     /// Shows the batch and mid resources of the containers of `pods` that have an id.
     pub(crate) fn pods(&self, pods: &[PodInfo]) {
         self.resources(pods.iter().flat_map(of_pod).collect());
+    }
+
+    /// Shows the pools of CPUs that services and batch work share; with `each` (gate PerCPUMetric)
+    /// also every CPU in them.
+    pub(crate) fn topology(&self, topology: &TopologyInfo, each: bool) {
+        let all = |pools: &[Pool]| -> CpuSet {
+            let cpus = pools.iter().map(|pool| &pool.cpus);
+            cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus))
+        };
+        let (services, batch) = (&topology.shared_pools, &topology.be_shared_pools);
+        self.share_pools(&all(services), &all(batch), each);
     }
 
     /// Shows the use of host applications and, with `usage` (gate NodeMetricPromMetrics), of the
@@ -125,6 +138,36 @@ mod tests {
             assert!(text.contains(&line), "{line}: {text}");
         }
         assert!(!text.contains("no-id"), "{text}");
+    }
+
+    #[test]
+    fn pools_are_counted_over_numa_nodes() {
+        let pool = |cpus: &str| Pool {
+            cpus: cpus.parse().unwrap(),
+            ..Pool::default()
+        };
+        let topology = TopologyInfo {
+            shared_pools: vec![pool("0-3"), pool("8-9")],
+            be_shared_pools: vec![pool("0-1")],
+            ..TopologyInfo::default()
+        };
+        let shown = text(|metrics| metrics.topology(&topology, true));
+        for line in [
+            r#"cpuset_share_pool_cpu_cores{node="n1"} 6"#,
+            r#"cpuset_be_share_pool_cpu_cores{node="n1"} 2"#,
+            r#"cpuset_share_pool_info{cpu="9",node="n1"} 1"#,
+            r#"cpuset_be_share_pool_info{cpu="1",node="n1"} 1"#,
+        ] {
+            assert!(
+                shown.contains(&format!("koordlet_{line}\n")),
+                "{line}: {shown}"
+            );
+        }
+        let closed = text(|metrics| metrics.topology(&topology, false));
+        assert!(
+            closed.contains("pool_cpu_cores") && !closed.contains("pool_info"),
+            "{closed}"
+        );
     }
 
     #[test]
