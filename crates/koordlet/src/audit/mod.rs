@@ -215,8 +215,10 @@ impl Log {
         entry.sequence = inner.next;
         entry.created_at = now;
         inner.next += 1;
-        inner.reopen(now, config);
-        let written = inner.file.as_mut().map(|sink| sink.append(&entry));
+        let written = match &mut inner.file {
+            Some(sink) => Some(sink.append(&entry)),
+            None => inner.retry(&entry, config).then_some(Ok(())),
+        };
         let in_file = matches!(written, Some(Ok(())));
         if inner.ring.len() >= config.capacity.max(1) {
             inner.ring.pop_front();
@@ -300,23 +302,28 @@ impl Inner {
         self.failed = Some(Failure { tried: now });
     }
 
-    /// Tries again a while after a failure: a full disk may have room again.
-    fn reopen(&mut self, now: Timestamp, config: &Config) {
-        let Some(failure) = &mut self.failed else {
-            return;
+    /// Tries again a while after a failure, with `entry`: a full disk may have room again. Only what
+    /// the kernel took counts: a full disk still opens files.
+    fn retry(&mut self, entry: &Entry, config: &Config) -> bool {
+        let (Some(failure), Some(dir)) = (&mut self.failed, &config.dir) else {
+            return false;
         };
+        let now = entry.created_at;
         let tried = *failure.tried.get_or_insert(now);
         if now.duration_since(tried).abs() < RETRY {
-            return;
+            return false;
         }
-        let Some(dir) = &config.dir else { return };
-        match Sink::open(dir, config.max_disk_mib, self.next - 1) {
-            Ok(sink) => {
-                tracing::info!("audit log is written again");
-                (self.file, self.failed) = (Some(sink), None);
-            }
-            Err(_) => failure.tried = Some(now),
-        }
+        failure.tried = Some(now);
+        let opened = Sink::open(dir, config.max_disk_mib, entry.sequence - 1);
+        let written = opened.and_then(|mut sink| {
+            sink.append(entry)?;
+            sink.flush()?;
+            Ok(sink)
+        });
+        let Ok(sink) = written else { return false };
+        tracing::info!("audit log is written again");
+        (self.file, self.failed) = (Some(sink), None);
+        true
     }
 
     fn flush(&mut self, config: &Config) {

@@ -204,15 +204,19 @@ fn a_full_disk_is_said_and_counted_and_loses_nothing() {
     log.count_in(metrics);
     write(&log, 0..3);
     log.flush();
+    // Still full a minute later: nothing new to say.
+    write(&log, 61..63);
+    log.flush();
     fs::remove_file(&path).unwrap();
-    write(&log, 30..31);
+    write(&log, 100..101);
     assert!(!path.exists(), "not tried again at once");
-    write(&log, 70..72);
+    write(&log, 130..132);
     log.flush();
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains("m71") && !text.contains("m30"), "{text}");
+    assert!(text.contains("m130") && text.contains("m131"), "{text}");
+    assert!(!text.contains("m100"), "{text}");
     let page = log.page(None, 100).unwrap();
-    let all = [71, 70, 30, 2, 1, 0];
+    let all = [131, 130, 100, 62, 61, 2, 1, 0];
     assert_eq!(messages(&page), named(all.into_iter()));
     let text = koord_app::metrics::encode(&registry).unwrap();
     let count = r#"koordlet_failures_total{name="write",node="n1",part="audit"} 1"#;
