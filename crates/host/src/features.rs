@@ -61,7 +61,7 @@ pub struct KernelFeatures {
     pub resctrl_mba: bool,
     /// Cold-page tracking (kidled, Anolis).
     pub kidled: bool,
-    /// Block I/O throttling (v1 blkio).
+    /// Block I/O throttling: `blkio.throttle.*` or `io.max`.
     pub blkio: bool,
     /// Whether the cpu hierarchy can be written by us.
     pub writable: bool,
@@ -134,7 +134,7 @@ pub fn probe_at(root: &Root, group: &CgroupPath) -> Result<KernelFeatures> {
         resctrl_cat: resctrl && cpuinfo.has("cat_l3"),
         resctrl_mba: resctrl && cpuinfo.has("mba"),
         kidled: root.sys("kernel/mm/kidled/scan_period_in_seconds").exists(),
-        blkio: root.v1_mount(Controller::Blkio).is_some() && has(Resource::BlkioReadBps),
+        blkio: has(Resource::BlkioReadBps),
         writable: is_writable(root),
     })
 }
@@ -180,7 +180,7 @@ impl KernelFeatures {
             ("cache allocation (resctrl L3)", self.resctrl_cat),
             ("memory bandwidth allocation (resctrl MB)", self.resctrl_mba),
             ("cold pages (kidled)", self.kidled),
-            ("block I/O throttling (blkio)", self.blkio),
+            ("block I/O throttling (blkio or io.max)", self.blkio),
         ];
         lines.extend(
             rows.iter()

@@ -25,6 +25,7 @@ pub mod limits;
 pub mod memory;
 mod mounts;
 pub mod path;
+pub mod perf;
 pub mod process;
 pub mod procfs;
 pub mod reader;

@@ -43,7 +43,7 @@ impl CpuTopology {
     /// # Errors
     /// When a file cannot be read or understood.
     pub fn read(root: &Root) -> Result<Self> {
-        let online = list(root, "devices/system/cpu/online")?.unwrap_or_default();
+        let online = online(root)?;
         let nodes = node_ids(root)?;
         let mut node_of = Vec::new();
         for node in &nodes {
@@ -118,6 +118,14 @@ impl CpuTopology {
             .find(|location| location.cpu == cpu)
             .map(|location| location.node)
     }
+}
+
+/// The online CPUs; empty where the machine does not tell.
+///
+/// # Errors
+/// When the file cannot be read or understood.
+pub fn online(root: &Root) -> Result<CpuSet> {
+    Ok(list(root, "devices/system/cpu/online")?.unwrap_or_default())
 }
 
 fn list(root: &Root, relative: &str) -> Result<Option<CpuSet>> {

@@ -131,7 +131,11 @@ pub(super) fn of_v2_controller(controller: &str, parent_cpus: &str) -> Vec<(&'st
             ),
         ],
         "pids" => &[("pids.max", "max\n"), ("pids.current", "0\n")],
-        "io" => &[("io.max", ""), ("io.stat", "")],
+        "io" => &[
+            ("io.max", ""),
+            ("io.weight", "default 100\n"),
+            ("io.stat", ""),
+        ],
         _ => &[],
     };
     let mut files: Vec<_> = fixed

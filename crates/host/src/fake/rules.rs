@@ -143,6 +143,8 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
             _ => Err(errno(EINVAL)),
         },
         ("blkio", _) if name.starts_with("blkio.throttle.") => throttle(place, name, value),
+        ("v2", "io.max") => io_max(place, value),
+        ("v2", "io.weight") => io_weight(place, value),
         // Even root, whom file modes do not stop.
         _ if is_read_only(name) => Err(errno(EINVAL)),
         // A vendor file that a test has put.
@@ -408,4 +410,73 @@ fn throttle(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
         lines.push(format!("{device} {limit}"));
     }
     place.set(name, &lines.join("\n"))
+}
+
+/// The limits of one device share a line, which is there while one of them is a number.
+fn io_max(place: &Place<'_>, value: &str) -> io::Result<()> {
+    const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
+    let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
+    device
+        .parse::<crate::target::Device>()
+        .map_err(|_| errno(EINVAL))?;
+    let text = place.read("io.max");
+    let line = text
+        .lines()
+        .find(|line| line.split(' ').next() == Some(device));
+    let mut limits = KEYS.map(|key| {
+        let field = line.and_then(|line| {
+            line.split(' ')
+                .find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
+        });
+        field.unwrap_or("max").to_owned()
+    });
+    for field in fields.split_ascii_whitespace() {
+        let (key, limit) = field.split_once('=').ok_or_else(|| errno(EINVAL))?;
+        let at = KEYS.iter().position(|known| *known == key);
+        let place = at.and_then(|at| limits.get_mut(at));
+        let place = place.ok_or_else(|| errno(EINVAL))?;
+        if limit != "max" {
+            let limit: u64 = number(limit)?;
+            if limit == 0 {
+                return Err(errno(ERANGE));
+            }
+        }
+        limit.clone_into(place);
+    }
+    let mut lines: Vec<String> = text
+        .lines()
+        .filter(|line| line.split(' ').next() != Some(device))
+        .map(str::to_owned)
+        .collect();
+    if limits.iter().any(|limit| limit != "max") {
+        let fields = KEYS.iter().zip(&limits);
+        let fields: Vec<String> = fields
+            .map(|(key, limit)| format!("{key}={limit}"))
+            .collect();
+        lines.push(format!("{device} {}", fields.join(" ")));
+    }
+    place.set("io.max", &lines.join("\n"))
+}
+
+/// A weight of 1 to 10000 for all devices or for one; `default` takes the one away.
+fn io_weight(place: &Place<'_>, value: &str) -> io::Result<()> {
+    let (key, weight) = value.split_once(' ').unwrap_or(("default", value));
+    let weight = weight.trim();
+    if weight != "default" && !(1..=10_000).contains(&number::<u32>(weight)?) {
+        return Err(errno(ERANGE));
+    }
+    if key != "default" {
+        key.parse::<crate::target::Device>()
+            .map_err(|_| errno(EINVAL))?;
+    }
+    let text = place.read("io.weight");
+    let mut lines: Vec<String> = text
+        .lines()
+        .filter(|line| line.split(' ').next() != Some(key))
+        .map(str::to_owned)
+        .collect();
+    if weight != "default" {
+        lines.push(format!("{key} {weight}"));
+    }
+    place.set("io.weight", &lines.join("\n"))
 }

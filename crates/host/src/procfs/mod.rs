@@ -1,11 +1,13 @@
 //! What koord reads from procfs.
 
 pub mod cpuinfo;
+pub mod diskstats;
 pub mod meminfo;
 pub mod process;
 pub mod stat;
 
 pub use cpuinfo::CpuInfo;
+pub use diskstats::DiskStat;
 pub use meminfo::MemInfo;
 pub use process::{ProcessStat, SchedStat};
 pub use stat::{CpuTicks, ProcStat};

@@ -264,3 +264,37 @@ fn the_fake_refuses_the_knobs_that_the_kernel_refuses() {
         }
     }
 }
+
+#[test]
+fn block_limits_of_v2_share_a_line() {
+    use Resource::{BlkioCostWeight, BlkioReadBps, BlkioWriteIops};
+    let tree = Tree::v2("0-1").unwrap();
+    let group = tree.group("kubepods/podx").unwrap();
+    let line = |resource| Target::CgroupLine {
+        group: group.clone(),
+        resource,
+        key: "8:16".parse().unwrap(),
+    };
+    let root = tree.root();
+    let write = |resource, value| root.write_target(&line(resource), value).unwrap().changed;
+    assert!(!write(BlkioReadBps, "0"), "no line is no limit");
+    assert!(write(BlkioReadBps, "1048576"));
+    assert!(write(BlkioWriteIops, "120"));
+    assert_eq!(
+        tree.raw(&group, BlkioReadBps).unwrap(),
+        "8:16 rbps=1048576 wbps=max riops=max wiops=120"
+    );
+    assert!(!write(BlkioWriteIops, "120"));
+    assert_eq!(
+        root.read_target(&line(BlkioReadBps)).unwrap().unwrap(),
+        "1048576"
+    );
+    assert!(write(BlkioReadBps, "0") && write(BlkioWriteIops, "0"));
+    assert_eq!(tree.raw(&group, BlkioReadBps).unwrap(), "");
+    assert!(!write(BlkioCostWeight, "100"), "the default");
+    assert!(write(BlkioCostWeight, "60"));
+    assert_eq!(
+        root.read_target(&line(BlkioCostWeight)).unwrap().unwrap(),
+        "60"
+    );
+}
