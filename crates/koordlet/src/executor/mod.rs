@@ -234,8 +234,13 @@ impl Executor {
             });
         }
         intents.sort_by(|a, b| {
-            let key = |i: &Intent| (i.target.depth(), i.target.rank());
-            key(a).cmp(&key(b)).then_with(|| a.target.cmp(&b.target))
+            let key = |i: &Intent| (i.target.depth(), i.target.rank(), !i.target.is_stable());
+            // Actions stay in the order in which they were wanted.
+            let by_target = || match a.target.is_stable() {
+                true => a.target.cmp(&b.target),
+                false => std::cmp::Ordering::Equal,
+            };
+            key(a).cmp(&key(b)).then_with(by_target)
         });
     }
 

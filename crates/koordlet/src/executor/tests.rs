@@ -331,3 +331,53 @@ fn changes_are_timed_and_what_is_so_already_is_not() {
     let line = r#"koordlet_failures_total{name="test",node="n1",part="strategy"} 1"#;
     assert!(text.contains(line), "{text}");
 }
+
+#[test]
+fn actions_keep_their_order_and_states_do_not_need_one() {
+    use koord_host::{Attribute, ResctrlFile, Schema, fake::ResctrlHardware};
+    let mut rig = Rig::new();
+    rig.tree.mount_resctrl(ResctrlHardware::intel()).unwrap();
+    for pid in [5, 9] {
+        let file = format!("proc/{pid}/core_sched_cookie");
+        rig.tree.put(&file, "0\n").unwrap();
+    }
+    let group = rig.group("unused");
+    let to = |target: Target, value: &str| Intent {
+        target,
+        value: value.to_owned(),
+        ..intent(&group, Resource::CpuShares, "2")
+    };
+    let cookie = |pid| Target::Process {
+        pid,
+        attribute: Attribute::CoreSchedCookie,
+    };
+    let be = |file| Target::Resctrl {
+        group: "BE".parse().unwrap(),
+        file,
+    };
+    let want = || {
+        vec![
+            to(cookie(9), "new"),
+            to(cookie(5), "from 9"),
+            to(be(ResctrlFile::Tasks), "9"),
+            to(be(ResctrlFile::Tasks), "5"),
+            to(be(ResctrlFile::Schemata(Schema::L3)), "0=f"),
+            to(be(ResctrlFile::Directory), "1"),
+        ]
+    };
+    let applied = rig.apply(want());
+    assert_eq!(
+        (applied.written, applied.failed, applied.absent),
+        (6, 0, 0),
+        "{:?}",
+        rig.executor.refusals()
+    );
+    let root = rig.tree.root().clone();
+    let cookies = [5, 9].map(|pid| root.read_target(&cookie(pid)).unwrap().unwrap());
+    assert_eq!(cookies[0], cookies[1]);
+    assert_ne!(cookies[0], "0");
+    let tasks = koord_host::resctrl::tasks(&root, &"BE".parse().unwrap());
+    assert_eq!(tasks.unwrap().unwrap(), [9, 5]);
+    // States are believed for a while, actions are done again.
+    assert_eq!(rig.apply(want()).same, 2, "directory and schemata");
+}
