@@ -3,6 +3,7 @@ mod drills;
 mod evict;
 mod measured;
 mod node;
+mod resctrl;
 
 use super::*;
 use crate::gates::Gate;
