@@ -76,7 +76,7 @@ pub fn pool_state(
     let percent_used = used.saturating_mul(100);
     if percent_used >= threshold {
         PoolState::Overload {
-            over: (percent_used - threshold) / 100,
+            over: percent_used.saturating_sub(threshold) / 100,
         }
     } else if percent_used.saturating_mul(10) >= threshold.saturating_mul(COOLING_TENTHS) {
         PoolState::Cooling
@@ -297,7 +297,7 @@ pub fn lowered<Id: Ord + Copy>(over: i64, mut raised: Vec<Raised<Id>>) -> Vec<Id
     for container in raised {
         let step = (container.present / STEP).min(surplus(&container));
         ids.push(container.id);
-        left -= step;
+        left = left.saturating_sub(step);
         if left <= 0 {
             break;
         }
