@@ -170,3 +170,133 @@ impl Round {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::states::{Driver, Layout};
+    use koord_api::resources;
+    use koord_host::CgroupPath;
+    use koord_model::evict::plan::{Dimension, resource_of};
+    use serde_json::{Value, json};
+
+    /// What a pod of these labels, priority and spec requests, and of which resource.
+    fn requested(labels: &Value, spec: &Value, dimension: Dimension) -> (&'static str, i64) {
+        let pod = json!({"metadata": {"uid": "u", "labels": labels}, "spec": spec});
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        let info = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+        let (cpu, memory) = request(&info);
+        let amount = match dimension {
+            Dimension::Cpu => cpu,
+            Dimension::Memory => memory,
+        };
+        (resource_of(info.priority_class, dimension), amount)
+    }
+
+    /// Upstream: `Test_GetRequestFromPod`.
+    #[test]
+    fn requests_of_the_class() {
+        let container = |resource: &str, amount: &str| json!({"name": "c", "resources": {"requests": {resource: amount}}});
+        let be = json!({"koordinator.sh/qosClass": "BE"});
+        let ls = json!({"koordinator.sh/qosClass": "LS"});
+        let lsr = json!({"koordinator.sh/qosClass": "LSR"});
+        let mid = Some(7500);
+        let (cpu, memory) = (Dimension::Cpu, Dimension::Memory);
+        for (name, labels, priority, containers, dimension, want) in [
+            (
+                "batch pod - cpu request",
+                &be,
+                None,
+                json!([container(resources::BATCH_CPU, "2000")]),
+                cpu,
+                (resources::BATCH_CPU, 2000),
+            ),
+            (
+                "batch pod - memory request",
+                &be,
+                None,
+                json!([container(resources::BATCH_MEMORY, "1Gi")]),
+                memory,
+                (resources::BATCH_MEMORY, 1 << 30),
+            ),
+            (
+                "batch pod - multiple containers cpu",
+                &be,
+                None,
+                json!([
+                    container(resources::BATCH_CPU, "1000"),
+                    container(resources::BATCH_CPU, "500")
+                ]),
+                cpu,
+                (resources::BATCH_CPU, 1500),
+            ),
+            (
+                "mid pod - cpu request",
+                &ls,
+                mid,
+                json!([container(resources::MID_CPU, "3000")]),
+                cpu,
+                (resources::MID_CPU, 3000),
+            ),
+            (
+                "mid pod - memory request",
+                &ls,
+                mid,
+                json!([container(resources::MID_MEMORY, "2Gi")]),
+                memory,
+                (resources::MID_MEMORY, 2 << 30),
+            ),
+            (
+                "prod pod - cpu request",
+                &lsr,
+                None,
+                json!([container(resources::CPU, "4")]),
+                cpu,
+                (resources::CPU, 4000),
+            ),
+            (
+                "prod pod - memory request",
+                &lsr,
+                None,
+                json!([container(resources::MEMORY, "8Gi")]),
+                memory,
+                (resources::MEMORY, 8 << 30),
+            ),
+            (
+                "batch pod - zero cpu request",
+                &be,
+                None,
+                json!([{"name": "c"}]),
+                cpu,
+                (resources::BATCH_CPU, 0),
+            ),
+            (
+                "batch pod - negative cpu treated as zero",
+                &be,
+                None,
+                json!([container(resources::BATCH_CPU, "-100")]),
+                cpu,
+                (resources::BATCH_CPU, 0),
+            ),
+            (
+                "pod without priority class - cpu",
+                &json!({}),
+                None,
+                json!([container(resources::CPU, "2")]),
+                cpu,
+                (resources::CPU, 2000),
+            ),
+        ] {
+            let spec = json!({"priority": priority, "containers": containers});
+            assert_eq!(requested(labels, &spec, dimension), want, "{name}");
+        }
+        // The row with sidecars: they run beside the containers, other init containers do not.
+        let mut sidecar = container(resources::BATCH_CPU, "300");
+        sidecar["restartPolicy"] = json!("Always");
+        let spec = json!({
+            "containers": [container(resources::BATCH_CPU, "1000")],
+            "initContainers": [sidecar, container(resources::BATCH_CPU, "9000")],
+        });
+        assert_eq!(requested(&be, &spec, cpu), (resources::BATCH_CPU, 1300));
+    }
+}

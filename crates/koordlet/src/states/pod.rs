@@ -297,7 +297,9 @@ impl PodInfo {
         let requests = self
             .resident_containers()
             .filter_map(|c| c.batch.and_then(|b| b.cpu_request));
-        requests.filter(|milli| *milli > 0).sum()
+        requests
+            .filter(|milli| *milli > 0)
+            .fold(0, i64::saturating_add)
     }
 }
 

@@ -1,9 +1,7 @@
 use crate::evict::plan::*;
-use crate::evict::request;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, CPU, MEMORY, MID_CPU, MID_MEMORY};
-use serde_json::json;
 
 const G: i64 = 1_000_000_000;
 
@@ -151,119 +149,23 @@ fn batch_memory_puts_pods_without_a_sample_last() {
     );
 }
 
-/// Upstream: `Test_GetRequestFromPod`.
 #[test]
-fn requests_of_the_class() {
-    let container = |resource: &str, amount: &str| json!({"name": "c", "resources": {"requests": {resource: amount}}});
-    let be = json!({"koordinator.sh/qosClass": "BE"});
-    let ls = json!({"koordinator.sh/qosClass": "LS"});
-    let lsr = json!({"koordinator.sh/qosClass": "LSR"});
-    let mid = Some(7500);
-    let (cpu, memory) = (Dimension::Cpu, Dimension::Memory);
-    for (name, labels, priority, containers, dimension, want) in [
+fn classes_request_their_own_resources() {
+    let of = |class| {
         (
-            "batch pod - cpu request",
-            &be,
-            None,
-            json!([container(BATCH_CPU, "2000")]),
-            cpu,
-            (BATCH_CPU, 2000),
-        ),
-        (
-            "batch pod - memory request",
-            &be,
-            None,
-            json!([container(BATCH_MEMORY, "1Gi")]),
-            memory,
-            (BATCH_MEMORY, 1 << 30),
-        ),
-        (
-            "batch pod - multiple containers cpu",
-            &be,
-            None,
-            json!([container(BATCH_CPU, "1000"), container(BATCH_CPU, "500")]),
-            cpu,
-            (BATCH_CPU, 1500),
-        ),
-        (
-            "mid pod - cpu request",
-            &ls,
-            mid,
-            json!([container(MID_CPU, "3000")]),
-            cpu,
-            (MID_CPU, 3000),
-        ),
-        (
-            "mid pod - memory request",
-            &ls,
-            mid,
-            json!([container(MID_MEMORY, "2Gi")]),
-            memory,
-            (MID_MEMORY, 2 << 30),
-        ),
-        (
-            "prod pod - cpu request",
-            &lsr,
-            None,
-            json!([container(CPU, "4")]),
-            cpu,
-            (CPU, 4000),
-        ),
-        (
-            "prod pod - memory request",
-            &lsr,
-            None,
-            json!([container(MEMORY, "8Gi")]),
-            memory,
-            (MEMORY, 8 << 30),
-        ),
-        (
-            "batch pod - zero cpu request",
-            &be,
-            None,
-            json!([{"name": "c"}]),
-            cpu,
-            (BATCH_CPU, 0),
-        ),
-        (
-            "batch pod - negative cpu treated as zero",
-            &be,
-            None,
-            json!([container(BATCH_CPU, "-100")]),
-            cpu,
-            (BATCH_CPU, 0),
-        ),
-        (
-            "pod without priority class - cpu",
-            &json!({}),
-            None,
-            json!([container(CPU, "2")]),
-            cpu,
-            (CPU, 2000),
-        ),
+            resource_of(class, Dimension::Cpu),
+            resource_of(class, Dimension::Memory),
+        )
+    };
+    assert_eq!(of(PriorityClass::Batch), (BATCH_CPU, BATCH_MEMORY));
+    assert_eq!(of(PriorityClass::Mid), (MID_CPU, MID_MEMORY));
+    for class in [
+        PriorityClass::Prod,
+        PriorityClass::Free,
+        PriorityClass::None,
     ] {
-        let pod = serde_json::from_value(json!({
-            "metadata": {"labels": labels},
-            "spec": {"priority": priority, "containers": containers},
-        }))
-        .unwrap();
-        assert_eq!(request::of_pod(&pod, dimension), want, "{name}");
+        assert_eq!(of(class), (CPU, MEMORY), "{class}");
     }
-    // The row with sidecars: they run beside the containers, other init containers do not.
-    let mut sidecar = container(BATCH_CPU, "300");
-    sidecar["restartPolicy"] = json!("Always");
-    let pod = serde_json::from_value(json!({
-        "metadata": {"labels": be},
-        "spec": {
-            "containers": [container(BATCH_CPU, "1000")],
-            "initContainers": [sidecar, container(BATCH_CPU, "9000")],
-        },
-    }))
-    .unwrap();
-    assert_eq!(request::of_pod(&pod, cpu), (BATCH_CPU, 1300));
-    assert_eq!(request::batch_cpu(&pod), 1300);
-    assert_eq!(request::of_pod(&Default::default(), cpu).1, 0);
-    assert_eq!(resource_of(PriorityClass::Free, cpu), CPU);
 }
 
 /// Upstream: `Test_IsEvictionPolicyAllowed`, once the annotation is read: absent is `None`, and one
