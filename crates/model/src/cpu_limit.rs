@@ -374,6 +374,13 @@ mod tests {
                 limits(500_000, 0),
             ),
             (
+                "a container above its pod, which v1 refuses",
+                Some(1_000),
+                vec![native(2_000, 200_000)],
+                None,
+                limits(200_000, 0),
+            ),
+            (
                 "normalized pod, raised container",
                 Some(2_000),
                 vec![raised(2_000, 300_000)],

@@ -165,6 +165,13 @@ fn what_is_missing() {
         ]
     );
     assert_eq!(choose(&pods, &[]), Plan::default());
+    // Nobody goes twice, though two tasks want more than there is.
+    let plan = choose(
+        &pods,
+        &[memory_task(3 * GIB, vec![0]), memory_task(9 * GIB, vec![0])],
+    );
+    assert_eq!(names(&pods, &plan), ["only"]);
+    assert_eq!(plan.released[&(Basis::Used, MEMORY)], GIB);
 }
 
 #[test]
