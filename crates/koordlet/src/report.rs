@@ -232,13 +232,7 @@ impl Agent {
             let Some(subject) = self.measure.host_apps.subject(&app.name) else {
                 continue;
             };
-            let usage = |memory| pair(subject, memory).average(policy.aggregate_ms);
-            // Nobody tells which of an application's pages are hot.
-            let memory = match policy.memory {
-                Memory::WithHotPageCache => Memory::WithoutPageCache,
-                other => other,
-            };
-            if let Some(usage) = usage(memory)
+            if let Some(usage) = pair(subject, policy.memory).average(policy.aggregate_ms)
                 && !apps.iter().any(|known| known.name == app.name)
             {
                 apps.push(HostApplicationMetricInfo {
@@ -353,18 +347,136 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn policy(value: serde_json::Value) -> Policy {
+        Policy::of(&serde_json::from_value(json!({"metricCollectPolicy": value})).unwrap())
+    }
+
+    /// Upstream: `Test_nodeMetricInformer_updateMetricSpec`, `getNodeMetricReportInterval`,
+    /// `generateQueryDuration`.
     #[test]
-    fn policy_defaults_and_minimums() {
-        assert_eq!(Policy::of(&NodeMetricSpec::default()), Policy::default());
-        let spec: NodeMetricSpec = serde_json::from_value(json!({"metricCollectPolicy": {
-            "aggregateDurationSeconds": 10, "reportIntervalSeconds": 1,
-            "nodeAggregatePolicy": {"durations": ["1m"]},
-            "nodeMemoryCollectPolicy": "usageWithPageCache"}}))
-        .unwrap();
-        let policy = Policy::of(&spec);
-        assert_eq!((policy.aggregate_ms, policy.interval_ms), (60_000, 30_000));
-        assert_eq!(policy.windows, [GoDuration::from_mins(1)]);
-        assert_eq!(policy.memory, Memory::WithPageCache);
+    fn what_a_spec_leaves_open_has_its_default() {
+        let default = Policy::default();
+        assert_eq!(
+            (default.aggregate_ms, default.interval_ms),
+            (300_000, 60_000)
+        );
+        assert_eq!(Policy::of(&NodeMetricSpec::default()), default);
+        let with = |change: fn(&mut Policy)| {
+            let mut policy = Policy::default();
+            change(&mut policy);
+            policy
+        };
+        for (given, want) in [
+            (json!({}), with(|_| {})),
+            (
+                json!({"reportIntervalSeconds": 180}),
+                with(|p| p.interval_ms = 180_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": 666}),
+                with(|p| p.interval_ms = 666_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": 1}),
+                with(|p| p.interval_ms = 30_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": -5}),
+                with(|p| p.interval_ms = 30_000),
+            ),
+            (
+                json!({"aggregateDurationSeconds": 600}),
+                with(|p| p.aggregate_ms = 600_000),
+            ),
+            (
+                json!({"aggregateDurationSeconds": 10}),
+                with(|p| p.aggregate_ms = 60_000),
+            ),
+            (
+                json!({"nodeAggregatePolicy": {"durations": ["1m"]}}),
+                with(|p| p.windows = vec![GoDuration::from_mins(1)]),
+            ),
+            (
+                json!({"nodeMemoryCollectPolicy": "usageWithPageCache"}),
+                with(|p| p.memory = Memory::WithPageCache),
+            ),
+            (
+                json!({"nodeMemoryCollectPolicy": "usageWithHotPageCache"}),
+                with(|p| p.memory = Memory::WithHotPageCache),
+            ),
+            (json!({"nodeMemoryCollectPolicy": "magic"}), with(|_| {})),
+        ] {
+            assert_eq!(policy(given.clone()), want, "{given}");
+        }
+    }
+
+    /// Upstream: `Test_nodeMetricInformer_collectNodeMetric`, `collectPodMetric`,
+    /// `collectHostAppMetric`: which series each policy reads.
+    #[test]
+    fn each_policy_has_its_series() {
+        for (memory, hot, want) in [
+            (Memory::WithoutPageCache, false, Metric::MemoryUsage),
+            (Memory::WithoutPageCache, true, Metric::MemoryUsage),
+            (
+                Memory::WithPageCache,
+                true,
+                Metric::MemoryUsageWithPageCache,
+            ),
+            (
+                Memory::WithHotPageCache,
+                true,
+                Metric::MemoryUsageWithHotPageCache,
+            ),
+            (Memory::WithHotPageCache, false, Metric::MemoryUsage),
+        ] {
+            assert_eq!(memory.metric(hot), want, "{memory:?} {hot}");
+            let mut store = Store::new();
+            for subject in [Subject::Node, Subject::Pod(1), Subject::HostApp(1)] {
+                store.push((subject, Metric::CpuUsage), 1000, 2000.0);
+                store.push((subject, want), 1000, 10.0 * 1024.0 * 1024.0 * 1024.0);
+                let pair = Pair {
+                    store: &store,
+                    subject,
+                    memory: memory.metric(hot),
+                    now_ms: 2000,
+                };
+                let used = serde_json::to_value(pair.average(120_000).unwrap()).unwrap();
+                assert_eq!(used["resources"], json!({"cpu": "2", "memory": "10Gi"}));
+            }
+        }
+    }
+
+    /// Upstream: `Test_nodeMetricInformer_collectNodeAggregateMetric`,
+    /// `collectSystemAggregateMetric`.
+    #[test]
+    fn five_figures_per_window() {
+        // Of 100 samples the percentiles are the 50th, 90th, 95th and 99th.
+        for subject in [Subject::Node, Subject::System] {
+            let mut store = Store::new();
+            for n in 1..=100_u64 {
+                store.push((subject, Metric::CpuUsage), n * 3000, n as f64);
+                store.push((subject, Metric::MemoryUsage), n * 3000, n as f64 * 1024.0);
+            }
+            let pair = Pair {
+                store: &store,
+                subject,
+                memory: Metric::MemoryUsage,
+                now_ms: 300_000,
+            };
+            let found = pair.aggregated(&[GoDuration::from_mins(5)]);
+            let found = serde_json::to_value(&found[0]).unwrap();
+            assert_eq!(found["duration"], "5m0s");
+            for (name, cpu, memory) in [
+                ("avg", "50m", "51712"),
+                ("p50", "50m", "50Ki"),
+                ("p90", "90m", "90Ki"),
+                ("p95", "95m", "95Ki"),
+                ("p99", "99m", "99Ki"),
+            ] {
+                let usage = &found["usage"][name]["resources"];
+                assert_eq!(usage, &json!({"cpu": cpu, "memory": memory}), "{name}");
+            }
+        }
     }
 
     #[test]

@@ -191,14 +191,16 @@ impl Measure {
             return;
         }
         self.apps = Some(apps.clone());
-        let groups = apps.iter().filter_map(|app| match layout.host_app(app) {
-            Ok(group) => Some((app.name.as_str(), group)),
-            Err(error) => {
-                let name = &app.name;
-                tracing::warn!(field = "hostApplications", name, %error, "ignored");
-                None
-            }
-        });
+        let groups = apps
+            .iter()
+            .filter_map(|app| match self.layout.host_app(app) {
+                Ok(group) => Some((app.name.as_str(), group)),
+                Err(error) => {
+                    let name = &app.name;
+                    tracing::warn!(field = "hostApplications", name, %error, "ignored");
+                    None
+                }
+            });
         self.host_apps.follow(groups, &mut self.store);
     }
 
@@ -291,7 +293,7 @@ impl Measure {
             }
             let wanted = Wanted {
                 memory: true,
-                throttling: needs.throttling,
+                throttling: false,
             };
             pod.usage
                 .sample(root, &info.cgroup, now.steady_ns, wanted, scratch);
@@ -304,7 +306,7 @@ impl Measure {
             // In turns, so that every tick does the same work.
             let wanted = Wanted {
                 memory: (ticks + pod.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
-                ..wanted
+                throttling: needs.throttling,
             };
             for container in &mut pod.containers {
                 if !needs.containers && !needs.throttling {
@@ -391,6 +393,12 @@ impl Measure {
                 let hot = (all - *cold as f64).max(0.0);
                 self.store
                     .push((Subject::Pod(pod.id), metric), now.ms(), hot);
+            }
+        }
+        for (name, cold) in &cold.apps {
+            if let Some((subject, all)) = self.host_apps.with_page_cache(name) {
+                let hot = (all - *cold as f64).max(0.0);
+                self.store.push((subject, metric), now.ms(), hot);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Pages that nobody touched of late, as kidled (Anolis) counts them (gate ColdPageCollector).
 
 use super::slow::{Facts, Failure, Job};
-use crate::states::States;
+use crate::states::{Layout, States};
 use koord_host::procfs::MemInfo;
-use koord_host::{Controller, HostError, Malformed, Root};
+use koord_host::{CgroupPath, Controller, HostError, Malformed, Root};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,8 @@ pub struct Cold {
     pub node_cold: u64,
     /// By UID, cold in the pod's group.
     pub pods: Vec<(String, u64)>,
+    /// By name, cold in the host application's group.
+    pub apps: Vec<(String, u64)>,
 }
 
 /// Sets kidled going and reads what it counts.
@@ -31,17 +33,20 @@ pub struct ColdPages {
     root: Root,
     states: Arc<States>,
     facts: Arc<Facts>,
+    layout: Layout,
     rounds: u64,
 }
 
 impl ColdPages {
-    /// A collector of the pods in `states`, into `facts`.
+    /// A collector of the pods and host applications in `states`, into `facts`. Groups are named as
+    /// `layout` says until another is found.
     #[must_use]
-    pub fn new(root: Root, states: Arc<States>, facts: Arc<Facts>) -> Self {
+    pub fn new(root: Root, states: Arc<States>, facts: Arc<Facts>, layout: Layout) -> Self {
         Self {
             root,
             states,
             facts,
+            layout,
             rounds: 0,
         }
     }
@@ -85,15 +90,23 @@ impl Job for ColdPages {
             node: info.used_with_page_cache().saturating_sub(node_cold),
             node_cold,
             pods: Vec::new(),
+            apps: Vec::new(),
+        };
+        // A group that is going away is no failure.
+        let cold_in = |group: &CgroupPath| {
+            let dir = self.root.cgroup(group).dir(Controller::Memory)?;
+            self.cold_of(dir.join(FILE)).ok().flatten()
         };
         let pods = self.states.pods.load_full();
         for pod in pods.iter().flat_map(|pods| pods.iter()) {
-            let Some(dir) = self.root.cgroup(&pod.cgroup).dir(Controller::Memory) else {
-                continue;
-            };
-            // A pod that is going away is no failure.
-            if let Ok(Some(bytes)) = self.cold_of(dir.join(FILE)) {
+            if let Some(bytes) = cold_in(&pod.cgroup) {
                 cold.pods.push((pod.uid.clone(), bytes));
+            }
+        }
+        let layout = self.states.layout_or(&self.layout);
+        for app in self.states.slo.load().host_apps.iter() {
+            if let Some(bytes) = layout.host_app(app).ok().as_ref().and_then(cold_in) {
+                cold.apps.push((app.name.clone(), bytes));
             }
         }
         self.rounds += 1;
@@ -122,8 +135,7 @@ fn cold_bytes(text: &str) -> Result<u64, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::states::{Driver, Layout, PodInfo};
-    use koord_host::CgroupPath;
+    use crate::states::{Driver, PodInfo};
     use koord_host::fake::Tree;
     use serde_json::json;
 
@@ -153,7 +165,9 @@ mod tests {
         let tree = Tree::v1("0-1").unwrap();
         let states = Arc::new(States::default());
         let facts = Arc::new(Facts::default());
-        let mut job = ColdPages::new(tree.root().clone(), states.clone(), facts.clone());
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        let (root, known) = (tree.root().clone(), states.clone());
+        let mut job = ColdPages::new(root, known, facts.clone(), layout.clone());
         let error = job.round().unwrap_err().to_string();
         assert!(error.contains("kidled"), "{error}");
         for (file, value) in [("scan_period_in_seconds", "0\n"), ("use_hierarchy", "1\n")] {
@@ -163,7 +177,6 @@ mod tests {
             .unwrap();
         let pod = json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]},
             "status": {"phase": "Running"}});
-        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
         let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
         tree.group(pod.cgroup.as_str()).unwrap();
         let memory = "sys/fs/cgroup/memory";

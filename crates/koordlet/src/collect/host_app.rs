@@ -28,6 +28,13 @@ impl HostApps {
         Some(Subject::HostApp(app.id))
     }
 
+    /// The series of the application `name` and its newest memory with page cache, in bytes.
+    #[must_use]
+    pub fn with_page_cache(&self, name: &str) -> Option<(Subject, f64)> {
+        let app = self.apps.iter().find(|app| app.name == name)?;
+        Some((Subject::HostApp(app.id), app.usage.memory_with_cache?))
+    }
+
     /// Follows these applications, each a name with its group, and no others. One that keeps both
     /// keeps its series; of two with one name the first counts.
     pub fn follow<'a>(

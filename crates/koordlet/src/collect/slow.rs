@@ -104,6 +104,7 @@ pub fn jobs(
             root.clone(),
             states.clone(),
             facts.clone(),
+            settings.layout.clone(),
         )));
     }
     if on(Gate::ResctrlCollector) && told.resctrl {

@@ -44,7 +44,7 @@ pub struct Needs {
     pub fast_pressure: bool,
     /// What containers use, beside their pods.
     pub containers: bool,
-    /// How often pods and containers were throttled.
+    /// How often containers were throttled.
     pub throttling: bool,
     /// What the BE class requests and can get.
     pub batch_limit: bool,

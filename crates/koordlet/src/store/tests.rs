@@ -99,6 +99,29 @@ fn memory_is_bounded_at_any_rate() {
 }
 
 #[test]
+fn a_large_node_stays_small() {
+    let mut store = Store::new();
+    for second in 0..2000 {
+        let now = second * 1000;
+        for subject in [Subject::Node, Subject::System, Subject::Numa(0)] {
+            store.push((subject, CPU), now, 1.0);
+            store.push((subject, Metric::MemoryUsage), now, 1.0);
+        }
+        for pod in 0..250 {
+            store.push((Subject::Pod(pod), CPU), now, 1.0);
+            store.push((Subject::Pod(pod), Metric::MemoryUsage), now, 1.0);
+        }
+        for container in 0..750 {
+            for metric in [CPU, Metric::MemoryUsage, Metric::CpuThrottled] {
+                store.push((Subject::Container(container), metric), now, 1.0);
+            }
+        }
+    }
+    assert_eq!(store.len(), 6 + 500 + 2250);
+    assert!(store.bytes() < 5 << 20, "{}", store.bytes());
+}
+
+#[test]
 fn names_of_metrics_are_distinct() {
     for metric in Metric::ALL {
         assert_eq!(Metric::of_name(metric.name()), Some(*metric));
