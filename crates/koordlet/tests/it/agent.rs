@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-const NODE: &str = "n1";
+pub(crate) const NODE: &str = "n1";
 
 struct Rig {
     client: Client,
@@ -26,26 +26,53 @@ struct Rig {
     _server: Arc<ApiServer>,
 }
 
-fn typed<T: DeserializeOwned>(value: Value) -> T {
+pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
+}
+
+/// An API server with one node of two CPUs and 8 GiB.
+pub(crate) async fn cluster(clock: &Clock) -> (Arc<ApiServer>, Client) {
+    let server = ApiServer::open(Config::memory(clock.clone()))
+        .await
+        .unwrap();
+    server.install_crds(koord_api::crd_values()).await.unwrap();
+    let client = koord_kube::client::in_process(server.service());
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = typed(json!({"metadata": {"name": NODE}}));
+    nodes.create(&PostParams::default(), &node).await.unwrap();
+    let list = json!({"cpu": "2", "memory": "8Gi", "pods": "110"});
+    let status = json!({"status": {"capacity": list, "allocatable": list}});
+    patch::merge_node_status(&client, NODE, &status)
+        .await
+        .unwrap();
+    (server, client)
+}
+
+/// A running pod on the node with one container, whose group is named after the pod.
+pub(crate) async fn add_pod(
+    client: &Client,
+    name: &str,
+    labels: Value,
+    resources: Value,
+) -> String {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let pod = typed(json!({
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"nodeName": NODE, "containers":
+            [{"name": "c", "image": "x", "resources": resources}]}}));
+    let created: Pod = pods.create(&PostParams::default(), &pod).await.unwrap();
+    let uid = created.metadata.uid.unwrap();
+    let status = json!({"status": {"phase": "Running", "containerStatuses": [{
+        "name": "c", "containerID": format!("koord://{name}"), "image": "x", "imageID": "",
+        "ready": true, "restartCount": 0}]}});
+    patch::merge_status(&pods, name, &status).await.unwrap();
+    uid
 }
 
 impl Rig {
     async fn start() -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
-        let server = ApiServer::open(Config::memory(clock.clone()))
-            .await
-            .unwrap();
-        server.install_crds(koord_api::crd_values()).await.unwrap();
-        let client = koord_kube::client::in_process(server.service());
-        let nodes: Api<Node> = Api::all(client.clone());
-        let node = typed(json!({"metadata": {"name": NODE}}));
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        let list = json!({"cpu": "2", "memory": "8Gi", "pods": "110"});
-        let status = json!({"status": {"capacity": list, "allocatable": list}});
-        patch::merge_node_status(&client, NODE, &status)
-            .await
-            .unwrap();
+        let (server, client) = cluster(&clock).await;
         let tree = Tree::hybrid("0-1").unwrap();
         tree.group("kubepods/besteffort").unwrap();
         Self {
@@ -73,18 +100,7 @@ impl Rig {
     }
 
     async fn add_pod(&self, name: &str, labels: Value, resources: Value) -> String {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
-        let pod = typed(json!({
-            "metadata": {"name": name, "labels": labels},
-            "spec": {"nodeName": NODE, "containers":
-                [{"name": "c", "image": "x", "resources": resources}]}}));
-        let created: Pod = pods.create(&PostParams::default(), &pod).await.unwrap();
-        let uid = created.metadata.uid.unwrap();
-        let status = json!({"status": {"phase": "Running", "containerStatuses": [{
-            "name": "c", "containerID": format!("koord://{name}"), "image": "x", "imageID": "",
-            "ready": true, "restartCount": 0}]}});
-        patch::merge_status(&pods, name, &status).await.unwrap();
-        uid
+        add_pod(&self.client, name, labels, resources).await
     }
 
     /// Waits, in paused time, until `found` gives something.

@@ -1,8 +1,21 @@
 //! The agent on the real kernel, where the test may write cgroups.
 
+use crate::agent::{NODE, add_pod, cluster, typed};
+use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_app::{Clock, Context};
+use koord_host::cgroup::resource::{shares_to_weight, weight_to_shares};
+use koord_host::process::{Spawn, Spawned, Spawner};
+use koord_host::root::Controller;
 use koord_host::testing::skip;
-use koord_host::{Root, features};
+use koord_host::{Cgroup, CgroupPath, Resource, Root, Version, features};
+use koord_kube::Api;
+use koord_kube::api::PostParams;
 use koordlet::bench::{self, Config, Fixture};
+use koordlet::gates::Gate;
+use koordlet::states::{Driver, Layout};
+use koordlet::{Options, Settings};
+use serde_json::json;
+use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn the_loop_follows_real_groups() {
@@ -27,4 +40,219 @@ async fn the_loop_follows_real_groups() {
     let left = format!("koord-bench-{}", std::process::id());
     let left = root.cgroup(&left.parse().unwrap());
     assert!(!left.exists(), "the fixture cleans up");
+}
+
+/// Groups below one of the test's own, with a busy process in each, gone at the end.
+struct Ground {
+    root: Root,
+    top: CgroupPath,
+    spawner: Spawner,
+    processes: Vec<Spawned>,
+}
+
+impl Ground {
+    fn new() -> Option<Self> {
+        let root = Root::system().unwrap();
+        if !features::probe(&root).is_ok_and(|features| features.writable) {
+            skip("cgroup-write", "cgroups cannot be written here");
+            return None;
+        }
+        let top = CgroupPath::new(&format!("koord-agent-test-{}", std::process::id())).unwrap();
+        let spawner = Spawner::start(root.clone()).unwrap();
+        let processes = Vec::new();
+        Some(Self {
+            root,
+            top,
+            spawner,
+            processes,
+        })
+    }
+
+    fn group(&self, path: &str) -> Cgroup {
+        let path = format!("kubepods/{path}");
+        self.root.cgroup(&self.top.join(&path).unwrap())
+    }
+
+    /// As the kubelet and the runtime would: the groups, and a process that never sleeps.
+    fn container(&mut self, path: &str) -> Cgroup {
+        let group = self.group(path);
+        let controllers = [
+            Controller::Cpu,
+            Controller::Cpuacct,
+            Controller::Cpuset,
+            Controller::Memory,
+        ];
+        group.create(&controllers).unwrap();
+        let spawn = Spawn {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), "while :; do :; done".into()],
+            cgroups: group.entrances(),
+            ..Spawn::default()
+        };
+        self.processes.push(self.spawner.spawn(spawn).unwrap());
+        group
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let top = self.root.cgroup(&self.top);
+        for _ in 0..10_000 {
+            let _ = top.kill();
+            for process in &mut self.processes {
+                let _ = process.reap();
+            }
+            if top.remove().is_ok() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found().await {
+            return found;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "never saw {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits until a file of a group says `value`, in v1 units; a kernel without it is asked nothing.
+async fn says(group: &Cgroup, resource: Resource, value: i64) {
+    if !group.supports(resource) {
+        assert!(
+            group.root().version() == Version::V1 && resource.name().starts_with("memory."),
+            "{resource:?} is missing"
+        );
+        return;
+    }
+    let what = format!("{value} in {} of {}", resource.name(), group.path());
+    until(&what, async || {
+        (group.value(resource).unwrap() == Some(value.to_string())).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_measures_and_enforces_on_this_kernel() {
+    let Some(mut ground) = Ground::new() else {
+        return;
+    };
+    let (_server, client) = cluster(&Clock::system()).await;
+    let ls = add_pod(
+        &client,
+        "ls",
+        json!({"koordinator.sh/qosClass": "LS"}),
+        json!({"requests": {"cpu": "250m", "memory": "128Mi"},
+               "limits": {"cpu": "500m", "memory": "256Mi"}}),
+    )
+    .await;
+    let batch = json!({"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"});
+    let be = add_pod(
+        &client,
+        "be",
+        json!({"koordinator.sh/qosClass": "BE"}),
+        json!({"requests": batch, "limits": batch}),
+    )
+    .await;
+    let ls_container = ground.container(&format!("burstable/pod{ls}/ls"));
+    let ls_pod = ground.group(&format!("burstable/pod{ls}"));
+    let be_container = ground.container(&format!("besteffort/pod{be}/be"));
+    let be_pod = ground.group(&format!("besteffort/pod{be}"));
+    // The kubelet's part.
+    for group in [&ls_pod, &ls_container] {
+        group.set_cfs_quota(50_000).unwrap();
+    }
+
+    let slo = json!({"metadata": {"name": NODE}, "spec": {
+        "resourceUsedThresholdWithBE": {"enable": true},
+        "extensions": {"cpuSuppress": {"mode": "pressure", "beCPUIdle": true}},
+        "cpuBurstStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 60},
+        "resourceQOSStrategy": {"lsClass": {"memoryQOS": {"enable": true,
+            "minLimitPercent": 25, "lowLimitPercent": 50, "throttlingPercent": 50}}}}});
+    let slos: Api<NodeSLO> = Api::all(client.clone());
+    slos.create(&PostParams::default(), &typed(slo))
+        .await
+        .unwrap();
+    let metrics: Api<NodeMetric> = Api::all(client.clone());
+    let metric = json!({"metadata": {"name": NODE}, "spec": {"metricCollectPolicy":
+        {"aggregateDurationSeconds": 60, "reportIntervalSeconds": 30}}});
+    metrics
+        .create(&PostParams::default(), &typed(metric))
+        .await
+        .unwrap();
+    let mut settings = Settings {
+        interval_ms: 100,
+        reconcile_interval_ms: 500,
+        layout: Layout::new(Driver::Cgroupfs, ground.top.clone()),
+        ..Settings::default()
+    };
+    for gate in [Gate::CPUBurst, Gate::CgroupReconcile] {
+        settings.gates.set(gate, true);
+    }
+    let options = Options {
+        node_name: NODE.to_owned(),
+        root: Some(ground.root.clone()),
+        detect_layout: None,
+        settings,
+        report_interval: Some(Duration::from_millis(500)),
+        ..Options::default()
+    };
+    let ctx = Context::new();
+    let running = tokio::spawn(koordlet::run(options, client, ctx.clone()));
+
+    // Memory QoS: shares of the request, and throttling half-way between request and limit.
+    for group in [&ls_pod, &ls_container] {
+        says(group, Resource::MemoryMin, 32 << 20).await;
+        says(group, Resource::MemoryLow, 64 << 20).await;
+    }
+    says(&ls_container, Resource::MemoryHigh, 192 << 20).await;
+    let class = ground.group("burstable");
+    says(&class, Resource::MemoryMin, 32 << 20).await;
+    // Burst: 60 % of half a core in a period of 100 ms, at both levels, under the quota.
+    for group in [&ls_pod, &ls_container] {
+        says(group, Resource::CfsBurst, 30_000).await;
+        says(group, Resource::CfsQuota, 50_000).await;
+    }
+    // Batch resources, below a pod that has the idle policy.
+    says(&be_pod, Resource::CpuIdle, 1).await;
+    let shares = match ground.root.version() {
+        Version::V1 => 1536,
+        Version::V2 => weight_to_shares(shares_to_weight(1536)),
+    };
+    says(&be_container, Resource::CpuShares, shares).await;
+    // Suppression lifts the quotas of batch pods while it limits the class, which the test's own
+    // busy loops may bring about.
+    let class = ground.group("besteffort");
+    until("the quota of the batch container", async || {
+        let wanted = match class.cfs_quota().unwrap() {
+            Some(-1) => Some(150_000),
+            _ => Some(-1),
+        };
+        (be_container.cfs_quota().unwrap() == wanted).then_some(())
+    })
+    .await;
+    says(&be_container, Resource::MemoryLimit, 1 << 30).await;
+    says(&be_pod, Resource::MemoryLimit, 1 << 30).await;
+
+    // And both pods were measured.
+    until("the usage of both pods", async || {
+        let status = serde_json::to_value(metrics.get(NODE).await.unwrap().status?).unwrap();
+        let pods = status["podsMetric"].as_array()?.clone();
+        let busy = pods.iter().filter(|pod| {
+            let cpu = pod["podUsage"]["resources"]["cpu"].as_str();
+            cpu.is_some_and(|cpu| cpu != "0")
+        });
+        (busy.count() == 2).then_some(())
+    })
+    .await;
+    ctx.shutdown.cancel();
+    running.await.unwrap().unwrap();
 }
