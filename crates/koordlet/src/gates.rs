@@ -62,41 +62,41 @@ gates! {
     AuditEventsHTTPHandler: Alpha, false, Works;
     BECPUSuppress: Beta, true, Works;
     BECPUManager: Alpha, false, NOT_YET;
-    BECPUEvict: Alpha, false, NOT_YET;
-    CPUEvict: Alpha, false, NOT_YET;
-    CPUAllocatableEvict: Alpha, false, NOT_YET;
+    BECPUEvict: Alpha, false, Works;
+    CPUEvict: Alpha, false, Works;
+    CPUAllocatableEvict: Alpha, false, Works;
     BEMemoryEvict: Alpha, false, Works;
-    MemoryEvict: Alpha, false, NOT_YET;
-    MemoryAllocatableEvict: Alpha, false, NOT_YET;
-    CPUBurst: Beta, true, NOT_YET;
-    SystemConfig: Alpha, false, NOT_YET;
-    RdtResctrl: Beta, true, NOT_YET;
-    ResctrlCollector: Alpha, false, NOT_YET;
-    CgroupReconcile: Alpha, false, NOT_YET;
-    BlkIOReconcile: Alpha, false, NOT_YET;
+    MemoryEvict: Alpha, false, Works;
+    MemoryAllocatableEvict: Alpha, false, Works;
+    CPUBurst: Beta, true, Works;
+    SystemConfig: Alpha, false, Works;
+    RdtResctrl: Beta, true, Works;
+    ResctrlCollector: Alpha, false, Works;
+    CgroupReconcile: Alpha, false, Works;
+    BlkIOReconcile: Alpha, false, Partly("local disks are measured; nothing is limited yet");
     NodeTopologyReport: Beta, true, NOT_YET;
     Accelerators: Alpha, false, NOT_YET;
     RDMADevices: Alpha, false, NOT_YET;
     CPICollector: Alpha, false, NOT_YET;
     Libpfm4: Alpha, false, Nothing("perf events are read without the library");
-    PSICollector: Alpha, false, Partly("pressure guides suppression with the gate closed, too; no metrics");
-    ColdPageCollector: Alpha, false, Nothing("cold memory needs a kernel with kidled");
-    HugePageReport: Alpha, false, NOT_YET;
+    PSICollector: Alpha, false, Works;
+    ColdPageCollector: Alpha, false, Works;
+    HugePageReport: Alpha, false, Partly("huge pages are measured, not reported");
     PodResourcesProxy: Alpha, false, NOT_YET;
     HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
     PerCPUMetric: Alpha, false, Works;
     NodeMetricPromMetrics: Alpha, false, Works;
-    GroupIdentity: Beta, true, NOT_YET;
-    CPUSetAllocator: Beta, true, NOT_YET;
+    GroupIdentity: Beta, true, Works;
+    CPUSetAllocator: Beta, true, Works;
     BatchResource: Beta, true, Works;
-    GPUEnvInject: Alpha, false, NOT_YET;
-    RDMADeviceInject: Alpha, false, NOT_YET;
-    CPUNormalization: Alpha, false, NOT_YET;
+    GPUEnvInject: Alpha, false, Nothing("the environment of containers is set through NRI or the hook server, not built yet");
+    RDMADeviceInject: Alpha, false, Nothing("devices are given through NRI or the hook server, not built yet");
+    CPUNormalization: Alpha, false, Works;
     CoreSched: Alpha, false, NOT_YET;
     TerwayQoS: Alpha, false, Nothing("Terway is not supported");
     TCNetworkQoS: Alpha, false, Nothing("traffic control is not supported");
-    Resctrl: Alpha, false, NOT_YET;
-    OOMScoreAdj: Alpha, false, NOT_YET;
+    Resctrl: Alpha, false, Works;
+    OOMScoreAdj: Alpha, false, Works;
 }
 
 /// Which gates are open.
@@ -172,6 +172,7 @@ impl fmt::Display for Gates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collect::table::{COLLECTORS, Readers};
 
     #[test]
     fn names_win_over_groups() {
@@ -199,6 +200,18 @@ mod tests {
             let error = text.parse::<Gates>().unwrap_err().to_string();
             let name = text.split('=').next().unwrap();
             assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_strategies_and_collectors_ask_for_has_an_effect() {
+        let strategies = crate::qos::STRATEGIES.iter().flat_map(|row| row.gates);
+        let collectors = COLLECTORS.iter().filter_map(|row| match &row.readers {
+            Readers::Gate(gate) => Some(gate),
+            _ => None,
+        });
+        for gate in strategies.chain(collectors) {
+            assert!(!matches!(gate.effect(), Nothing(_)), "{}", gate.name());
         }
     }
 
