@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
-use koord_host::Resource;
 use koord_host::fake::Tree;
+use koord_host::{CgroupPath, Resource};
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, Informer, Scope, patch};
 use koordlet::gates::Gate;
@@ -374,6 +374,67 @@ async fn pods_can_come_from_the_kubelet() {
     tokio::time::timeout(Duration::from_secs(20), wait)
         .await
         .unwrap();
+    rig.ctx.shutdown.cancel();
+    running.await.unwrap().unwrap();
+}
+
+/// The poll is an hour away: only the new directory can tell that a container has been started again.
+#[tokio::test]
+async fn a_restarted_batch_container_has_its_limits_at_once() {
+    let rig = Rig::start().await;
+    rig.tree.group("kubepods/besteffort/podu1/c1").unwrap();
+    let list = |id: &str| {
+        json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
+            "metadata": {"uid": "u1", "name": "be", "labels": {"koordinator.sh/qosClass": "BE"}},
+            "spec": {"containers": [{"name": "c",
+                "resources": {"requests": {"kubernetes.io/batch-cpu": "3000"},
+                    "limits": {"kubernetes.io/batch-cpu": "3000"}}}]},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "c", "image": "",
+                "imageID": "", "ready": true, "restartCount": 0,
+                "containerID": format!("containerd://{id}"), "state": {"running": {}}}]}}]})
+    };
+    let answer = Arc::new(std::sync::Mutex::new(list("c1")));
+    let now = answer.clone();
+    let routes = axum::Router::new().route(
+        "/pods",
+        axum::routing::get(move || async move { axum::Json(now.lock().unwrap().clone()) }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let kubelet = Kubelet {
+        url: Some(format!("http://{address}")),
+        interval: Duration::from_secs(3600),
+        ..Kubelet::default()
+    };
+    let options = Options {
+        node_name: NODE.to_owned(),
+        root: Some(rig.tree.root().clone()),
+        settings: Settings {
+            interval_ms: 20,
+            ..Settings::default()
+        },
+        pods: PodSource::Kubelet(kubelet),
+        thread: Thread::Own,
+        report: false,
+        ..Options::default()
+    };
+    let running = tokio::spawn(koordlet::run(options, rig.client.clone(), rig.ctx.clone()));
+    let has_shares = async |path: &str| {
+        let group = rig.tree.root().cgroup(&CgroupPath::new(path).unwrap());
+        let wait = async {
+            while group.cpu_shares().unwrap() != Some(3072) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait)
+            .await
+            .unwrap();
+    };
+    has_shares("kubepods/besteffort/podu1/c1").await;
+    *answer.lock().unwrap() = list("c2");
+    rig.tree.group("kubepods/besteffort/podu1/c2").unwrap();
+    has_shares("kubepods/besteffort/podu1/c2").await;
     rig.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
 }

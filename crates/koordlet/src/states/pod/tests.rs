@@ -1,5 +1,6 @@
 use super::*;
 use crate::states::Driver;
+use proptest::prelude::*;
 use serde_json::json;
 
 fn info(value: serde_json::Value) -> PodInfo {
@@ -310,4 +311,23 @@ fn a_plain_pod_is_small() {
         "{}",
         size_of::<ContainerInfo>()
     );
+}
+
+proptest! {
+    /// Whatever is written into annotations, the pod is followed and the rules are kept.
+    #[test]
+    fn any_annotation_leaves_the_pod(
+        at in prop::collection::vec(0..NOTES.len(), 0..4),
+        text in prop_oneof!["\\PC{0,16}", "[0-9,-]{0,8}", r#"\{"[a-z]{0,8}":[0-9-]{1,20}\}"#],
+    ) {
+        let notes: serde_json::Map<_, _> =
+            at.iter().map(|at| (NOTES[*at].0.to_owned(), json!(text))).collect();
+        let (pod, malformed) = noted(&json!(notes), None);
+        prop_assert!(malformed.len() <= notes.len());
+        let adj = pod.notes().oom_score_adj.of("a");
+        prop_assert!(adj.is_none_or(|adj| (-1000..=1000).contains(&adj)));
+        let identity = pod.notes().cpu_qos.as_ref().and_then(|cpu| cpu.group_identity);
+        prop_assert!(identity.is_none_or(|identity| (-1..=2).contains(&identity)));
+        prop_assert!(pod.cpus.is_none_or(|cpus| !cpus.is_empty()));
+    }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use proptest::prelude::*;
 use serde_json::json;
 
 fn slo(value: &Value) -> Slo {
@@ -181,4 +182,90 @@ fn the_extension_switches_the_mode() {
     assert_eq!(slo.extension.mode, Some(SuppressMode::Upstream));
     assert_eq!(slo.extension.be_cpu_idle, Some(true));
     assert!("magic".parse::<SuppressMode>().is_err());
+}
+
+/// Any JSON, with the names of fields among its keys.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (-3_i64..120).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof!["auto", "cpuset", "LS", "\\PC{0,8}"].prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 48, 6, |inner| {
+        let key = prop::sample::select(vec![
+            "resourceUsedThresholdWithBE",
+            "resourceQOSStrategy",
+            "cpuBurstStrategy",
+            "systemStrategy",
+            "extensions",
+            "hostApplications",
+            "enable",
+            "ENABLE",
+            "cpuSuppressThresholdPercent",
+            "memoryEvictThresholdPercent",
+            "memoryEvictLowerPercent",
+            "cpuSuppressPolicy",
+            "beClass",
+            "lsClass",
+            "cpuQOS",
+            "memoryQOS",
+            "blkioQOS",
+            "resctrlQOS",
+            "networkQOS",
+            "groupIdentity",
+            "wmarkRatio",
+            "catRangeStartPercent",
+            "catRangeEndPercent",
+            "blocks",
+            "ioCfg",
+            "readIOPS",
+            "policy",
+            "cpuBurstPercent",
+            "schedFeatures",
+            "cpuSuppress",
+            "mode",
+            "name",
+            "qos",
+            "cgroupPath",
+            "base",
+            "ingressLimit",
+            "totalNetworkBandwidth",
+            "a.b[0]",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key, inner), 0..8).prop_map(|members| {
+                let members = members
+                    .into_iter()
+                    .map(|(key, value)| (key.to_owned(), value));
+                Value::Object(members.collect())
+            }),
+        ]
+    })
+}
+
+proptest! {
+    /// Whatever is written, what comes out keeps the rules, and says the same when it is read again.
+    #[test]
+    fn any_spec_gives_settings_that_keep_the_rules(first in any_json(), second in any_json()) {
+        let (before, _) = Slo::read(&first, None);
+        let (slo, _) = Slo::read(&second, Some(&before));
+        for slo in [&before, &slo] {
+            prop_assert!((0..=100).contains(&slo.suppress_percent));
+            prop_assert!(slo.memory_percent.is_none_or(|p| (0..=100).contains(&p)));
+            let burst = slo.cpu_burst();
+            prop_assert!(burst.cpu_burst_percent.is_some_and(|p| (1..=10_000).contains(&p)));
+            prop_assert!(burst.policy.as_ref().is_some_and(|p| p.is_known() || p.as_str().is_empty()));
+            for qos in [QosClass::Lsr, QosClass::Ls, QosClass::Be] {
+                let identity = slo.cpu_qos(qos).and_then(|cpu| cpu.group_identity);
+                prop_assert!(identity.is_some_and(|identity| (-1..=2).contains(&identity)));
+            }
+            let (again, malformed) = Slo::read(&slo.good, None);
+            prop_assert_eq!(malformed, vec![]);
+            prop_assert_eq!(&again.spec, &slo.spec);
+        }
+    }
 }
