@@ -122,6 +122,16 @@ impl Watch {
             if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
                 changes.push(Change::Made { dir, name });
             } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+                // Cgroupfs does not end the watch of a directory that is removed: it would stay,
+                // and hold memory, for as long as we live.
+                let path = dir.join(&name);
+                let watched = self.dirs.iter().find(|(_, known)| **known == path);
+                if let Some(id) = watched.map(|(id, _)| *id) {
+                    // Fails where the kernel has let go of it already.
+                    let _ = inotify::remove_watch(&self.fd, id);
+                    self.dirs.remove(&id);
+                    changes.push(Change::Gone(path));
+                }
                 changes.push(Change::Removed { dir, name });
             }
         }
@@ -147,6 +157,8 @@ impl AsRawFd for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Controller;
+    use crate::testing::RealGroup;
     use std::fs;
 
     #[test]
@@ -179,6 +191,39 @@ mod tests {
         assert_eq!(last.last(), Some(&Change::Gone(dir.clone())), "{last:?}");
         assert_eq!(watch.dirs().count(), 0);
         assert!(!watch.add(&dir).unwrap());
+    }
+
+    #[test]
+    fn a_removed_group_is_not_watched_any_more() {
+        let controllers = [Controller::Cpu];
+        let Some(group) = RealGroup::new("watch", &controllers).unwrap() else {
+            return;
+        };
+        let pod = group.0.root().cgroup(&group.0.path().join("pod1").unwrap());
+        let dirs = [&group.0, &pod].map(|group| group.dir(Controller::Cpu).unwrap());
+        let mut watch = Watch::new().unwrap();
+        assert!(watch.add(&dirs[0]).unwrap());
+        for _ in 0..3 {
+            pod.create(&controllers).unwrap();
+            assert!(watch.add(&dirs[1]).unwrap());
+            pod.remove().unwrap();
+            let changes = watch.changes().unwrap();
+            assert!(
+                changes.contains(&Change::Gone(dirs[1].clone())),
+                "{changes:?}"
+            );
+            assert_eq!(watch.dirs().collect::<Vec<_>>(), [dirs[0].as_path()]);
+        }
+        assert_eq!(watches(&watch), 1, "the kernel keeps no other");
+    }
+
+    /// How many watches the kernel has behind a descriptor.
+    fn watches(watch: &Watch) -> usize {
+        let info = format!("/proc/self/fdinfo/{}", watch.as_raw_fd());
+        let info = fs::read_to_string(info).unwrap();
+        info.lines()
+            .filter(|line| line.starts_with("inotify "))
+            .count()
     }
 
     #[test]
