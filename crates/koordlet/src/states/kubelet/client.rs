@@ -4,7 +4,7 @@ use super::Config;
 use crate::metrics::Metrics;
 use crate::options::Kubelet as Options;
 use crate::states::{Malformed, NodeInfo, States};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Volume};
 use koord_api::lenient::ReadError;
 use koord_kube::{Client, endpoint};
 use serde_json::Value;
@@ -254,6 +254,44 @@ pub(super) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, Kubel
     Ok(format!("https://{host}:{}", port.unwrap_or(DEFAULT_PORT)))
 }
 
+/// A pod without what [`PodInfo`](crate::states::PodInfo) does not look at and what makes most of its
+/// size. Dropped pod by pod: a whole list of 250 pods takes several times the memory of the agent's
+/// own state.
+struct Lean(Pod);
+
+impl<'de> serde::Deserialize<'de> for Lean {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut pod = Pod::deserialize(deserializer)?;
+        pod.metadata.managed_fields = None;
+        if let Some(spec) = &mut pod.spec {
+            let volumes = spec.volumes.iter_mut().flatten();
+            for volume in volumes.filter(|volume| volume.persistent_volume_claim.is_none()) {
+                *volume = Volume {
+                    name: std::mem::take(&mut volume.name),
+                    ..Volume::default()
+                };
+            }
+            spec.affinity = None;
+            spec.tolerations = None;
+            let init = spec.init_containers.iter_mut().flatten();
+            for container in spec.containers.iter_mut().chain(init) {
+                container.args = None;
+                container.command = None;
+                container.env = None;
+                container.lifecycle = None;
+                container.liveness_probe = None;
+                container.readiness_probe = None;
+                container.startup_probe = None;
+                container.volume_mounts = None;
+            }
+        }
+        if let Some(status) = &mut pod.status {
+            status.conditions = None;
+        }
+        Ok(Self(pod))
+    }
+}
+
 /// The pods of a list, and what is wrong with those that cannot be read.
 pub(super) fn read_pods(text: &str) -> Result<(Vec<Pod>, Vec<Malformed>), ReadError> {
     #[derive(serde::Deserialize)]
@@ -261,8 +299,11 @@ pub(super) fn read_pods(text: &str) -> Result<(Vec<Pod>, Vec<Malformed>), ReadEr
         #[serde(default = "Vec::new")]
         items: Vec<T>,
     }
-    if let Ok(list) = serde_json::from_str::<List<Pod>>(text) {
-        return Ok((list.items, Vec::new()));
+    if let Ok(list) = serde_json::from_str::<List<Lean>>(text) {
+        return Ok((
+            list.items.into_iter().map(|lean| lean.0).collect(),
+            Vec::new(),
+        ));
     }
     // One by one, which costs more: something is wrong.
     let value: Value =

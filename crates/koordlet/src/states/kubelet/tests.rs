@@ -4,7 +4,8 @@ use super::client::{Kubelet, KubeletError, read_pods, url_of};
 use super::poll::Poll;
 use crate::metrics::Metrics;
 use crate::options::Kubelet as Options;
-use crate::states::{Layout, NodeInfo, States};
+use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};
+use koord_host::CgroupPath;
 use koord_host::fake::Tree;
 use koord_kube::Client;
 use parking_lot::Mutex;
@@ -333,6 +334,51 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     for (text, pods) in [(r#"{"items":null}"#, 0), (r#"{"items":[]}"#, 0)] {
         assert_eq!(read_pods(text).unwrap().0.len(), pods, "{text}");
     }
+}
+
+/// What is dropped of a pod while a list is read is nothing that the agent looks at.
+#[test]
+fn a_pod_of_a_list_says_what_a_whole_one_says() {
+    let pod = json!({
+        "metadata": {"uid": "u", "namespace": "ns", "name": "p",
+            "labels": {"koordinator.sh/qosClass": "LS"},
+            "annotations": {"kubernetes.io/config.source": "api"},
+            "managedFields": [{"manager": "kubectl", "operation": "Update"}]},
+        "spec": {"priority": 9000, "hostNetwork": true, "nodeName": "n",
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "w", "emptyDir": {}}],
+            "tolerations": [{"operator": "Exists"}],
+            "initContainers": [{"name": "i", "restartPolicy": "Always", "env": [{"name": "A"}],
+                "resources": {"requests": {"cpu": "1"}}}],
+            "containers": [{"name": "c", "image": "x", "args": ["a"], "command": ["b"],
+                "env": [{"name": "A", "value": "b"}],
+                "livenessProbe": {"httpGet": {"port": 1}},
+                "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}}}]},
+        "status": {"phase": "Running", "qosClass": "Burstable",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "c", "containerID": "containerd://c", "image": "",
+                "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}
+    });
+    let list = json!({"items": [pod]}).to_string();
+    let (read, malformed) = read_pods(&list).unwrap();
+    let [read] = &read[..] else {
+        panic!("{read:?}");
+    };
+    assert!(malformed.is_empty());
+    let container = &read.spec.as_ref().unwrap().containers[0];
+    assert!(container.env.is_none() && read.metadata.managed_fields.is_none());
+    let claims = read.spec.as_ref().unwrap().volumes.iter().flatten();
+    assert_eq!(
+        claims
+            .filter(|v| v.persistent_volume_claim.is_some())
+            .count(),
+        1
+    );
+    let whole: k8s_openapi::api::core::v1::Pod = serde_json::from_value(pod).unwrap();
+    let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+    let info = PodInfo::of(read, &layout);
+    assert!(info.is_some());
+    assert_eq!(info, PodInfo::of(&whole, &layout));
 }
 
 /// The first lists of a kubelet that has restarted are partial; what is known of the others stays.
