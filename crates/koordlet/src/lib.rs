@@ -24,7 +24,6 @@
 pub mod agent;
 pub mod args;
 pub mod audit;
-pub mod bench;
 pub mod collect;
 pub mod evictor;
 pub mod executor;

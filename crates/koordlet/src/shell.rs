@@ -22,7 +22,7 @@ use koord_host::{HostError, Root, features, limits, sched};
 use koord_kube::events::Recorder;
 use koord_kube::{Change, Client, Informer, Scope, Store};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -107,7 +107,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         options.audit.clone(),
         metrics.clone(),
     )?;
-    let ticks = Arc::new(AtomicU64::new(0));
     let ready = Arc::new(AtomicBool::new(false));
     if let Some(address) = options.address {
         let served = http::Served {
@@ -179,7 +178,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         metrics,
         ready,
         states,
-        ticks,
         audit: options.audit.clone(),
         board,
         evictor: Some(evictor),
@@ -190,69 +188,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     }
     options.audit.flush();
     Ok(())
-}
-
-/// A loop that runs without a cluster.
-pub(crate) struct Running {
-    ticks: Arc<AtomicU64>,
-    finished: tokio::task::JoinHandle<Result<(), Error>>,
-    _requests: mpsc::Sender<Request>,
-}
-
-impl Running {
-    /// How many ticks it has done.
-    pub(crate) fn ticks(&self) -> u64 {
-        self.ticks.load(Ordering::Relaxed)
-    }
-
-    /// Waits for its end, after the context was shut down.
-    pub(crate) async fn finished(self) {
-        let _ = self.finished.await;
-    }
-}
-
-/// Starts only the loop, on `states` that the caller fills: for benchmarks.
-pub(crate) fn start_loop(
-    options: &Options,
-    root: Root,
-    states: Arc<States>,
-    ctx: &Context,
-) -> Result<Running, Error> {
-    let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
-    let agent = Agent::new(
-        root,
-        options.settings.clone(),
-        states.clone(),
-        options.audit.clone(),
-        metrics.clone(),
-    )?;
-    let ticks = Arc::new(AtomicU64::new(0));
-    let (requests, inbox) = mpsc::channel(16);
-    let driver = Loop {
-        agent,
-        ctx: ctx.clone(),
-        interval: Duration::from_millis(options.settings.interval_ms.max(10)),
-        fast_interval: Duration::from_millis(options.settings.fast_interval_ms.max(10)),
-        restore_on_stop: options.settings.restore_on_stop,
-        metrics,
-        ready: Arc::default(),
-        states,
-        ticks: ticks.clone(),
-        audit: options.audit.clone(),
-        board: Board::default(),
-        evictor: None,
-    };
-    let finished = tokio::spawn(on_own_thread(
-        driver,
-        inbox,
-        mpsc::channel(1).1,
-        options.realtime_priority,
-    ));
-    Ok(Running {
-        ticks,
-        finished,
-        _requests: requests,
-    })
 }
 
 /// Says what this kernel offers and what is switched on.
@@ -402,7 +337,6 @@ struct Loop {
     metrics: Metrics,
     ready: Arc<AtomicBool>,
     states: Arc<States>,
-    ticks: Arc<AtomicU64>,
     audit: crate::audit::Log,
     board: Board,
     /// Without one, nothing is evicted.
@@ -454,7 +388,6 @@ impl Loop {
                     let Ticked { evictions: due, told, .. } = self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
-                    self.ticks.fetch_add(1, Ordering::Relaxed);
                     let collectors = self.agent.collectors();
                     let listed = self.states.pods.load_full();
                     let pods = listed.as_ref().map(|pods| pods.len());

@@ -1,6 +1,7 @@
 //! The agent on the real kernel, where the test may write cgroups.
 
 use crate::agent::{NODE, add_pod, cluster, typed};
+use k8s_openapi::api::core::v1::Pod;
 use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_app::{Clock, Context};
 use koord_host::cgroup::resource::{shares_to_weight, weight_to_shares};
@@ -10,36 +11,64 @@ use koord_host::testing::skip;
 use koord_host::{Cgroup, CgroupPath, Resource, Root, Version, features};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
-use koordlet::bench::{self, Config, Fixture};
+use koordlet::agent::Now;
 use koordlet::gates::Gate;
-use koordlet::states::{Driver, Layout};
-use koordlet::{Options, Settings};
+use koordlet::states::{Driver, Layout, PodInfo, States};
+use koordlet::{Agent, Metrics, Options, Settings, audit};
 use serde_json::json;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[tokio::test]
-async fn the_loop_follows_real_groups() {
+#[test]
+fn the_loop_follows_real_groups() {
     let root = Root::system().unwrap();
     let writable = features::probe(&root).is_ok_and(|features| features.writable);
     if !writable {
         skip("cgroup-write", "cgroups cannot be written here");
         return;
     }
-    let config = Config {
-        pods: 4,
-        containers: 2,
-        seconds: 1,
-        fake: false,
+    let top = CgroupPath::new(&format!("koord-test-agent-{}", std::process::id())).unwrap();
+    let layout = Layout::new(Driver::Cgroupfs, top.clone());
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"uid": "be", "namespace": "d", "name": "be",
+            "labels": {"koordinator.sh/qosClass": "BE"}},
+        "spec": {"containers": [{"name": "c", "resources": {
+            "requests": {"kubernetes.io/batch-cpu": "500"},
+            "limits": {"kubernetes.io/batch-cpu": "500"}}}]},
+        "status": {"phase": "Running", "qosClass": "BestEffort",
+            "containerStatuses": [{"name": "c", "containerID": "containerd://c", "image": "",
+                "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}
+    }))
+    .unwrap();
+    let info = PodInfo::of(&pod, &layout).unwrap();
+    let container = root.cgroup(&info.cgroup.join("c").unwrap());
+    container.create(&Controller::ALL).unwrap();
+    let states = Arc::new(States::default());
+    states.pods.store(Some(Arc::new(vec![info])));
+    let settings = Settings {
+        layout,
+        ..Settings::default()
     };
-    {
-        let fixture = Fixture::new(&config).unwrap();
-        assert!(fixture.is_real());
+    let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+    let log = audit::Log::default();
+    let mut agent = Agent::new(root.clone(), settings, states, log, metrics).unwrap();
+    for second in 1..=12_u64 {
+        agent.tick(Now {
+            steady_ns: second * 1_000_000_000,
+            wall: jiff::Timestamp::from_second(1_748_000_000 + second as i64).unwrap(),
+        });
     }
-    let cost = bench::run(&config).await.unwrap();
-    assert!(cost.real_cgroups && cost.ticks >= 1, "{cost:?}");
-    let left = format!("koord-bench-{}", std::process::id());
-    let left = root.cgroup(&left.parse().unwrap());
-    assert!(!left.exists(), "the fixture cleans up");
+    // Half a core: 512 shares, or the nearest weight; and its quota.
+    let (shares, quota) = (
+        container.cpu_shares().unwrap(),
+        container.cfs_quota().unwrap(),
+    );
+    root.cgroup(&top).remove().unwrap();
+    assert!(
+        shares.is_some_and(|shares| (490..=530).contains(&shares)),
+        "{shares:?}"
+    );
+    assert_eq!(quota, Some(50_000));
 }
 
 /// Groups below one of the test's own, with a busy process in each, gone at the end.
