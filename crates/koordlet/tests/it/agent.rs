@@ -423,7 +423,8 @@ async fn a_restarted_batch_container_has_its_limits_at_once() {
     let has_shares = async |path: &str| {
         let group = rig.tree.root().cgroup(&CgroupPath::new(path).unwrap());
         let wait = async {
-            while group.cpu_shares().unwrap() != Some(3072) {
+            // The fake's files are written in two steps, which the kernel's are not.
+            while !matches!(group.cpu_shares(), Ok(Some(3072))) {
                 tokio::task::yield_now().await;
             }
         };
