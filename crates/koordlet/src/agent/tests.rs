@@ -9,7 +9,8 @@ use super::*;
 use crate::gates::Gate;
 use crate::predict;
 use crate::report::Policy;
-use crate::states::Driver;
+use crate::states::topology::CpuManager;
+use crate::states::{Driver, TopologyInfo};
 use crate::states::{Layout, Slo};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeSLOSpec;
@@ -459,6 +460,81 @@ fn cpusets_shrink_with_groups_that_no_pod_list_names() {
         rig.step(BUSY);
     }
     assert_eq!(cpus(&rig, "kubepods/besteffort/podbe/sandbox"), "0-3");
+}
+
+/// What a group below the BE class may run on.
+fn cpus_of(rig: &Rig, path: &str) -> String {
+    let path = CgroupPath::new(&format!("kubepods/besteffort{path}")).unwrap();
+    let cpus = rig.tree.root().cgroup(&path).cpuset().unwrap();
+    cpus.unwrap().to_string()
+}
+
+fn by_cpuset(rig: &mut Rig) {
+    rig.slo(json!({
+        "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": "cpuset"},
+        "extensions": {"cpuSuppress": {"mode": "upstream"}}}));
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+}
+
+/// Upstream's cases of reserved CPUs and system QoS resources.
+#[test]
+fn batch_work_keeps_off_reserved_and_system_cpus() {
+    let system = |exclusive: bool| {
+        let text = json!({"cpuset": "1", "cpusetExclusive": exclusive}).to_string();
+        json!({"node.koordinator.sh/reservation": "{\"reservedCPUs\":\"0\"}",
+            "node.koordinator.sh/system-qos-resource": text})
+    };
+    for (notes, want) in [
+        (system(true), "2-3"),
+        (system(false), "1-2"),
+        (json!({}), "0-1"),
+    ] {
+        let mut rig = Rig::new();
+        rig.node(notes);
+        by_cpuset(&mut rig);
+        for path in ["", "/podbe", "/podbe/c1"] {
+            assert_eq!(cpus_of(&rig, path), want, "{path}");
+        }
+    }
+    // The same, where the NodeResourceTopology says it.
+    let mut rig = Rig::new();
+    let manager = CpuManager {
+        reserved: "0".parse().unwrap(),
+        ..CpuManager::default()
+    };
+    let topology = TopologyInfo {
+        cpu_manager: Some(manager),
+        ..TopologyInfo::default()
+    };
+    rig.states.topology.store(Some(Arc::new(topology)));
+    by_cpuset(&mut rig);
+    assert!(!cpus_of(&rig, "").starts_with('0'));
+}
+
+/// Under the kubelet's static policy the groups above containers keep all CPUs.
+#[test]
+fn a_static_kubelet_has_only_containers_narrowed() {
+    let mut rig = Rig::new();
+    let manager = CpuManager {
+        is_static: true,
+        ..CpuManager::default()
+    };
+    let topology = TopologyInfo {
+        cpu_manager: Some(manager),
+        ..TopologyInfo::default()
+    };
+    rig.states.topology.store(Some(Arc::new(topology)));
+    by_cpuset(&mut rig);
+    for (path, want) in [("", "0-3"), ("/podbe", "0-3"), ("/podbe/c1", "0-1")] {
+        assert_eq!(cpus_of(&rig, path), want, "{path}");
+    }
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
+    for _ in 0..3 {
+        rig.step(BUSY);
+    }
+    assert_eq!(cpus_of(&rig, "/podbe/c1"), "0-3");
 }
 
 #[test]

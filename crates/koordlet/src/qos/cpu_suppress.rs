@@ -86,6 +86,9 @@ pub struct Input<'a> {
     pub processors: &'a [Processor],
     /// CPUs that belong to LSE pods, system QoS or the reservation: not for batch work.
     pub excluded: &'a BTreeSet<u32>,
+    /// Whether the kubelet hands out CPUs itself: then the class and its pods have all CPUs that
+    /// batch work may use, and only containers are narrowed.
+    pub kubelet_static: bool,
     /// CPUs that belong to LSR pods.
     pub lsr: &'a BTreeSet<u32>,
     /// The groups of BE pods and their containers, for CPU sets.
@@ -362,7 +365,9 @@ impl CpuSuppress {
             return;
         }
         let because = format!("budget {budget}m is {count} CPUs");
-        self.push_cpuset(input, class, &picked, &because, ADJUST, outcome);
+        let full = full(input);
+        let above = if input.kubelet_static { &full } else { &picked };
+        self.push_cpuset(input, class, (above, &picked), &because, ADJUST, outcome);
     }
 
     fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
@@ -370,44 +375,57 @@ impl CpuSuppress {
             return;
         }
         let Some(current) = class.cpuset else { return };
-        let full: CpuSet = input
-            .processors
-            .iter()
-            .map(|p| p.cpu)
-            .filter(|cpu| !input.excluded.contains(cpu))
-            .collect();
-        let over = match self.cpuset {
-            // At start only what is narrower than it should be is touched.
-            Use::Unknown => full.is_subset(current),
-            _ => full == *current,
-        };
+        let full = full(input);
+        // The class itself was not narrowed: it cannot tell when its containers are wide again.
+        let once = input.kubelet_static && self.cpuset == Use::Active && full == *current;
+        let over = !once
+            && match self.cpuset {
+                // At start only what is narrower than it should be is touched.
+                Use::Unknown => full.is_subset(current),
+                _ => full == *current,
+            };
         if over || full.is_empty() {
             self.cpuset = Use::Recovered;
             return;
         }
-        self.push_cpuset(input, class, &full, "no limit by CPU set", RECOVER, outcome);
+        if once {
+            self.cpuset = Use::Recovered;
+        }
+        let because = "no limit by CPU set";
+        self.push_cpuset(input, class, (&full, &full), because, RECOVER, outcome);
     }
 
+    /// `above` is for the class and its pods, `cpus` for containers.
     #[expect(clippy::unused_self, reason = "reads better beside its callers")]
     fn push_cpuset(
         &self,
         input: &Input<'_>,
         class: Class<'_>,
-        cpus: &CpuSet,
+        (above, cpus): (&CpuSet, &CpuSet),
         because: &str,
         reason: &'static str,
         outcome: &mut Outcome,
     ) {
-        let value = cpus.to_string();
+        let (above, cpus) = (above.to_string(), cpus.to_string());
         let groups = std::iter::once((Level::Qos, class.group))
             .chain(input.groups.iter().map(|(level, group)| (*level, group)));
         for (level, group) in groups {
-            let mut wanted = write(input, group, Resource::CpusetCpus, value.clone(), because);
+            let value = match level {
+                Level::Container => cpus.clone(),
+                _ => above.clone(),
+            };
+            let mut wanted = write(input, group, Resource::CpusetCpus, value, because);
             wanted.level = level;
             wanted.reason = reason;
             outcome.writes.push(wanted);
         }
     }
+}
+
+/// All CPUs that batch work may use.
+fn full(input: &Input<'_>) -> CpuSet {
+    let cpus = input.processors.iter().map(|p| p.cpu);
+    cpus.filter(|cpu| !input.excluded.contains(cpu)).collect()
 }
 
 fn write(

@@ -114,7 +114,8 @@ impl Planner for Row {
                 cpuset: self.cpuset.as_ref(),
             }),
             processors: &view.facts.machine.processors,
-            excluded: &cpus_of(view, QosClass::Lse),
+            excluded: &excluded(view),
+            kubelet_static: view.facts.topology.is_some_and(|t| t.is_static()),
             lsr: &cpus_of(view, QosClass::Lsr),
             groups: &groups,
         });
@@ -184,6 +185,21 @@ fn say_rise(view: &View<'_>, rise: Rise<Service>) {
         baseline = rise.baseline,
         "pressure rose: batch work falls back to the configured threshold"
     );
+}
+
+/// CPUs that batch work keeps off: those of LSE pods, those kept back by a reservation or by the
+/// kubelet, and those of SYSTEM pods where these have them for themselves.
+fn excluded(view: &View<'_>) -> BTreeSet<u32> {
+    let mut cpus = cpus_of(view, QosClass::Lse);
+    if let Some(node) = view.facts.node {
+        cpus.extend(node.reservation.cpus.iter());
+        let system = node.system_qos.iter().filter(|system| system.exclusive);
+        cpus.extend(system.flat_map(|system| system.cpus.iter()));
+    }
+    if let Some(topology) = view.facts.topology {
+        cpus.extend(topology.kept_back().iter());
+    }
+    cpus
 }
 
 fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {

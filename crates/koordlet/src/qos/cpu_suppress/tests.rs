@@ -71,6 +71,7 @@ impl Rig {
             }),
             processors: &self.processors,
             excluded: &self.lse,
+            kubelet_static: false,
             lsr: &BTreeSet::new(),
             groups: &[],
         });
@@ -143,6 +144,7 @@ fn upstream_quota_without_samples_keeps_everything() {
         }),
         processors: &rig.processors,
         excluded: &rig.lse,
+        kubelet_static: false,
         lsr: &BTreeSet::new(),
         groups: &[],
     });
