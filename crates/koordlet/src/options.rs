@@ -67,16 +67,10 @@ pub enum Thread {
 /// What collectors are told. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collectors {
-    /// Older samples do not count for the system's use.
-    pub outdated_ms: u64,
     /// Between two readings of the CPU topology.
     pub cpu_info_ms: u64,
     /// Between two readings of the local disks.
     pub storage_info_ms: u64,
-    /// Between two windows of cycles and instructions.
-    pub cpi_ms: u64,
-    /// How long such a window is.
-    pub cpi_window_ms: u64,
     /// Between two readings of pressure.
     pub psi_ms: u64,
     /// Whether memory with page cache is measured, too.
@@ -90,11 +84,8 @@ pub struct Collectors {
 impl Default for Collectors {
     fn default() -> Self {
         Self {
-            outdated_ms: 10_000,
             cpu_info_ms: 60_000,
             storage_info_ms: 1_000,
-            cpi_ms: 60_000,
-            cpi_window_ms: 10_000,
             psi_ms: 10_000,
             page_cache: false,
             resctrl: false,

@@ -162,8 +162,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             store: metric_store,
             requests: requests.clone(),
             interval: options.report_interval,
-            metrics: metrics.clone(),
-            shows_usage: options.settings.gates.is_on(Gate::NodeMetricPromMetrics),
         };
         tokio::spawn(reporter.run(ctx.shutdown.clone()));
     }
@@ -465,9 +463,6 @@ struct Reporter {
     store: Store<NodeMetric>,
     requests: mpsc::Sender<Request>,
     interval: Option<Duration>,
-    metrics: Metrics,
-    /// Gate NodeMetricPromMetrics.
-    shows_usage: bool,
 }
 
 impl Reporter {
@@ -513,7 +508,6 @@ impl Reporter {
         let Ok(Some(status)) = answer.await else {
             return;
         };
-        self.metrics.reported(&status, self.shows_usage);
         if let Err(error) = publish(&self.client, &self.node, &status).await {
             tracing::warn!(%error, "NodeMetric could not be reported");
         }

@@ -152,21 +152,12 @@ pub struct Collectors {
     /// Time between two samples; at least one second.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_res_used_interval: Duration,
-    /// Samples that are older do not count for the system's use.
-    #[arg(long, default_value = "10s", value_parser = duration)]
-    pub collect_sys_metric_outdated_interval: Duration,
     /// Between two readings of the CPU topology.
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub collect_node_cpu_info_interval: Duration,
     /// Between two readings of the local disks.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_node_storage_info_interval: Duration,
-    /// Between two windows of cycles and instructions.
-    #[arg(long, default_value = "60s", value_parser = duration)]
-    pub cpi_collector_interval: Duration,
-    /// How long such a window is.
-    #[arg(long, default_value = "10s", value_parser = duration)]
-    pub collect_cpi_timewindow: Duration,
     /// Between two readings of pressure.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub psi_collector_interval: Duration,

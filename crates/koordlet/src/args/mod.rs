@@ -182,11 +182,8 @@ impl Args {
             suppress_mode,
             be_cpu_idle: qos.be_pod_cpu_idle,
             collectors: Collectors {
-                outdated_ms: millis(collectors.collect_sys_metric_outdated_interval),
                 cpu_info_ms: millis(collectors.collect_node_cpu_info_interval),
                 storage_info_ms: millis(collectors.collect_node_storage_info_interval),
-                cpi_ms: millis(collectors.cpi_collector_interval),
-                cpi_window_ms: millis(collectors.collect_cpi_timewindow),
                 psi_ms: millis(collectors.psi_collector_interval),
                 page_cache: collectors.enable_pagecache_collector,
                 resctrl: collectors.enable_resctrl_collector,

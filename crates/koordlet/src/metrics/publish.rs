@@ -1,10 +1,9 @@
-//! What is read from whole objects: the pods' extended resources, and NodeMetric.
+//! What is read from whole objects: the pods' extended resources, and the CPU pools.
 
-use super::{Container, HostApplication, Metrics, Resources, Usage};
+use super::{Container, Metrics, Resources};
 use crate::states::topology::Pool;
 use crate::states::{PodInfo, TopologyInfo};
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
-use koord_api::slo::{NodeMetricStatus, ResourceMap};
 use koord_host::CpuSet;
 
 impl Metrics {
@@ -23,45 +22,6 @@ impl Metrics {
         let (services, batch) = (&topology.shared_pools, &topology.be_shared_pools);
         self.share_pools(&all(services), &all(batch), each);
     }
-
-    /// Shows the use of host applications and, with `usage` (gate NodeMetricPromMetrics), of the
-    /// node, as `status` reports them.
-    pub(crate) fn reported(&self, status: &NodeMetricStatus, usage: bool) {
-        let applications = status.host_application_metric.iter();
-        let applications = applications.filter_map(|application| {
-            let (cpu, memory) = amounts(application.usage.as_ref())?;
-            Some(HostApplication {
-                name: application.name.clone(),
-                priority: application.priority.as_str().to_owned(),
-                qos: application.qos.as_str().to_owned(),
-                cpu,
-                memory,
-            })
-        });
-        self.host_applications(applications.collect());
-        let Some(info) = status.node_metric.as_ref().filter(|_| usage) else {
-            return;
-        };
-        let whole = (None, &info.node_usage, &info.system_usage);
-        let numa = info.numa_usages.iter();
-        let numa = numa.map(|n| (Some(n.numa_node_id), &n.node_usage, &n.system_usage));
-        let usages = std::iter::once(whole).chain(numa);
-        let usages = usages.filter_map(|(numa, node, system)| {
-            Some(Usage {
-                numa,
-                node: amounts(node.as_ref())?,
-                system: amounts(system.as_ref()),
-            })
-        });
-        self.node_metric(usages.collect());
-    }
-}
-
-/// Cores and bytes.
-fn amounts(usage: Option<&ResourceMap>) -> Option<(f64, f64)> {
-    let resources = &usage?.resources;
-    let amount = |name: &str| Some(resources.get(name)?.to_f64());
-    Some((amount("cpu")?, amount("memory")?))
 }
 
 fn of_pod(pod: &PodInfo) -> Vec<Resources> {
@@ -166,35 +126,6 @@ mod tests {
         let closed = text(|metrics| metrics.topology(&topology, false));
         assert!(
             closed.contains("pool_cpu_cores") && !closed.contains("pool_info"),
-            "{closed}"
-        );
-    }
-
-    #[test]
-    fn reports_are_shown_behind_their_gate() {
-        let status = json!({
-            "nodeMetric": {
-                "nodeUsage": {"resources": {"cpu": "1500m", "memory": "2Ki"}},
-                "systemUsage": {"resources": {"cpu": "250m", "memory": "1Ki"}},
-                "numaUsages": [
-                    {"numaNodeID": 1, "nodeUsage": {"resources": {"cpu": "1", "memory": "1Ki"}}}]},
-            "hostApplicationMetric": [{"name": "nginx", "priority": "koord-prod", "qos": "LS",
-                "usage": {"resources": {"cpu": "50m", "memory": "512"}}}]});
-        let status: NodeMetricStatus = serde_json::from_value(status).unwrap();
-        let shown = text(|metrics| metrics.reported(&status, true));
-        for line in [
-            r#"node_metric_node_usage{node="n1",resource="cpu",unit="core"} 1.5"#,
-            r#"node_metric_system_usage{node="n1",resource="memory",unit="byte"} 1024"#,
-            r#"node_metric_numa_node_usage{node="n1",numa_node_id="1",resource="cpu",unit="core"} 1"#,
-            r#"host_application_resource_usage{host_application_name="nginx",node="n1",priority_class="koord-prod",qos="LS",resource="cpu"} 0.05"#,
-        ] {
-            let line = format!("koordlet_{line}\n");
-            assert!(shown.contains(&line), "{line}: {shown}");
-        }
-        assert!(!shown.contains("numa_system_usage{"), "{shown}");
-        let closed = text(|metrics| metrics.reported(&status, false));
-        assert!(
-            closed.contains("nginx") && !closed.contains("node_metric_"),
             "{closed}"
         );
     }
