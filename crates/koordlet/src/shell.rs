@@ -395,7 +395,11 @@ impl Loop {
                         self.metrics.pods(&listed);
                         shown = Some(listed);
                     }
+                    let found = self.states.layout.load();
                     self.board.update(|status| {
+                        if let Some(layout) = found.as_ref() {
+                            status.kernel.driver = status::driver(layout);
+                        }
                         status.collectors = collectors;
                         status.ticks += 1;
                         status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);

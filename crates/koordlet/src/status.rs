@@ -6,7 +6,7 @@
 use crate::gates::{self, Effect};
 use crate::options::Settings;
 use crate::qos;
-use crate::states::Complaints;
+use crate::states::{Complaints, Layout};
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::Timestamp;
@@ -224,7 +224,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
     status.kernel = Kernel {
         release: release(),
         cgroups: format!("{:?}", features.mode).to_lowercase(),
-        driver: format!("{:?}", settings.layout.driver()).to_lowercase(),
+        driver: driver(&settings.layout),
         has,
         lacks,
     };
@@ -307,6 +307,11 @@ fn mechanism(name: &str, claims: &[String]) -> String {
         .iter()
         .map(|(place, files)| format!("{} ({place})", files.join(", ")));
     texts.collect::<Vec<_>>().join("; ")
+}
+
+/// How the kubelet names groups.
+pub(crate) fn driver(layout: &Layout) -> String {
+    format!("{:?}", layout.driver()).to_lowercase()
 }
 
 /// The running kernel's release; empty where it cannot be read.
