@@ -227,6 +227,7 @@ impl Agent {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "a write was left out");
         }
+        self.states.rules.store(plan.rules.take());
         let told = plan.take_told();
         let (intents, evictions) = plan.into_parts();
         let mut ticked = Ticked {

@@ -92,7 +92,7 @@ gates! {
     GPUEnvInject: Alpha, false, Nothing("the environment of containers is set through NRI or the hook server, not built yet");
     RDMADeviceInject: Alpha, false, Nothing("devices are given through NRI or the hook server, not built yet");
     CPUNormalization: Alpha, false, Works;
-    CoreSched: Alpha, false, NOT_YET;
+    CoreSched: Alpha, false, Works;
     TerwayQoS: Alpha, false, Nothing("Terway is not supported");
     TCNetworkQoS: Alpha, false, Nothing("traffic control is not supported");
     Resctrl: Alpha, false, Works;

@@ -1,6 +1,7 @@
 mod cpu;
 mod drills;
 mod evict;
+mod hooks;
 mod measured;
 mod node;
 mod resctrl;

@@ -15,6 +15,7 @@ mod gpu_env;
 mod group_identity;
 mod normalization;
 mod oom_score_adj;
+pub mod reconcile;
 mod resctrl;
 mod rules;
 

@@ -20,7 +20,6 @@ pub mod memory_qos;
 pub mod plan;
 pub mod reconcile;
 pub mod resctrl;
-pub mod runtime_hooks;
 pub mod system_config;
 pub mod view;
 
@@ -29,6 +28,7 @@ pub use plan::{Burst, Eviction, Plan, Write};
 pub use view::{Facts, HeldUp, Kernel, Machine, PodView, View};
 
 use crate::gates::{Gate, Gates};
+use crate::hooks::reconcile as runtime_hooks;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use rustc_hash::FxHashMap;
@@ -133,8 +133,9 @@ pub const STRATEGIES: &[Strategy] = &[
     memory_evict::STRATEGY,
     memory_qos::STRATEGY,
     resctrl::STRATEGY,
-    system_config::STRATEGY,
+    // Before SystemConfig, which writes the switches that hooks need.
     runtime_hooks::STRATEGY,
+    system_config::STRATEGY,
     cpu_burst::STRATEGY,
     // Last of those about CPU: it puts together what they left for it.
     cpu_limits::STRATEGY,

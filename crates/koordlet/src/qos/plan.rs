@@ -2,11 +2,14 @@
 
 use super::claim::{Claim, Level};
 use crate::executor::{Intent, Subject};
+use crate::hooks::Rules;
 use crate::states::{ContainerInfo, PodInfo};
 use crate::status::State;
 use koord_api::qos::QosClass;
+use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, Resource, Target};
 use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// A value that a strategy wants in the kernel.
 #[derive(Debug, Clone)]
@@ -174,6 +177,10 @@ pub struct Plan {
     unclaimed: Vec<String>,
     /// Batch pods have no quotas of their own: the class is limited by one.
     pub batch_quotas_lifted: bool,
+    /// The rules of hooks in force, for whoever else asks hooks.
+    pub rules: Option<Arc<Rules>>,
+    /// Switches of the machine that hooks need, in this order; SystemConfig writes them.
+    pub switches: Vec<(Sysctl, bool)>,
     /// By container: how far it may burst.
     pub bursts: FxHashMap<u64, Burst>,
 }

@@ -1,13 +1,14 @@
 //! SystemConfig: kernel settings of the whole machine, from the NodeSLO's `systemStrategy`.
 //!
 //! A setting that is not given leaves the kernel alone; one that this kernel lacks is left out, with
-//! one line that names it. Values and bounds are [`koord_model::system_config`].
+//! one line that names it. Switches that hooks need go before what the strategy says of them. Values and bounds are [`koord_model::system_config`].
 
 use crate::executor::Subject;
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
 use koord_api::qos::QosClass;
+use koord_api::slo::SystemStrategy;
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{Target, TargetKind};
 use koord_model::system_config::{self, Setting};
@@ -29,6 +30,7 @@ pub const CLAIMS: &[Claim] = &[
     claim(TargetKind::Sysctl(Sysctl::WatermarkScaleFactor)),
     claim(TargetKind::Sysctl(Sysctl::MemcgReapBackground)),
     claim(TargetKind::Sysctl(Sysctl::GroupIdentityEnabled)),
+    claim(TargetKind::Sysctl(Sysctl::SchedCore)),
     claim(TargetKind::Sysctl(Sysctl::IdleSaverWatermark)),
     claim(TargetKind::Sysctl(Sysctl::PagecacheLimitEnabled)),
     claim(TargetKind::SchedFeature),
@@ -37,7 +39,7 @@ pub const CLAIMS: &[Claim] = &[
 /// The row.
 pub const STRATEGY: Strategy = Strategy {
     name: NAME,
-    gates: &[Gate::SystemConfig],
+    gates: &[Gate::SystemConfig, Gate::GroupIdentity, Gate::CoreSched],
     every: |settings| settings.qos_reconcile_interval_ms,
     claims: CLAIMS,
     make: |_, _| Box::new(SystemConfig::default()),
@@ -47,6 +49,8 @@ pub const STRATEGY: Strategy = Strategy {
 struct SystemConfig {
     reconcile: Reconcile,
     said: Once,
+    /// The switches that hooks needed last.
+    switches: Vec<(Sysctl, bool)>,
 }
 
 fn sysctl(setting: Setting) -> Sysctl {
@@ -63,11 +67,18 @@ fn sysctl(setting: Setting) -> Sysctl {
 impl Planner for SystemConfig {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let every = view.facts.settings.reconcile_interval_ms;
-        let Some(round) = self.reconcile.due(view, every) else {
+        let round = self.reconcile.due(view, every);
+        if round.is_none() && self.switches == plan.switches {
             return;
+        }
+        plan.verify(round == Some(Round::Periodic));
+        self.switches.clone_from(&plan.switches);
+        let off = SystemStrategy::default();
+        let strategy = if view.facts.settings.gates.is_on(Gate::SystemConfig) {
+            view.facts.slo.system()
+        } else {
+            &off
         };
-        plan.verify(round == Round::Periodic);
-        let strategy = view.facts.slo.system();
         let (values, errors) = system_config::values(strategy, view.facts.memory_capacity());
         for error in errors {
             self.said.say(error.field, &error);
@@ -81,8 +92,14 @@ impl Planner for SystemConfig {
             write.reason = "systemConfig reconcile";
             plan.write(write);
         };
+        for (switch, on) in &self.switches {
+            push(Target::Sysctl(*switch), i64::from(*on));
+        }
         for (setting, value) in values {
             let sysctl = sysctl(setting);
+            if self.switches.iter().any(|(switch, _)| *switch == sysctl) {
+                continue;
+            }
             if view.kernel.has_sysctl(sysctl) {
                 push(Target::Sysctl(sysctl), value);
             } else {

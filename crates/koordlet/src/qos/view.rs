@@ -196,6 +196,12 @@ impl Kernel<'_> {
             .collect()
     }
 
+    /// A value in the kernel; `None` when it cannot be read or is gone.
+    #[must_use]
+    pub fn target(&self, target: &Target) -> Option<String> {
+        self.0.read_target(target).ok().flatten()
+    }
+
     /// The processes directly in a control group; none where there is no such group.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {

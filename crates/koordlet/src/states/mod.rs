@@ -22,6 +22,7 @@ pub use pod::{ContainerInfo, Phase, PodInfo};
 pub use slo::Slo;
 pub use topology::TopologyInfo;
 
+use crate::hooks::Rules;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -44,6 +45,8 @@ pub struct States {
     pub kubelet: ArcSwapOption<kubelet::Config>,
     /// How groups are named, once somebody found out; until then the agent's setting holds.
     pub layout: ArcSwapOption<Layout>,
+    /// What the values that hooks want depend on; `None` before the first tick.
+    pub rules: ArcSwapOption<Rules>,
     /// Input that was not understood and stands.
     pub complaints: Complaints,
     /// Whether the list of pods is surely complete.

@@ -7,7 +7,7 @@ const GIB: i64 = 1 << 30;
 
 impl Rig {
     /// Lets a second pass without new samples.
-    fn pass(&mut self) {
+    pub(super) fn pass(&mut self) {
         self.second += 1;
         let now = self.now();
         self.agent.tick(now);

@@ -1,0 +1,403 @@
+//! RuntimeHooks: brings the groups and processes of running pods to what the hooks want.
+//!
+//! New pods and new rules have their values at once; a foreign write is found at the reconcile
+//! interval. CFS quotas are not written here: CPULimits puts them together from more than hooks say.
+//! Nor are resctrl groups, which RdtResctrl makes and fills, nor the switches of the machine, which
+//! hooks leave in the plan for SystemConfig.
+
+mod cookies;
+
+use super::{
+    Adjustment, HOOKS, Rules, Said, Sources, desired, desired_class, desired_host_app,
+    desired_sandbox,
+};
+use crate::gates::Gate;
+use crate::metrics::{self, Metrics};
+use crate::qos::cpu_suppress;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Level, Plan, Planner, Strategy, View, Write};
+use crate::states::slo::SuppressMode;
+use crate::states::{ContainerInfo, PodInfo};
+use crate::status::State;
+use cookies::CookieKeeper;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_host::target::{Attribute, Sysctl};
+use koord_host::{CgroupPath, Controller, Resource, Target, TargetKind};
+use koord_model::group_identity::GroupIdentity;
+use rustc_hash::FxHashSet;
+use std::sync::Arc;
+
+/// The strategy's name.
+pub const NAME: &str = "RuntimeHooks";
+
+const NOT_SYSTEM: Classes = Classes::but(&[QosClass::System]);
+/// Batch pods' CPU lists are CPUSuppress' business.
+const NOT_BATCH: Classes = Classes::but(&[QosClass::Be]);
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    file(Level::Pod, Resource::CpuShares, Classes::BE),
+    file(Level::Container, Resource::CpuShares, Classes::BE),
+    file(Level::Pod, Resource::MemoryLimit, Classes::BE),
+    file(Level::Container, Resource::MemoryLimit, Classes::BE),
+    file(Level::Pod, Resource::CpuIdle, NOT_SYSTEM),
+    file(Level::Container, Resource::CpusetCpus, NOT_BATCH),
+    file(Level::Host, Resource::CpusetCpus, Classes::ALL),
+    file(Level::Qos, Resource::CpuBvtWarp, Classes::ALL),
+    file(Level::Pod, Resource::CpuBvtWarp, Classes::ALL),
+    file(Level::Container, Resource::CpuBvtWarp, Classes::ALL),
+    file(Level::Host, Resource::CpuBvtWarp, Classes::ALL),
+    process(Attribute::OomScoreAdj, Classes::ALL),
+    process(Attribute::CoreSchedCookie, NOT_SYSTEM),
+];
+
+const fn file(level: Level, file: Resource, classes: Classes) -> Claim {
+    Claim {
+        file: TargetKind::Cgroup(file),
+        level,
+        classes,
+    }
+}
+
+const fn process(attribute: Attribute, classes: Classes) -> Claim {
+    Claim {
+        file: TargetKind::Process(attribute),
+        level: Level::Container,
+        classes,
+    }
+}
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[
+        Gate::BatchResource,
+        Gate::CPUSetAllocator,
+        Gate::CoreSched,
+        Gate::GroupIdentity,
+        Gate::OOMScoreAdj,
+    ],
+    every: |settings| settings.interval_ms,
+    claims: CLAIMS,
+    make: |_, metrics| Box::new(RuntimeHooks::new(metrics.clone())),
+};
+
+/// The strategy's memory.
+#[derive(Debug)]
+struct RuntimeHooks {
+    metrics: Metrics,
+    rules: Option<Arc<Rules>>,
+    reconcile: Reconcile,
+    cookies: CookieKeeper,
+    /// Problems that were told: whose, and what.
+    told: FxHashSet<(String, String)>,
+}
+
+impl Planner for RuntimeHooks {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let (rules, changed) = self.rules(view, plan);
+        plan.switches = switches(view, &rules);
+        plan.rules = Some(rules.clone());
+        let every = view.facts.settings.reconcile_interval_ms;
+        let round = self.reconcile.due(view, every);
+        if round.is_none() && !changed {
+            return;
+        }
+        plan.verify(round == Some(Round::Periodic));
+        plan.tell(State::Active, heard(&rules).join(", "));
+        let mut told = FxHashSet::default();
+        for class in [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort] {
+            class_writes(view, class, &rules, plan);
+        }
+        self.cookies.begin(&rules);
+        for pod in view
+            .pods()
+            .map(|pod| pod.info)
+            .filter(|pod| pod.is_active())
+        {
+            let problems = self.pod_writes(view, pod, &rules, plan);
+            self.tell(&pod.name, problems, &mut told);
+        }
+        self.cookies.end(&self.metrics, plan);
+        for app in view.facts.slo.host_apps.iter() {
+            let wanted = desired_host_app(app, &rules);
+            if wanted.is_empty() {
+                continue;
+            }
+            let group = view.facts.layout.host_app(app);
+            if let Ok(group) = &group {
+                push(&Write::at(Level::Host, group, app.qos), &wanted, true, plan);
+            }
+            let lost = group.err().map(|error| Said {
+                value: error.to_string(),
+                by: NAME,
+            });
+            let problems = wanted.problems.into_iter().chain(lost).collect();
+            self.tell(&app.name, problems, &mut told);
+        }
+        self.told = told;
+    }
+}
+
+impl RuntimeHooks {
+    fn new(metrics: Metrics) -> Self {
+        Self {
+            metrics,
+            rules: None,
+            reconcile: Reconcile::default(),
+            cookies: CookieKeeper::default(),
+            told: FxHashSet::default(),
+        }
+    }
+
+    /// The rules in force, and whether they are new.
+    fn rules(&mut self, view: &View<'_>, plan: &Plan) -> (Arc<Rules>, bool) {
+        let facts = &view.facts;
+        let idle = facts.slo.extension.be_cpu_idle;
+        let by_weight = facts.slo.enabled && cpu_suppress::mode(facts).0 == SuppressMode::Pressure;
+        let sources = Sources {
+            slo: facts.slo,
+            node: facts.node,
+            topology: facts.topology,
+            settings: facts.settings,
+            batch_quotas_lifted: plan.batch_quotas_lifted,
+            batch_idle: by_weight && idle.unwrap_or(facts.settings.be_cpu_idle),
+            group_identity: group_identity(view),
+            cpu_idle: facts.machine.has(Resource::CpuIdle),
+        };
+        let rules = Rules::of(sources, self.rules.as_deref());
+        if let Some(same) = self.rules.as_ref().filter(|last| ***last == rules) {
+            return (same.clone(), false);
+        }
+        let heard = heard(&rules);
+        tracing::debug!(?heard, ratio = rules.batch_ratio, "rules of hooks changed");
+        let rules = Arc::new(rules);
+        self.rules = Some(rules.clone());
+        (rules, true)
+    }
+
+    /// Says each problem once, until it is gone.
+    fn tell(
+        &self,
+        whose: &str,
+        problems: Vec<Said<String>>,
+        told: &mut FxHashSet<(String, String)>,
+    ) {
+        for problem in problems {
+            let key = (whose.to_owned(), problem.value);
+            if !self.told.contains(&key) && !told.contains(&key) {
+                tracing::warn!(hook = problem.by, of = whose, error = key.1, "not set");
+            }
+            told.insert(key);
+        }
+    }
+
+    /// Everything of one pod; the problems of its hooks are returned.
+    fn pod_writes(
+        &mut self,
+        view: &View<'_>,
+        pod: &PodInfo,
+        rules: &Rules,
+        plan: &mut Plan,
+    ) -> Vec<Said<String>> {
+        let wanted = desired(pod, None, rules);
+        push(&Write::pod(pod), &wanted, false, plan);
+        let mut problems = wanted.problems;
+        // The group of a container in a virtual machine is not of this kernel.
+        if pod.runtime_class.as_deref() == Some("kata") {
+            return problems;
+        }
+        // Batch pods, and whatever else is in their class, run on the CPUs that suppression leaves.
+        let cpus = pod.kube_qos != KubeQos::BestEffort && pod.qos != QosClass::Be;
+        for container in pod.all_containers() {
+            let Some(at) = Write::container(pod, container) else {
+                continue;
+            };
+            let wanted = desired(pod, Some(container), rules);
+            push(&at, &wanted, cpus, plan);
+            self.oom_score(view, pod, container, &at, &wanted, plan);
+            self.cookies
+                .container(view, pod, Some(container), &at, &wanted);
+            problems.extend(wanted.problems);
+        }
+        let wanted = desired_sandbox(pod, rules);
+        let list = wanted
+            .cpus
+            .as_ref()
+            .is_some_and(|said| !said.value.is_empty());
+        let writes = wanted.bvt.is_some() || (cpus && list) || self.cookies.looks();
+        if writes && let Some(group) = sandbox(view, pod) {
+            let mut at = Write::pod(pod);
+            at.level = Level::Container;
+            at.target = Target::cgroup(&group, Resource::CpusetCpus);
+            push(&at, &wanted, cpus, plan);
+            self.cookies.container(view, pod, None, &at, &wanted);
+        }
+        problems
+    }
+
+    fn oom_score(
+        &self,
+        view: &View<'_>,
+        pod: &PodInfo,
+        container: &ContainerInfo,
+        at: &Write,
+        wanted: &Adjustment,
+        plan: &mut Plan,
+    ) {
+        let (Some(said), Some(group)) = (&wanted.oom_score_adj, at.target.group()) else {
+            return;
+        };
+        let processes = view.kernel.processes(group);
+        if !processes.is_empty() {
+            (self.metrics).oom_score_adj(&labels(pod, Some(container)), said.value);
+        }
+        for pid in processes {
+            let mut write = at.clone();
+            write.target = Target::Process {
+                pid,
+                attribute: Attribute::OomScoreAdj,
+            };
+            write.reason = said.by;
+            plan.write(write.value(said.value));
+        }
+    }
+}
+
+/// The hooks that are heard.
+fn heard(rules: &Rules) -> Vec<&'static str> {
+    let heard = HOOKS.iter().filter(|hook| rules.hears(hook));
+    heard.map(|hook| hook.name).collect()
+}
+
+/// How metrics name a container; the sandbox has no name.
+fn labels(pod: &PodInfo, container: Option<&ContainerInfo>) -> metrics::Container {
+    metrics::Container {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        uid: pod.uid.clone(),
+        id: container
+            .and_then(|container| container.id.as_deref())
+            .unwrap_or_default()
+            .to_owned(),
+        name: container
+            .map(|container| container.name.clone())
+            .unwrap_or_default(),
+    }
+}
+
+/// Whether group identity is to be written: this kernel has it, and a class asks for it or an earlier
+/// value may be in force. Some kernels have a switch for all of it; without one it is always on.
+fn group_identity(view: &View<'_>) -> bool {
+    if !view.facts.machine.has(Resource::CpuBvtWarp) {
+        return false;
+    }
+    let strategy = view.facts.slo.spec.resource_qos_strategy.as_ref();
+    let asked = strategy.is_some_and(|strategy| GroupIdentity::of(strategy).is_enabled());
+    let switch = Target::Sysctl(Sysctl::GroupIdentityEnabled);
+    asked || view.kernel.target(&switch).as_deref() != Some("0")
+}
+
+/// The switches of the machine: group identity and core scheduling exclude each other, so the other
+/// one goes off first.
+fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
+    let identity = rules.hears(&super::group_identity::HOOK)
+        && (rules.group_identity).is_some_and(|identity| identity.is_enabled());
+    let cookies = rules.hears(&super::core_sched::HOOK) && rules.core_sched.is_enabled();
+    let both = match (identity, cookies) {
+        (true, _) => [
+            (Sysctl::SchedCore, false),
+            (Sysctl::GroupIdentityEnabled, true),
+        ],
+        (false, true) => [
+            (Sysctl::GroupIdentityEnabled, false),
+            (Sysctl::SchedCore, true),
+        ],
+        (false, false) => return Vec::new(),
+    };
+    let there = both.into_iter();
+    there
+        .filter(|(switch, _)| view.kernel.has_sysctl(*switch))
+        .collect()
+}
+
+/// The group of a class, and those in it that belong to no pod that is listed: they have what their
+/// class has.
+fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan) {
+    let wanted = desired_class(class, rules);
+    let layout = view.facts.layout;
+    let Ok(group) = layout.qos(class) else { return };
+    if wanted.is_empty() {
+        return;
+    }
+    let label = koord_api::qos::of_kube(class);
+    push(
+        &Write::class(&group, label, view.facts.node_name()),
+        &wanted,
+        false,
+        plan,
+    );
+    let classes = [KubeQos::Burstable, KubeQos::BestEffort].map(|class| layout.qos(class).ok());
+    let known = |group: &CgroupPath| {
+        classes.iter().flatten().any(|class| class == group)
+            || view.pods().any(|pod| pod.info.cgroup == *group)
+    };
+    let children = |group: &CgroupPath| view.kernel.children(group, Controller::Cpu);
+    for stray in children(&group).into_iter().filter(|stray| !known(stray)) {
+        push(&Write::at(Level::Pod, &stray, label), &wanted, false, plan);
+        for child in children(&stray) {
+            push(
+                &Write::at(Level::Container, &child, label),
+                &wanted,
+                false,
+                plan,
+            );
+        }
+    }
+}
+
+/// The one group of a pod that belongs to none of its containers.
+fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
+    let known = |group: &CgroupPath| {
+        pod.all_containers()
+            .any(|container| container.cgroup.as_ref() == Some(group))
+    };
+    let children = view.kernel.children(&pod.cgroup, Controller::Cpuset);
+    let mut others = children.into_iter().filter(|group| !known(group));
+    let sandbox = others.next()?;
+    // Two: a container that is not listed yet. Which is which will be known with the next list.
+    others.next().is_none().then_some(sandbox)
+}
+
+/// The files of one group; its CPU list only where `cpus` says so.
+fn push(at: &Write, wanted: &Adjustment, cpus: bool, plan: &mut Plan) {
+    let mut write = |file: Resource, value: String, by: &'static str| {
+        let mut write = at.clone().set(file, value);
+        write.reason = by;
+        plan.write(write);
+    };
+    let numbers = [
+        (Resource::CpuShares, &wanted.cpu_shares),
+        (Resource::MemoryLimit, &wanted.memory_limit),
+        (Resource::CpuBvtWarp, &wanted.bvt),
+    ];
+    for (file, said) in numbers {
+        if let Some(said) = said {
+            write(file, said.value.to_string(), said.by);
+        }
+    }
+    if let Some(said) = &wanted.cpu_idle {
+        write(
+            Resource::CpuIdle,
+            i32::from(said.value).to_string(),
+            said.by,
+        );
+    }
+    if let Some(said) = wanted
+        .cpus
+        .as_ref()
+        .filter(|said| cpus && !said.value.is_empty())
+    {
+        write(Resource::CpusetCpus, said.value.clone(), said.by);
+    }
+}

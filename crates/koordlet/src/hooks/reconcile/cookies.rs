@@ -1,0 +1,143 @@
+//! The cookies of core scheduling: reads what processes have, and writes what
+//! [`koord_model::core_sched::Cookies`] makes of it.
+
+use super::labels;
+use crate::hooks::{Adjustment, HOOKS, Rules};
+use crate::metrics::{self, Metrics};
+use crate::qos::{Plan, View, Write};
+use crate::states::{ContainerInfo, PodInfo};
+use jiff::Timestamp;
+use koord_host::Target;
+use koord_host::target::Attribute;
+use koord_model::core_sched::{Action, Cookies, Members, Task, Wanted};
+
+/// One container's processes.
+#[derive(Debug)]
+struct Found {
+    created: Option<Timestamp>,
+    members: Members,
+    at: Write,
+    labels: metrics::Container,
+}
+
+/// Keeps the cookies.
+#[derive(Debug, Default)]
+pub(super) struct CookieKeeper {
+    cookies: Cookies,
+    found: Vec<Found>,
+    /// Whether processes are looked at in this round.
+    looks: bool,
+    /// Whether there is nothing left to take off while no class is enabled.
+    done: bool,
+    enabled: bool,
+    seen: u32,
+    /// Whether it was said that this kernel has no cookies.
+    said: bool,
+}
+
+fn target(pid: u32) -> Target {
+    Target::Process {
+        pid,
+        attribute: Attribute::CoreSchedCookie,
+    }
+}
+
+impl CookieKeeper {
+    /// A round begins. While no class is enabled it ends with the first round in which nothing was
+    /// left to do.
+    pub(super) fn begin(&mut self, rules: &Rules) {
+        let row = HOOKS.iter().find(|hook| hook.name == "CoreSched");
+        let heard = row.is_some_and(|hook| rules.hears(hook));
+        self.enabled = heard && rules.core_sched.is_enabled();
+        self.looks = self.enabled || (heard && !self.done);
+        self.found.clear();
+        self.seen = 0;
+    }
+
+    /// Whether this round looks at processes.
+    pub(super) fn looks(&self) -> bool {
+        self.looks
+    }
+
+    /// A container, or the sandbox.
+    pub(super) fn container(
+        &mut self,
+        view: &View<'_>,
+        pod: &PodInfo,
+        container: Option<&ContainerInfo>,
+        at: &Write,
+        wanted: &Adjustment,
+    ) {
+        let Some((said, group)) = wanted.core_sched.as_ref().zip(at.target.group()) else {
+            return;
+        };
+        if !self.looks || said.value == Wanted::Untouched {
+            return;
+        }
+        let processes = view.kernel.processes(group);
+        self.seen += u32::from(!processes.is_empty());
+        let task = |pid: u32| {
+            let cookie = view.kernel.target(&target(pid))?.parse().ok()?;
+            Some(Task { pid, cookie })
+        };
+        let mut at = at.clone();
+        at.reason = said.by;
+        self.found.push(Found {
+            created: pod.created,
+            members: Members {
+                wanted: said.value.clone(),
+                tasks: processes.into_iter().filter_map(task).collect(),
+            },
+            at,
+            labels: labels(pod, container),
+        });
+    }
+
+    /// The round ends.
+    pub(super) fn end(&mut self, metrics: &Metrics, plan: &mut Plan) {
+        if !self.looks {
+            return;
+        }
+        let found = std::mem::take(&mut self.found);
+        let readable = found.iter().any(|found| !found.members.tasks.is_empty());
+        if !readable {
+            // Containers that just ended have no processes; all of them unreadable is the kernel.
+            if self.seen > 0 && !std::mem::replace(&mut self.said, true) {
+                tracing::warn!(
+                    hook = "CoreSched",
+                    "this kernel or machine has no core scheduling: nothing is set"
+                );
+            }
+            return;
+        }
+        let mut found = found;
+        found.sort_by_key(|found| found.created);
+        let members: Vec<Members> = found.iter().map(|found| found.members.clone()).collect();
+        let actions = self.cookies.plan(&members);
+        self.done = !self.enabled && actions.is_empty();
+        for found in &found {
+            let Wanted::Group(group) = &found.members.wanted else {
+                continue;
+            };
+            if let Some(cookie) = self.cookies.of(group) {
+                metrics.cookie(&found.labels, group, cookie);
+            }
+        }
+        for action in actions {
+            let (pid, value) = match action {
+                Action::Create { pid } => (pid, "new".to_owned()),
+                Action::Share { from, to } => (to, format!("from {from}")),
+                Action::Clear { pid } => (pid, "0".to_owned()),
+            };
+            let owner = found.iter().find(|found| {
+                let mut tasks = found.members.tasks.iter();
+                tasks.any(|task| task.pid == pid)
+            });
+            let Some(owner) = owner else { continue };
+            let mut write = owner.at.clone().value(value);
+            write.target = target(pid);
+            write.cacheable = false;
+            plan.write(write);
+        }
+    }
+}
