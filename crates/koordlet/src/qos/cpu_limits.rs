@@ -96,9 +96,14 @@ pub fn may_burst(pod: &PodInfo) -> bool {
 /// The node's normalization ratio, where it holds for the pod.
 fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
     let gates = &facts.settings.gates;
-    let shared = matches!(pod.qos, QosClass::Ls | QosClass::None | QosClass::Be);
+    let scaled = match pod.qos {
+        // Batch pods follow the node whatever the gate says, as upstream's BatchResource does.
+        QosClass::Be => true,
+        QosClass::Ls | QosClass::None => gates.is_on(Gate::CPUNormalization) && pod.cpus.is_none(),
+        _ => false,
+    };
     let ratio = facts.node?.normalization_ratio?;
-    (gates.is_on(Gate::CPUNormalization) && shared && pod.cpus.is_none()).then_some(ratio)
+    scaled.then_some(ratio)
 }
 
 /// The quota of a container's native limit under the node's normalization, in microseconds per

@@ -236,3 +236,16 @@ fn containers_get_the_cpus_the_scheduler_gave_the_pod() {
         ("CPUSetAllocator", "ls")
     );
 }
+
+#[test]
+fn batch_quotas_follow_the_nodes_ratio_with_the_gate_closed() {
+    let mut rig = Rig::new();
+    let batch = json!({
+        "requests": {"kubernetes.io/batch-cpu": "2000"},
+        "limits": {"kubernetes.io/batch-cpu": "3000"}});
+    rig.pods(vec![pod("be", "BE", batch)]);
+    rig.node(json!({"node.koordinator.sh/cpu-normalization-ratio": "1.50"}));
+    rig.step(IDLE);
+    let group = rig.tree.root().cgroup(&rig.batch);
+    assert_eq!(group.cfs_quota().unwrap(), Some(200_000));
+}
