@@ -213,9 +213,18 @@ impl Measure {
             self.machine.psi = matches!(value, Ok(Some(_)));
         }
         if self.ticks.is_multiple_of(10) && self.machine.files.is_empty() {
-            let class = self.root.cgroup(&self.batch);
-            let files = Resource::ALL.into_iter();
-            self.machine.files = files.filter(|file| class.supports(*file)).collect();
+            // Any class's group will do: a node may have had no batch pod yet.
+            let classes = [KubeQos::BestEffort, KubeQos::Burstable, KubeQos::Guaranteed];
+            let groups = classes.iter().filter_map(|qos| self.layout.qos(*qos).ok());
+            let files = groups.map(|group| {
+                let group = self.root.cgroup(&group);
+                let files = Resource::ALL.into_iter();
+                files.filter(|file| group.supports(*file)).collect()
+            });
+            let found = files
+                .into_iter()
+                .find(|files: &FxHashSet<_>| !files.is_empty());
+            self.machine.files = found.unwrap_or_default();
         }
     }
 

@@ -249,3 +249,17 @@ fn batch_quotas_follow_the_nodes_ratio_with_the_gate_closed() {
     let group = rig.tree.root().cgroup(&rig.batch);
     assert_eq!(group.cfs_quota().unwrap(), Some(200_000));
 }
+
+#[test]
+fn a_service_bursts_on_a_node_without_the_class_of_batch_pods() {
+    let mut rig = Rig::new();
+    limited(&rig, json!({}), "LS");
+    for path in ["/podbe/c1", "/podbe", ""] {
+        let group = CgroupPath::new(&format!("kubepods/besteffort{path}")).unwrap();
+        rig.tree.vanish(&group).unwrap();
+    }
+    rig.burst("cpuBurstOnly");
+    rig.pass();
+    rig.pass();
+    assert_eq!(rig.limits(), [(100_000, 100_000), (100_000, 100_000)]);
+}
