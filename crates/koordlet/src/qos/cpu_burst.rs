@@ -6,6 +6,7 @@
 //! and the node's normalization. Rules and formulas are in [`koord_model::burst`].
 
 use crate::gates::Gate;
+use crate::qos::reconcile::Reconcile;
 use crate::qos::{Burst, Facts, Needs, Plan, Planner, PodView, Strategy, View, cpu_limits};
 use crate::states::ContainerInfo;
 use crate::status::State;
@@ -38,8 +39,10 @@ pub const STRATEGY: Strategy = Strategy {
 struct CpuBurst {
     /// By container.
     limiters: FxHashMap<u64, Limiter>,
-    /// The base of each container's quota when it was last looked at, in microseconds per period.
-    bases: FxHashMap<u64, i64>,
+    /// By container: the base of its quota and the quota it was left with, in microseconds per
+    /// period. Between two rounds of looking, nobody else writes it as far as we are concerned.
+    known: FxHashMap<u64, (i64, i64)>,
+    reconcile: Reconcile,
     /// What was said to be wrong with a setting.
     said: FxHashSet<String>,
 }
@@ -97,6 +100,7 @@ impl Planner for CpuBurst {
         let lowered = burst::lowered(over, raised.collect());
         let now = i64::try_from(view.now.ms()).unwrap_or(i64::MAX);
         self.limiters.retain(|_, limiter| !limiter.expired(now));
+        let mut known = FxHashMap::default();
         for candidate in candidates {
             let allowed = self.allows(view, &candidate, now);
             let last = |metric| {
@@ -110,10 +114,12 @@ impl Planner for CpuBurst {
             let operation = burst::admitted(asked, state, chosen);
             let percent = candidate.config.quota_percent;
             let next = burst::next_quota(candidate.base, candidate.present, percent, operation);
+            let quota = next.unwrap_or(candidate.present);
+            known.insert(candidate.id, (candidate.base, quota));
             plan.bursts.insert(
                 candidate.id,
                 Burst {
-                    quota: next.unwrap_or(candidate.present),
+                    quota,
                     quota_percent: percent,
                     buffer_percent: if candidate.config.buffers() {
                         candidate.config.buffer_percent
@@ -123,11 +129,16 @@ impl Planner for CpuBurst {
                 },
             );
         }
+        self.known = known;
     }
 }
 
 impl CpuBurst {
     fn candidates<'a>(&mut self, view: &View<'a>) -> Vec<Candidate<'a>> {
+        let every = view.facts.settings.reconcile_interval_ms;
+        if self.reconcile.due(view, every).is_some() {
+            self.known.values_mut().for_each(|(_, quota)| *quota = 0);
+        }
         let mut found = Vec::new();
         let mut wrong = Vec::new();
         for pod in view.pods() {
@@ -143,11 +154,16 @@ impl CpuBurst {
             for (info, id) in running(pod) {
                 let base = cpu_limits::base(pod.info, info, &view.facts);
                 let group = info.cgroup.as_ref();
-                let present = group.and_then(|g| view.kernel.number(g, Resource::CfsQuota));
+                let known = self.known.get(&id).copied();
+                let present = match known {
+                    // What the kernel has was looked at, or written by us, since the last round.
+                    Some((_, quota)) if quota != 0 => Some(quota),
+                    _ => group.and_then(|g| view.kernel.number(g, Resource::CfsQuota)),
+                };
                 if let (true, Some(present)) = (base > 0, present) {
                     // What the kubelet wrote, or what was in force before the node's ratio changed.
                     let native = cpu_limit::quota_of(info.native.cpu_limit);
-                    let old = self.bases.insert(id, base).unwrap_or(native);
+                    let old = known.map_or(native, |(base, _)| base);
                     let moved = old != base && present > 0;
                     found.push(Candidate {
                         id,
@@ -164,10 +180,6 @@ impl CpuBurst {
             }
         }
         self.say(wrong);
-        if self.bases.len() > found.len() {
-            let here: FxHashSet<u64> = found.iter().map(|candidate| candidate.id).collect();
-            self.bases.retain(|id, _| here.contains(id));
-        }
         found
     }
 

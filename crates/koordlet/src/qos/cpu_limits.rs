@@ -238,9 +238,11 @@ fn limits(
         let wants = Container {
             limit: limit_of(container),
             source,
-            present: match source {
-                Source::Native => quota_now(group),
-                Source::Batch => None,
+            present: match (source, burst) {
+                // It was looked at to decide about the burst.
+                (Source::Native, Some(burst)) => Some(burst.quota),
+                (Source::Native, None) => quota_now(group),
+                (Source::Batch, _) => None,
             },
             raised: burst.map(|burst| burst.quota),
             quota_percent: burst.map_or(100, |burst| burst.quota_percent),
@@ -258,9 +260,13 @@ fn limits(
         Source::Batch => sum,
     };
     let own = Write::pod(pod.info);
+    let bursts = wanted
+        .iter()
+        .any(|(_, wants, _)| wants.raised.is_some_and(|quota| quota > 0));
     let present = match source {
-        Source::Native => quota_now(&pod.info.cgroup),
-        Source::Batch => None,
+        // Where containers have quotas the kubelet sets the pod's, too.
+        Source::Native if !bursts => quota_now(&pod.info.cgroup),
+        _ => None,
     };
     let containers: Vec<Container> = wanted.iter().map(|(_, wants, _)| *wants).collect();
     let of_pod = cpu_limit::pod(limit, source, present, &containers, ratio);
