@@ -300,12 +300,13 @@ async fn reservations(cluster: &Cluster) {
             .cloned()
     };
     cluster.until("a reserved GPU", has_gpu).await;
-    create(
-        cluster,
-        PODS,
-        pod("owner", "1", json!({"owns": "kept"}), json!({})),
-    )
-    .await;
+    // It says that it wants the reservation, or it runs beside one that the scheduler does not
+    // know as available yet.
+    let mut owner = pod("owner", "1", json!({"owns": "kept"}), json!({}));
+    let affinity = json!({"name": "kept"}).to_string();
+    owner["metadata"]["annotations"] =
+        json!({"scheduling.koordinator.sh/reservation-affinity": affinity});
+    create(cluster, PODS, owner).await;
     cluster
         .until("an owner", |r: &Reservation| {
             let owners = &r.status.as_ref()?.current_owners;
