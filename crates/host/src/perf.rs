@@ -113,15 +113,21 @@ impl Counters {
         }))
     }
 
+    /// How many descriptors this holds.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        self.cpus.iter().map(Vec::len).sum()
+    }
+
     /// What was counted so far, in the order of the events, summed over the CPUs. Where the
     /// hardware has too few counters for all who count, the values are extrapolated to the time in
-    /// which something of the group ran.
+    /// which something of the group ran; `None` when something ran and nothing of it was counted.
     ///
     /// # Errors
     /// When the kernel refuses to read.
-    pub fn read(&self) -> Result<Vec<u64>> {
-        let mut sums = vec![0_u64; self.events];
+    pub fn read(&self) -> Result<Option<Vec<u64>>> {
         let mut buffer = [0_u8; 8 * (3 + 8)];
+        let mut readings = Vec::with_capacity(self.cpus.len());
         for files in &self.cpus {
             let Some(mut leader) = files.first() else {
                 continue;
@@ -135,13 +141,47 @@ impl Counters {
                 u64::from_ne_bytes(bytes)
             });
             let (_, enabled, running) = (words.next(), words.next(), words.next());
-            let (enabled, running) = (enabled.unwrap_or(0), running.unwrap_or(0));
-            for (sum, value) in sums.iter_mut().zip(words) {
-                *sum = sum.saturating_add(scaled(value, enabled, running));
-            }
+            readings.push(Reading {
+                enabled: enabled.unwrap_or(0),
+                running: running.unwrap_or(0),
+                values: words.collect(),
+            });
         }
-        Ok(sums)
+        Ok(total(&readings, self.events))
     }
+}
+
+/// What was counted on one CPU.
+struct Reading {
+    /// Nanoseconds in which something of the group ran.
+    enabled: u64,
+    /// Of these, in which the events had counters.
+    running: u64,
+    /// By event.
+    values: Vec<u64>,
+}
+
+/// The sums of `events` values over all CPUs. A CPU on which they never had counters counts as the
+/// others do on average.
+fn total(cpus: &[Reading], events: usize) -> Option<Vec<u64>> {
+    let (mut time, mut counted_time) = (0_u64, 0_u64);
+    let mut sums = vec![0_u64; events];
+    for cpu in cpus {
+        time = time.saturating_add(cpu.enabled);
+        if cpu.running > 0 {
+            counted_time = counted_time.saturating_add(cpu.enabled);
+        }
+        for (sum, value) in sums.iter_mut().zip(&cpu.values) {
+            *sum = sum.saturating_add(scaled(*value, cpu.enabled, cpu.running));
+        }
+    }
+    if time > 0 && counted_time == 0 {
+        return None;
+    }
+    for sum in &mut sums {
+        *sum = scaled(*sum, time, counted_time);
+    }
+    Some(sums)
 }
 
 /// `value` of `running` nanoseconds, extrapolated to `enabled` nanoseconds.
@@ -154,22 +194,21 @@ fn scaled(value: u64, enabled: u64, running: u64) -> u64 {
 }
 
 fn failure(event: Event, error: io::Error) -> HostError {
-    match error.raw_os_error() {
-        Some(
-            libc::ENOENT
-            | libc::EOPNOTSUPP
-            | libc::ENODEV
-            | libc::ENOSYS
-            | libc::EACCES
-            | libc::EPERM
-            | libc::EBADF
-            | libc::EINVAL,
-        ) => HostError::Unsupported {
-            resource: "perf events of groups",
-            version: "this kernel or machine, or without the right to use them",
-        },
-        _ => HostError::call(format!("perf_event_open({event:?})"), error),
-    }
+    let version = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+            "this machine (no performance counters, or none in this virtual machine)"
+        }
+        Some(libc::EACCES | libc::EPERM) => "what this process may use (CAP_PERFMON)",
+        Some(libc::ENOSYS | libc::EBADF | libc::EINVAL) => "this kernel for groups",
+        _ => return HostError::call(format!("perf_event_open({event:?})"), error),
+    };
+    let resource = match event {
+        Event::Cycles => "perf event cycles",
+        Event::Instructions => "perf event instructions",
+        Event::TaskClock => "perf event task-clock",
+        Event::ContextSwitches => "perf event context-switches",
+    };
+    HostError::Unsupported { resource, version }
 }
 
 #[allow(
@@ -234,6 +273,34 @@ mod tests {
     }
 
     #[test]
+    fn cpus_without_counters_count_as_the_others() {
+        type Case<'a> = (&'a [(u64, u64, u64, u64)], Option<[u64; 2]>);
+        // Time enabled and running, cycles and instructions of each CPU; the sums.
+        let cases: [Case<'_>; 8] = [
+            (&[], Some([0, 0])),
+            (&[(0, 0, 0, 0), (0, 0, 0, 0)], Some([0, 0])),
+            (&[(10, 10, 40, 20), (10, 10, 2, 1)], Some([42, 21])),
+            (&[(10, 5, 40, 20), (10, 10, 2, 1)], Some([82, 41])),
+            (&[(10, 10, 40, 20), (0, 0, 0, 0)], Some([40, 20])),
+            (&[(10, 10, 40, 20), (30, 0, 0, 0)], Some([160, 80])),
+            (&[(10, 0, 0, 0), (0, 0, 0, 0)], None),
+            (&[(10, 10, 40, 0)], Some([40, 0])),
+        ];
+        for (cpus, want) in cases {
+            let readings: Vec<Reading> = cpus
+                .iter()
+                .map(|(enabled, running, cycles, instructions)| Reading {
+                    enabled: *enabled,
+                    running: *running,
+                    values: vec![*cycles, *instructions],
+                })
+                .collect();
+            let got = total(&readings, 2);
+            assert_eq!(got.as_deref(), want.as_ref().map(|w| &w[..]), "{cpus:?}");
+        }
+    }
+
+    #[test]
     fn a_directory_that_is_no_group_has_no_counters() {
         let tree = fake::Tree::hybrid("0").unwrap();
         let group = tree.group("kubepods").unwrap();
@@ -259,7 +326,8 @@ mod tests {
                 return;
             }
         };
-        assert_eq!(counters.read().unwrap()[0], 0, "nothing runs there yet");
+        let time = || counters.read().unwrap().map_or(0, |values| values[0]);
+        assert_eq!(time(), 0, "nothing runs there yet");
         let spawner = Spawner::start(group.root().clone()).unwrap();
         let _busy = spawner
             .spawn(Spawn {
@@ -269,13 +337,13 @@ mod tests {
                 ..Spawn::default()
             })
             .unwrap();
-        while counters.read().unwrap()[0] < 1_000_000 {
+        while time() < 1_000_000 {
             std::thread::yield_now();
         }
         match Counters::open(group, &Event::CPI) {
             Ok(counters) => {
                 let counters = counters.unwrap();
-                while counters.read().unwrap().contains(&0) {
+                while (counters.read().unwrap()).is_none_or(|values| values.contains(&0)) {
                     std::thread::yield_now();
                 }
             }
