@@ -77,7 +77,7 @@ gates! {
     NodeTopologyReport: Beta, true, NOT_YET;
     Accelerators: Alpha, false, NOT_YET;
     RDMADevices: Alpha, false, NOT_YET;
-    CPICollector: Alpha, false, NOT_YET;
+    CPICollector: Alpha, false, Works;
     Libpfm4: Alpha, false, Nothing("perf events are read without the library");
     PSICollector: Alpha, false, Works;
     ColdPageCollector: Alpha, false, Works;

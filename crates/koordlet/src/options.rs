@@ -73,6 +73,10 @@ pub struct Collectors {
     pub storage_info_ms: u64,
     /// Between two readings of pressure.
     pub psi_ms: u64,
+    /// From the end of a window of performance counters to the next.
+    pub cpi_ms: u64,
+    /// How long such a window is.
+    pub cpi_window_ms: u64,
     /// Whether memory with page cache is measured, too.
     pub page_cache: bool,
     /// Whether cache and memory bandwidth are monitored by QoS class.
@@ -87,6 +91,8 @@ impl Default for Collectors {
             cpu_info_ms: 60_000,
             storage_info_ms: 1_000,
             psi_ms: 10_000,
+            cpi_ms: 60_000,
+            cpi_window_ms: 10_000,
             page_cache: false,
             resctrl: false,
             resctrl_ms: 10_000,

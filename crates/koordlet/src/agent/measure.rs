@@ -16,7 +16,7 @@ use crate::qos::{HeldUp, Machine, Needs, PodView};
 use crate::report::Memory;
 use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
-use crate::status::Collector;
+use crate::status::{Collector, State};
 use crate::store::{Metric, Store, Subject};
 use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
@@ -64,6 +64,8 @@ pub(crate) struct Measure {
     pub(crate) facts: Arc<Facts>,
     /// The last round of cold pages that was seen.
     cold_round: u64,
+    /// The last windows of counters that were seen.
+    cpi_round: u64,
     snapshots: Snapshots,
     ticks: u64,
     batch_class: BatchCollector,
@@ -110,6 +112,7 @@ impl Measure {
             needs: Needs::default(),
             facts: Arc::default(),
             cold_round: 0,
+            cpi_round: 0,
             snapshots: Snapshots::new(settings.snapshot.clone()),
             node: NodeCollector::new(root.clone()),
             layout: settings.layout.clone(),
@@ -274,6 +277,7 @@ impl Measure {
             self.collect_numa(now, system_cpu);
         }
         self.collect_hot(now);
+        self.collect_counts(now);
         if let Some(bytes) = self.snapshots.due(now, &self.pods, &self.store) {
             *self.facts.to_save.lock() = Some(bytes);
         }
@@ -412,6 +416,30 @@ impl Measure {
         }
     }
 
+    /// Takes over what perf counted, when there is something new.
+    fn collect_counts(&mut self, now: Now) {
+        let Some(found) = self.facts.cpi.load_full() else {
+            return;
+        };
+        let (round, counts) = &*found;
+        if std::mem::replace(&mut self.cpi_round, *round) == *round {
+            return;
+        }
+        let containers = self.pods.iter().flat_map(|(_, pod)| &pod.containers);
+        for container in containers {
+            let Some(counted) = counts.get(&container.group) else {
+                continue;
+            };
+            for (metric, value) in [
+                (Metric::Cycles, counted.cycles),
+                (Metric::Instructions, counted.instructions),
+            ] {
+                let key = (Subject::Container(container.id), metric);
+                self.store.push(key, now.ms(), value as f64);
+            }
+        }
+    }
+
     /// Writes what shall survive this process.
     ///
     /// # Errors
@@ -423,9 +451,9 @@ impl Measure {
     /// The table of collectors as it stands.
     pub(crate) fn collectors(&self, settings: &Settings) -> Vec<Collector> {
         table::shown(settings, self.needs, self.memory, |name| match name {
-            "node" => self.node.failing().map(str::to_owned),
-            "numa" => self.numa.failing().map(str::to_owned),
-            _ => self.facts.failing(name),
+            "node" => self.node.failing().map(failing),
+            "numa" => self.numa.failing().map(failing),
+            _ => self.facts.trouble(name),
         })
     }
 
@@ -434,6 +462,10 @@ impl Measure {
         let newest = |metric| self.store.last((Subject::Node, metric), now_ms, window_ms);
         (newest(Metric::CpuUsage), newest(Metric::MemoryUsage))
     }
+}
+
+fn failing(error: &str) -> (State, String) {
+    (State::Failing, error.to_owned())
 }
 
 fn milli(cores: f64) -> f64 {

@@ -161,6 +161,12 @@ pub struct Collectors {
     /// Between two readings of pressure.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub psi_collector_interval: Duration,
+    /// From the end of a window of performance counters to the next (with gate CPICollector).
+    #[arg(long, default_value = "60s", value_parser = duration)]
+    pub cpi_collector_interval: Duration,
+    /// How long such a window is.
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    pub collect_cpi_timewindow: Duration,
     /// Also measure memory with page cache.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_pagecache_collector: bool,

@@ -84,10 +84,6 @@ inert! {
     "samples that are subtracted are of one tick": {
         collect_sys_metric_outdated_interval "collect-sys-metric-outdated-interval" = "10s";
     }
-    "cycles and instructions are not counted yet": {
-        cpi_collector_interval "cpi-collector-interval" = "60s";
-        collect_cpi_timewindow "collect-cpi-timewindow" = "10s";
-    }
     "samples are kept in rings of a fixed size": {
         metric_gc_interval_seconds "metric-gc-interval-seconds" = "300";
         metric_expire_seconds "metric-expire-seconds" = "1800";

@@ -185,6 +185,8 @@ impl Args {
                 cpu_info_ms: millis(collectors.collect_node_cpu_info_interval),
                 storage_info_ms: millis(collectors.collect_node_storage_info_interval),
                 psi_ms: millis(collectors.psi_collector_interval),
+                cpi_ms: millis(collectors.cpi_collector_interval),
+                cpi_window_ms: millis(collectors.collect_cpi_timewindow),
                 page_cache: collectors.enable_pagecache_collector,
                 resctrl: collectors.enable_resctrl_collector,
                 resctrl_ms: millis(collectors.resctrl_collector_interval),

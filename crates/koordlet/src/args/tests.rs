@@ -177,6 +177,8 @@ fn flags_become_options() {
         "--cpu-evict-cool-time-seconds=30",
         "--memory-evict-cool-time-seconds=6",
         "--psi-collector-interval=1m",
+        "--cpi-collector-interval=2m",
+        "--collect-cpi-timewindow=5s",
         "--enable-pagecache-collector",
         "--disable-unset-cpu-quota=true",
         "--addr=",
@@ -190,6 +192,8 @@ fn flags_become_options() {
     assert_eq!(settings.cpu_cool_down_ms, 30_000);
     assert_eq!(settings.memory_cool_down_ms, 6000);
     assert_eq!(settings.collectors.psi_ms, 60_000);
+    assert_eq!(settings.collectors.cpi_ms, 120_000);
+    assert_eq!(settings.collectors.cpi_window_ms, 5000);
     assert!(settings.collectors.page_cache && !settings.unset_cpu_quota);
     assert_eq!(settings.predict.checkpoints_per_step, 12);
     assert!(matches!(options.pods, PodSource::Kubelet(_)));

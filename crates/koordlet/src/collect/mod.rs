@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod cold;
+pub mod cpi;
 pub mod follow;
 pub mod host_app;
 pub mod machine;

@@ -5,6 +5,7 @@
 
 use super::Complaint;
 use super::cold::{Cold, ColdPages};
+use super::cpi::{self, CpiCollector};
 use super::machine::MachineInfo;
 use super::psi::PsiCollector;
 use super::resctrl::ResctrlMonitor;
@@ -13,6 +14,7 @@ use crate::gates::Gate;
 use crate::metrics::{Metrics, NodeFact, Part};
 use crate::options::Settings;
 use crate::states::States;
+use crate::status::State;
 use crate::store::snapshot;
 use arc_swap::ArcSwapOption;
 use koord_host::Root;
@@ -32,17 +34,19 @@ pub struct Facts {
     pub storage: ArcSwapOption<Storage>,
     /// What nobody touched of late, with a number that grows with each round.
     pub cold: ArcSwapOption<(u64, Cold)>,
+    /// What containers did in their newest windows, likewise.
+    pub cpi: ArcSwapOption<(u64, cpi::ByGroup)>,
     /// Samples to be saved over a restart.
     pub to_save: Mutex<Option<Vec<u8>>>,
-    /// What collectors said last that fail, by name.
-    failing: Mutex<BTreeMap<&'static str, String>>,
+    /// What collectors said last that fail or have given up, by name.
+    trouble: Mutex<BTreeMap<&'static str, (State, String)>>,
 }
 
 impl Facts {
-    /// What the collector `name` said when it failed last, while it fails.
+    /// What the collector `name` said when it failed last, while it fails, or when it gave up.
     #[must_use]
-    pub fn failing(&self, name: &str) -> Option<String> {
-        self.failing.lock().get(name).cloned()
+    pub fn trouble(&self, name: &str) -> Option<(State, String)> {
+        self.trouble.lock().get(name).cloned()
     }
 }
 
@@ -51,6 +55,20 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 /// What may be wrong with a round.
 pub type Failure = Box<dyn std::error::Error>;
+
+/// A failure that no later round mends, since this kernel or machine lacks something. It is said
+/// once, and the collector rests for good.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(String);
+
+impl Unavailable {
+    /// What is missing, as a round's failure.
+    #[must_use]
+    pub fn boxed(missing: impl fmt::Display) -> Failure {
+        Box::new(Self(missing.to_string()))
+    }
+}
 
 /// One slow collector.
 pub trait Job: Send {
@@ -61,7 +79,8 @@ pub trait Job: Send {
     /// One round.
     ///
     /// # Errors
-    /// Whatever kept it from a result. It is said once, counted, and tried again next time.
+    /// Whatever kept it from a result. It is said once, counted, and tried again next time, unless
+    /// it is [`Unavailable`].
     fn round(&mut self) -> Result<(), Failure>;
 }
 
@@ -97,6 +116,16 @@ pub fn jobs(
             states.clone(),
             metrics.clone(),
             Duration::from_millis(told.psi_ms),
+        )));
+    }
+    if on(Gate::CPICollector) {
+        jobs.push(Box::new(CpiCollector::new(
+            root.clone(),
+            states.clone(),
+            facts.clone(),
+            metrics.clone(),
+            Duration::from_millis(told.cpi_ms),
+            Duration::from_millis(told.cpi_window_ms),
         )));
     }
     if on(Gate::ColdPageCollector) {
@@ -191,24 +220,32 @@ impl Rounds {
     /// Runs what is due at `now` (since the start) and returns the time until something is.
     fn run(&mut self, now: Duration) -> Duration {
         let mut next = Duration::from_secs(60);
-        for (job, due, complaint) in &mut self.jobs {
+        let trouble = &self.facts.trouble;
+        self.jobs.retain_mut(|(job, due, complaint)| {
             if *due <= now {
                 match job.round() {
                     Ok(()) => {
                         complaint.clear();
-                        self.facts.failing.lock().remove(job.name());
+                        trouble.lock().remove(job.name());
+                    }
+                    Err(error) if error.is::<Unavailable>() => {
+                        tracing::warn!(part = job.name(), %error, "unavailable");
+                        let told = (State::Unavailable, error.to_string());
+                        trouble.lock().insert(job.name(), told);
+                        return false;
                     }
                     Err(error) => {
                         complaint.say(job.name(), &error);
-                        let failing = &mut self.facts.failing.lock();
-                        failing.insert(job.name(), error.to_string());
+                        let told = (State::Failing, error.to_string());
+                        trouble.lock().insert(job.name(), told);
                         self.metrics.failed(Part::Collector, job.name());
                     }
                 }
                 *due = now + job.every().max(SHORTEST);
             }
             next = next.min(due.saturating_sub(now));
-        }
+            true
+        });
         next.max(Duration::from_millis(10))
     }
 }
@@ -294,7 +331,12 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    struct Fake(&'static str, u64, Arc<AtomicU32>, bool);
+    struct Fake(
+        &'static str,
+        u64,
+        Arc<AtomicU32>,
+        fn() -> Result<(), Failure>,
+    );
 
     impl Job for Fake {
         fn name(&self) -> &'static str {
@@ -305,20 +347,20 @@ mod tests {
         }
         fn round(&mut self) -> Result<(), Failure> {
             self.2.fetch_add(1, Ordering::Relaxed);
-            if self.3 {
-                Err("missing".into())
-            } else {
-                Ok(())
-            }
+            self.3()
         }
     }
 
     #[test]
     fn each_has_its_own_rate_and_fails_alone() {
-        let counts: [Arc<AtomicU32>; 2] = Default::default();
-        let jobs: Vec<Box<dyn Job>> = vec![
-            Box::new(Fake("bad", 10, counts[0].clone(), true)),
-            Box::new(Fake("good", 3, counts[1].clone(), false)),
+        let counts: [Arc<AtomicU32>; 3] = Default::default();
+        let fake = |name, every, at: usize, result| -> Box<dyn Job> {
+            Box::new(Fake(name, every, counts[at].clone(), result))
+        };
+        let jobs = vec![
+            fake("bad", 10, 0, || Err("missing".into())),
+            fake("hopeless", 3, 1, || Err(Unavailable::boxed("no PMU"))),
+            fake("good", 3, 2, || Ok(())),
         ];
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
         let facts: Arc<Facts> = Arc::default();
@@ -328,15 +370,18 @@ mod tests {
             now += rounds.run(now);
         }
         let ran = counts.map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(ran, [4, 11]);
-        assert_eq!(facts.failing("bad").as_deref(), Some("missing"));
-        assert_eq!(facts.failing("good"), None);
+        assert_eq!(ran, [4, 1, 11]);
+        let told = |state, text: &str| Some((state, text.to_owned()));
+        assert_eq!(facts.trouble("bad"), told(State::Failing, "missing"));
+        let gave_up = told(State::Unavailable, "no PMU");
+        assert_eq!(facts.trouble("hopeless"), gave_up);
+        assert_eq!(facts.trouble("good"), None);
     }
 
     #[test]
     fn the_thread_begins_and_ends() {
         let count: Arc<AtomicU32> = Arc::default();
-        let jobs: Vec<Box<dyn Job>> = vec![Box::new(Fake("x", 1, count.clone(), false))];
+        let jobs: Vec<Box<dyn Job>> = vec![Box::new(Fake("x", 1, count.clone(), || Ok(())))];
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
         let worker = Worker::start(jobs, Arc::default(), metrics).unwrap();
         while count.load(Ordering::Relaxed) == 0 {

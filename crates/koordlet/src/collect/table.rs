@@ -116,6 +116,12 @@ pub const COLLECTORS: &[Row] = &[
         "cpu, memory and io.pressure",
     ),
     slow(
+        "cpi",
+        Readers::Gate(Gate::CPICollector),
+        |s| s.collectors.cpi_ms,
+        "perf events of containers",
+    ),
+    slow(
         "cold pages",
         Readers::Gate(Gate::ColdPageCollector),
         |_| 5_000,
@@ -156,14 +162,14 @@ const fn slow(
     }
 }
 
-/// The table as it stands: `needs` and `memory` are what was asked for last, and `failing` tells
-/// what a collector said last when it failed.
+/// The table as it stands: `needs` and `memory` are what was asked for last, and `trouble` tells
+/// what a collector said last when it failed or gave up.
 #[must_use]
 pub fn shown(
     settings: &Settings,
     needs: Needs,
     memory: Memory,
-    failing: impl Fn(&str) -> Option<String>,
+    trouble: impl Fn(&str) -> Option<(State, String)>,
 ) -> Vec<status::Collector> {
     let rows = COLLECTORS.iter().map(|row| {
         let (state, why) = match row.readers {
@@ -179,10 +185,8 @@ pub fn shown(
             Readers::Gate(gate) if settings.gates.is_on(gate) => (State::Active, String::new()),
             Readers::Gate(gate) => (State::Off, format!("gate {} is closed", gate.name())),
         };
-        let (state, why) = match failing(row.name).filter(|_| state == State::Active) {
-            Some(error) => (State::Failing, error),
-            None => (state, why),
-        };
+        let trouble = trouble(row.name).filter(|_| state == State::Active);
+        let (state, why) = trouble.unwrap_or((state, why));
         status::Collector {
             name: row.name.to_owned(),
             state,
@@ -203,8 +207,11 @@ mod tests {
         let mut settings = Settings::default();
         settings.gates.set(Gate::PSICollector, true);
         let state = |needs, memory| {
-            let failing = |name: &str| (name == "psi" || name == "storage").then(|| "x".to_owned());
-            let rows = shown(&settings, needs, memory, failing);
+            let trouble = |name: &str| {
+                let bad = name == "psi" || name == "storage";
+                bad.then(|| (State::Failing, "x".to_owned()))
+            };
+            let rows = shown(&settings, needs, memory, trouble);
             move |name: &str| rows.iter().find(|row| row.name == name).unwrap().clone()
         };
         let quiet = state(Needs::default(), Memory::default());

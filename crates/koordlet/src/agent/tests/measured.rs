@@ -1,6 +1,8 @@
 //! What is measured and published, end to end.
 
 use super::*;
+use crate::collect::cpi::Counts;
+use crate::store::{Metric, Subject};
 use koord_api::slo::NodeMetricStatus;
 
 impl Rig {
@@ -75,6 +77,51 @@ fn numa_nodes_are_reported() {
     assert_eq!(numa["nodeUsage"]["resources"]["memory"], "7Gi");
     // Less the pods' 3 GiB.
     assert_eq!(numa["systemUsage"]["resources"]["memory"], "4Gi");
+}
+
+#[test]
+fn what_perf_counted_is_kept_by_container() {
+    let mut rig = Rig::new();
+    rig.step(BUSY);
+    let group = rig.service.join("c1").unwrap();
+    let gone = rig.service.join("c0").unwrap();
+    let counts = |cycles| Counts {
+        cycles,
+        instructions: 2 * cycles,
+    };
+    let found = [(group, counts(500)), (gone, counts(7))];
+    let found = Arc::new((1, found.into_iter().collect()));
+    rig.agent.measure.facts.cpi.store(Some(found));
+    rig.step(BUSY);
+    let counted = rig.now().ms();
+    rig.step(BUSY);
+    let measure = &rig.agent.measure;
+    let of = |uid: &str| {
+        let (_, pod) = measure.pods.iter().find(|(pod, _)| pod.uid == uid).unwrap();
+        let container = Subject::Container(pod.containers[0].id);
+        let last = |metric| measure.store.last((container, metric), counted, 0);
+        (last(Metric::Cycles), last(Metric::Instructions))
+    };
+    assert_eq!(of("ls"), (Some(500.0), Some(1000.0)), "pushed once");
+    assert_eq!(of("be"), (None, None));
+}
+
+#[test]
+fn a_collector_that_cannot_work_here_says_so_and_rests() {
+    let mut settings = Settings::default();
+    settings.gates.set(Gate::CPICollector, true);
+    // Groups of the fake tree are no groups to perf_event_open.
+    let rig = Rig::with(settings);
+    let row = || {
+        let mut rows = rig.agent.collectors().into_iter();
+        rows.find(|row| row.name == "cpi").unwrap()
+    };
+    while row().state == State::Active {
+        std::thread::yield_now();
+    }
+    let row = row();
+    assert_eq!((row.state, row.every_ms), (State::Unavailable, 60_000));
+    assert!(row.why.contains("perf event"), "{}", row.why);
 }
 
 #[test]

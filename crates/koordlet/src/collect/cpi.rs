@@ -1,0 +1,235 @@
+//! Cycles and instructions of containers, counted in windows (gate CPICollector).
+//!
+//! One round opens the counters and another reads and closes them, so that nobody waits for a window
+//! to end. Where there are more containers than descriptors to count them with, they take turns: one
+//! window after the other until each had its own, and then the pause.
+
+use super::slow::{Facts, Failure, Job, Unavailable};
+use crate::metrics::{Container, Cpi, Metrics};
+use crate::states::States;
+use koord_host::perf::{Counters, Event};
+use koord_host::{CgroupPath, HostError, Root, limits};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Descriptors that a window may hold: two per container and CPU. Sixteen containers on 128 CPUs.
+const DESCRIPTORS: usize = 4096;
+
+/// What a container did in one window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// CPU cycles.
+    pub cycles: u64,
+    /// Retired instructions.
+    pub instructions: u64,
+}
+
+/// What was counted last, by the container's group.
+pub type ByGroup = FxHashMap<CgroupPath, Counts>;
+
+/// A container that is or will be counted.
+#[derive(Debug)]
+struct Subject {
+    group: CgroupPath,
+    label: Container,
+}
+
+/// Counts cycles and instructions of every container that runs.
+#[derive(Debug)]
+pub struct CpiCollector {
+    root: Root,
+    states: Arc<States>,
+    facts: Arc<Facts>,
+    metrics: Metrics,
+    /// From the end of the last window to the begin of the next first one.
+    every: Duration,
+    window: Duration,
+    /// What stands for cycles and for instructions.
+    events: [Event; 2],
+    /// Whether the machine was seen to count.
+    counts: bool,
+    /// Most descriptors of one window.
+    descriptors: usize,
+    /// Whose window is still to come.
+    waiting: VecDeque<Subject>,
+    /// Whose window is open.
+    open: Vec<(Subject, Counters)>,
+    /// What was counted since the pause.
+    found: Vec<(Subject, Counts)>,
+    /// What went wrong since the pause, and before it.
+    failure: Option<String>,
+    standing: Option<String>,
+    rounds: u64,
+}
+
+impl CpiCollector {
+    /// A collector of the containers in `states`, into `facts` and `metrics`, that pauses `every`
+    /// after windows of the length `window`.
+    #[must_use]
+    pub fn new(
+        root: Root,
+        states: Arc<States>,
+        facts: Arc<Facts>,
+        metrics: Metrics,
+        every: Duration,
+        window: Duration,
+    ) -> Self {
+        // The agent's other files must not run short.
+        let most = limits::raise_open_files().and_then(|limit| usize::try_from(limit / 4).ok());
+        Self {
+            root,
+            states,
+            facts,
+            metrics,
+            every,
+            window,
+            events: Event::CPI,
+            counts: false,
+            descriptors: most.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS)),
+            waiting: VecDeque::new(),
+            open: Vec::new(),
+            found: Vec::new(),
+            failure: None,
+            standing: None,
+            rounds: 0,
+        }
+    }
+
+    /// Whether the machine counts at all, found out on the group that never goes away: what is
+    /// refused for another one may only mean that it is on its way out.
+    fn probe(&mut self) -> Result<(), Failure> {
+        let all = self.root.cgroup(&CgroupPath::root());
+        match Counters::open(&all, &self.events) {
+            Ok(_) => self.counts = true,
+            Err(error) if error.is_unsupported() => return Err(Unavailable::boxed(error)),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Every container that runs; `None` before the pods are known.
+    fn subjects(&self) -> Option<VecDeque<Subject>> {
+        let pods = self.states.pods.load_full()?;
+        let active = pods.iter().filter(|pod| pod.is_active());
+        let subjects = active.flat_map(|pod| {
+            let running = pod.containers.iter().filter(|one| one.id.is_some());
+            running.filter_map(|one| {
+                Some(Subject {
+                    group: one.cgroup.clone()?,
+                    label: Container::of(pod, one),
+                })
+            })
+        });
+        Some(subjects.collect())
+    }
+
+    /// Ends the window.
+    fn close(&mut self) {
+        for (subject, counters) in self.open.drain(..) {
+            match counters.read() {
+                Ok(counted) => {
+                    if let Some([cycles, instructions]) = counted.as_deref() {
+                        let counts = Counts {
+                            cycles: *cycles,
+                            instructions: *instructions,
+                        };
+                        self.found.push((subject, counts));
+                    }
+                }
+                Err(error) => fail(&mut self.failure, &subject, &error),
+            }
+        }
+    }
+
+    /// Begins the window of as many as the descriptors suffice for, and of one at least.
+    fn open_next(&mut self) {
+        let mut held = 0;
+        while let Some(subject) = self.waiting.pop_front() {
+            match Counters::open(&self.root.cgroup(&subject.group), &self.events) {
+                Ok(Some(counters)) => {
+                    let needed = counters.descriptors();
+                    held += needed;
+                    self.open.push((subject, counters));
+                    if held + needed > self.descriptors {
+                        return;
+                    }
+                }
+                // The group is gone, or going.
+                Ok(None) => {}
+                Err(error) if error.is_unsupported() => {}
+                Err(error) => fail(&mut self.failure, &subject, &error),
+            }
+        }
+    }
+
+    /// Hands over what all windows found.
+    fn publish(&mut self) {
+        let found = std::mem::take(&mut self.found);
+        self.rounds += 1;
+        let by_group: ByGroup = found
+            .iter()
+            .map(|(subject, counts)| (subject.group.clone(), *counts))
+            .collect();
+        self.facts
+            .cpi
+            .store(Some(Arc::new((self.rounds, by_group))));
+        let rows = found.into_iter().map(|(subject, counts)| Cpi {
+            container: subject.label,
+            cycles: counts.cycles as f64,
+            instructions: counts.instructions as f64,
+        });
+        self.metrics.cpi(rows.collect());
+        self.standing = self.failure.take();
+    }
+}
+
+/// Notes the first failure of a container.
+fn fail(failure: &mut Option<String>, subject: &Subject, error: &HostError) {
+    let Container {
+        namespace,
+        pod,
+        name,
+        ..
+    } = &subject.label;
+    failure.get_or_insert_with(|| format!("{namespace}/{pod}/{name}: {error}"));
+}
+
+impl Job for CpiCollector {
+    fn name(&self) -> &'static str {
+        "cpi"
+    }
+
+    fn every(&self) -> Duration {
+        if self.open.is_empty() {
+            self.every
+        } else {
+            self.window
+        }
+    }
+
+    fn round(&mut self) -> Result<(), Failure> {
+        if !self.counts {
+            self.probe()?;
+        }
+        if self.open.is_empty() {
+            let Some(subjects) = self.subjects() else {
+                return Ok(());
+            };
+            self.waiting = subjects;
+        }
+        self.close();
+        self.open_next();
+        if self.open.is_empty() {
+            self.publish();
+        }
+        match &self.standing {
+            Some(failure) => Err(failure.clone().into()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+use super::*;
+use crate::states::{Driver, Layout, PodInfo};
+use koord_host::Cgroup;
+use koord_host::fake::Tree;
+use koord_host::process::{Spawn, Spawner};
+use koord_host::testing::skip;
+use serde_json::json;
+
+const EVERY: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_secs(10);
+
+fn states(top: &CgroupPath, containers: &[&str]) -> Arc<States> {
+    let names = containers.iter().map(|name| json!({"name": name}));
+    let statuses = containers.iter().map(|name| {
+        json!({"name": name, "containerID": format!("koord://{name}"), "image": "",
+            "imageID": "", "ready": true, "restartCount": 0})
+    });
+    let pod = json!({"metadata": {"uid": "u", "name": "p", "namespace": "n"},
+        "spec": {"containers": names.collect::<Vec<_>>()},
+        "status": {"phase": "Running", "containerStatuses": statuses.collect::<Vec<_>>()}});
+    let layout = Layout::new(Driver::Cgroupfs, top.clone());
+    let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+    let states = States::default();
+    states.pods.store(Some(Arc::new(vec![pod])));
+    Arc::new(states)
+}
+
+fn collector(root: &Root, states: Arc<States>) -> (CpiCollector, prometheus::Registry) {
+    let registry = prometheus::Registry::new();
+    let metrics = Metrics::new(&registry).unwrap();
+    metrics.started("node", 0);
+    let job = CpiCollector::new(root.clone(), states, Arc::default(), metrics, EVERY, WINDOW);
+    (job, registry)
+}
+
+/// Removes the group, and whatever runs below it.
+struct Ground(Cgroup);
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        for _ in 0..10_000 {
+            if self.0.kill().is_ok() && self.0.remove().is_ok() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The real tree and the real system call, with two events of the kernel's own in the place of those
+/// of the processor.
+#[test]
+fn containers_take_turns_in_windows() {
+    let root = Root::system().unwrap();
+    let top = CgroupPath::new(&format!("koord-cpi-{}", std::process::id())).unwrap();
+    let ground = Ground(root.cgroup(&top));
+    let pod = top.join("kubepods/besteffort/podu").unwrap();
+    let groups = ["busy", "quiet"].map(|name| root.cgroup(&pod.join(name).unwrap()));
+    if !root.has_cgroups() || groups.iter().any(|group| group.create(&[]).is_err()) {
+        skip("cgroup-write", "the cgroup tree cannot be written");
+        return;
+    }
+    // One that the runtime has not made a group for yet.
+    let (mut job, registry) = collector(&root, states(&top, &["busy", "new", "quiet"]));
+    job.events = [Event::TaskClock, Event::ContextSwitches];
+    job.descriptors = 1;
+    if let Err(error) = job.probe() {
+        assert!(error.is::<Unavailable>(), "{error}");
+        skip("perf", error);
+        return;
+    }
+    job.round().unwrap();
+    assert_eq!((job.open.len(), job.every()), (1, WINDOW));
+    let spawner = Spawner::start(root.clone()).unwrap();
+    let _busy = spawner
+        .spawn(Spawn {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), "while :; do :; done".into()],
+            cgroups: groups[0].entrances(),
+            ..Spawn::default()
+        })
+        .unwrap();
+    let milli = 1_000_000;
+    while job.open[0].1.read().unwrap().is_none_or(|c| c[0] < milli) {
+        std::thread::yield_now();
+    }
+    job.round().unwrap();
+    assert_eq!((job.open.len(), job.every()), (1, WINDOW));
+    assert!(job.facts.cpi.load().is_none(), "one is still to come");
+    job.round().unwrap();
+    // The pause, in which nothing is held open.
+    assert_eq!((job.open.len(), job.every()), (0, EVERY));
+    let found = job.facts.cpi.load_full().unwrap();
+    assert_eq!((found.0, found.1.len()), (1, 2));
+    let of = |group: &Cgroup| found.1[group.path()];
+    assert!(of(&groups[0]).cycles >= milli);
+    let nothing = Counts {
+        cycles: 0,
+        instructions: 0,
+    };
+    assert_eq!(of(&groups[1]), nothing);
+    let families = registry.gather();
+    let family = families
+        .iter()
+        .find(|family| family.name() == "koordlet_container_cpi");
+    let rows = family.unwrap().get_metric().iter().map(|metric| {
+        let value = |name: &str| {
+            let mut labels = metric.get_label().iter();
+            let label = labels.find(|label| label.name() == name).unwrap();
+            label.value().to_owned()
+        };
+        let labels = (value("container_id"), value("cpi_field"));
+        (labels, metric.get_gauge().get_value())
+    });
+    let rows: FxHashMap<_, _> = rows.collect();
+    let row = |id: &str, field: &str| rows[&(id.to_owned(), field.to_owned())];
+    assert_eq!(rows.len(), 4);
+    assert!(row("koord://busy", "cycles") >= milli as f64);
+    assert_eq!(row("koord://quiet", "instructions"), 0.0);
+
+    // With descriptors for all, all at once.
+    job.descriptors = DESCRIPTORS;
+    job.round().unwrap();
+    assert_eq!(job.open.len(), 2);
+    job.round().unwrap();
+    assert_eq!((job.open.len(), job.every()), (0, EVERY));
+    assert_eq!(job.facts.cpi.load_full().unwrap().0, 2);
+    drop(ground);
+    job.round().unwrap();
+    assert!(job.facts.cpi.load_full().unwrap().1.is_empty());
+    assert_eq!(job.every(), EVERY);
+}
+
+#[test]
+fn a_machine_that_does_not_count_is_named_and_not_asked_again() {
+    let tree = Tree::v1("0-1").unwrap();
+    let (mut job, _) = collector(tree.root(), Arc::default());
+    let error = job.round().unwrap_err();
+    assert!(error.is::<Unavailable>(), "{error}");
+
+    let root = Root::system().unwrap();
+    let (mut job, _) = collector(&root, Arc::default());
+    match job.round() {
+        Ok(()) => assert!(job.counts),
+        Err(error) => {
+            assert!(error.is::<Unavailable>(), "{error}");
+            skip("perf-hardware", &error);
+            assert!(error.to_string().contains("perf event"), "{error}");
+        }
+    }
+}
