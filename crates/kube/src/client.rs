@@ -18,7 +18,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
+use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service};
+
+/// How long the head of an answer may take. An API server gives up on a request after 60 s, and it
+/// sends the head of a watch at once. A server that vanished with a connection open would otherwise
+/// keep the request for as long as the kernel sends it again, about 15 minutes.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(65);
 
 /// How a client talks, whatever it talks to.
 #[derive(Debug, Clone)]
@@ -243,7 +249,8 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
         source: Box::new(source),
     })?;
     // Below the limit: what waits for its turn is not under way.
-    let builder = builder.with_layer(&measure);
+    let answered = TimeoutLayer::new(ANSWER_WITHIN);
+    let builder = builder.with_layer(&answered).with_layer(&measure);
     let client = match limit {
         Some(limit) => builder.with_layer(&limit).build(),
         None => builder.build(),
@@ -462,6 +469,25 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         let text = error.err().unwrap().to_string();
         assert!(text.contains("server") && text.contains("no url"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_never_answered_ends() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let client = build(
+            kube::Config::new(url.parse().unwrap()),
+            &ClientOptions::default(),
+        );
+        let client = client.unwrap();
+        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        let (mut held, _) = listener.accept().await.unwrap();
+        tokio::io::AsyncReadExt::read_u8(&mut held).await.unwrap();
+        // The request is out: only time passes now.
+        tokio::time::pause();
+        let answer = tokio::time::timeout(ANSWER_WITHIN * 2, asked).await;
+        let error = answer.expect("it ends").unwrap().unwrap_err().to_string();
+        assert!(error.contains("timed out"), "{error}");
     }
 
     #[test]
