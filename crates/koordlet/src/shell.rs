@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Why the agent stopped or never began.
@@ -50,6 +50,9 @@ pub enum Error {
     #[error("agent thread: {0}")]
     Thread(#[source] std::io::Error),
 }
+
+/// How long a report may take: one that is never answered must not hold up the next.
+const REPORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the loop is asked from outside.
 enum Request {
@@ -512,8 +515,14 @@ impl Reporter {
         let Ok(Some(status)) = answer.await else {
             return;
         };
-        if let Err(error) = publish(&self.client, &self.node, &status).await {
-            tracing::warn!(%error, "NodeMetric could not be reported");
+        let published = publish(&self.client, &self.node, &status);
+        match timeout(REPORT_WITHIN, published).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "NodeMetric could not be reported"),
+            Err(_) => tracing::warn!(
+                limit = ?REPORT_WITHIN,
+                "NodeMetric could not be reported: the API server does not answer"
+            ),
         }
     }
 }

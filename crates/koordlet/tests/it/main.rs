@@ -5,3 +5,4 @@
 mod agent;
 mod http;
 mod kernel;
+mod outage;
