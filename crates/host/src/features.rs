@@ -3,7 +3,7 @@
 use crate::cgroup::{PressureKind, Resource};
 use crate::error::Result;
 use crate::path::CgroupPath;
-use crate::procfs::CpuInfo;
+use crate::resctrl;
 use crate::root::{Controller, Root, Version};
 use std::fmt;
 
@@ -89,9 +89,8 @@ pub fn probe_at(root: &Root, group: &CgroupPath) -> Result<KernelFeatures> {
         }
     }
     let has = |resource| groups.iter().any(|group| group.supports(resource));
-    let cpuinfo = CpuInfo::read(root)?;
-    // A mounted resctrl shows its info directory; a supported one has a mount point.
-    let resctrl = root.sys("fs/resctrl").is_dir();
+    // One that cannot be understood divides nothing.
+    let (resctrl_cat, resctrl_mba) = resctrl::allocates(root).unwrap_or_default();
     let mut cgroup_psi = false;
     for group in &groups {
         cgroup_psi = cgroup_psi || group.pressure(PressureKind::Cpu).ok().flatten().is_some();
@@ -131,8 +130,8 @@ pub fn probe_at(root: &Root, group: &CgroupPath) -> Result<KernelFeatures> {
                 .ok()
                 .flatten()
                 .is_some_and(|text| text.contains("CORE_SCHED")),
-        resctrl_cat: resctrl && cpuinfo.has("cat_l3"),
-        resctrl_mba: resctrl && cpuinfo.has("mba"),
+        resctrl_cat,
+        resctrl_mba,
         kidled: root.sys("kernel/mm/kidled/scan_period_in_seconds").exists(),
         blkio: has(Resource::BlkioReadBps),
         writable: is_writable(root),

@@ -2,6 +2,7 @@
 
 use super::{Schema, parse_schemata};
 use crate::error::{HostError, Malformed, Result};
+use crate::procfs::CpuInfo;
 use crate::reader;
 use crate::root::Root;
 use std::collections::{BTreeMap, BTreeSet};
@@ -151,7 +152,41 @@ fn small(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Mounts resctrl at its usual place. `cdp`: with code/data prioritization of the L3 cache.
+/// Whether L3 cache and memory bandwidth can be divided: as a mounted resctrl says, else by the
+/// processor's flags, where the kernel has a place to mount it. The flags are those of x86; an ARM
+/// processor only tells through a mounted resctrl.
+///
+/// # Errors
+/// When a file cannot be read or understood.
+pub fn allocates(root: &Root) -> Result<(bool, bool)> {
+    if let Some(info) = info(root)? {
+        let cache = |schema| info.caches.contains_key(&schema);
+        let l3 = [Schema::L3, Schema::L3Code, Schema::L3Data];
+        return Ok((l3.into_iter().any(cache), info.bandwidth.is_some()));
+    }
+    if !root.sys("fs/resctrl").is_dir() {
+        return Ok((false, false));
+    }
+    let cpu = CpuInfo::read(root)?;
+    Ok((cpu.has("cat_l3"), cpu.has("mba")))
+}
+
+/// Whether resctrl is not mounted and can be: the kernel has a place for it, and the processor can
+/// divide cache or bandwidth. The kernel makes the place only where there is such hardware, but also
+/// for one that can measure and nothing else; the flags tell, which ARM does not have.
+///
+/// # Errors
+/// When a file cannot be read or understood.
+pub fn is_mountable(root: &Root) -> Result<bool> {
+    if is_mounted(root) || !root.sys("fs/resctrl").is_dir() {
+        return Ok(false);
+    }
+    let arm = CpuInfo::read(root)?.vendor.starts_with("0x");
+    let (cache, bandwidth) = allocates(root)?;
+    Ok(arm || cache || bandwidth)
+}
+
+/// Mounts resctrl at its usual place, without options, as `mount -t resctrl` would.
 ///
 /// # Errors
 /// What the kernel answers: ENODEV without the hardware, EBUSY when it is mounted, EPERM.
@@ -159,20 +194,19 @@ fn small(number: u64) -> u32 {
     unsafe_code,
     reason = "libc call; rustix has it behind a feature that we do not build"
 )]
-pub fn mount(root: &Root, cdp: bool) -> Result<()> {
+pub fn mount(root: &Root) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let dir = root.sys("fs/resctrl");
     let place = std::ffi::CString::new(dir.as_os_str().as_bytes())
         .map_err(|error| HostError::io("mount", &dir, error.into()))?;
-    let data = if cdp { c"cdp" } else { c"" };
     // SAFETY: all four are NUL-terminated strings that live across the call, which only reads them.
     let code = unsafe {
         libc::mount(
             c"resctrl".as_ptr(),
             place.as_ptr(),
             c"resctrl".as_ptr(),
-            0,
-            data.as_ptr().cast(),
+            libc::MS_RELATIME,
+            c"".as_ptr().cast(),
         )
     };
     if code == -1 {

@@ -9,7 +9,9 @@ mod group;
 mod info;
 
 pub use group::{Usage, groups, last_refusal, schemata, tasks, usage};
-pub use info::{BandwidthInfo, CacheInfo, Info, MonitorInfo, info, is_mounted, mount};
+pub use info::{
+    BandwidthInfo, CacheInfo, Info, MonitorInfo, allocates, info, is_mountable, is_mounted, mount,
+};
 
 use crate::error::{HostError, Malformed, Result};
 use crate::root::Root;

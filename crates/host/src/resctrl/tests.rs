@@ -214,6 +214,46 @@ fn the_fake_refuses_what_the_kernel_refuses() {
 }
 
 #[test]
+fn a_mounted_resctrl_tells_more_than_flags() {
+    let intel = "vendor_id\t: GenuineIntel\nflags\t\t: fpu";
+    let arm = "CPU implementer\t: 0x41\nFeatures\t: fp asimd";
+    let alone = |allocates| (allocates, allocates != (false, false));
+    // Processor, place to mount it; what can be divided, and whether to mount it.
+    for (cpuinfo, place, want) in [
+        (format!("{intel} cat_l3 mba"), true, alone((true, true))),
+        (format!("{intel} cat_l3"), true, alone((true, false))),
+        (format!("{intel} mba"), true, alone((false, true))),
+        (format!("{intel} cqm_llc"), true, alone((false, false))),
+        (format!("{intel} cat_l3 mba"), false, alone((false, false))),
+        (arm.to_owned(), true, ((false, false), true)),
+        (arm.to_owned(), false, ((false, false), false)),
+    ] {
+        let tree = Tree::hybrid("0-3").unwrap();
+        tree.put("proc/cpuinfo", &cpuinfo).unwrap();
+        if place {
+            std::fs::create_dir_all(tree.root().sys("fs/resctrl")).unwrap();
+        }
+        let root = tree.root();
+        let got = (allocates(root).unwrap(), is_mountable(root).unwrap());
+        assert_eq!(got, want, "{cpuinfo} {place}");
+    }
+    let cdp = ResctrlHardware {
+        cdp: true,
+        bandwidth: None,
+        ..ResctrlHardware::intel()
+    };
+    for (hardware, want) in [
+        (ResctrlHardware::mpam(), (true, true)),
+        (cdp, (true, false)),
+    ] {
+        let tree = tree(hardware);
+        tree.put("proc/cpuinfo", arm).unwrap();
+        assert_eq!(allocates(tree.root()).unwrap(), want);
+        assert!(!is_mountable(tree.root()).unwrap());
+    }
+}
+
+#[test]
 fn usage_is_read_by_domain() {
     let tree = tree(ResctrlHardware::intel());
     let root = tree.root();
