@@ -54,12 +54,6 @@ impl Resource {
             Self::Mb => "MB",
         }
     }
-
-    /// Masks are hexadecimal, bandwidth is decimal.
-    fn number(self, text: &str) -> Option<u64> {
-        let radix = if self == Self::Mb { 10 } else { 16 };
-        u64::from_str_radix(text, radix).ok()
-    }
 }
 
 /// One line of a `schemata`: the value of each named domain, the others are left as they are.
@@ -83,69 +77,6 @@ impl fmt::Display for Line {
             separator = ';';
         }
         Ok(())
-    }
-}
-
-/// A `schemata` that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line:?} of a schemata file is not NAME:ID=VALUE;…")]
-pub struct SchemataError {
-    /// The line.
-    pub line: String,
-}
-
-/// The content of a `schemata`: the resources known here; others, such as `L2` or `SMBA`, are skipped.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Schemata(BTreeMap<Resource, BTreeMap<u32, u64>>);
-
-impl Schemata {
-    /// Reads the text of a `schemata`.
-    ///
-    /// # Errors
-    /// A line of a known resource that is none.
-    pub fn parse(text: &str) -> Result<Self, SchemataError> {
-        let mut all = BTreeMap::new();
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-            let error = || SchemataError {
-                line: line.to_owned(),
-            };
-            let (name, domains) = line.split_once(':').ok_or_else(error)?;
-            let known = [
-                Resource::L3,
-                Resource::L3Code,
-                Resource::L3Data,
-                Resource::Mb,
-            ];
-            let Some(resource) = known.into_iter().find(|r| r.name() == name.trim()) else {
-                continue;
-            };
-            let mut values = BTreeMap::new();
-            for domain in domains.split(';').filter(|domain| !domain.is_empty()) {
-                let (id, value) = domain.split_once('=').ok_or_else(error)?;
-                let id = id.trim().parse().map_err(|_| error())?;
-                let value = resource.number(value.trim()).ok_or_else(error)?;
-                values.insert(id, value);
-            }
-            all.insert(resource, values);
-        }
-        Ok(Self(all))
-    }
-
-    /// The domains of a resource.
-    #[must_use]
-    pub fn domains(&self, resource: Resource) -> Vec<u32> {
-        let domains = self.0.get(&resource);
-        domains.map_or_else(Vec::new, |domains| domains.keys().copied().collect())
-    }
-
-    /// Whether `line` says what stands here already.
-    #[must_use]
-    pub fn holds(&self, line: &Line) -> bool {
-        self.0.get(&line.resource).is_some_and(|present| {
-            line.domains
-                .iter()
-                .all(|(id, value)| present.get(id) == Some(value))
-        })
     }
 }
 
@@ -199,8 +130,9 @@ pub struct Hardware {
     pub min_cbm_bits: u32,
     /// How bandwidth is measured, where it can be divided.
     pub bandwidth: Option<Bandwidth>,
-    /// The root's `schemata`.
-    pub root: Schemata,
+    /// The domains (cache ids) of each resource that can be divided, as the root's `schemata` has
+    /// them.
+    pub domains: BTreeMap<Resource, Vec<u32>>,
 }
 
 /// The mask of the bits `[ceil(n · start / 100), ceil(n · end / 100))` of a full mask of `n` bits, and
@@ -342,11 +274,12 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Sets one domain, or all. A resource that the root's schemata lacks is not there.
+    /// Sets one domain, or all. A resource without domains is not there.
     fn set(&mut self, resource: Resource, cache: Option<i64>, value: u64) {
-        let domains = self.hardware.root.domains(resource);
+        let domains = self.hardware.domains.get(&resource);
+        let domains = domains.map_or(&[][..], Vec::as_slice);
         let wanted: Vec<u32> = match cache {
-            None => domains,
+            None => domains.to_vec(),
             Some(id) => {
                 let found = domains
                     .iter()

@@ -14,7 +14,7 @@ use koord_model::evict::plan::{
     requested,
 };
 use koord_model::memory_qos::{self, Ask};
-use koord_model::resctrl::{self, Bandwidth, Hardware, Schemata};
+use koord_model::resctrl::{self, Bandwidth, Hardware, Resource};
 use koord_model::suppress::{self, Threshold, Usage};
 use koord_model::system_config;
 use proptest::prelude::*;
@@ -227,13 +227,14 @@ proptest! {
         min_bits in any::<u32>(),
         step in prop::option::of(any::<u64>()),
         v in prop::array::uniform5(number()),
-        root in "(L3:[0-9]{1,3}=[0-9a-f]{1,5}\n)?(MB:0=[0-9]{1,3};[0-9]=7\n)?",
+        l3 in prop::collection::vec(any::<u32>(), 0..3),
+        mb in prop::collection::vec(any::<u32>(), 0..3),
     ) {
         let hardware = Hardware {
             cbm_mask: cbm,
             min_cbm_bits: min_bits,
             bandwidth: Some(Bandwidth::of_vendor("GenuineIntel", step, step)),
-            root: Schemata::parse(&root).expect("a schemata"),
+            domains: [(Resource::L3, l3), (Resource::Mb, mb)].into(),
         };
         let annotation: Resctrl = serde_json::from_value(json!({
             "llc": {"schemata": {"range": [v[0], v[1]]}, "schemataPerCache": [{"cacheID": v[2], "range": [v[0]]}]},
@@ -243,13 +244,8 @@ proptest! {
         let (lines, _) = resctrl::of_pod(&hardware, &annotation);
         for line in lines {
             let masks_fit = |mask: &u64| cbm.is_some_and(|full| mask & !full == 0 && *mask != 0);
-            let fits = line.resource == resctrl::Resource::Mb || line.domains.values().all(masks_fit);
+            let fits = line.resource == Resource::Mb || line.domains.values().all(masks_fit);
             prop_assert!(fits, "{}", line);
         }
-    }
-
-    #[test]
-    fn schemata_of_any_text(text in "\\PC*") {
-        let _ = Schemata::parse(&text);
     }
 }

@@ -1,6 +1,7 @@
 //! Slowly changing facts about the machine: processor, topology, NUMA nodes.
 
 use koord_host::procfs::{CpuInfo, MemInfo, kernel_release};
+use koord_host::resctrl::{self, Schema};
 use koord_host::topology::{CpuLocation, CpuTopology};
 use koord_host::{HostError, Root};
 
@@ -86,14 +87,16 @@ impl MachineInfo {
             (None, Some(boost)) => Some(boost.trim() == "1"),
             _ => None,
         };
-        let mask = text("fs/resctrl/info/L3/cbm_mask")?.unwrap_or_default();
+        let resctrl = resctrl::info(root)?.unwrap_or_default();
+        let caches = [Schema::L3, Schema::L3Data];
+        let l3 = caches.iter().find_map(|cache| resctrl.caches.get(cache));
         Ok(Self {
             kernel: kernel_release(root)?.unwrap_or_default(),
             vendor: cpu.vendor,
             model: cpu.model,
             hyper_threads: topology.smt,
             turbo,
-            cat_l3_mask: mask.trim().to_owned(),
+            cat_l3_mask: l3.map_or_else(String::new, |cache| format!("{:x}", cache.mask)),
             cores: count(|cpu| cpu.core),
             sockets: count(|cpu| cpu.socket),
             numa,

@@ -13,10 +13,9 @@ use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::resctrl::{ResctrlGroup, Schema};
 use koord_host::target::ResctrlFile;
-use koord_host::{Target, TargetKind};
-use koord_model::resctrl::{self, Bandwidth, Hardware, Line, Schemata};
+use koord_host::{HostError, Target, TargetKind};
+use koord_model::resctrl::{self, Bandwidth, Hardware, Line, Resource};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeSet;
 
 /// The strategy's name.
 pub const NAME: &str = "RdtResctrl";
@@ -59,7 +58,7 @@ struct Control {
     reconcile: Reconcile,
     said: Once,
     /// Groups of pods that are gone, and since when.
-    orphans: FxHashMap<String, u64>,
+    orphans: FxHashMap<ResctrlGroup, u64>,
 }
 
 impl Planner for Control {
@@ -68,9 +67,18 @@ impl Planner for Control {
         let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
             return;
         };
-        let Some(hardware) = self.hardware(view) else {
-            plan.tell(State::Unavailable, MISSING);
-            return;
+        let hardware = match hardware(view) {
+            Ok(Some(hardware)) => hardware,
+            Ok(None) => {
+                self.said.say(NAME, &MISSING);
+                plan.tell(State::Unavailable, MISSING);
+                return;
+            }
+            Err(error) => {
+                self.said.say(NAME, &error);
+                plan.tell(State::Failing, error.to_string());
+                return;
+            }
         };
         plan.tell(
             State::Active,
@@ -127,6 +135,35 @@ impl Planner for Control {
     }
 }
 
+/// The lines of a `schemata` that are set here.
+const RESOURCES: [(Resource, Schema); 4] = [
+    (Resource::L3, Schema::L3),
+    (Resource::L3Code, Schema::L3Code),
+    (Resource::L3Data, Schema::L3Data),
+    (Resource::Mb, Schema::Mb),
+];
+
+/// What the machine can control; `None` where resctrl is not mounted.
+fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
+    let Some(info) = view.kernel.resctrl()? else {
+        return Ok(None);
+    };
+    let caches = [Schema::L3, Schema::L3Data];
+    let cache = caches.iter().find_map(|schema| info.caches.get(schema));
+    let vendor = view.facts.machine.cpu_vendor.as_str();
+    let bandwidth = info.bandwidth;
+    let domains = RESOURCES.iter().filter_map(|(resource, schema)| {
+        let domains = info.domains.get(schema)?;
+        Some((*resource, domains.clone()))
+    });
+    Ok(Some(Hardware {
+        cbm_mask: cache.map(|cache| cache.mask),
+        min_cbm_bits: cache.map_or(1, |cache| cache.min_bits),
+        bandwidth: bandwidth.map(|b| Bandwidth::of_vendor(vendor, Some(b.step), Some(b.min))),
+        domains: domains.collect(),
+    }))
+}
+
 /// The group and its shares.
 fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line]) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
@@ -143,13 +180,9 @@ fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line]) {
     };
     push(ResctrlFile::Directory, "1".to_owned());
     for line in lines {
-        let schema = match line.resource {
-            resctrl::Resource::L3 => Schema::L3,
-            resctrl::Resource::L3Code => Schema::L3Code,
-            resctrl::Resource::L3Data => Schema::L3Data,
-            resctrl::Resource::Mb => Schema::Mb,
-        };
-        push(ResctrlFile::Schemata(schema), schema.format(&line.domains));
+        let named = RESOURCES.iter().find(|(of, _)| *of == line.resource);
+        let Some((_, schema)) = named else { continue };
+        push(ResctrlFile::Schemata(*schema), schema.format(&line.domains));
     }
 }
 
@@ -178,54 +211,21 @@ fn enter(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
 }
 
 impl Control {
-    /// What the machine can control; `None` where there is no resctrl, said once.
-    fn hardware(&mut self, view: &View<'_>) -> Option<Hardware> {
-        let Some(text) = view.kernel.resctrl_file("schemata") else {
-            self.said.say(NAME, &MISSING);
-            return None;
-        };
-        let root = match Schemata::parse(&text) {
-            Ok(root) => root,
-            Err(error) => {
-                self.said.say(NAME, &error);
-                return None;
-            }
-        };
-        let info = |file: &str| {
-            let text = view.kernel.resctrl_file(&format!("info/{file}"))?;
-            Some(text.trim().to_owned())
-        };
-        let cache =
-            |file: &str| info(&format!("L3/{file}")).or_else(|| info(&format!("L3DATA/{file}")));
-        let number = |file: &str| info(file)?.parse::<u64>().ok();
-        let hex = |text: String| u64::from_str_radix(&text, 16).ok();
-        let vendor = view.facts.machine.cpu_vendor.as_str();
-        let (step, min) = (number("MB/bandwidth_gran"), number("MB/min_bandwidth"));
-        Some(Hardware {
-            cbm_mask: cache("cbm_mask").and_then(hex),
-            min_cbm_bits: cache("min_cbm_bits")
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(1),
-            bandwidth: min.map(|_| Bandwidth::of_vendor(vendor, step, min)),
-            root,
-        })
-    }
-
     /// Takes away the groups of pods that have been gone for a while.
     fn remove(&mut self, view: &View<'_>, plan: &mut Plan, own: &FxHashSet<String>) {
         let now = view.now.ms();
-        let there: BTreeSet<String> = view.kernel.resctrl_groups().into_iter().collect();
+        let there = view.kernel.resctrl_groups();
         self.orphans
-            .retain(|name, _| there.contains(name) && !own.contains(name));
-        for name in there {
-            if !name.starts_with(POD_GROUP_PREFIX) || own.contains(&name) {
+            .retain(|group, _| there.contains(group) && !own.contains(group.as_str()));
+        for group in there {
+            let name = group.as_str();
+            if !name.starts_with(POD_GROUP_PREFIX) || own.contains(name) {
                 continue;
             }
-            let since = *self.orphans.entry(name.clone()).or_insert(now);
+            let since = *self.orphans.entry(group.clone()).or_insert(now);
             if now.saturating_sub(since) < LINGER_MS {
                 continue;
             }
-            let Ok(group) = name.parse() else { continue };
             let target = Target::Resctrl {
                 group,
                 file: ResctrlFile::Directory,

@@ -6,7 +6,7 @@ use crate::collect::pressure::Signal;
 use crate::options::Settings;
 use crate::states::{Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
-use koord_host::resctrl::ResctrlGroup;
+use koord_host::resctrl::{self, ResctrlGroup};
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::suppress::{Processor, Usage};
@@ -168,32 +168,25 @@ impl Kernel<'_> {
         matches!(self.0.read_target(&target), Ok(Some(_)))
     }
 
-    /// A file of resctrl by its path below the mount; `None` where there is none.
-    #[must_use]
-    pub fn resctrl_file(&self, path: &str) -> Option<String> {
-        let file = ResctrlGroup::root().dir(self.0).join(path);
-        self.0.read(&file).ok().flatten()
+    /// What resctrl can do; `None` when it is not mounted.
+    ///
+    /// # Errors
+    /// When a file cannot be read or understood.
+    pub fn resctrl(&self) -> koord_host::Result<Option<resctrl::Info>> {
+        resctrl::info(self.0)
     }
 
-    /// The names of the resctrl groups.
+    /// The resctrl groups below the root.
     #[must_use]
-    pub fn resctrl_groups(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(ResctrlGroup::root().dir(self.0));
-        let entries = entries.into_iter().flatten().flatten();
-        entries
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect()
+    pub fn resctrl_groups(&self) -> Vec<ResctrlGroup> {
+        resctrl::groups(self.0).unwrap_or_default()
     }
 
     /// The threads in a resctrl group; none where there is no such group.
     #[must_use]
     pub fn resctrl_tasks(&self, group: &ResctrlGroup) -> FxHashSet<u32> {
-        let file = group.dir(self.0).join("tasks");
-        let text = self.0.read(&file).ok().flatten().unwrap_or_default();
-        text.lines()
-            .filter_map(|line| line.trim().parse().ok())
-            .collect()
+        let tasks = resctrl::tasks(self.0, group).ok().flatten();
+        tasks.unwrap_or_default().into_iter().collect()
     }
 
     /// A value in the kernel; `None` when it cannot be read or is gone.

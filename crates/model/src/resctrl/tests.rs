@@ -69,12 +69,32 @@ fn masks() {
     );
 }
 
+/// The domains of a `schemata`.
+fn domains(root: &str) -> BTreeMap<Resource, Vec<u32>> {
+    let all = [
+        Resource::L3,
+        Resource::L3Code,
+        Resource::L3Data,
+        Resource::Mb,
+    ];
+    let lines = root.lines().filter_map(|line| {
+        let (name, domains) = line.trim().split_once(':')?;
+        let resource = all.into_iter().find(|one| one.name() == name)?;
+        let ids = domains.split(';').filter_map(|domain| {
+            let (id, _) = domain.split_once('=')?;
+            id.trim().parse().ok()
+        });
+        Some((resource, ids.collect()))
+    });
+    lines.collect()
+}
+
 fn hardware(cbm: u64, vendor: &str, root: &str) -> Hardware {
     Hardware {
         cbm_mask: Some(cbm),
         min_cbm_bits: 1,
         bandwidth: Some(Bandwidth::of_vendor(vendor, None, None)),
-        root: Schemata::parse(root).unwrap(),
+        domains: domains(root),
     }
 }
 
@@ -310,27 +330,6 @@ fn groups_of_pods() {
         assert_eq!(lines, want, "{name}");
         assert_eq!(errors, Vec::from_iter(error), "{name}");
     }
-}
-
-#[test]
-fn a_schemata_is_compared_by_its_numbers() {
-    let schemata =
-        Schemata::parse("  L2:0=ff\n    L3:0=00f;1=3ff\n\n    MB:0= 50;1=100\n").unwrap();
-    assert_eq!(schemata.domains(Resource::L3), [0, 1]);
-    assert_eq!(schemata.domains(Resource::L3Code), [0_u32; 0]);
-    let line = |resource, domains: &[(u32, u64)]| Line {
-        resource,
-        domains: domains.iter().copied().collect(),
-    };
-    assert!(schemata.holds(&line(Resource::L3, &[(0, 0xf)])));
-    assert!(schemata.holds(&line(Resource::Mb, &[(0, 50), (1, 100)])));
-    assert!(!schemata.holds(&line(Resource::L3, &[(0, 0x1f)])));
-    assert!(!schemata.holds(&line(Resource::Mb, &[(2, 50)])));
-    for bad in ["L3", "L3:0", "L3:x=f", "L3:0=xyz", "MB:0=ff"] {
-        let error = Schemata::parse(bad).unwrap_err().to_string();
-        assert!(error.contains(bad), "{error}");
-    }
-    assert_eq!(Schemata::parse(""), Ok(Schemata::default()));
 }
 
 #[test]
