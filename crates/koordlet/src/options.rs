@@ -185,6 +185,8 @@ pub struct Options {
     pub node_name: String,
     /// The machine; the running one when `None`.
     pub root: Option<Root>,
+    /// Whether resctrl is mounted where it is not and a strategy could use it. It stays mounted.
+    pub mount_resctrl: bool,
     /// Where the cgroup driver is not given it is detected below this group.
     pub detect_layout: Option<CgroupPath>,
     /// The loop.
@@ -214,6 +216,7 @@ impl Default for Options {
         Self {
             node_name: String::new(),
             root: None,
+            mount_resctrl: false,
             detect_layout: Some(CgroupPath::root()),
             settings: Settings::default(),
             pods: PodSource::ApiServer,

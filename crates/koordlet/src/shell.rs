@@ -3,7 +3,7 @@
 use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::collect::table;
 use crate::evictor::{self, Done, Evictor};
-use crate::gates::Gate;
+use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::options::{Options, PodSource, Thread};
@@ -18,7 +18,7 @@ use koord_api::slo::{NodeMetric, NodeMetricStatus, RawNodeSLO};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_app::Context;
 use koord_host::features::KernelFeatures;
-use koord_host::{HostError, Root, features, limits, sched};
+use koord_host::{HostError, Root, features, limits, resctrl, sched};
 use koord_kube::events::Recorder;
 use koord_kube::{Change, Client, Informer, Scope, Store};
 use std::sync::Arc;
@@ -86,6 +86,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let setting = options.settings.layout.clone();
         let settle = settle::settle(finder, setting, states.clone(), ctx.shutdown.clone());
         tokio::spawn(settle);
+    }
+    if options.mount_resctrl {
+        mount_resctrl(&root, &options.settings.gates);
     }
     let features = features::probe(&root)?;
     announce(&features, &options);
@@ -189,6 +192,27 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     }
     options.audit.flush();
     Ok(())
+}
+
+/// Mounts resctrl where a strategy that is switched on could use it.
+fn mount_resctrl(root: &Root, gates: &Gates) {
+    if ![Gate::RdtResctrl, Gate::Resctrl]
+        .iter()
+        .any(|gate| gates.is_on(*gate))
+    {
+        return;
+    }
+    let mounted = resctrl::is_mountable(root).and_then(|mountable| {
+        if mountable {
+            resctrl::mount(root)?;
+        }
+        Ok(mountable)
+    });
+    match mounted {
+        Ok(true) => tracing::info!("resctrl is mounted now"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(%error, "resctrl cannot be mounted"),
+    }
 }
 
 /// Says what this kernel offers and what is switched on.

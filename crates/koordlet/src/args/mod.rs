@@ -155,6 +155,7 @@ impl Args {
         Ok(Options {
             node_name: self.node_name.clone(),
             root: Some(root),
+            mount_resctrl: true,
             detect_layout,
             settings,
             pods,
