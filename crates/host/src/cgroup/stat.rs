@@ -3,10 +3,12 @@
 use crate::error::Malformed;
 use crate::root::Version;
 
-/// Bandwidth control counters of `cpu.stat`. All zero when the file has none of them, as on v2
+/// `cpu.stat`. The counters of bandwidth control are zero when the file has none of them, as on v2
 /// without the cpu controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuStat {
+    /// CPU time used so far, in nanoseconds; `None` on v1, which has it in a file of its own.
+    pub usage_ns: Option<u64>,
     /// Enforcement periods so far.
     pub nr_periods: u64,
     /// Periods in which the group was throttled.
@@ -28,6 +30,7 @@ impl CpuStat {
         let mut stat = Self::default();
         for (key, value) in pairs(text) {
             let field = match key {
+                "usage_usec" => stat.usage_ns.insert(0),
                 "nr_periods" => &mut stat.nr_periods,
                 "nr_throttled" => &mut stat.nr_throttled,
                 "throttled_time" | "throttled_usec" => &mut stat.throttled_ns,
@@ -204,6 +207,7 @@ mod tests {
     fn cpu_stat_of_both_versions() {
         let v1 = "nr_periods 10\nnr_throttled 3\nthrottled_time 700\nnr_bursts 1\nburst_time 5\n";
         let expected = CpuStat {
+            usage_ns: None,
             nr_periods: 10,
             nr_throttled: 3,
             throttled_ns: 700,
@@ -212,7 +216,8 @@ mod tests {
         };
         assert_eq!(CpuStat::parse(v1).unwrap(), expected);
         let v2 = "usage_usec 5\nnr_periods 10\nnr_throttled 3\nthrottled_usec 7\n";
-        assert_eq!(CpuStat::parse(v2).unwrap().throttled_ns, 7000);
+        let stat = CpuStat::parse(v2).unwrap();
+        assert_eq!((stat.usage_ns, stat.throttled_ns), (Some(5000), 7000));
         assert_eq!(usage_of_cpu_stat(v2).unwrap(), 5000);
         assert!(CpuStat::parse("nr_periods x\n").is_err());
         assert!(usage_of_cpu_stat(v1).is_err());

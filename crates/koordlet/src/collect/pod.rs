@@ -60,7 +60,13 @@ impl GroupCollector {
             return;
         }
         self.tries = 0;
-        match self.cpu_file.as_ref().map(|file| file.read(scratch)) {
+        let stat = self.read_stat(root, group, wanted.throttling, scratch);
+        // The second version has both in one file.
+        let usage = match stat.and_then(|stat| stat.usage_ns) {
+            Some(usage) => Some(Ok(Some(usage))),
+            None => self.cpu_file.as_ref().map(|file| file.read(scratch)),
+        };
+        match usage {
             Some(Ok(Some(usage))) => {
                 self.cpu = self.rate.update(now_ns, usage);
             }
@@ -74,7 +80,7 @@ impl GroupCollector {
                 return;
             }
         }
-        self.sample_throttling(root, group, wanted.throttling, scratch);
+        self.update_throttling(stat);
         if wanted.memory {
             match self.memory_file.as_ref().map(|file| file.read(scratch)) {
                 Some(Ok(Some(stat))) => {
@@ -90,24 +96,31 @@ impl GroupCollector {
         }
     }
 
-    fn sample_throttling(
+    /// The counters of throttling, where they are wanted.
+    fn read_stat(
         &mut self,
         root: &Root,
         group: &CgroupPath,
         wanted: bool,
         scratch: &mut Scratch,
-    ) {
-        self.throttled = None;
+    ) -> Option<CpuStat> {
         if !wanted {
-            (self.stat_file, self.periods) = (None, None);
-            return;
+            self.stat_file = None;
+            return None;
         }
         if self.stat_file.is_none() {
             self.stat_file = root.cgroup(group).cpu_stat_reader().ok().flatten();
         }
-        let stat = self.stat_file.as_ref().map(|file| file.read(scratch));
-        let Some(Ok(Some(now))) = stat else {
-            (self.stat_file, self.periods) = (None, None);
+        let stat = self.stat_file.as_ref()?.read(scratch).ok().flatten();
+        if stat.is_none() {
+            self.stat_file = None;
+        }
+        stat
+    }
+
+    fn update_throttling(&mut self, stat: Option<CpuStat>) {
+        let Some(now) = stat else {
+            (self.throttled, self.periods) = (None, None);
             return;
         };
         let before = self.periods.replace((now.nr_periods, now.nr_throttled));
@@ -256,6 +269,26 @@ mod tests {
             assert_eq!(sample(5, true), (Some(0.0), None), "begins anew");
             feed(600, 5, 1);
             assert_eq!(sample(6, true), (Some(0.0), Some(0.0)), "made anew");
+            if v2 {
+                // One file, read once: the other reader is not asked.
+                collector.cpu_file = other_usage(&tree);
+                feed(1100, 10, 2);
+                let wanted = Wanted {
+                    memory: false,
+                    throttling: true,
+                };
+                let (root, now) = (tree.root(), 7 * SECOND);
+                collector.sample(root, &group, now, wanted, &mut scratch);
+                assert_eq!((collector.cpu, collector.throttled), (Some(0.5), Some(0.2)));
+            }
         }
+    }
+
+    /// A reader of another group's use.
+    fn other_usage(tree: &Tree) -> Option<Reader<u64>> {
+        let other = tree.group("kubepods/pody").unwrap();
+        let text = "usage_usec 7000000\n";
+        tree.feed(&other, Resource::CpuacctUsage, text).unwrap();
+        tree.root().cgroup(&other).cpu_usage_reader().unwrap()
     }
 }
