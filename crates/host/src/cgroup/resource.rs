@@ -455,6 +455,8 @@ impl Resource {
                     .find_map(|line| line.trim().strip_prefix("default "));
                 line.or(default).unwrap_or("100").trim().to_owned()
             }
+            (None, _) if self == Self::BlkioCostQos => line.unwrap_or("enable=0").to_owned(),
+            (None, _) if self == Self::BlkioCostModel => line.unwrap_or("ctrl=auto").to_owned(),
             (None, _) => line.unwrap_or("").to_owned(),
         }
     }
@@ -470,7 +472,10 @@ impl Resource {
                 let device = device.parse::<BlockDevice>();
                 device.is_ok_and(|key| self.decode_line(version, current, key) == wanted)
             }),
-            Kind::DeviceText => device_says(current, value),
+            Kind::DeviceText => split_device(value).is_some_and(|(device, wanted)| {
+                let device = device.parse::<BlockDevice>();
+                device.is_ok_and(|key| fields_say(&self.decode_line(version, current, key), wanted))
+            }),
             // Writing a pid is an action, not a state.
             Kind::Pid | Kind::ReadOnly => false,
             // The kernel keeps whole pages.
@@ -515,26 +520,19 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
     (digits(major) && digits(minor)).then(|| (device, rest.trim()))
 }
 
-/// Compares the fields of one device.
-fn device_says(current: &str, value: &str) -> bool {
-    let Some((device, wanted)) = split_device(value) else {
-        return false;
-    };
-    let line = current
-        .lines()
-        .filter_map(split_device)
-        .find(|(known, _)| *known == device);
-    match line {
-        None => false,
-        Some((_, present)) => {
-            // Key=value fields in any order; fields that are not asked for are kept.
-            wanted.split_ascii_whitespace().all(|field| {
-                present
-                    .split_ascii_whitespace()
-                    .any(|present| present == field)
-            })
+/// Whether every `key=value` of `wanted` is among those of `present`, in any order. The kernel shows
+/// percentages with decimals.
+fn fields_say(present: &str, wanted: &str) -> bool {
+    let same = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {
+        (Some((key, a)), Some((other, b))) if key == other => {
+            a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
         }
-    }
+        _ => a == b,
+    };
+    wanted.split_ascii_whitespace().all(|field| {
+        let mut fields = present.split_ascii_whitespace();
+        fields.any(|present| same(present, field))
+    })
 }
 
 #[cfg(test)]
@@ -639,6 +637,23 @@ mod tests {
                 "8:0 ctrl=auto",
                 true,
             ),
+            (
+                R::BlkioCostQos,
+                Version::V2,
+                "8:0 enable=1 ctrl=user rpct=95.00 rlat=3000 min=50.00 max=150.00\n",
+                "8:0 enable=1 ctrl=user rpct=95 rlat=3000",
+                true,
+            ),
+            (
+                R::BlkioCostQos,
+                Version::V2,
+                "8:0 rpct=95.50",
+                "8:0 rpct=95",
+                false,
+            ),
+            (R::BlkioCostQos, Version::V1, "", "8:0 enable=0", true),
+            (R::BlkioCostQos, Version::V1, "", "8:0 enable=1", false),
+            (R::BlkioCostModel, Version::V1, "", "8:0 ctrl=auto", true),
         ] {
             assert_eq!(
                 resource.says(version, current, value),
