@@ -1,7 +1,8 @@
 //! Block IO: limits, weights and cost models of groups, one line of a cgroup file per device.
 //!
 //! A device is named `MAJ:MIN`. Source of formats and defaults: Koordinator
-//! `pkg/koordlet/qosmanager/plugins/blkio`; of `io.max` the kernel's `cgroup-v2.rst`.
+//! `pkg/koordlet/qosmanager/plugins/blkio`. Files and values are those of cgroup v1: who writes them
+//! finds their place in v2's.
 
 use crate::field::FieldError;
 use koord_api::slo::{BlockCfg, BlockType, IOCfg};
@@ -17,22 +18,37 @@ const DEFAULT_LATENCY_PERCENT: i64 = 95;
 /// A file with a line per device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum File {
-    /// `blkio.throttle.read_iops_device` (v1).
+    /// `blkio.throttle.read_iops_device`.
     ReadIops,
-    /// `blkio.throttle.write_iops_device` (v1).
+    /// `blkio.throttle.write_iops_device`.
     WriteIops,
-    /// `blkio.throttle.read_bps_device` (v1).
+    /// `blkio.throttle.read_bps_device`.
     ReadBps,
-    /// `blkio.throttle.write_bps_device` (v1).
+    /// `blkio.throttle.write_bps_device`.
     WriteBps,
-    /// `blkio.cost.weight` (Anolis).
+    /// `blkio.cost.weight` (on v1 Anolis only).
     Weight,
-    /// `blkio.cost.qos` of the root (Anolis).
+    /// `blkio.cost.qos` of the root (on v1 Anolis only).
     CostQos,
-    /// `blkio.cost.model` of the root (Anolis).
+    /// `blkio.cost.model` of the root (on v1 Anolis only).
     CostModel,
-    /// `io.max` (v2): all four limits in one line.
-    IoMax,
+}
+
+impl File {
+    /// The files of a kind of group.
+    #[must_use]
+    pub fn of(kind: Kind) -> &'static [Self] {
+        match kind {
+            Kind::Group => &[
+                Self::ReadIops,
+                Self::ReadBps,
+                Self::WriteIops,
+                Self::WriteBps,
+                Self::Weight,
+            ],
+            Kind::Root => &[Self::CostQos, Self::CostModel],
+        }
+    }
 }
 
 /// One line to write.
@@ -49,11 +65,9 @@ pub struct Line {
 /// What a group's lines are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Limits and weight of a group on cgroup v1.
-    Throttle,
-    /// Limits of a group on cgroup v2.
-    IoMax,
-    /// Latency targets and cost model of the root (v1, Anolis).
+    /// Limits and weight of a group.
+    Group,
+    /// Latency targets and cost model of the root.
     Root,
 }
 
@@ -78,24 +92,31 @@ pub enum BlockError {
     },
 }
 
-/// The lines for `blocks`, and resets for the devices that have lines (`present`) and no block.
+/// The lines for `blocks`, and resets for the devices that have lines (`present`) and no block. Of
+/// two blocks on one device the later one counts.
 ///
-/// `device` finds the number of a block's device. A block without one is reported and skipped; then
-/// nothing is reset, because what it stands for cannot be told from what was taken away.
+/// `devices` finds the numbers of a block's devices. A block without one is reported and skipped;
+/// then nothing is reset, because what it stands for cannot be told from what was taken away.
 pub fn plan(
     kind: Kind,
     blocks: &[BlockCfg],
     present: &BTreeSet<String>,
-    device: impl Fn(&BlockCfg) -> Result<String, String>,
+    devices: impl Fn(&BlockCfg) -> Result<BTreeSet<String>, String>,
 ) -> (Vec<Line>, Vec<BlockError>) {
     let mut configured = BTreeMap::new();
     let mut errors = Vec::new();
     let mut unknown = false;
     for block in blocks {
-        match device(block) {
-            Ok(number) => {
-                let settings = checked(block, &mut errors);
-                configured.insert(number, settings);
+        match devices(block) {
+            Ok(numbers) => {
+                let mut settings = block.io_cfg.clone().unwrap_or_default();
+                let refused = take_violations(&mut settings).into_iter();
+                errors.extend(refused.map(|error| BlockError::Value {
+                    name: block.name.clone(),
+                    error,
+                }));
+                let each = numbers.into_iter();
+                configured.extend(each.map(|number| (number, settings.clone())));
             }
             Err(why) => {
                 unknown = true;
@@ -119,61 +140,43 @@ pub fn plan(
     (lines, errors)
 }
 
-/// The block's settings without what is out of range.
-fn checked(block: &BlockCfg, errors: &mut Vec<BlockError>) -> IOCfg {
-    let mut settings = block.io_cfg.clone().unwrap_or_default();
+/// What is out of range in `settings`.
+#[must_use]
+pub fn violations(settings: &IOCfg) -> Vec<FieldError> {
+    take_violations(&mut settings.clone())
+}
+
+/// Takes what is out of range out of `settings`.
+fn take_violations(settings: &mut IOCfg) -> Vec<FieldError> {
     const AMOUNT: (i64, i64, &str) = (0, i64::MAX, "at least 0");
     const MODEL: (i64, i64, &str) = (1, i64::MAX, "at least 1");
     const PERCENT: (i64, i64, &str) = (0, 100, "in 0..=100");
-    for (field, value, (low, high, want)) in [
-        ("readIOPS", &mut settings.read_iops, AMOUNT),
-        ("writeIOPS", &mut settings.write_iops, AMOUNT),
-        ("readBPS", &mut settings.read_bps, AMOUNT),
-        ("writeBPS", &mut settings.write_bps, AMOUNT),
-        (
-            "ioWeightPercent",
-            &mut settings.io_weight_percent,
-            (1, 100, "in 1..=100"),
-        ),
-        ("readLatency", &mut settings.read_latency, AMOUNT),
-        ("writeLatency", &mut settings.write_latency, AMOUNT),
-        (
-            "readLatencyPercent",
-            &mut settings.read_latency_percent,
-            PERCENT,
-        ),
-        (
-            "writeLatencyPercent",
-            &mut settings.write_latency_percent,
-            PERCENT,
-        ),
-        ("modelReadBPS", &mut settings.model_read_bps, MODEL),
-        ("modelWriteBPS", &mut settings.model_write_bps, MODEL),
-        ("modelReadSeqIOPS", &mut settings.model_read_seq_iops, MODEL),
-        (
-            "modelWriteSeqIOPS",
-            &mut settings.model_write_seq_iops,
-            MODEL,
-        ),
-        (
-            "modelReadRandIOPS",
-            &mut settings.model_read_rand_iops,
-            MODEL,
-        ),
-        (
-            "modelWriteRandIOPS",
-            &mut settings.model_write_rand_iops,
-            MODEL,
-        ),
-    ] {
-        if let Some(given) = value.take_if(|given| !(low..=high).contains(given)) {
-            errors.push(BlockError::Value {
-                name: block.name.clone(),
-                error: FieldError::new(field, want, &given),
-            });
-        }
-    }
-    settings
+    const WEIGHT: (i64, i64, &str) = (1, 100, "in 1..=100");
+    let s = settings;
+    let table = [
+        ("readIOPS", &mut s.read_iops, AMOUNT),
+        ("writeIOPS", &mut s.write_iops, AMOUNT),
+        ("readBPS", &mut s.read_bps, AMOUNT),
+        ("writeBPS", &mut s.write_bps, AMOUNT),
+        ("ioWeightPercent", &mut s.io_weight_percent, WEIGHT),
+        ("readLatency", &mut s.read_latency, AMOUNT),
+        ("writeLatency", &mut s.write_latency, AMOUNT),
+        ("readLatencyPercent", &mut s.read_latency_percent, PERCENT),
+        ("writeLatencyPercent", &mut s.write_latency_percent, PERCENT),
+        ("modelReadBPS", &mut s.model_read_bps, MODEL),
+        ("modelWriteBPS", &mut s.model_write_bps, MODEL),
+        ("modelReadSeqIOPS", &mut s.model_read_seq_iops, MODEL),
+        ("modelWriteSeqIOPS", &mut s.model_write_seq_iops, MODEL),
+        ("modelReadRandIOPS", &mut s.model_read_rand_iops, MODEL),
+        ("modelWriteRandIOPS", &mut s.model_write_rand_iops, MODEL),
+    ];
+    let refused = table
+        .into_iter()
+        .filter_map(|(field, value, (low, high, want))| {
+            let given = value.take_if(|given| !(low..=high).contains(given))?;
+            Some(FieldError::new(field, want, &given))
+        });
+    refused.collect()
 }
 
 fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
@@ -184,7 +187,7 @@ fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
     };
     match kind {
         // 0 takes a limit away.
-        Kind::Throttle => [
+        Kind::Group => [
             (File::ReadIops, cfg.read_iops.unwrap_or(0)),
             (File::ReadBps, cfg.read_bps.unwrap_or(0)),
             (File::WriteIops, cfg.write_iops.unwrap_or(0)),
@@ -197,20 +200,6 @@ fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
         .into_iter()
         .map(|(file, value)| line(file, value.to_string()))
         .collect(),
-        Kind::IoMax => {
-            let limit = |value: Option<i64>| match value {
-                Some(value) if value > 0 => value.to_string(),
-                _ => "max".to_owned(),
-            };
-            let value = format!(
-                "rbps={} wbps={} riops={} wiops={}",
-                limit(cfg.read_bps),
-                limit(cfg.write_bps),
-                limit(cfg.read_iops),
-                limit(cfg.write_iops)
-            );
-            vec![line(File::IoMax, value)]
-        }
         Kind::Root => {
             let qos = format!(
                 "enable=1 ctrl=user rpct={} rlat={} wpct={} wlat={}",
@@ -245,7 +234,7 @@ fn cost_model(cfg: &IOCfg) -> String {
 /// What a device without a block gets.
 fn resets(kind: Kind, device: &str) -> Vec<Line> {
     match kind {
-        Kind::Throttle | Kind::IoMax => lines(kind, device, &IOCfg::default()),
+        Kind::Group => lines(kind, device, &IOCfg::default()),
         Kind::Root => vec![Line {
             file: File::CostQos,
             device: device.to_owned(),
@@ -268,50 +257,51 @@ pub fn devices(content: &str) -> BTreeSet<String> {
     first.filter(is_device).map(str::to_owned).collect()
 }
 
-/// What the node knows of its storage.
+/// What the node knows of its storage. Devices are named `/dev/<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Storage {
-    /// Disk (`/dev/sda`) to its number.
+    /// Disks with their numbers.
     pub numbers: BTreeMap<String, String>,
-    /// Partition (`/dev/sda1`) to its disk.
-    pub partitions: BTreeMap<String, String>,
-    /// Volume group to its disk.
-    pub groups: BTreeMap<String, String>,
-    /// Logical volume (`/dev/mapper/vg-lv`) to its group.
-    pub volumes: BTreeMap<String, String>,
-    /// Mount point to the device mounted there.
+    /// Every block device with the disks that it lies on: a disk on itself, a partition on one, a
+    /// logical volume on those of its volume group.
+    pub disks: BTreeMap<String, BTreeSet<String>>,
+    /// Volume groups with their disks.
+    pub groups: BTreeMap<String, BTreeSet<String>>,
+    /// Mount points with the device mounted there.
     pub mounts: BTreeMap<String, String>,
 }
 
 impl Storage {
-    /// The number of a block's device. `mount` is where the pod's volume of the block's name is
+    /// The numbers of the disks of a block. `mount` is where the pod's volume of the block's name is
     /// mounted, for blocks of type `podvolume`.
     ///
     /// # Errors
     /// The storage or the type is not known; the text says which.
-    pub fn device(&self, block: &BlockCfg, mount: Option<&str>) -> Result<String, String> {
-        let disk = match &block.type_ {
-            Some(BlockType::Device) => self.disk(&block.name),
+    pub fn devices(
+        &self,
+        block: &BlockCfg,
+        mount: Option<&str>,
+    ) -> Result<BTreeSet<String>, String> {
+        let disks = match &block.type_ {
+            Some(BlockType::Device) => self.disks.get(&block.name),
             Some(BlockType::VolumeGroup) => self.groups.get(&block.name),
             Some(BlockType::PodVolume) => {
                 let mount = mount.ok_or("the pod has no such volume of a claim or CSI driver")?;
-                self.mounts.get(mount).and_then(|device| {
-                    let group = self.volumes.get(device);
-                    self.disk(device).or_else(|| self.groups.get(group?))
-                })
+                let device = self.mounts.get(mount).ok_or("it is not mounted")?;
+                self.disks.get(device)
             }
             Some(BlockType::Other(other)) => return Err(format!("type {other:?} is not known")),
             None => return Err("type is not set".to_owned()),
         };
-        disk.and_then(|disk| self.numbers.get(disk))
+        let disks = disks.into_iter().flatten();
+        let numbers: BTreeSet<_> = disks
+            .filter_map(|disk| self.numbers.get(disk))
             .cloned()
-            .ok_or_else(|| "no disk of this node is known for it".to_owned())
-    }
-
-    /// The disk of a disk or a partition.
-    fn disk<'a>(&'a self, device: &str) -> Option<&'a String> {
-        let known = self.numbers.get_key_value(device).map(|(disk, _)| disk);
-        known.or_else(|| self.partitions.get(device))
+            .collect();
+        if numbers.is_empty() {
+            return Err("no disk of this node is known for it".to_owned());
+        }
+        Ok(numbers)
     }
 }
 

@@ -9,7 +9,7 @@ use super::cpi::{self, CpiCollector};
 use super::machine::MachineInfo;
 use super::psi::PsiCollector;
 use super::resctrl::ResctrlMonitor;
-use super::storage::Storage;
+use super::storage;
 use crate::gates::Gate;
 use crate::metrics::{Metrics, NodeFact, Part};
 use crate::options::Settings;
@@ -18,6 +18,7 @@ use crate::status::State;
 use crate::store::snapshot;
 use arc_swap::ArcSwapOption;
 use koord_host::Root;
+use koord_model::blkio::Storage;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -293,7 +294,7 @@ impl Job for StorageJob {
     }
 
     fn round(&mut self) -> Result<(), Failure> {
-        let found = Storage::read(&self.root);
+        let found = storage::read(&self.root);
         self.metrics
             .collected(NodeFact::LocalStorage, found.is_ok());
         self.facts.storage.store(Some(Arc::new(found?)));

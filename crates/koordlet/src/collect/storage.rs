@@ -5,73 +5,53 @@
 //! joined by a hyphen, hyphens of their own doubled.
 
 use koord_host::{HostError, Malformed, Root};
+use koord_model::blkio::Storage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A device number, as cgroup files name it: `8:16`.
-pub type Number = String;
+type Number = String;
 
-/// What is known about the local disks. Devices are named `/dev/<name>`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Storage {
-    /// Every block device with its number.
-    pub numbers: BTreeMap<String, Number>,
-    /// Partitions with the disk that each is on.
-    pub partitions: BTreeMap<String, String>,
-    /// Volume groups with the disks that each is on.
-    pub volume_groups: BTreeMap<String, BTreeSet<String>>,
-    /// Logical volumes (`/dev/mapper/<name>`) with the volume group of each.
-    pub volumes: BTreeMap<String, String>,
-    /// Mount points with the number of what is mounted there.
-    pub mounts: BTreeMap<String, Number>,
+/// Reads sysfs and the mount table.
+///
+/// # Errors
+/// When the list of block devices or the mount table is there and cannot be read or understood.
+pub fn read(root: &Root) -> Result<Storage, HostError> {
+    let mut found = Found::default();
+    let class = root.sys("class/block");
+    let entries = match fs::read_dir(&class) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found.storage),
+        Err(source) => {
+            return Err(HostError::Io {
+                operation: "list",
+                path: class,
+                source,
+            });
+        }
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort_unstable();
+    for name in &names {
+        found.add(root, &class, name)?;
+    }
+    found.read_mounts(root)?;
+    Ok(found.storage)
 }
 
-impl Storage {
-    /// Reads sysfs and the mount table.
-    ///
-    /// # Errors
-    /// When the list of block devices or the mount table is there and cannot be read or understood.
-    pub fn read(root: &Root) -> Result<Self, HostError> {
-        let mut storage = Self::default();
-        let class = root.sys("class/block");
-        let entries = match fs::read_dir(&class) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(storage),
-            Err(source) => {
-                return Err(HostError::Io {
-                    operation: "list",
-                    path: class,
-                    source,
-                });
-            }
-        };
-        let mut names: Vec<String> = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
-        names.sort_unstable();
-        for name in &names {
-            storage.add(root, &class, name)?;
-        }
-        storage.read_mounts(root)?;
-        Ok(storage)
-    }
+/// What was found so far.
+#[derive(Default)]
+struct Found {
+    storage: Storage,
+    /// Every block device by its number.
+    names: BTreeMap<Number, String>,
+}
 
-    /// The number of the disk that holds `device`, a disk or a partition.
-    #[must_use]
-    pub fn disk_number(&self, device: &str) -> Option<&Number> {
-        let disk = self.partitions.get(device).map_or(device, String::as_str);
-        self.numbers.get(disk)
-    }
-
-    /// The numbers of the disks below the volume group `name`.
-    #[must_use]
-    pub fn volume_group_numbers(&self, name: &str) -> Vec<&Number> {
-        let disks = self.volume_groups.get(name).into_iter().flatten();
-        disks.filter_map(|disk| self.numbers.get(disk)).collect()
-    }
-
+impl Found {
     fn add(&mut self, root: &Root, class: &Path, name: &str) -> Result<(), HostError> {
         let dir = class.join(name);
         let device = format!("/dev/{name}");
@@ -79,12 +59,14 @@ impl Storage {
         let Some(number) = root.read_with(&dir.join("dev"), device_number)? else {
             return Ok(());
         };
-        self.numbers.insert(device.clone(), number.clone());
-        if dir.join("partition").exists()
-            && let Some(disk) = disk_of(&dir)
-        {
-            self.partitions.insert(device, format!("/dev/{disk}"));
+        let mut disks = BTreeSet::new();
+        disks_below(&dir, 8, &mut disks);
+        let storage = &mut self.storage;
+        if disks.contains(&device) {
+            storage.numbers.insert(device.clone(), number.clone());
         }
+        storage.disks.insert(device.clone(), disks.clone());
+        self.names.insert(number, device);
         let text = |file: &str| {
             let read = root.read(&dir.join("dm").join(file));
             read.map(|text| text.map(|text| text.trim().to_owned()))
@@ -92,18 +74,13 @@ impl Storage {
         let (Some(uuid), Some(mapped)) = (text("uuid")?, text("name")?) else {
             return Ok(());
         };
-        let volume = format!("/dev/mapper/{mapped}");
-        self.numbers.insert(volume.clone(), number);
-        let group = mapped.as_str();
-        if let Some(group) = uuid
-            .starts_with("LVM-")
-            .then(|| volume_group(group))
-            .flatten()
-        {
-            let disks = self.volume_groups.entry(group.clone()).or_default();
-            disks_below(&dir, 8, disks);
-            self.volumes.insert(volume, group);
+        let group = uuid.starts_with("LVM-").then(|| volume_group(&mapped));
+        if let Some(group) = group.flatten() {
+            let all = storage.groups.entry(group).or_default();
+            all.extend(disks.iter().cloned());
         }
+        let volume = format!("/dev/mapper/{mapped}");
+        storage.disks.insert(volume, disks);
         Ok(())
     }
 
@@ -114,14 +91,23 @@ impl Storage {
             Some(mounts) => mounts,
             None => root.read(&root.proc("self/mountinfo"))?.unwrap_or_default(),
         };
-        let known: BTreeSet<&Number> = self.numbers.values().collect();
         for line in mounts.lines() {
             // "36 35 8:1 / /mnt rw … - ext4 /dev/sda1 rw"
             let mut fields = line.split_ascii_whitespace().skip(2);
-            if let (Some(number), Some(_), Some(at)) = (fields.next(), fields.next(), fields.next())
-                && known.contains(&number.to_owned())
-            {
-                self.mounts.insert(unescaped(at), number.to_owned());
+            let (Some(number), Some(_), Some(at)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            // Some file systems have numbers of their own, and name the device.
+            let source = || {
+                let (_, rest) = line.split_once(" - ")?;
+                let source = rest.split_ascii_whitespace().nth(1)?;
+                self.storage.disks.contains_key(source).then_some(source)
+            };
+            let device = self.names.get(number).map(String::as_str).or_else(source);
+            if let Some(device) = device {
+                let device = device.to_owned();
+                self.storage.mounts.insert(unescaped(at), device);
             }
         }
         Ok(())
@@ -204,21 +190,24 @@ fn unescaped(text: &str) -> String {
     plain
 }
 
+/// Puts a block device into the sysfs of a fake machine.
+#[cfg(test)]
+pub(crate) fn put_device(tree: &koord_host::fake::Tree, path: &str, number: &str) {
+    let name = path.rsplit('/').next().unwrap();
+    let dir = format!("sys/devices/{path}");
+    tree.put(&format!("{dir}/dev"), &format!("{number}\n"))
+        .unwrap();
+    let link = tree.dir().join("sys/class/block").join(name);
+    fs::create_dir_all(link.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(tree.dir().join(dir), link).unwrap();
+}
+
 #[cfg(test)]
 mod tests {
+    use super::put_device as device;
     use super::*;
     use koord_host::fake::Tree;
     use std::os::unix::fs::symlink;
-
-    fn device(tree: &Tree, path: &str, number: &str) {
-        let name = path.rsplit('/').next().unwrap();
-        let dir = format!("sys/devices/{path}");
-        tree.put(&format!("{dir}/dev"), &format!("{number}\n"))
-            .unwrap();
-        let link = tree.dir().join("sys/class/block").join(name);
-        fs::create_dir_all(link.parent().unwrap()).unwrap();
-        symlink(tree.dir().join(dir), link).unwrap();
-    }
 
     #[test]
     fn disks_partitions_volumes_and_mounts() {
@@ -242,22 +231,27 @@ mod tests {
             "proc/1/mountinfo",
             "36 35 8:1 / /mnt/with\\040space rw - ext4 /dev/sda1 rw\n\
              37 35 0:5 / /proc rw - proc proc rw\n\
+             39 35 0:44 / /b rw - btrfs /dev/sda1 rw\n\
              38 35 253:0 / /data rw shared:1 - xfs /dev/mapper/my--vg-data--1 rw\n",
         )
         .unwrap();
-        let found = Storage::read(tree.root()).unwrap();
-        assert_eq!(found.partitions["/dev/sda1"], "/dev/sda");
-        assert_eq!(found.disk_number("/dev/sda1").unwrap(), "8:0");
-        assert_eq!(found.disk_number("/dev/nvme0n1").unwrap(), "259:0");
-        assert_eq!(found.disk_number("/dev/sdz"), None);
-        assert_eq!(found.volumes["/dev/mapper/my--vg-data--1"], "my-vg");
-        assert_eq!(found.volume_group_numbers("my-vg"), ["259:0", "8:0"]);
-        assert_eq!(found.mounts.len(), 2, "{:?}", found.mounts);
-        assert_eq!(found.mounts["/mnt/with space"], "8:1");
-        assert_eq!(found.mounts["/data"], "253:0");
+        let found = read(tree.root()).unwrap();
+        let set = |disks: &[&str]| disks.iter().map(ToString::to_string).collect();
+        let both: BTreeSet<String> = set(&["/dev/nvme0n1", "/dev/sda"]);
+        assert_eq!(found.numbers.len(), 2, "{:?}", found.numbers);
+        assert_eq!(found.numbers["/dev/sda"], "8:0");
+        assert_eq!(found.numbers["/dev/nvme0n1"], "259:0");
+        assert_eq!(found.disks["/dev/sda1"], set(&["/dev/sda"]));
+        assert_eq!(found.disks["/dev/sda"], set(&["/dev/sda"]));
+        assert_eq!(found.disks["/dev/mapper/my--vg-data--1"], both);
+        assert_eq!(found.groups["my-vg"], both);
+        assert_eq!(found.mounts.len(), 3, "{:?}", found.mounts);
+        assert_eq!(found.mounts["/mnt/with space"], "/dev/sda1");
+        assert_eq!(found.mounts["/data"], "/dev/dm-0");
+        assert_eq!(found.mounts["/b"], "/dev/sda1", "btrfs");
 
         tree.put("sys/devices/pci/sda/dev", "eight\n").unwrap();
-        let error = Storage::read(tree.root()).unwrap_err().to_string();
+        let error = read(tree.root()).unwrap_err().to_string();
         assert!(
             error.contains("sda/dev") && error.contains("eight"),
             "{error}"
@@ -280,12 +274,10 @@ mod tests {
 
     #[test]
     fn this_machine() {
-        let storage = Storage::read(&Root::system().unwrap()).unwrap();
-        for (partition, disk) in &storage.partitions {
-            assert!(
-                storage.numbers.contains_key(disk),
-                "{partition} is on {disk}"
-            );
+        let storage = read(&Root::system().unwrap()).unwrap();
+        for (device, disks) in &storage.disks {
+            let known = disks.iter().all(|disk| storage.numbers.contains_key(disk));
+            assert!(known && !disks.is_empty(), "{device} is on {disks:?}");
         }
     }
 }

@@ -14,17 +14,29 @@ fn text(lines: &[Line]) -> Vec<String> {
     lines.iter().map(show).collect()
 }
 
-/// The machine of upstream's `TestBlkIOReconcile_reconcile`.
+/// The machine of upstream's `TestBlkIOReconcile_reconcile`, with a volume group over two disks.
 fn storage() -> Storage {
     let map = |pairs: &[(&str, &str)]| {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         pairs.iter().map(own).collect()
     };
+    let sets = |pairs: &[(&str, &[&str])]| {
+        let own = |(key, disks): &(&str, &[&str])| ((*key).to_owned(), set(disks));
+        pairs.iter().map(own).collect()
+    };
     Storage {
         numbers: map(&[("/dev/vda", "253:0"), ("/dev/vdb", "253:16")]),
-        partitions: map(&[("/dev/vda1", "/dev/vda"), ("/dev/vdb1", "/dev/vdb")]),
-        groups: map(&[("yoda-pool0", "/dev/vdb")]),
-        volumes: map(&[("/dev/mapper/yoda--pool0-yoda--test1", "yoda-pool0")]),
+        disks: sets(&[
+            ("/dev/vda", &["/dev/vda"]),
+            ("/dev/vdb", &["/dev/vdb"]),
+            ("/dev/vda1", &["/dev/vda"]),
+            ("/dev/vdb1", &["/dev/vdb"]),
+            ("/dev/mapper/yoda--pool0-yoda--test1", &["/dev/vdb"]),
+        ]),
+        groups: sets(&[
+            ("yoda-pool0", &["/dev/vdb"]),
+            ("wide", &["/dev/vda", "/dev/vdb"]),
+        ]),
         mounts: map(&[
             ("/pods/1/html", "/dev/mapper/yoda--pool0-yoda--test1"),
             ("/pods/2/data", "/dev/vda1"),
@@ -36,13 +48,13 @@ fn storage() -> Storage {
 #[test]
 fn groups_and_the_root() {
     let storage = storage();
-    let device = |block: &BlockCfg| storage.device(block, None);
+    let device = |block: &BlockCfg| storage.devices(block, None);
     let be = blocks(
         json!([{"name": "yoda-pool0", "type": "volumegroup", "ioCfg": {
         "ioWeightPercent": 40, "readIOPS": 1024, "writeIOPS": 1024,
         "readBPS": 1_048_576, "writeBPS": 1_048_576}}]),
     );
-    let (lines, errors) = plan(Kind::Throttle, &be, &set(&["253:0", "253:16"]), device);
+    let (lines, errors) = plan(Kind::Group, &be, &set(&["253:0", "253:16"]), device);
     assert_eq!(errors, []);
     assert_eq!(
         text(&lines),
@@ -84,7 +96,7 @@ fn groups_and_the_root() {
 #[test]
 fn what_is_not_given_has_a_default() {
     let bare = blocks(json!([{"name": "/dev/vda", "type": "device"}]));
-    let device = |_: &BlockCfg| Ok("8:0".to_owned());
+    let device = |_: &BlockCfg| Ok(set(&["8:0"]));
     let lines = |kind| text(&plan(kind, &bare, &set(&[]), device).0);
     assert_eq!(
         lines(Kind::Root),
@@ -93,21 +105,7 @@ fn what_is_not_given_has_a_default() {
             "CostModel 8:0 ctrl=auto",
         ]
     );
-    assert_eq!(lines(Kind::Throttle)[0], "ReadIops 8:0 0");
-    assert_eq!(
-        lines(Kind::IoMax),
-        ["IoMax 8:0 rbps=max wbps=max riops=max wiops=max"]
-    );
-    let limited = blocks(json!([{"name": "/dev/vda", "type": "device",
-        "ioCfg": {"readIOPS": 1024, "writeBPS": 512}}]));
-    let (lines, _) = plan(Kind::IoMax, &limited, &set(&["8:0", "8:16"]), device);
-    assert_eq!(
-        text(&lines),
-        [
-            "IoMax 8:0 rbps=max wbps=512 riops=1024 wiops=max",
-            "IoMax 8:16 rbps=max wbps=max riops=max wiops=max",
-        ]
-    );
+    assert_eq!(lines(Kind::Group)[0], "ReadIops 8:0 0");
 }
 
 /// Upstream leaves the whole group alone after one look-up that fails.
@@ -120,8 +118,8 @@ fn an_unknown_block_keeps_the_others_and_every_reset_back() {
         {"name": "x", "ioCfg": {}},
         {"name": "y", "type": "tape"},
     ]));
-    let (lines, errors) = plan(Kind::Throttle, &blocks, &set(&["253:16"]), |block| {
-        storage.device(block, None)
+    let (lines, errors) = plan(Kind::Group, &blocks, &set(&["253:16"]), |block| {
+        storage.devices(block, None)
     });
     let lines = text(&lines);
     assert_eq!(lines.len(), 5);
@@ -140,14 +138,33 @@ fn an_unknown_block_keeps_the_others_and_every_reset_back() {
 }
 
 #[test]
-fn volumes_of_pods() {
+fn volumes_of_pods_and_groups_of_disks() {
     let storage = storage();
     let block = &blocks(json!([{"name": "html", "type": "podvolume"}]))[0];
-    let device = |mount| storage.device(block, mount);
-    assert_eq!(device(Some("/pods/1/html")), Ok("253:16".to_owned()));
-    assert_eq!(device(Some("/pods/2/data")), Ok("253:0".to_owned()));
-    assert!(device(Some("/pods/3/html")).is_err());
-    assert!(device(None).unwrap_err().contains("no such volume"));
+    let devices = |mount| storage.devices(block, mount);
+    assert_eq!(devices(Some("/pods/1/html")), Ok(set(&["253:16"])));
+    assert_eq!(devices(Some("/pods/2/data")), Ok(set(&["253:0"])));
+    assert!(
+        devices(Some("/pods/3/html"))
+            .unwrap_err()
+            .contains("not mounted")
+    );
+    assert!(devices(None).unwrap_err().contains("no such volume"));
+    let wide = blocks(
+        json!([{"name": "wide", "type": "volumegroup", "ioCfg": {"readIOPS": 7}},
+        {"name": "/dev/vda", "type": "device", "ioCfg": {"readIOPS": 8}}]),
+    );
+    let (lines, _) = plan(Kind::Group, &wide, &set(&[]), |block| {
+        storage.devices(block, None)
+    });
+    let reads = text(&lines)
+        .into_iter()
+        .filter(|line| line.starts_with("ReadIops"));
+    assert_eq!(
+        reads.collect::<Vec<_>>(),
+        ["ReadIops 253:0 8", "ReadIops 253:16 7"],
+        "each of its disks, and the later block"
+    );
 }
 
 #[test]
