@@ -200,6 +200,8 @@ impl Agent {
         let (node_cpu, node_memory) = self.measure.node_use(now.ms(), window);
         self.metrics.node_used(node_cpu, node_memory);
         let pods = self.measure.views();
+        let storage = self.measure.facts.storage.load_full();
+        let claims = self.states.claims.load_full();
         let mut plan = self.strategies.plan(&View {
             now,
             tick: self.ticks,
@@ -220,12 +222,17 @@ impl Agent {
             batch_cpu: self.measure.batch_cpu(),
             leaving: &self.leaving,
             store: &self.measure.store,
+            storage: storage.as_deref(),
+            claims: &claims,
             kernel: Kernel::new(&self.root),
         });
         drop(pods);
         for fault in plan.unclaimed() {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "a write was left out");
+        }
+        for (object, malformed) in plan.take_complaints() {
+            self.states.complaints.replace(&object, malformed);
         }
         self.states.rules.store(plan.rules.take());
         let told = plan.take_told();

@@ -73,7 +73,7 @@ gates! {
     RdtResctrl: Beta, true, Works;
     ResctrlCollector: Alpha, false, Works;
     CgroupReconcile: Alpha, false, Works;
-    BlkIOReconcile: Alpha, false, Partly("local disks are measured; nothing is limited yet");
+    BlkIOReconcile: Alpha, false, Works;
     NodeTopologyReport: Beta, true, NOT_YET;
     Accelerators: Alpha, false, NOT_YET;
     RDMADevices: Alpha, false, NOT_YET;

@@ -139,6 +139,8 @@ pub struct Settings {
     pub unset_cpu_quota: bool,
     /// HAMi-core's library on the host, for containers that share a GPU through it.
     pub hami_library: String,
+    /// The kubelet's directory on the host, where volumes of pods are mounted.
+    pub kubelet_dir: PathBuf,
     /// The collectors.
     pub collectors: Collectors,
     /// Where samples are kept over a restart; `None` keeps them in memory only.
@@ -170,6 +172,7 @@ impl Default for Settings {
             qos_reconcile_interval_ms: 1_000,
             unset_cpu_quota: true,
             hami_library: "/usr/local/vgpu/libvgpu.so".to_owned(),
+            kubelet_dir: "/var/lib/kubelet/".into(),
             collectors: Collectors::default(),
             snapshot: None,
             training_interval_ms: 60_000,

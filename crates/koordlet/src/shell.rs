@@ -10,7 +10,9 @@ use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
 use crate::states::layout::Finder;
-use crate::states::{Layout, NodeInfo, Slo, States, TopologyInfo, kubelet, lifecycle, settle};
+use crate::states::{
+    Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
+};
 use crate::status::{self, Board};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -126,6 +128,10 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
     let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
+    if options.settings.gates.is_on(Gate::BlkIOReconcile) {
+        let follow = claims::follow(states.clone(), client.clone(), ctx.shutdown.clone());
+        tokio::spawn(follow);
+    }
     if let PodSource::Kubelet(kubelet) = &options.pods {
         let poll = kubelet::Poll::new(
             kubelet.clone(),

@@ -1,3 +1,4 @@
+mod blkio;
 mod cpu;
 mod drills;
 mod evict;

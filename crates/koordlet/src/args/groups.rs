@@ -78,6 +78,9 @@ pub struct System {
     /// Root of procfs; /proc/.
     #[arg(long, value_parser = path)]
     pub proc_root_dir: Option<PathBuf>,
+    /// The kubelet's directory on the host, where volumes of pods are mounted.
+    #[arg(long, default_value = "/var/lib/kubelet/", value_parser = path)]
+    pub var_lib_kubelet_dir: PathBuf,
     /// The group that `kubepods` is in (the kubelet's cgroupRoot); empty is the root group.
     #[arg(long, default_value = "")]
     pub kubelet_cgroup_root: String,

@@ -64,9 +64,6 @@ inert! {
         default_runtime_type "default-runtime-type" = "containerd";
         run_root_dir "run-root-dir" = "/host-run/";
     }
-    "the kubelet's process says where its configuration is": {
-        var_lib_kubelet_dir "var-lib-kubelet-dir" = "/var/lib/kubelet/";
-    }
     "devices are not reported yet": {
         hami_core_library_directory_path "hami-core-library-directory-path" =
             "/usr/local/vgpu/libvgpu.so";

@@ -192,6 +192,7 @@ impl Args {
                 resctrl: collectors.enable_resctrl_collector,
                 resctrl_ms: millis(collectors.resctrl_collector_interval),
             },
+            kubelet_dir: self.system.var_lib_kubelet_dir.clone(),
             snapshot: Some(collectors.tsdb_path.join(SNAPSHOT)),
             qos_reconcile_interval_ms: seconds(qos.reconcile_interval_seconds),
             cpu_suppress_interval_ms: seconds(qos.cpu_suppress_interval_seconds),

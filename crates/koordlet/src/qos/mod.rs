@@ -9,6 +9,7 @@
 //! CPUSuppress says whether the quotas of batch pods are lifted and CPUBurst how far a service's is
 //! raised, CPULimits writes them.
 
+pub mod blkio;
 pub mod claim;
 pub mod cpu_burst;
 pub mod cpu_evict;
@@ -133,6 +134,7 @@ pub const STRATEGIES: &[Strategy] = &[
     memory_evict::STRATEGY,
     memory_qos::STRATEGY,
     resctrl::STRATEGY,
+    blkio::STRATEGY,
     // Before SystemConfig, which writes the switches that hooks need.
     runtime_hooks::STRATEGY,
     system_config::STRATEGY,

@@ -3,7 +3,7 @@
 use super::claim::{Claim, Level};
 use crate::executor::{Intent, Subject};
 use crate::hooks::Rules;
-use crate::states::{ContainerInfo, PodInfo};
+use crate::states::{ContainerInfo, Malformed, PodInfo};
 use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::target::Sysctl;
@@ -173,6 +173,8 @@ pub struct Plan {
     verify: bool,
     /// What the strategies say of themselves.
     told: Vec<(&'static str, State, String)>,
+    /// What cannot be used of what the cluster asks, by the object that it is filed under.
+    complaints: Vec<(String, Vec<Malformed>)>,
     /// Writes that were not claimed.
     unclaimed: Vec<String>,
     /// Batch pods have no quotas of their own: the class is limited by one.
@@ -244,6 +246,17 @@ impl Plan {
     /// What the strategies said of themselves in this tick.
     pub fn take_told(&mut self) -> Vec<(&'static str, State, String)> {
         std::mem::take(&mut self.told)
+    }
+
+    /// Says what of an object's settings cannot be used on this node; nothing takes back what was
+    /// said before. The object has a name of its own, such as `blkio beClass`.
+    pub fn complain(&mut self, object: impl Into<String>, malformed: Vec<Malformed>) {
+        self.complaints.push((object.into(), malformed));
+    }
+
+    /// What was said of settings in this tick.
+    pub fn take_complaints(&mut self) -> Vec<(String, Vec<Malformed>)> {
+        std::mem::take(&mut self.complaints)
     }
 
     /// What was refused: faults of the program, each worth a line.

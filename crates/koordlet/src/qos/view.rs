@@ -4,11 +4,12 @@ use crate::agent::Now;
 use crate::collect::pod::TrackedContainer;
 use crate::collect::pressure::Signal;
 use crate::options::Settings;
-use crate::states::{Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
+use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
 use koord_host::resctrl::{self, ResctrlGroup};
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
+use koord_model::blkio::Storage;
 use koord_model::suppress::{Processor, Usage};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -235,6 +236,10 @@ pub struct View<'a> {
     pub leaving: &'a FxHashMap<String, u64>,
     /// All samples.
     pub store: &'a Store,
+    /// The local disks, for block I/O; `None` before they were read.
+    pub storage: Option<&'a Storage>,
+    /// Which volumes claims are bound to.
+    pub claims: &'a Claims,
     /// The kernel's values now.
     pub kernel: Kernel<'a>,
 }

@@ -3,6 +3,7 @@
 //! Everything is read once, when it arrives. A value that does not fit its format is reported (see
 //! [`malformed`]); the last good one stays, or the default.
 
+pub mod claims;
 pub mod kubelet;
 pub mod layout;
 pub(crate) mod lifecycle;
@@ -15,6 +16,7 @@ pub(crate) mod settle;
 pub mod slo;
 pub mod topology;
 
+pub use claims::Claims;
 pub use layout::{Driver, Layout};
 pub use malformed::{Complaints, Malformed};
 pub use node::NodeInfo;
@@ -43,6 +45,8 @@ pub struct States {
     pub topology: ArcSwapOption<TopologyInfo>,
     /// The kubelet's configuration, when it tells it.
     pub kubelet: ArcSwapOption<kubelet::Config>,
+    /// Which volumes claims are bound to, as far as pods' block I/O settings speak of them.
+    pub claims: ArcSwap<Claims>,
     /// How groups are named, once somebody found out; until then the agent's setting holds.
     pub layout: ArcSwapOption<Layout>,
     /// What the values that hooks want depend on; `None` before the first tick.

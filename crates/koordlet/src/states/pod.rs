@@ -3,7 +3,7 @@
 mod containers;
 mod notes;
 
-pub use notes::{CoreSchedPolicy, Notes};
+pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
 
 use super::Layout;
 use super::malformed::Malformed;
@@ -203,7 +203,7 @@ impl PodInfo {
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let mut reader = Reader::new(notes);
-        let read = Read::of(&mut reader, meta.labels.as_ref(), last);
+        let read = Read::of(&mut reader, pod, last);
         let (containers, init_containers) =
             containers::read(&mut reader, pod, layout, &cgroup, last);
         let sub_priority = priority::sub_priority_of_pod(pod).map(|value| {

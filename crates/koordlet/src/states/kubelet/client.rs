@@ -264,10 +264,13 @@ impl<'de> serde::Deserialize<'de> for Lean {
         let mut pod = Pod::deserialize(deserializer)?;
         pod.metadata.managed_fields = None;
         if let Some(spec) = &mut pod.spec {
-            let volumes = spec.volumes.iter_mut().flatten();
-            for volume in volumes.filter(|volume| volume.persistent_volume_claim.is_none()) {
+            for volume in spec.volumes.iter_mut().flatten() {
+                // What kind it is, not what is in it.
                 *volume = Volume {
                     name: std::mem::take(&mut volume.name),
+                    persistent_volume_claim: volume.persistent_volume_claim.take(),
+                    ephemeral: volume.ephemeral.as_ref().map(|_| Default::default()),
+                    csi: volume.csi.as_ref().map(|_| Default::default()),
                     ..Volume::default()
                 };
             }

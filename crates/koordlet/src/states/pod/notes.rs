@@ -3,13 +3,15 @@
 use super::super::malformed::Malformed;
 use super::super::reader::Reader;
 use super::PodInfo;
+use k8s_openapi::api::core::v1::Pod;
 use koord_api::extension::{
     self, DeviceAllocations, NumaNodeResource, OomScoreAdj, PodMemoryQOSConfig, PodNetworkQOS,
     Resctrl, ResourceStatus,
 };
-use koord_api::slo::{BlkIOQOSCfg, CPUBurstConfig, CPUBurstPolicy, CPUQOSCfg};
+use koord_api::slo::{BlkIOQOSCfg, BlockType, CPUBurstConfig, CPUBurstPolicy, CPUQOSCfg};
 use koord_api::{annotations, labels};
 use koord_host::CpuSet;
+use koord_model::blkio;
 use std::collections::BTreeMap;
 
 /// Which pods may share a physical core with a pod.
@@ -24,6 +26,15 @@ pub enum CoreSchedPolicy {
     Exclusive,
 }
 
+/// What is behind a volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeSource {
+    /// The claim of this name in the pod's namespace.
+    Claim(String),
+    /// A CSI driver, for this pod only.
+    Csi,
+}
+
 /// What annotations and labels ask for.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Notes {
@@ -35,6 +46,8 @@ pub struct Notes {
     pub memory_qos: Option<PodMemoryQOSConfig>,
     /// `koordinator.sh/blkioQOS`.
     pub blkio_qos: Option<BlkIOQOSCfg>,
+    /// The volumes that `blkio_qos` speaks of, by name.
+    pub volumes: BTreeMap<String, VolumeSource>,
     /// `koordinator.sh/networkQOS`.
     pub network_qos: Option<PodNetworkQOS>,
     /// `koordinator.sh/oom-score-adj` and `oom-score-adj-spec`.
@@ -59,6 +72,7 @@ pub(super) static NONE: Notes = Notes {
     cpu_qos: None,
     memory_qos: None,
     blkio_qos: None,
+    volumes: BTreeMap::new(),
     network_qos: None,
     oom_score_adj: OomScoreAdj {
         default: None,
@@ -83,11 +97,8 @@ pub(super) struct Read {
 
 impl Read {
     /// Reads annotations and labels; `last` speaks for what does not fit its format.
-    pub(super) fn of(
-        reader: &mut Reader<'_>,
-        labels: Option<&BTreeMap<String, String>>,
-        last: Option<&PodInfo>,
-    ) -> Self {
+    pub(super) fn of(reader: &mut Reader<'_>, pod: &Pod, last: Option<&PodInfo>) -> Self {
+        let labels = pod.metadata.labels.as_ref();
         let before = last.map_or(&NONE, PodInfo::notes);
         let notes = reader.notes();
         let label = |key: &str| labels.and_then(|labels| labels.get(key)).cloned();
@@ -107,6 +118,13 @@ impl Read {
             reader.malformed.push(Malformed::new(key, text, &error));
             cpu_burst = before.cpu_burst.clone();
         }
+        let key = annotations::POD_BLKIO_QOS;
+        let mut blkio_qos = reader.json::<BlkIOQOSCfg>(key, before.blkio_qos.clone());
+        if let Some(error) = blkio_qos.as_ref().and_then(bad_block) {
+            let text = reader.text(key).unwrap_or_default();
+            reader.malformed.push(Malformed::new(key, text, &error));
+            blkio_qos = before.blkio_qos.clone();
+        }
         let default = OomScoreAdj::read_default(notes);
         let default = reader.checked(default, before.oom_score_adj.default);
         let containers = OomScoreAdj::read_containers(notes).map(Some);
@@ -116,7 +134,8 @@ impl Read {
             cpu_burst,
             cpu_qos: reader.checked(cpu_qos, before.cpu_qos.clone()),
             memory_qos: reader.json(annotations::POD_MEMORY_QOS, before.memory_qos.clone()),
-            blkio_qos: reader.json(annotations::POD_BLKIO_QOS, before.blkio_qos.clone()),
+            volumes: volumes(pod, blkio_qos.as_ref()),
+            blkio_qos,
             network_qos: reader.json(annotations::POD_NETWORK_QOS, before.network_qos.clone()),
             oom_score_adj: OomScoreAdj {
                 default,
@@ -189,4 +208,39 @@ fn bad_burst(config: &CPUBurstConfig) -> Option<String> {
     };
     let errors = koord_api::configmap::burst_violations(&strategy);
     errors.first().map(ToString::to_string)
+}
+
+/// What is wrong with a block I/O annotation that reads as JSON.
+fn bad_block(config: &BlkIOQOSCfg) -> Option<String> {
+    config.blocks.iter().enumerate().find_map(|(at, block)| {
+        let error = blkio::violations(block.io_cfg.as_ref()?)
+            .into_iter()
+            .next()?;
+        Some(format!("blocks[{at}].ioCfg.{error}"))
+    })
+}
+
+/// The volumes of claims and CSI drivers that `config` speaks of.
+fn volumes(pod: &Pod, config: Option<&BlkIOQOSCfg>) -> BTreeMap<String, VolumeSource> {
+    let blocks = config.into_iter().flat_map(|config| &config.blocks);
+    let named = blocks.filter(|block| block.type_ == Some(BlockType::PodVolume));
+    let all = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let source = |name: &str| {
+        let volume = all.clone().find(|volume| volume.name == name)?;
+        if let Some(claim) = &volume.persistent_volume_claim {
+            return Some(VolumeSource::Claim(claim.claim_name.clone()));
+        }
+        // The claim is made for the pod, and named after both.
+        if volume.ephemeral.is_some() {
+            let pod = pod.metadata.name.as_deref().unwrap_or_default();
+            return Some(VolumeSource::Claim(format!("{pod}-{name}")));
+        }
+        volume.csi.as_ref().map(|_| VolumeSource::Csi)
+    };
+    named
+        .filter_map(|block| Some((block.name.clone(), source(&block.name)?)))
+        .collect()
 }

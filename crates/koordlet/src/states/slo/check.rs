@@ -8,7 +8,8 @@ use koord_api::configmap::{
     FieldError, burst_violations, qos_violations, system_violations, threshold_violations,
 };
 use koord_api::lenient::{self, ReadError};
-use koord_api::slo::NodeSLOSpec;
+use koord_api::slo::{NodeSLOSpec, ResourceQOSStrategy};
+use koord_model::blkio;
 use serde_json::{Map, Value};
 
 /// Most fields that are taken out one by one before a whole section goes.
@@ -129,7 +130,9 @@ impl Repair<'_> {
                 list.filter(|before| *before != element)
                     .find(|before| lenient::member(before, "name") == name)
             }
-            None => descend(self.last, &steps).filter(|before| **before != found),
+            None => descend(self.last, &steps).filter(|before| {
+                **before != found && same_elements(&self.section, self.last, &steps)
+            }),
         };
         let before = before.cloned();
         put(&mut self.section, &steps, before);
@@ -176,6 +179,7 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
             let name = Name(policy.as_str(), policy.is_known());
             name.check("policies.netQOSPolicy", "tc, terway-qos", &mut errors);
         }
+        errors.extend(block_violations(strategy));
         add("resourceQOSStrategy", errors);
     }
     if let Some(strategy) = &spec.cpu_burst_strategy {
@@ -209,6 +213,31 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
             reason,
         };
         add("extensions", vec![error]);
+    }
+    all
+}
+
+/// Amounts of block I/O that are out of range.
+fn block_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
+    let classes = [
+        ("lsrClass", &strategy.lsr_class),
+        ("lsClass", &strategy.ls_class),
+        ("beClass", &strategy.be_class),
+        ("systemClass", &strategy.system_class),
+        ("cgroupRoot", &strategy.cgroup_root),
+    ];
+    let mut all = Vec::new();
+    for (class, settings) in classes {
+        let blkio = settings.as_ref().and_then(|class| class.blkio_qos.as_ref());
+        let blocks = blkio.into_iter().flat_map(|blkio| &blkio.blocks);
+        for (at, block) in blocks.enumerate() {
+            let violations = block.io_cfg.iter().flat_map(blkio::violations);
+            all.extend(violations.map(|error| FieldError {
+                field: format!("{class}.blkioQOS.blocks[{at}].ioCfg.{}", error.field),
+                reason: format!("must be {}", error.want),
+                value: error.value,
+            }));
+        }
     }
     all
 }
@@ -258,6 +287,18 @@ fn descend<'a>(value: &'a Value, steps: &[Step<'_>]) -> Option<&'a Value> {
         Step::Member(name) => lenient::member(value, name),
         Step::Element(index) => value.get(index),
     })
+}
+
+/// Whether the elements on the way have the same names in both: else they are about other things.
+fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
+    let name = |value: &Value, at: usize| {
+        let element = steps.get(..=at).and_then(|steps| descend(value, steps));
+        element
+            .and_then(|element| lenient::member(element, "name"))
+            .cloned()
+    };
+    let mut elements = steps.iter().enumerate();
+    elements.all(|(at, step)| matches!(step, Step::Member(_)) || name(a, at) == name(b, at))
 }
 
 /// Puts `new` at the end of `steps`, or takes away what is there.

@@ -1,0 +1,320 @@
+//! BlkIOReconcile: what groups may read and write per disk.
+//!
+//! The group of batch work has the limits of `beClass.blkioQOS`, a pod those of its annotation
+//! `koordinator.sh/blkioQOS`, and the root group the latency targets and cost models of
+//! `cgroupRoot.blkioQOS`. Lines and defaults are [`koord_model::blkio`]; a device that has lines and
+//! no block (any more) gets the defaults. Files that this kernel lacks are left out.
+
+use crate::gates::Gate;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Claim, Classes, Level, Plan, Planner, Strategy, View, Write};
+use crate::states::pod::VolumeSource;
+use crate::states::{Malformed, Phase, PodInfo};
+use crate::status::State;
+use koord_api::annotations::POD_BLKIO_QOS;
+use koord_api::qos::{KubeQos, QosClass};
+use koord_api::slo::{BlkIOQOSCfg, BlockCfg, BlockType};
+use koord_host::{CgroupPath, Resource, Target, TargetKind};
+use koord_model::blkio::{self, BlockError, File, Kind, Storage};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeSet;
+
+/// The strategy's name.
+pub const NAME: &str = "BlkIOReconcile";
+/// The reason in audit records.
+const REASON: &str = "UpdateBlkIO";
+
+const fn claim(file: File, level: Level, classes: Classes) -> Claim {
+    Claim {
+        file: TargetKind::Cgroup(resource(file)),
+        level,
+        classes,
+    }
+}
+
+const fn of_group(file: File) -> [Claim; 2] {
+    let labelled = Classes::but(&[QosClass::None]);
+    [
+        claim(file, Level::Qos, Classes::BE),
+        claim(file, Level::Pod, labelled),
+    ]
+}
+
+/// What it writes.
+pub const CLAIMS: &[Claim] = &[
+    of_group(File::ReadIops)[0],
+    of_group(File::ReadIops)[1],
+    of_group(File::WriteIops)[0],
+    of_group(File::WriteIops)[1],
+    of_group(File::ReadBps)[0],
+    of_group(File::ReadBps)[1],
+    of_group(File::WriteBps)[0],
+    of_group(File::WriteBps)[1],
+    of_group(File::Weight)[0],
+    of_group(File::Weight)[1],
+    claim(File::CostQos, Level::Node, Classes::ALL),
+    claim(File::CostModel, Level::Node, Classes::ALL),
+];
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::BlkIOReconcile],
+    every: |settings| settings.qos_reconcile_interval_ms,
+    claims: CLAIMS,
+    make: |_, _| Box::new(BlockIo::default()),
+};
+
+const fn resource(file: File) -> Resource {
+    match file {
+        File::ReadIops => Resource::BlkioReadIops,
+        File::WriteIops => Resource::BlkioWriteIops,
+        File::ReadBps => Resource::BlkioReadBps,
+        File::WriteBps => Resource::BlkioWriteBps,
+        File::Weight => Resource::BlkioCostWeight,
+        File::CostQos => Resource::BlkioCostQos,
+        File::CostModel => Resource::BlkioCostModel,
+    }
+}
+
+#[derive(Debug, Default)]
+struct BlockIo {
+    reconcile: Reconcile,
+    /// Pods that were given limits, by UID: they are taken away when the annotation is.
+    limited: FxHashSet<String>,
+    /// Objects of which something is said to be wrong.
+    bad: BTreeSet<String>,
+}
+
+impl Planner for BlockIo {
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let Some(storage) = view.storage else {
+            plan.tell(State::Unavailable, "the local disks are not known yet");
+            return;
+        };
+        let every = view.facts.settings.reconcile_interval_ms;
+        let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
+            return;
+        };
+        plan.verify(round == Round::Periodic);
+        let root = CgroupPath::root();
+        let of_group = File::of(Kind::Group).iter();
+        let of_root = File::of(Kind::Root).iter();
+        let files: Vec<File> = of_group
+            .filter(|file| view.facts.machine.has(resource(**file)))
+            .chain(of_root.filter(|file| view.kernel.value(&root, resource(**file)).is_some()))
+            .copied()
+            .collect();
+        if files.is_empty() {
+            plan.tell(State::Unavailable, "this kernel has none of its files");
+            return;
+        }
+        let names: Vec<_> = files.iter().map(|file| resource(*file).name()).collect();
+        plan.tell(State::Active, names.join(", "));
+        let mut round = Turn {
+            view,
+            plan,
+            files,
+            bad: BTreeSet::new(),
+        };
+        if view.facts.slo.known {
+            round.classes(storage);
+        }
+        self.pods(&mut round, storage);
+        let Turn { plan, bad, .. } = round;
+        for object in self.bad.difference(&bad) {
+            plan.complain(object.as_str(), Vec::new());
+        }
+        self.bad = bad;
+    }
+}
+
+impl BlockIo {
+    fn pods(&mut self, round: &mut Turn<'_, '_>, storage: &Storage) {
+        let view = round.view;
+        let mut listed = FxHashSet::default();
+        for pod in view.pods().map(|pod| pod.info) {
+            listed.insert(pod.uid.as_str());
+            if pod.qos == QosClass::None || pod.phase != Phase::Running {
+                continue;
+            }
+            let blocks = match &pod.notes().blkio_qos {
+                Some(config) if claims_are_known(view, pod) => {
+                    self.limited.insert(pod.uid.clone());
+                    &config.blocks[..]
+                }
+                None if self.limited.contains(&pod.uid) => &[],
+                _ => continue,
+            };
+            let at = Write::pod(pod);
+            let left = round.group(Kind::Group, &at, blocks, |block| {
+                devices_of_pod(view, pod, storage, block)
+            });
+            round.say(
+                &format!("blkio Pod {}/{}", pod.namespace, pod.name),
+                POD_BLKIO_QOS,
+                left.errors,
+            );
+            if blocks.is_empty() && !left.changes {
+                self.limited.remove(&pod.uid);
+            }
+        }
+        self.limited.retain(|uid| listed.contains(uid.as_str()));
+    }
+}
+
+/// What became of a group's blocks.
+struct Left {
+    errors: Vec<BlockError>,
+    /// Whether its files say something else than what is wanted.
+    changes: bool,
+}
+
+/// One turn of the strategy.
+struct Turn<'t, 'v> {
+    view: &'t View<'v>,
+    plan: &'t mut Plan,
+    /// The files that this kernel has.
+    files: Vec<File>,
+    /// Objects of which something is wrong.
+    bad: BTreeSet<String>,
+}
+
+impl Turn<'_, '_> {
+    fn classes(&mut self, storage: &Storage) {
+        let (slo, node) = (self.view.facts.slo, self.view.facts.node_name());
+        for (class, name) in [(QosClass::Lsr, "lsrClass"), (QosClass::Ls, "lsClass")] {
+            let blocks = enabled(slo.blkio_qos(class));
+            if let Some(block) = blocks.first() {
+                let error = "only beClass and cgroupRoot have block I/O settings";
+                let field = format!("{name}.blkioQOS.blocks");
+                let malformed = Malformed::new(field, &block.name, error);
+                self.complain(&format!("blkio {name}"), vec![malformed]);
+            }
+        }
+        let root = Target::cgroup(&CgroupPath::root(), Resource::BlkioCostQos);
+        let mut at_root = Write::to(Level::Node, root, QosClass::None);
+        let best_effort = self.view.facts.layout.qos(KubeQos::BestEffort);
+        let at_class = best_effort.map(|group| Write::class(&group, QosClass::Be, node));
+        if let Ok(at_class) = &at_class {
+            at_root.subject = at_class.subject.clone();
+        }
+        for (kind, name, settings, at) in [
+            (
+                Kind::Group,
+                "beClass",
+                slo.blkio_qos(QosClass::Be),
+                at_class.ok(),
+            ),
+            (Kind::Root, "cgroupRoot", slo.root_blkio(), Some(at_root)),
+        ] {
+            // Without a section nobody asked for anything; a closed one asks for the defaults.
+            if let (Some(_), Some(at)) = (settings, at) {
+                let blocks = enabled(settings);
+                let left = self.group(kind, &at, blocks, |block| storage.devices(block, None));
+                let field = format!("{name}.blkioQOS.blocks");
+                self.say(&format!("blkio {name}"), &field, left.errors);
+            }
+        }
+    }
+
+    /// Brings the group of `at` to what `blocks` ask for.
+    fn group(
+        &mut self,
+        kind: Kind,
+        at: &Write,
+        blocks: &[BlockCfg],
+        devices: impl Fn(&BlockCfg) -> Result<BTreeSet<String>, String>,
+    ) -> Left {
+        let kernel = self.view.kernel;
+        let mut present = BTreeSet::new();
+        if let Some(group) = at.target.group() {
+            // A cost model alone changes nothing.
+            let files = File::of(kind).iter();
+            let files = files.filter(|file| **file != File::CostModel && self.files.contains(file));
+            let contents = files.filter_map(|file| kernel.value(group, resource(*file)));
+            present.extend(contents.flat_map(|content| blkio::devices(&content)));
+        }
+        let (lines, errors) = blkio::plan(kind, blocks, &present, devices);
+        let mut changes = false;
+        for line in lines {
+            let (Some(group), Ok(key)) = (at.target.group().cloned(), line.device.parse()) else {
+                continue;
+            };
+            if self.files.contains(&line.file) {
+                let mut write = at.clone().value(line.value);
+                write.target = Target::CgroupLine {
+                    group,
+                    resource: resource(line.file),
+                    key,
+                };
+                write.reason = REASON;
+                changes |= kernel.target(&write.target).as_ref() != Some(&write.value);
+                self.plan.write(write);
+            }
+        }
+        Left { errors, changes }
+    }
+
+    /// Says what is wrong with blocks in `field` of `object`, if anything.
+    fn say(&mut self, object: &str, field: &str, errors: Vec<BlockError>) {
+        let malformed = errors.into_iter().map(|error| {
+            let name = match &error {
+                BlockError::Device { name, .. } | BlockError::Value { name, .. } => name.clone(),
+            };
+            Malformed::new(field, name, &error)
+        });
+        let malformed: Vec<_> = malformed.collect();
+        if !malformed.is_empty() {
+            self.complain(object, malformed);
+        }
+    }
+
+    fn complain(&mut self, object: &str, malformed: Vec<Malformed>) {
+        self.bad.insert(object.to_owned());
+        self.plan.complain(object, malformed);
+    }
+}
+
+fn enabled(settings: Option<&BlkIOQOSCfg>) -> &[BlockCfg] {
+    let settings = settings.filter(|settings| settings.enable == Some(true));
+    settings.map_or(&[], |settings| &settings.blocks)
+}
+
+/// Whether every claim that the pod's settings speak of was looked up.
+fn claims_are_known(view: &View<'_>, pod: &PodInfo) -> bool {
+    let mut sources = pod.notes().volumes.values();
+    sources.all(|source| match source {
+        VolumeSource::Claim(name) => {
+            let key = (pod.namespace.clone(), name.clone());
+            view.claims.contains_key(&key)
+        }
+        VolumeSource::Csi => true,
+    })
+}
+
+/// The devices of a pod's block; for a volume, of what is mounted in the kubelet's directory.
+fn devices_of_pod(
+    view: &View<'_>,
+    pod: &PodInfo,
+    storage: &Storage,
+    block: &BlockCfg,
+) -> Result<BTreeSet<String>, String> {
+    let source = pod.notes().volumes.get(&block.name);
+    let Some(source) = source.filter(|_| block.type_ == Some(BlockType::PodVolume)) else {
+        return storage.devices(block, None);
+    };
+    let volume = match source {
+        VolumeSource::Csi => block.name.as_str(),
+        VolumeSource::Claim(name) => {
+            let bound = view.claims.get(&(pod.namespace.clone(), name.clone()));
+            let bound = bound.and_then(Option::as_deref);
+            bound.ok_or_else(|| format!("claim {name:?} is not bound"))?
+        }
+    };
+    let mount = view.facts.settings.kubelet_dir.join(format!(
+        "pods/{}/volumes/kubernetes.io~csi/{volume}/mount",
+        pod.uid
+    ));
+    storage.devices(block, mount.to_str())
+}

@@ -1,0 +1,164 @@
+//! Which persistent volumes the claims of pods are bound to.
+//!
+//! Only block I/O settings of pods need to know, and only of the volumes that they name; these claims
+//! are looked up one by one until they are bound, which then never changes.
+
+use super::States;
+use super::pod::{PodInfo, VolumeSource};
+use crate::collect::Complaint;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use koord_kube::{Api, Client, patch};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Between two rounds.
+const EVERY: Duration = Duration::from_secs(5);
+/// How long one look-up may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Claims by namespace and name, with their volume; `None` while a claim has none.
+pub type Claims = BTreeMap<(String, String), Option<String>>;
+
+/// Keeps `states.claims` until `shutdown`.
+pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: CancellationToken) {
+    let mut complaint = Complaint::default();
+    let rounds = async {
+        loop {
+            round(&states, &client, &mut complaint).await;
+            sleep(EVERY).await;
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = rounds => {}
+    }
+}
+
+/// Looks up what is wanted and not bound yet. What could not be looked up is left out.
+async fn round(states: &States, client: &Client, complaint: &mut Complaint) {
+    let pods = states.pods.load_full();
+    let known = states.claims.load_full();
+    let mut claims = Claims::new();
+    let mut failed = None;
+    for key in pods.iter().flat_map(|pods| pods.iter()).flat_map(wanted) {
+        if claims.contains_key(&key) {
+            continue;
+        }
+        if let Some(bound @ Some(_)) = known.get(&key) {
+            claims.insert(key, bound.clone());
+            continue;
+        }
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &key.0);
+        let volume = match timeout(PATIENCE, api.get(&key.1)).await {
+            Ok(Ok(claim)) => claim.spec.and_then(|spec| spec.volume_name),
+            Ok(Err(error)) if patch::is_not_found(&error) => None,
+            Ok(Err(error)) => {
+                failed = Some(format!("claim {}/{}: {error}", key.0, key.1));
+                continue;
+            }
+            Err(_) => {
+                failed = Some(format!("claim {}/{}: no answer in time", key.0, key.1));
+                continue;
+            }
+        };
+        claims.insert(key, volume.filter(|volume| !volume.is_empty()));
+    }
+    match failed {
+        Some(error) => complaint.say("claims", &error),
+        None => complaint.clear(),
+    }
+    if *known != claims {
+        states.claims.store(Arc::new(claims));
+    }
+}
+
+/// The claims that the pod's block I/O settings speak of.
+fn wanted(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
+    let sources = pod.notes().volumes.values();
+    sources.filter_map(|source| match source {
+        VolumeSource::Claim(name) => Some((pod.namespace.clone(), name.clone())),
+        VolumeSource::Csi => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::states::{Driver, Layout};
+    use k8s_openapi::api::core::v1::Pod;
+    use koord_apiserver::{ApiServer, Config};
+    use koord_app::Clock;
+    use koord_host::CgroupPath;
+    use koord_kube::api::PostParams;
+    use serde_json::{Value, json};
+
+    fn pods(states: &States, claims: &[&str]) {
+        let volume =
+            |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+        let block = |name: &&str| json!({"name": name, "type": "podvolume"});
+        let volumes: Vec<Value> = claims.iter().map(volume).collect();
+        let blocks: Vec<Value> = claims.iter().map(block).collect();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"uid": "u", "name": "p", "namespace": "default",
+                "annotations": {"koordinator.sh/blkioQOS": json!({"blocks": blocks}).to_string()}},
+            "spec": {"containers": [], "volumes": volumes}}))
+        .unwrap();
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        states.publish_pods([pod].iter(), &layout, |_| false);
+    }
+
+    #[tokio::test]
+    async fn claims_are_looked_up_until_they_are_bound() {
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let server = ApiServer::open(Config::memory(clock)).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "default");
+        let claim = |name: &str, volume: Option<&str>| {
+            let spec = json!({"accessModes": ["ReadWriteOnce"], "volumeName": volume,
+                "resources": {"requests": {"storage": "1Gi"}}});
+            let claim = json!({"metadata": {"name": name}, "spec": spec});
+            serde_json::from_value::<PersistentVolumeClaim>(claim).unwrap()
+        };
+        let create = |name: &'static str, volume: Option<&'static str>| {
+            let api = api.clone();
+            async move {
+                let created = api
+                    .create(&PostParams::default(), &claim(name, volume))
+                    .await;
+                created.unwrap();
+            }
+        };
+        create("a", Some("pv-1")).await;
+        create("b", None).await;
+        let states = States::default();
+        let mut complaint = Complaint::default();
+        pods(&states, &["a", "b", "c"]);
+        round(&states, &client, &mut complaint).await;
+        let found = |states: &States| -> Vec<(String, Option<String>)> {
+            let claims = states.claims.load_full();
+            let each = claims
+                .iter()
+                .map(|((_, name), volume)| (name.clone(), volume.clone()));
+            each.collect()
+        };
+        let bound = |name: &str, volume: Option<&str>| (name.to_owned(), volume.map(str::to_owned));
+        let none = [bound("a", Some("pv-1")), bound("b", None), bound("c", None)];
+        assert_eq!(found(&states), none);
+        create("c", Some("pv-3")).await;
+        round(&states, &client, &mut complaint).await;
+        let all = [
+            bound("a", Some("pv-1")),
+            bound("b", None),
+            bound("c", Some("pv-3")),
+        ];
+        assert_eq!(found(&states), all);
+        // Nobody asks any more.
+        pods(&states, &["a"]);
+        round(&states, &client, &mut complaint).await;
+        assert_eq!(found(&states), all[..1]);
+        assert_eq!(complaint.standing(), None);
+    }
+}
