@@ -232,7 +232,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
             strategy = row.name,
             on = row.on,
             every_ms = row.every_ms,
-            claims = row.claims.join("; "),
+            by = crate::status::mechanism(row.name, &row.claims),
             "strategy"
         );
     }

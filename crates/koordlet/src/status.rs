@@ -268,7 +268,7 @@ fn complain(status: &mut Status, complaints: &Complaints) {
 }
 
 /// Claims in few words: files by the levels and classes they are written at.
-fn mechanism(name: &str, claims: &[String]) -> String {
+pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
     if claims.is_empty() {
         let means = if name.ends_with("Evict") {
             "evicts pods"
