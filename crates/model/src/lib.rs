@@ -13,6 +13,7 @@ pub mod field;
 pub mod gang;
 pub mod gpu_env;
 pub mod group_identity;
+pub mod guard;
 pub mod histogram;
 pub mod memory_qos;
 pub mod normalization;

@@ -1,0 +1,40 @@
+//! A part of batch work's time that may be spent.
+
+/// Time saved up at a fixed rate, and spent. May be in debt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Budget {
+    share: f64,
+    most_ms: f64,
+    left_ms: f64,
+}
+
+impl Budget {
+    /// That grows by `share` of the time, to no more than `most_ms`.
+    pub(super) fn new(share: f64, most_ms: f64, left_ms: f64) -> Self {
+        Self {
+            share,
+            most_ms,
+            left_ms,
+        }
+    }
+
+    pub(super) fn pass(&mut self, ms: u64) {
+        self.left_ms = (self.left_ms + self.share * ms as f64).min(self.most_ms);
+    }
+
+    pub(super) fn has(&self, ms: u64) -> bool {
+        self.left_ms >= ms as f64
+    }
+
+    pub(super) fn spend(&mut self, ms: u64) {
+        self.left_ms -= ms as f64;
+    }
+
+    pub(super) fn refund(&mut self, ms: u64) {
+        self.left_ms = (self.left_ms + ms as f64).min(self.most_ms);
+    }
+
+    pub(super) fn left_ms(&self) -> f64 {
+        self.left_ms
+    }
+}

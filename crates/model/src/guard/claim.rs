@@ -1,0 +1,245 @@
+//! What holds a lever for one service, and how it lets go.
+//!
+//! A claim begins with an experiment that helped. Help may have been chance: so after a first hold the
+//! lever is let go, and only harm that comes back *confirms* the claim. From then on a graded lever
+//! rises by small steps to just below the level that hurt, and a switch stays on; both try again after
+//! a hold that doubles with each try that hurts.
+
+use super::Config;
+use super::signal::{Lever, Signal};
+
+/// By how much a graded level rises, and how far it stays below one that hurt, in percent.
+const STEP: i64 = 5;
+
+/// Where a claim stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The lever is held.
+    Held,
+    /// A graded lever is tried at a level that hurt.
+    Trying,
+    /// The lever is let go, to see whether harm comes back.
+    LetGo,
+}
+
+/// What a step made of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing.
+    None,
+    /// The level moved without a finding.
+    Moved,
+    /// Letting go hurt: batch work is the cause.
+    Confirmed,
+    /// It hurt at this level, again.
+    Hurt,
+    /// Nothing came back; it never did.
+    Chance,
+    /// Nothing comes back any more.
+    Over,
+}
+
+/// The hold of one lever for one service.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    pub(super) signal: Signal,
+    pub(super) lever: Lever,
+    /// In percent; 100 holds nothing back.
+    pub(super) level: i64,
+    /// The lowest level allowed.
+    pub(super) floor: i64,
+    /// The level that is known to help.
+    good: i64,
+    /// The lowest level that hurt lately.
+    pub(super) bad: Option<i64>,
+    pub(super) confirmed: bool,
+    pub(super) hold_ms: u64,
+    stage: Stage,
+    since_ms: u64,
+    pub(super) began_ms: u64,
+    pub(super) first: First,
+}
+
+/// What the experiment that began a claim found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct First {
+    /// The harm before, and the same in margins.
+    pub(super) before: f64,
+    pub(super) excess: f64,
+    /// What was taken from the budget.
+    pub(super) paid_ms: u64,
+}
+
+impl Claim {
+    /// After an experiment that helped. `level` is where a graded lever goes first; `known` says that
+    /// this lever was confirmed for this service before.
+    pub(super) fn new(
+        (signal, lever): (Signal, Lever),
+        (floor, level): (i64, i64),
+        known: bool,
+        first: First,
+        config: &Config,
+        clock_ms: u64,
+    ) -> Self {
+        let level = match lever.is_graded() {
+            true => level.clamp(floor, 100),
+            false => 0,
+        };
+        Self {
+            signal,
+            lever,
+            level,
+            floor,
+            good: level,
+            bad: None,
+            confirmed: known,
+            hold_ms: first_hold(lever, known, config),
+            stage: Stage::Held,
+            since_ms: clock_ms,
+            began_ms: clock_ms,
+            first,
+        }
+    }
+
+    /// Whether the lever is let go now.
+    pub(super) fn is_let_go(&self) -> bool {
+        self.stage == Stage::LetGo
+    }
+
+    /// Milliseconds until something is tried, by the clock of batch work.
+    pub(super) fn tries_in(&self, clock_ms: u64) -> u64 {
+        let passed = clock_ms.saturating_sub(self.since_ms);
+        self.hold_ms.saturating_sub(passed)
+    }
+
+    /// One step of the clock. `hurt` says that the service suffered at the present level.
+    pub(super) fn step(&mut self, clock_ms: u64, hurt: bool, config: &Config) -> Change {
+        let passed = clock_ms.saturating_sub(self.since_ms);
+        match self.stage {
+            Stage::LetGo if hurt => {
+                let first = !self.confirmed;
+                self.hurt_at(100, clock_ms, config);
+                if first {
+                    Change::Confirmed
+                } else {
+                    Change::Hurt
+                }
+            }
+            Stage::LetGo if passed >= config.watch_ms => match self.confirmed {
+                true => Change::Over,
+                false => Change::Chance,
+            },
+            Stage::LetGo => Change::None,
+            Stage::Held | Stage::Trying if !self.lever.is_graded() => {
+                if passed < self.hold_ms {
+                    return Change::None;
+                }
+                self.go(Stage::LetGo, 100, clock_ms);
+                Change::Moved
+            }
+            Stage::Held | Stage::Trying => self.graded(clock_ms, passed, hurt, config),
+        }
+    }
+
+    fn graded(&mut self, clock_ms: u64, passed: u64, hurt: bool, config: &Config) -> Change {
+        if hurt {
+            // At the lowest level nothing is left to do: the level says nothing about the harm.
+            if self.level <= self.floor {
+                return Change::None;
+            }
+            let first = !self.confirmed;
+            self.hurt_at(self.level, clock_ms, config);
+            return if first {
+                Change::Confirmed
+            } else {
+                Change::Hurt
+            };
+        }
+        if !self.confirmed {
+            if passed < self.hold_ms {
+                return Change::None;
+            }
+            self.go(Stage::LetGo, 100, clock_ms);
+            return Change::Moved;
+        }
+        if passed < config.raise_ms {
+            return Change::None;
+        }
+        self.good = self.good.max(self.level);
+        let limit = match (self.stage, self.bad) {
+            (Stage::Trying, _) | (_, None) => {
+                // The level that hurt does not any more.
+                (self.bad, self.stage) = (None, Stage::Held);
+                100
+            }
+            (_, Some(bad)) => (bad - STEP).max(self.floor),
+        };
+        if self.level < limit {
+            let next = (self.level + STEP).min(limit);
+            let stage = if next >= 100 {
+                Stage::LetGo
+            } else {
+                Stage::Held
+            };
+            self.go(stage, next, clock_ms);
+            return Change::Moved;
+        }
+        if passed < self.hold_ms {
+            return Change::None;
+        }
+        let next = self.bad.unwrap_or(100).min(self.level + 2 * STEP);
+        let stage = if next >= 100 {
+            Stage::LetGo
+        } else {
+            Stage::Trying
+        };
+        self.go(stage, next, clock_ms);
+        Change::Moved
+    }
+
+    /// It hurt at `level`. A try is taken back and the next one comes later; where nothing was known
+    /// the level falls by a quarter.
+    fn hurt_at(&mut self, level: i64, clock_ms: u64, config: &Config) {
+        let first = !self.confirmed;
+        self.confirmed = true;
+        let longest = longest_hold(self.lever, config);
+        let tried = self.stage != Stage::Held;
+        if first {
+            self.hold_ms = first_hold(self.lever, true, config);
+        } else if tried {
+            self.hold_ms = self.hold_ms.saturating_mul(2).min(longest);
+        }
+        let next = if !self.lever.is_graded() {
+            0
+        } else if tried {
+            self.good.min(level - STEP).max(self.floor)
+        } else if self.good < level {
+            // A second time at the level that was good finds out that it is not any more.
+            std::mem::replace(&mut self.good, self.floor).max(self.floor)
+        } else {
+            self.good = self.floor;
+            (level * 3 / 4).max(self.floor)
+        };
+        self.bad = self.lever.is_graded().then_some(level);
+        self.go(Stage::Held, next, clock_ms);
+    }
+
+    fn go(&mut self, stage: Stage, level: i64, clock_ms: u64) {
+        (self.stage, self.level, self.since_ms) = (stage, level, clock_ms);
+    }
+}
+
+fn first_hold(lever: Lever, confirmed: bool, config: &Config) -> u64 {
+    match (lever.is_costly(), confirmed) {
+        (false, _) => config.free_hold_ms,
+        (true, false) => config.first_hold_ms,
+        (true, true) => config.hold_ms,
+    }
+}
+
+fn longest_hold(lever: Lever, config: &Config) -> u64 {
+    match lever.is_costly() {
+        true => config.max_hold_ms,
+        false => config.max_hold_ms.saturating_mul(2),
+    }
+}

@@ -1,0 +1,247 @@
+//! What the guard keeps of one service.
+
+use super::baseline::{Baseline, Expected};
+use super::claim::Claim;
+use super::signal::{Lever, Signal};
+use super::{Config, Experiment, Sample};
+use std::collections::BTreeMap;
+
+/// Samples that an alarm looks at, for a whole vote: so many high ones of so many.
+const HIGH: u32 = 4;
+const OF: u32 = 6;
+/// The same where a claim waits for harm to come back.
+const HIGH_AGAIN: u32 = 2;
+const OF_AGAIN: u32 = 3;
+
+/// The newest residuals of a signal: what was read less what was expected.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Window {
+    values: [f64; OF as usize],
+    len: usize,
+}
+
+/// A mean and how sure it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Stats {
+    pub(super) mean: f64,
+    pub(super) error: f64,
+    pub(super) len: usize,
+}
+
+impl Window {
+    pub(super) fn push(&mut self, value: f64) {
+        self.values.rotate_right(1);
+        self.values[0] = value;
+        self.len = (self.len + 1).min(self.values.len());
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let values = self.values.iter().take(self.len);
+        let n = self.len.max(1) as f64;
+        let mean = values.clone().sum::<f64>() / n;
+        let deviation = values.map(|value| (value - mean).abs()).sum::<f64>() / n;
+        Stats {
+            mean,
+            // The deviation of a normal distribution is 1.25 times its mean absolute deviation.
+            error: 1.25 * deviation / n.sqrt(),
+            len: self.len,
+        }
+    }
+}
+
+/// One signal of a service.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Track {
+    pub(super) value: f64,
+    pub(super) expected: Option<Expected>,
+    pub(super) window: Window,
+    /// One bit per judged sample, the newest lowest: whether it was high.
+    high: u32,
+    at_ms: u64,
+}
+
+impl Track {
+    fn is_high(&self) -> bool {
+        self.high & 1 == 1
+    }
+
+    fn counts(&self, high: u32, of: u32) -> bool {
+        let mask = u32::MAX >> (32 - of.clamp(1, 32));
+        self.is_high() && (self.high & mask).count_ones() >= high
+    }
+
+    /// By how many margins it is off.
+    fn excess(&self) -> f64 {
+        self.expected
+            .map_or(0.0, |e| self.window.stats().mean / e.margin)
+    }
+}
+
+/// An alarm that is not listened to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Mute {
+    pub(super) until_ms: u64,
+    long_ms: u64,
+    pub(super) times: u32,
+    /// How loud it was, in margins: one far louder is heard.
+    excess: f64,
+}
+
+/// One service.
+#[derive(Debug, Clone)]
+pub(super) struct Service {
+    pub(super) vote: f64,
+    pub(super) load: i64,
+    first_ms: u64,
+    pub(super) seen_ms: u64,
+    pub(super) baseline: Baseline,
+    pub(super) tracks: BTreeMap<Signal, Track>,
+    pub(super) claims: Vec<Claim>,
+    pub(super) mute: Mute,
+    /// The lever that was confirmed to help, and its level.
+    pub(super) remembered: Option<(Lever, i64)>,
+    /// Levers that did not help in this episode.
+    pub(super) tried: Vec<Lever>,
+    /// When its last alarm rang, by the clock of batch work.
+    pub(super) alarmed_ms: u64,
+    pub(super) waits: bool,
+    pub(super) last: Option<Experiment>,
+}
+
+/// In which circumstances a sample was taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Circumstances {
+    pub(super) now_ms: u64,
+    /// No batch work ran.
+    pub(super) clean: bool,
+    /// The sample says something about batch work.
+    pub(super) judged: bool,
+}
+
+impl Service {
+    pub(super) fn new(now_ms: u64) -> Self {
+        Self {
+            vote: 0.0,
+            load: 0,
+            first_ms: now_ms,
+            seen_ms: now_ms,
+            baseline: Baseline::default(),
+            tracks: BTreeMap::new(),
+            claims: Vec::new(),
+            mute: Mute::default(),
+            remembered: None,
+            tried: Vec::new(),
+            alarmed_ms: 0,
+            waits: false,
+            last: None,
+        }
+    }
+
+    pub(super) fn observe<K>(&mut self, sample: &Sample<K>, at: Circumstances, config: &Config) {
+        self.seen_ms = at.now_ms;
+        self.vote = if sample.vote.is_finite() {
+            sample.vote.clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
+        self.load = sample.load;
+        let throttled = if sample.throttled.is_finite() {
+            sample.throttled.clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
+        let starting = at.now_ms.saturating_sub(self.first_ms) < config.start_ms;
+        for (signal, mut value) in sample.readings.iter() {
+            if throttled > 0.0 && signal == Signal::CpuPeak {
+                continue;
+            }
+            if signal.counts_throttling() {
+                value = (value - throttled).max(0.0);
+            }
+            if at.clean && !starting {
+                self.baseline.learn(signal, self.load, value, at.now_ms);
+            }
+            let track = self.tracks.entry(signal).or_default();
+            (track.value, track.at_ms) = (value, at.now_ms);
+            track.expected = self.baseline.expect(signal, self.load);
+            if !at.judged || starting {
+                continue;
+            }
+            let Some(expected) = track.expected else {
+                continue;
+            };
+            let off = value - expected.mean;
+            track.window.push(off);
+            track.high = (track.high << 1) | u32::from(off > expected.margin);
+        }
+        self.tracks
+            .retain(|_, track| at.now_ms.saturating_sub(track.at_ms) <= config.gone_ms);
+    }
+
+    /// Forgets the newest samples: from now on things are otherwise.
+    pub(super) fn begin_anew(&mut self) {
+        for track in self.tracks.values_mut() {
+            (track.window, track.high) = (Window::default(), 0);
+        }
+    }
+
+    /// Whether it suffers now, by its newest sample.
+    pub(super) fn is_uneasy(&self, now_ms: u64) -> bool {
+        self.vote > 0.0 && !self.is_muted(now_ms) && self.tracks.values().any(Track::is_high)
+    }
+
+    /// Whether harm came back, at least this much.
+    pub(super) fn hurts_again(&self, signal: Signal, least: f64) -> bool {
+        let track = self.tracks.get(&signal);
+        track.is_some_and(|track| {
+            track.counts(HIGH_AGAIN, OF_AGAIN) && track.window.stats().mean >= least
+        })
+    }
+
+    /// The loudest signal that rings: with half a vote it must ring twice as long.
+    pub(super) fn alarm(&self) -> Option<(Signal, f64)> {
+        if self.vote <= 0.0 {
+            return None;
+        }
+        let long = |n: u32| (f64::from(n) / self.vote).ceil().min(30.0) as u32;
+        let ringing = self.tracks.iter();
+        ringing
+            .filter(|(_, track)| track.counts(long(HIGH).min(20), long(OF)))
+            .map(|(signal, track)| (*signal, track.excess()))
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Whether an alarm so loud is muted.
+    pub(super) fn is_deaf_to(&self, excess: f64, now_ms: u64) -> bool {
+        self.is_muted(now_ms) && excess < 2.0 * self.mute.excess
+    }
+
+    pub(super) fn is_muted(&self, now_ms: u64) -> bool {
+        now_ms < self.mute.until_ms
+    }
+
+    /// Mutes the alarm, each time for twice as long.
+    pub(super) fn mute(&mut self, excess: f64, now_ms: u64, config: &Config) {
+        let before = self.mute;
+        // After as long a calm as the silence was it begins from the start.
+        let calm = now_ms.saturating_sub(before.until_ms) > before.long_ms;
+        let times = if calm { 0 } else { before.times.min(16) };
+        let long_ms = config
+            .mute_ms
+            .saturating_mul(1 << times)
+            .min(config.max_mute_ms);
+        self.mute = Mute {
+            until_ms: now_ms.saturating_add(long_ms),
+            long_ms,
+            times: times + 1,
+            excess,
+        };
+        self.tried.clear();
+    }
+
+    /// Whether a clean sample would tell something new.
+    pub(super) fn wants_clean(&self, now_ms: u64) -> bool {
+        let mut signals = self.tracks.keys();
+        self.vote > 0.0 && signals.any(|signal| self.baseline.wants(*signal, self.load, now_ms))
+    }
+}

@@ -1,0 +1,163 @@
+//! An experiment: one lever, one service, the seconds before and after.
+
+use super::baseline::Baseline;
+use super::claim::First;
+use super::service::{Service, Stats, Window};
+use super::signal::{Lever, Signal};
+use super::{Config, Event, Kind, Settings};
+
+/// What an experiment found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experiment {
+    /// The lever.
+    pub lever: Lever,
+    /// The signal.
+    pub signal: Signal,
+    /// The harm before: the mean reading less what was expected.
+    pub before: f64,
+    /// The harm after.
+    pub after: f64,
+    /// Whether that is a help.
+    pub helped: bool,
+    /// When it ended, in milliseconds of the steady clock.
+    pub at_ms: u64,
+}
+
+/// A running experiment.
+#[derive(Debug, Clone)]
+pub(super) struct Test<K> {
+    pub(super) key: K,
+    pub(super) signal: Signal,
+    pub(super) lever: Lever,
+    pub(super) level: i64,
+    pub(super) paid_ms: u64,
+    before: Stats,
+    after: Window,
+    margin: f64,
+    /// What was expected when it began: an experiment may stop batch work, and what is learned then
+    /// must not change the measure.
+    baseline: Baseline,
+    began_ms: u64,
+}
+
+/// The seconds before an experiment.
+#[derive(Debug, Clone)]
+pub(super) struct Before {
+    pub(super) stats: Stats,
+    pub(super) margin: f64,
+    pub(super) baseline: Baseline,
+}
+
+/// What a step of an experiment found.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Found {
+    /// It goes on.
+    Nothing,
+    /// It cannot be ended.
+    Lost,
+    /// The service fares better.
+    Help(Experiment),
+    /// It does not.
+    NoHelp(Experiment),
+}
+
+impl<K: Copy> Test<K> {
+    pub(super) fn new(
+        (key, signal, lever): (K, Signal, Lever),
+        level: i64,
+        before: Before,
+        clock_ms: u64,
+        paid_ms: u64,
+    ) -> Self {
+        Self {
+            key,
+            signal,
+            lever,
+            level,
+            paid_ms,
+            before: before.stats,
+            after: Window::default(),
+            margin: before.margin,
+            baseline: before.baseline,
+            began_ms: clock_ms,
+        }
+    }
+
+    pub(super) fn event(&self, kind: Kind) -> Event<K> {
+        Event {
+            key: self.key,
+            signal: self.signal,
+            lever: self.lever,
+            kind,
+        }
+    }
+
+    /// What a claim keeps of it.
+    pub(super) fn first(&self) -> First {
+        First {
+            before: self.before.mean,
+            excess: self.before.mean / self.margin,
+            paid_ms: self.paid_ms,
+        }
+    }
+
+    /// The harm while the lever was pulled: what the next experiment starts from.
+    pub(super) fn into_after(self) -> Before {
+        Before {
+            stats: self.after.stats(),
+            margin: self.margin,
+            baseline: self.baseline,
+        }
+    }
+
+    /// Takes in the service's newest sample.
+    pub(super) fn go_on(
+        &mut self,
+        service: &Service,
+        clock_ms: u64,
+        now_ms: u64,
+        config: &Config,
+    ) -> Found {
+        let track = service.tracks.get(&self.signal);
+        let fresh = track.filter(|_| service.seen_ms == now_ms);
+        let expected = self.baseline.expect(self.signal, service.load);
+        if let (Some(track), Some(expected)) = (fresh, expected) {
+            self.after.push(track.value - expected.mean);
+        }
+        let after = self.after.stats();
+        if after.len < config.test_samples {
+            let late = clock_ms.saturating_sub(self.began_ms) > config.test_ms;
+            return if late { Found::Lost } else { Found::Nothing };
+        }
+        let drop = self.before.mean - after.mean;
+        let error = self.before.error.hypot(after.error);
+        let helped = drop >= config.helps * self.before.mean
+            && drop >= self.margin / 2.0
+            && drop >= 2.0 * error;
+        let experiment = Experiment {
+            lever: self.lever,
+            signal: self.signal,
+            before: self.before.mean,
+            after: after.mean,
+            helped,
+            at_ms: now_ms,
+        };
+        match helped {
+            true => Found::Help(experiment),
+            false => Found::NoHelp(experiment),
+        }
+    }
+}
+
+/// Whether pulling `lever` for `key` would change something.
+pub(super) fn has_room<K: PartialEq>(lever: Lever, key: K, vote: f64, now: &Settings<K>) -> bool {
+    let lowest = lever.floor(vote);
+    let below = |level: Option<i64>| level.is_none_or(|level| level > lowest);
+    match lever {
+        Lever::Idle => !now.idle,
+        Lever::Reclaim => !now.reclaim && vote >= 0.5,
+        Lever::Bandwidth => below(now.bandwidth),
+        Lever::Partition => !now.partition.contains(&key) && vote >= 0.5,
+        Lever::Quota => below(now.cap),
+    }
+}

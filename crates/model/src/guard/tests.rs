@@ -1,0 +1,3 @@
+mod plant;
+mod property;
+mod scenarios;
