@@ -352,7 +352,7 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
         if synced {
             let list = pods.store.list();
             let layout = states.layout_or(&layout);
-            states.publish_pods(list.iter().map(AsRef::as_ref), &layout, |_| false);
+            states.publish_pods(list.iter().map(AsRef::as_ref), &layout);
             states.set_pods_settled(true);
         }
     }

@@ -121,7 +121,7 @@ impl Rig {
 
     fn pods(&self, pods: Vec<Pod>) {
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        self.states.publish_pods(pods.iter(), &layout, |_| false);
+        self.states.publish_pods(pods.iter(), &layout);
     }
 
     fn slo(&self, value: serde_json::Value) {

@@ -107,7 +107,7 @@ mod tests {
             "spec": {"containers": [], "volumes": volumes}}))
         .unwrap();
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        states.publish_pods([pod].iter(), &layout, |_| false);
+        states.publish_pods([pod].iter(), &layout);
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ mod client;
 mod config;
 mod pace;
 mod poll;
+mod split;
 #[cfg(test)]
 mod tests;
 

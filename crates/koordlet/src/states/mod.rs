@@ -7,6 +7,7 @@ pub mod claims;
 pub mod kubelet;
 pub mod layout;
 pub(crate) mod lifecycle;
+mod listing;
 pub mod malformed;
 pub mod node;
 pub mod pod;
@@ -27,7 +28,7 @@ pub use topology::TopologyInfo;
 use crate::hooks::Rules;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
-use rustc_hash::{FxHashMap, FxHashSet};
+use listing::{Known, Listing};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
@@ -101,44 +102,14 @@ impl States {
         found.unwrap_or_else(|| Arc::new(setting.clone()))
     }
 
-    /// Publishes a new list of pods. Those that are known and not listed stay as they are where
-    /// `keep` (asked with the UID) says so.
-    pub(crate) fn publish_pods<'a>(
-        &self,
-        pods: impl Iterator<Item = &'a Pod>,
-        layout: &Layout,
-        keep: impl Fn(&str) -> bool,
-    ) {
+    /// Publishes a new list of pods.
+    pub(crate) fn publish_pods<'a>(&self, pods: impl Iterator<Item = &'a Pod>, layout: &Layout) {
         let old = self.pods.load_full();
         let old = old.as_deref().map_or(&[][..], Vec::as_slice);
-        let by_uid: FxHashMap<&str, &PodInfo> =
-            old.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
-        let mut named = FxHashSet::default();
-        let mut infos: Vec<PodInfo> = Vec::with_capacity(old.len());
+        let mut listing = Listing::new(self, old, Arc::new(layout.clone()));
         for pod in pods {
-            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            let last = by_uid.get(uid).copied();
-            let Some((info, malformed)) = PodInfo::read(pod, layout, last) else {
-                continue;
-            };
-            let name = format!("Pod {}/{}", info.namespace, info.name);
-            self.complaints.replace(&name, malformed);
-            named.insert(name);
-            infos.push(info);
+            listing.add(pod);
         }
-        let listed: FxHashSet<&str> = infos.iter().map(|pod| pod.uid.as_str()).collect();
-        let kept: Vec<PodInfo> = old
-            .iter()
-            .filter(|pod| !listed.contains(pod.uid.as_str()) && keep(&pod.uid))
-            .cloned()
-            .collect();
-        infos.extend(kept);
-        self.complaints.retain("Pod ", |name| named.contains(name));
-        // Equal lists look equal.
-        infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-        if self.pods.load().is_some() && *old == infos {
-            return;
-        }
-        self.pods.store(Some(Arc::new(infos)));
+        listing.publish(&mut Known::default(), |_| false);
     }
 }

@@ -1,14 +1,17 @@
 //! Talking to the kubelet.
 
 use super::Config;
+use super::split::Splitter;
 use crate::metrics::Metrics;
 use crate::options::Kubelet as Options;
 use crate::states::{Malformed, NodeInfo, States};
-use k8s_openapi::api::core::v1::{Node, Pod, Volume};
+use futures::AsyncBufReadExt as _;
+use k8s_openapi::api::core::v1::Node;
 use koord_api::lenient::ReadError;
 use koord_kube::{Client, endpoint};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
@@ -114,25 +117,53 @@ impl Kubelet {
         self.connection.is_some()
     }
 
-    /// The pods it knows. One that cannot be read is left out and named in the complaints.
-    pub(super) async fn pods(&mut self) -> Result<Vec<Pod>, KubeletError> {
+    /// Gives each pod that it knows to `read`, as JSON, while the list comes in. A pod that cannot be
+    /// read is left out and named in the complaints.
+    pub(super) async fn pods(
+        &mut self,
+        mut read: impl FnMut(&[u8]) -> serde_json::Result<()>,
+    ) -> Result<(), KubeletError> {
         const PATH: &str = "/pods";
-        let (url, text) = self.get(PATH).await?;
-        let (pods, malformed) = read_pods(&text).map_err(|problem| KubeletError::Answer {
-            url,
-            path: PATH,
-            problem,
-        })?;
+        let mut splitter = Splitter::default();
+        let (mut count, mut malformed, mut broken) = (0, Vec::new(), None);
+        let mut one = |text: &[u8]| {
+            if let Err(error) = read(text) {
+                if error.is_data() {
+                    malformed.push(unreadable(count, text, &error));
+                } else {
+                    broken.get_or_insert(ReadError::Syntax(error.to_string()));
+                }
+            }
+            count += 1;
+        };
+        let mut problem = None;
+        let url = self
+            .get(PATH, |part| {
+                if problem.is_none() {
+                    problem = splitter.feed(part, &mut one).err();
+                }
+            })
+            .await?;
+        let problem = problem.or(broken).or_else(|| splitter.finish().err());
+        if let Some(problem) = problem {
+            return Err(KubeletError::Answer {
+                url,
+                path: PATH,
+                problem,
+            });
+        }
         self.states
             .complaints
             .replace(&format!("{OBJECT} {PATH}"), malformed);
-        Ok(pods)
+        Ok(())
     }
 
     /// Its configuration.
     pub(super) async fn config(&mut self) -> Result<Config, KubeletError> {
         const PATH: &str = "/configz";
-        let (url, text) = self.get(PATH).await?;
+        let mut text = Vec::new();
+        let url = self.get(PATH, |part| text.extend(part)).await?;
+        let text = String::from_utf8_lossy(&text);
         let (config, malformed) = Config::read(&text).map_err(|problem| KubeletError::Answer {
             url,
             path: PATH,
@@ -144,15 +175,21 @@ impl Kubelet {
         Ok(config)
     }
 
-    /// Its URL and its answer. Forgets the connection when there is none.
-    async fn get(&mut self, path: &'static str) -> Result<(String, String), KubeletError> {
+    /// Gives the parts of its answer to `each`, and returns its URL. Forgets the connection when there
+    /// is no answer.
+    async fn get(
+        &mut self,
+        path: &'static str,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<String, KubeletError> {
         let fresh = self.connection.is_none();
-        match self.try_get(path).await {
-            // A token that was replaced meanwhile: a new client reads the new one.
+        match self.try_get(path, &mut each).await {
+            // A token that was replaced meanwhile: a new client reads the new one. It says so before
+            // anything else, so `each` has seen nothing.
             Err((error, true)) if !fresh => {
                 tracing::debug!(%error, "kubelet is asked again with a new token");
                 self.connection = None;
-                self.try_get(path).await
+                self.try_get(path, &mut each).await
             }
             other => other,
         }
@@ -166,7 +203,8 @@ impl Kubelet {
     async fn try_get(
         &mut self,
         path: &'static str,
-    ) -> Result<(String, String), (KubeletError, bool)> {
+        each: &mut impl FnMut(&[u8]),
+    ) -> Result<String, (KubeletError, bool)> {
         let Connection { url, client } = match &self.connection {
             Some(connection) => connection.clone(),
             None => {
@@ -185,17 +223,32 @@ impl Kubelet {
             .map_err(|error| (failed(error.to_string()), false))?;
         let limit = self.options.timeout;
         let began = Instant::now();
-        let answer = timeout(limit, client.request_text(request)).await;
-        let code = match &answer {
-            Ok(Ok(_)) => 200,
-            Ok(Err(koord_kube::Error::Api(status))) => status.code,
-            _ => 0,
+        let mut code = 0;
+        let answer = async {
+            let body = client.request_stream(request).await;
+            let mut body = pin!(body.map_err(|error| {
+                if let koord_kube::Error::Api(status) = &error {
+                    code = status.code;
+                }
+                error.to_string()
+            })?);
+            loop {
+                let part = body.fill_buf().await.map_err(|error| error.to_string())?;
+                if part.is_empty() {
+                    code = 200;
+                    return Ok(());
+                }
+                let length = part.len();
+                each(part);
+                body.consume_unpin(length);
+            }
         };
+        let answer = timeout(limit, answer).await;
         let seconds = began.elapsed().as_secs_f64();
         self.metrics.kubelet_request("get", path, code, seconds);
         match answer {
-            Ok(Ok(text)) => Ok((url, text)),
-            Ok(Err(error)) => Err((failed(error.to_string()), code == 401)),
+            Ok(Ok(())) => Ok(url),
+            Ok(Err(error)) => Err((failed(error), code == 401)),
             Err(_) => Err((failed(format!("no answer within {limit:?}")), false)),
         }
     }
@@ -254,86 +307,13 @@ pub(super) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, Kubel
     Ok(format!("https://{host}:{}", port.unwrap_or(DEFAULT_PORT)))
 }
 
-/// A pod without what [`PodInfo`](crate::states::PodInfo) does not look at and what makes most of its
-/// size. Dropped pod by pod: a whole list of 250 pods takes several times the memory of the agent's
-/// own state.
-struct Lean(Pod);
-
-impl<'de> serde::Deserialize<'de> for Lean {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut pod = Pod::deserialize(deserializer)?;
-        pod.metadata.managed_fields = None;
-        if let Some(spec) = &mut pod.spec {
-            for volume in spec.volumes.iter_mut().flatten() {
-                // What kind it is, not what is in it.
-                *volume = Volume {
-                    name: std::mem::take(&mut volume.name),
-                    persistent_volume_claim: volume.persistent_volume_claim.take(),
-                    ephemeral: volume.ephemeral.as_ref().map(|_| Default::default()),
-                    csi: volume.csi.as_ref().map(|_| Default::default()),
-                    ..Volume::default()
-                };
-            }
-            spec.affinity = None;
-            spec.tolerations = None;
-            let init = spec.init_containers.iter_mut().flatten();
-            for container in spec.containers.iter_mut().chain(init) {
-                container.args = None;
-                container.command = None;
-                container.env = None;
-                container.lifecycle = None;
-                container.liveness_probe = None;
-                container.readiness_probe = None;
-                container.startup_probe = None;
-                container.volume_mounts = None;
-            }
-        }
-        if let Some(status) = &mut pod.status {
-            status.conditions = None;
-        }
-        Ok(Self(pod))
-    }
-}
-
-/// The pods of a list, and what is wrong with those that cannot be read.
-pub(super) fn read_pods(text: &str) -> Result<(Vec<Pod>, Vec<Malformed>), ReadError> {
-    #[derive(serde::Deserialize)]
-    struct List<T> {
-        #[serde(default = "Vec::new")]
-        items: Vec<T>,
-    }
-    if let Ok(list) = serde_json::from_str::<List<Lean>>(text) {
-        return Ok((
-            list.items.into_iter().map(|lean| lean.0).collect(),
-            Vec::new(),
-        ));
-    }
-    // One by one, which costs more: something is wrong.
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| ReadError::Syntax(error.to_string()))?;
-    let field = |message: &str| ReadError::Field {
-        path: "items".to_owned(),
-        message: message.to_owned(),
+/// What is wrong with the pod number `at` of a list.
+fn unreadable(at: usize, text: &[u8], error: &serde_json::Error) -> Malformed {
+    let item: Value = serde_json::from_slice(text).unwrap_or_default();
+    let name = |key: &str| {
+        let name = item.pointer(&format!("/metadata/{key}"));
+        name.and_then(Value::as_str).unwrap_or_default()
     };
-    let items = match value.get("items") {
-        Some(Value::Array(items)) => items.as_slice(),
-        Some(Value::Null) => &[],
-        Some(_) => return Err(field("is no list")),
-        None => return Err(field("is missing")),
-    };
-    let (mut pods, mut malformed) = (Vec::with_capacity(items.len()), Vec::new());
-    for (at, item) in items.iter().enumerate() {
-        match serde_json::from_value::<Pod>(item.clone()) {
-            Ok(pod) => pods.push(pod),
-            Err(error) => {
-                let name = |key: &str| {
-                    let name = item.pointer(&format!("/metadata/{key}"));
-                    name.and_then(Value::as_str).unwrap_or_default()
-                };
-                let value = format!("{}/{}", name("namespace"), name("name"));
-                malformed.push(Malformed::new(format!("items[{at}]"), value, &error));
-            }
-        }
-    }
-    Ok((pods, malformed))
+    let value = format!("{}/{}", name("namespace"), name("name"));
+    Malformed::new(format!("items[{at}]"), value, error)
 }

@@ -4,11 +4,11 @@ use super::client::{Kubelet, KubeletError};
 use super::pace::Pace;
 use crate::metrics::Metrics;
 use crate::options::Kubelet as Options;
+use crate::states::listing::{Known, Listing};
 use crate::states::roster::{self, Missing};
 use crate::states::{Layout, States};
-use koord_host::{CgroupPath, Root};
+use koord_host::Root;
 use koord_kube::Client;
-use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -31,6 +31,8 @@ pub(crate) struct Poll {
     /// Since when it answers without a failure.
     answers_since: Option<u64>,
     missing: Missing,
+    /// The pods of the newest list, by their text.
+    known: Known,
     config_at: Option<u64>,
     last_error: String,
     last_config_error: String,
@@ -71,6 +73,7 @@ impl Poll {
             pace: Pace::new(),
             answers_since: None,
             missing: Missing::new(),
+            known: Known::default(),
             config_at: None,
             last_error: String::new(),
             last_config_error: String::new(),
@@ -137,42 +140,37 @@ impl Poll {
     }
 
     async fn pods(&mut self, now: u64) -> Result<(), KubeletError> {
-        let pods = self.kubelet.pods().await?;
+        let states = self.states.clone();
+        let before = states.pods.load_full();
+        let old = before.as_deref().map_or(&[][..], Vec::as_slice);
+        let layout = states.layout_or(&self.layout);
+        let mut listing = Listing::new(&states, old, layout);
+        let known = &self.known;
+        let read = |text: &[u8]| listing.add_text(text, known);
+        self.kubelet.pods(read).await?;
         self.answers_since.get_or_insert(now);
         let settled = roster::is_settled(self.answers_since, now);
-        let known = self.states.pods.load_full();
-        if pods.is_empty() && known.is_none() && !settled {
+        if listing.is_empty() && before.is_none() && !settled {
             // A kubelet that has just started; a node without any pod is rare.
             return Ok(());
         }
-        let known = known.as_deref().map_or(&[][..], Vec::as_slice);
-        let groups: FxHashMap<&str, &CgroupPath> = known
-            .iter()
-            .map(|pod| (pod.uid.as_str(), &pod.cgroup))
-            .collect();
-        let listed: FxHashSet<&str> = pods
-            .iter()
-            .filter_map(|pod| pod.metadata.uid.as_deref())
-            .collect();
         let missing = roster::keep(
-            groups.keys().copied(),
-            |uid| listed.contains(uid),
+            old.iter().map(|pod| pod.uid.as_str()),
+            |uid| listing.has(uid),
             &self.missing,
             settled,
             now,
             |uid| {
-                let group = groups.get(uid);
-                group.is_some_and(|group| self.root.cgroup(group).exists())
+                let pod = old.iter().find(|pod| pod.uid == uid);
+                pod.is_some_and(|pod| self.root.cgroup(&pod.cgroup).exists())
             },
         );
         if missing.len() > self.missing.len() {
             tracing::debug!(pods = missing.len(), "known, but not listed by the kubelet");
         }
         self.missing = missing;
-        let layout = self.states.layout_or(&self.layout);
-        self.states
-            .publish_pods(pods.iter(), &layout, |uid| self.missing.contains_key(uid));
-        self.states.set_pods_settled(settled);
+        listing.publish(&mut self.known, |uid| self.missing.contains_key(uid));
+        states.set_pods_settled(settled);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! A kubelet in this process, over TLS, and what the agent makes of its answers and silences.
 
-use super::client::{Kubelet, KubeletError, read_pods, url_of};
+use super::client::{Kubelet, KubeletError, url_of};
 use super::poll::Poll;
 use crate::metrics::Metrics;
 use crate::options::Kubelet as Options;
@@ -176,6 +176,17 @@ fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
     Kubelet::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
 }
 
+/// How many pods it lists.
+async fn count(kubelet: &mut Kubelet) -> Result<usize, KubeletError> {
+    let mut count = 0;
+    let read = |_: &[u8]| {
+        count += 1;
+        Ok(())
+    };
+    kubelet.pods(read).await?;
+    Ok(count)
+}
+
 struct Bench {
     fake: Fake,
     tree: Tree,
@@ -283,7 +294,7 @@ async fn a_kubelet_that_is_gone_slow_or_confused_keeps_the_last_pods() {
         },
         &bench.states,
     );
-    let error = gone.pods().await.unwrap_err().to_string();
+    let error = count(&mut gone).await.unwrap_err().to_string();
     assert!(error.contains("/pods"), "{error}");
     assert!(!gone.is_connected());
 }
@@ -298,16 +309,16 @@ async fn a_replaced_token_is_read_again() {
     fake.inner.lock().token = Some("old".to_owned());
     let states = Arc::new(States::default());
     let mut kubelet = kubelet(fake.options(), &states).with_token(&file);
-    assert_eq!(kubelet.pods().await.unwrap().len(), 1);
+    assert_eq!(count(&mut kubelet).await.unwrap(), 1);
     // Both change: the kubelet no longer takes the one that the client remembers.
     fake.inner.lock().token = Some("new".to_owned());
     std::fs::write(&file, "new").unwrap();
-    assert_eq!(kubelet.pods().await.unwrap().len(), 1);
+    assert_eq!(count(&mut kubelet).await.unwrap(), 1);
     let authorized: Vec<_> = fake.seen().into_iter().map(|(_, ok)| ok).collect();
     assert_eq!(authorized, [true, false, true]);
     // Really refused: asked once more, not for ever, and the error says why.
     fake.inner.lock().token = Some("other".to_owned());
-    let error = kubelet.pods().await.unwrap_err();
+    let error = count(&mut kubelet).await.unwrap_err();
     assert!(matches!(&error, KubeletError::Request { .. }), "{error}");
     assert!(error.to_string().contains("Unauthorized"), "{error}");
     assert_eq!(fake.seen().len(), 5);
@@ -331,56 +342,59 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     bench.fake.pods(&[pod("a"), pod("odd"), pod("b")]);
     assert_eq!(bench.poll().await, ["a", "b", "odd"]);
     assert!(bench.states.complaints.standing().is_empty());
-    for (text, pods) in [(r#"{"items":null}"#, 0), (r#"{"items":[]}"#, 0)] {
-        assert_eq!(read_pods(text).unwrap().0.len(), pods, "{text}");
+    // The text of one item is broken, not what it says: nothing of the list is believed.
+    let broken = json!({"items": [pod("a"), pod("c")]}).to_string();
+    let broken = broken.replace(r#""name":"c""#, r#""name":c"#);
+    bench.fake.answer(Answer::Body(broken));
+    assert_eq!(bench.poll().await, ["a", "b", "odd"]);
+    assert!(!bench.states.pods_settled());
+}
+
+/// What a pod says is read when its text is new, and when something else changes what it means.
+#[tokio::test]
+async fn a_pod_that_says_the_same_again_is_not_read_again() {
+    let mut bench = Bench::new(|_| ()).await;
+    let pods = || bench_pods(&bench.states);
+    let bad = || {
+        let mut bad = pod("bad");
+        bad["metadata"]["annotations"] = json!({"koordinator.sh/eviction-priority": "high"});
+        bad
+    };
+    bench.fake.pods(&[pod("a"), pod("b"), bad()]);
+    bench.poll.once(0).await;
+    let first = pods();
+    assert_eq!(bench.states.complaints.standing().len(), 1);
+    bench.poll.once(1000).await;
+    assert!(Arc::ptr_eq(&first, &pods()), "nothing has changed");
+    assert_eq!(bench.states.complaints.standing().len(), 1, "it stands");
+    // One changes, in another order: the others are what they were.
+    let mut changed = pod("b");
+    changed["metadata"]["annotations"] = json!({"koordinator.sh/eviction-priority": "7"});
+    bench.fake.pods(&[changed, pod("bad"), pod("a")]);
+    bench.poll.once(2000).await;
+    let second = pods();
+    let of = |name: &str| second.iter().find(|pod| pod.name == name);
+    assert_eq!(of("b").map(|pod| pod.eviction_priority), Some(7));
+    assert_eq!(of("a"), first.iter().find(|pod| pod.name == "a"));
+    assert_eq!(second.len(), 3);
+    assert!(bench.states.complaints.standing().is_empty());
+    // And back: the text of two lists ago says what it says.
+    bench.fake.pods(&[pod("b"), pod("bad"), pod("a")]);
+    bench.poll.once(3000).await;
+    let third = pods();
+    assert_eq!(third.len(), 3);
+    assert!(third.iter().all(|pod| pod.eviction_priority == 0));
+    // Groups have other names now.
+    let layout = Layout::new(Driver::Systemd, CgroupPath::root());
+    bench.states.layout.store(Some(Arc::new(layout.clone())));
+    bench.poll.once(4000).await;
+    for pod in pods().iter() {
+        assert_eq!(pod.cgroup, layout.pod(pod.kube_qos, &pod.uid).unwrap());
     }
 }
 
-/// What is dropped of a pod while a list is read is nothing that the agent looks at.
-#[test]
-fn a_pod_of_a_list_says_what_a_whole_one_says() {
-    let pod = json!({
-        "metadata": {"uid": "u", "namespace": "ns", "name": "p",
-            "labels": {"koordinator.sh/qosClass": "LS"},
-            "annotations": {"kubernetes.io/config.source": "api",
-                "koordinator.sh/blkioQOS": "{\"blocks\": []}"},
-            "managedFields": [{"manager": "kubectl", "operation": "Update"}]},
-        "spec": {"priority": 9000, "hostNetwork": true, "nodeName": "n",
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
-                {"name": "w", "emptyDir": {}}, {"name": "x", "csi": {"driver": "d"}},
-                {"name": "y", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}],
-            "tolerations": [{"operator": "Exists"}],
-            "initContainers": [{"name": "i", "restartPolicy": "Always", "env": [{"name": "A"}],
-                "resources": {"requests": {"cpu": "1"}}}],
-            "containers": [{"name": "c", "image": "x", "args": ["a"], "command": ["b"],
-                "env": [{"name": "A", "value": "b"}],
-                "livenessProbe": {"httpGet": {"port": 1}},
-                "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}}}]},
-        "status": {"phase": "Running", "qosClass": "Burstable",
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": "c", "containerID": "containerd://c", "image": "",
-                "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}
-    });
-    let list = json!({"items": [pod]}).to_string();
-    let (read, malformed) = read_pods(&list).unwrap();
-    let [read] = &read[..] else {
-        panic!("{read:?}");
-    };
-    assert!(malformed.is_empty());
-    let container = &read.spec.as_ref().unwrap().containers[0];
-    assert!(container.env.is_none() && read.metadata.managed_fields.is_none());
-    let claims = read.spec.as_ref().unwrap().volumes.iter().flatten();
-    assert_eq!(
-        claims
-            .filter(|v| v.persistent_volume_claim.is_some())
-            .count(),
-        1
-    );
-    let whole: k8s_openapi::api::core::v1::Pod = serde_json::from_value(pod).unwrap();
-    let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-    let info = PodInfo::of(read, &layout);
-    assert!(info.is_some());
-    assert_eq!(info, PodInfo::of(&whole, &layout));
+fn bench_pods(states: &States) -> Arc<Vec<PodInfo>> {
+    states.pods.load_full().unwrap()
 }
 
 /// The first lists of a kubelet that has restarted are partial; what is known of the others stays.

@@ -1,0 +1,284 @@
+//! Taking a list apart while it arrives.
+//!
+//! A list of 250 pods is megabytes of text and several times that once it is read; one pod is a few
+//! kilobytes. So a list is cut into its items as its text comes in, and only one item is held.
+
+use koord_api::lenient::ReadError;
+
+/// Cuts the `items` of a JSON list out of its text. What is outside the items is not looked at more
+/// than it takes to find them; whoever reads an item checks it.
+#[derive(Debug, Default)]
+pub(super) struct Splitter {
+    /// Open brackets and braces. The list's fields are at 1, its items at 2.
+    depth: usize,
+    in_string: bool,
+    /// After a backslash in a string.
+    escaped: bool,
+    at: At,
+    /// The field's name that was read last, or a part of it.
+    name: Vec<u8>,
+    /// The begin of an item whose end has not come yet.
+    item: Vec<u8>,
+    found: bool,
+}
+
+/// Where in the list.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Before its brace.
+    #[default]
+    Start,
+    /// Where a field's name is, or the end.
+    Name,
+    /// Between the name and the value.
+    Colon,
+    /// Before a value.
+    Value,
+    /// In a value that is not looked at.
+    Other,
+    /// Between the brackets of `items`.
+    Items,
+    /// After its brace.
+    End,
+}
+
+/// The name of the field that holds the items.
+const ITEMS: &[u8] = b"items";
+
+impl Splitter {
+    /// Looks at the next part of the text and gives each item that is complete to `each`.
+    ///
+    /// # Errors
+    /// The text is no list, as far as it was looked at.
+    pub(super) fn feed(
+        &mut self,
+        part: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), ReadError> {
+        // Where in this part the item begins.
+        let mut begin = 0;
+        for (at, byte) in part.iter().copied().enumerate() {
+            if self.in_string {
+                match byte {
+                    _ if self.escaped => self.escaped = false,
+                    b'\\' => self.escaped = true,
+                    b'"' => {
+                        self.in_string = false;
+                        if self.at == At::Name {
+                            self.at = At::Colon;
+                        }
+                        continue;
+                    }
+                    _ => {}
+                }
+                if self.at == At::Name && self.name.len() <= ITEMS.len() {
+                    self.name.push(byte);
+                }
+                continue;
+            }
+            if byte.is_ascii_whitespace() {
+                continue;
+            }
+            match (self.at, byte) {
+                (At::Start, b'{') => (self.at, self.depth) = (At::Name, 1),
+                (At::Name, b'"') => {
+                    self.name.clear();
+                    self.in_string = true;
+                }
+                (At::Name, b',') => {}
+                (At::Name | At::Other, b'}') if self.depth == 1 => {
+                    (self.at, self.depth) = (At::End, 0);
+                }
+                (At::Colon, b':') => self.at = At::Value,
+                (At::Value, _) if self.name == ITEMS => {
+                    (self.at, self.found) = match byte {
+                        b'[' => (At::Items, true),
+                        b'n' => (At::Other, true),
+                        _ => return Err(field("is no list")),
+                    };
+                    self.depth += usize::from(byte == b'[');
+                    begin = at + 1;
+                }
+                (At::Value, _) => {
+                    self.at = At::Other;
+                    self.open_or_close(byte);
+                }
+                (At::Other, b',') if self.depth == 1 => self.at = At::Name,
+                (At::Items, b',' | b']') if self.depth == 2 => {
+                    self.emit(part.get(begin..at).unwrap_or_default(), &mut each);
+                    begin = at + 1;
+                    if byte == b']' {
+                        (self.at, self.depth) = (At::Other, 1);
+                    }
+                }
+                (At::Other | At::Items, _) => {
+                    self.open_or_close(byte);
+                    let least = if self.at == At::Items { 2 } else { 1 };
+                    if self.depth < least {
+                        return Err(syntax("brackets do not fit"));
+                    }
+                }
+                _ => return Err(syntax("this is no list")),
+            }
+        }
+        if self.at == At::Items {
+            self.item.extend(part.get(begin..).unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// Checks that the whole list has come.
+    ///
+    /// # Errors
+    /// It ends early, or has no items.
+    pub(super) fn finish(self) -> Result<(), ReadError> {
+        match (self.at, self.found) {
+            (At::End, true) => Ok(()),
+            (At::End, false) => Err(field("is missing")),
+            _ => Err(syntax("the text ends within the list")),
+        }
+    }
+
+    fn open_or_close(&mut self, byte: u8) {
+        match byte {
+            b'"' => self.in_string = true,
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+
+    fn emit(&mut self, rest: &[u8], each: &mut impl FnMut(&[u8])) {
+        let item = if self.item.is_empty() {
+            rest
+        } else {
+            self.item.extend(rest);
+            &self.item
+        };
+        let item = item.trim_ascii();
+        if !item.is_empty() {
+            each(item);
+        }
+        self.item.clear();
+    }
+}
+
+fn syntax(problem: &str) -> ReadError {
+    ReadError::Syntax(problem.to_owned())
+}
+
+fn field(message: &str) -> ReadError {
+    ReadError::Field {
+        path: "items".to_owned(),
+        message: message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    /// The items of `text` when it arrives in parts of `size` bytes.
+    fn split(text: &str, size: usize) -> Result<Vec<String>, String> {
+        let (mut splitter, mut items) = (Splitter::default(), Vec::new());
+        for part in text.as_bytes().chunks(size) {
+            splitter
+                .feed(part, |item| {
+                    items.push(String::from_utf8(item.to_vec()).unwrap());
+                })
+                .map_err(|error| error.to_string())?;
+        }
+        splitter.finish().map_err(|error| error.to_string())?;
+        Ok(items)
+    }
+
+    #[test]
+    fn items_wherever_they_are() {
+        for (text, want) in [
+            (r#"{"items":[]}"#, vec![]),
+            (r#"{"items":null}"#, vec![]),
+            (
+                r#" {"kind" : "List", "items" : [ {"a":"]},{"} , 7, "x\"," ] } "#,
+                vec![r#"{"a":"]},{"}"#, "7", r#""x\",""#],
+            ),
+            // Names that only look like it.
+            (
+                r#"{"a":{"items":[1]},"b":["items"],"itemsx":[2],"items":[3],"c":"items"}"#,
+                vec!["3"],
+            ),
+        ] {
+            for size in [1, 2, 3, 7, 1000] {
+                assert_eq!(split(text, size).unwrap(), want, "{size}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_said() {
+        for (text, want) in [
+            ("", "not JSON: the text ends within the list"),
+            ("<html>", "not JSON: this is no list"),
+            ("[]", "not JSON: this is no list"),
+            (r#"{"kind":"PodList"}"#, "field items: is missing"),
+            ("{}", "field items: is missing"),
+            (r#"{"items":7}"#, "field items: is no list"),
+            (r#"{"items":{}}"#, "field items: is no list"),
+            (
+                r#"{"items":[{"a":1}"#,
+                "not JSON: the text ends within the list",
+            ),
+            (
+                r#"{"items":[{}]"#,
+                "not JSON: the text ends within the list",
+            ),
+            (r#"{"items":[}]}"#, "not JSON: brackets do not fit"),
+            (r#"{"items":[]} x"#, "not JSON: this is no list"),
+        ] {
+            assert_eq!(split(text, 3).unwrap_err(), want, "{text}");
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let text = "[a-z\"\\\\,\\[\\]{}: é\n]{0,8}";
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<i32>().prop_map(Value::from),
+            text.prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 4, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(text, inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn as_a_parser_of_the_whole_finds_them(
+            items in prop::collection::vec(value(), 0..5),
+            (before, after) in (value(), value()),
+            size in 1_usize..40,
+            pretty in any::<bool>(),
+        ) {
+            let list = json!({"a": before, "items": items, "z": after});
+            let text = if pretty {
+                serde_json::to_string_pretty(&list).unwrap()
+            } else {
+                list.to_string()
+            };
+            let found = split(&text, size).unwrap();
+            let found: Vec<Value> =
+                found.iter().map(|item| serde_json::from_str(item).unwrap()).collect();
+            prop_assert_eq!(found, items);
+        }
+
+        #[test]
+        fn any_text_is_handled(text in "[\\[\\]{}\":,a\\\\ items]{0,40}", size in 1_usize..9) {
+            let _ = split(&text, size);
+        }
+    }
+}

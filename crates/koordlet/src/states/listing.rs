@@ -1,0 +1,143 @@
+//! What becomes of a list of pods while it is read, one pod after the other.
+
+use super::{Layout, PodInfo, States};
+use k8s_openapi::api::core::v1::Pod;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+/// Pods by the text they were read from, so that a pod whose text is the same again need not be read
+/// again. Holds pods that said nothing malformed, of one layout.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// With a key of this process: nobody can make two texts that look alike.
+    hasher: RandomState,
+    layout: Option<Arc<Layout>>,
+    /// Hash of the text, and the UID.
+    by_text: FxHashMap<u64, Box<str>>,
+}
+
+/// A list that is being read.
+pub(super) struct Listing<'a> {
+    states: &'a States,
+    layout: Arc<Layout>,
+    old: &'a [PodInfo],
+    by_uid: FxHashMap<&'a str, usize>,
+    /// Which of the old ones are listed.
+    listed: Vec<bool>,
+    /// Which of the old ones stay as they are.
+    same: Vec<bool>,
+    new: Vec<PodInfo>,
+    /// Pods of this list by their text.
+    known: FxHashMap<u64, Box<str>>,
+    count: usize,
+}
+
+impl<'a> Listing<'a> {
+    /// An empty list that follows `old`.
+    pub(super) fn new(states: &'a States, old: &'a [PodInfo], layout: Arc<Layout>) -> Self {
+        let by_uid = old.iter().map(|pod| pod.uid.as_str()).zip(0..).collect();
+        Self {
+            states,
+            layout,
+            old,
+            by_uid,
+            listed: vec![false; old.len()],
+            same: vec![false; old.len()],
+            new: Vec::new(),
+            known: FxHashMap::default(),
+            count: 0,
+        }
+    }
+
+    /// Adds a pod.
+    pub(super) fn add(&mut self, pod: &Pod) {
+        self.add_read(pod);
+    }
+
+    /// Adds a pod as JSON; reads it only where `known` does not know it.
+    ///
+    /// # Errors
+    /// It is no pod.
+    pub(super) fn add_text(&mut self, text: &[u8], known: &Known) -> serde_json::Result<()> {
+        let hash = known.hasher.hash_one(text);
+        if known.layout.as_ref() == Some(&self.layout)
+            && let Some(uid) = known.by_text.get(&hash)
+            && let Some(at) = self.by_uid.get(&**uid).copied()
+            && let (Some(listed), Some(same)) = (self.listed.get_mut(at), self.same.get_mut(at))
+        {
+            (*listed, *same) = (true, true);
+            self.known.insert(hash, uid.clone());
+            self.count += 1;
+            return Ok(());
+        }
+        let pod = serde_json::from_slice(text)?;
+        if let Some(uid) = self.add_read(&pod) {
+            self.known.insert(hash, uid);
+        }
+        Ok(())
+    }
+
+    /// Returns the UID of a pod that said nothing malformed.
+    fn add_read(&mut self, pod: &Pod) -> Option<Box<str>> {
+        self.count += 1;
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let at = self.by_uid.get(uid).copied();
+        let last = at.and_then(|at| self.old.get(at));
+        let (info, malformed) = PodInfo::read(pod, &self.layout, last)?;
+        let sound = malformed.is_empty().then(|| Box::from(uid));
+        self.states.complaints.replace(&name(&info), malformed);
+        if let Some(listed) = at.and_then(|at| self.listed.get_mut(at)) {
+            *listed = true;
+        }
+        match at.and_then(|at| self.same.get_mut(at)) {
+            Some(same) if last == Some(&info) => *same = true,
+            _ => self.new.push(info),
+        }
+        sound
+    }
+
+    /// Whether no pod was added.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether the old pod `uid` is listed.
+    pub(super) fn has(&self, uid: &str) -> bool {
+        let at = self.by_uid.get(uid);
+        at.and_then(|at| self.listed.get(*at)) == Some(&true)
+    }
+
+    /// Publishes the list. Pods that are known and not listed stay as they are where `keep` (asked
+    /// with the UID) says so.
+    pub(super) fn publish(mut self, known: &mut Known, keep: impl Fn(&str) -> bool) {
+        known.layout = Some(self.layout.clone());
+        known.by_text = std::mem::take(&mut self.known);
+        let old = || self.old.iter().zip(&self.listed).zip(&self.same);
+        let stays =
+            |pod: &PodInfo, listed: bool, same: bool| same || (!listed && keep(pod.uid.as_str()));
+        if !self.new.is_empty() || self.listed.contains(&false) {
+            let listed = old().filter(|((_, listed), _)| **listed);
+            let names = listed.map(|((pod, _), _)| name(pod));
+            let names: FxHashSet<String> = names.chain(self.new.iter().map(name)).collect();
+            let complaints = &self.states.complaints;
+            complaints.retain("Pod ", |name| names.contains(name));
+        }
+        let first = self.states.pods.load().is_none();
+        if !first && self.new.is_empty() && old().all(|((pod, l), same)| stays(pod, *l, *same)) {
+            return;
+        }
+        let stay = old().filter(|((pod, listed), same)| stays(pod, **listed, **same));
+        let stay: Vec<PodInfo> = stay.map(|((pod, _), _)| pod.clone()).collect();
+        let mut infos = self.new;
+        infos.extend(stay);
+        infos.shrink_to_fit();
+        // Equal lists look equal.
+        infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        self.states.pods.store(Some(Arc::new(infos)));
+    }
+}
+
+fn name(pod: &PodInfo) -> String {
+    format!("Pod {}/{}", pod.namespace, pod.name)
+}
