@@ -3,6 +3,7 @@
 use crate::error::{HostError, Malformed, Result, is_gone};
 use std::fmt;
 use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,41 @@ impl Scratch {
 impl Default for Scratch {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Reads the file of a group at `path` once and gives its content to `each`; `None` when it or its
+/// group is gone.
+///
+/// The kernel hands out as many of a file's records as there is room for. Those of groups' files are
+/// short, so a read that leaves half of a page free was the last one: the end is not asked for, nor
+/// the size, of which the kernel does not know. That makes three system calls of five.
+///
+/// # Errors
+/// Any other failure.
+pub(crate) fn once<T>(path: &Path, each: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+    let mut first = [0; 4096];
+    let mut read = || {
+        let mut file = File::open(path)?;
+        let count = loop {
+            match file.read(&mut first) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        if count < first.len() / 2 {
+            return Ok((count, None));
+        }
+        let mut all = first.to_vec();
+        all.truncate(count);
+        file.read_to_end(&mut all)?;
+        Ok((count, Some(all)))
+    };
+    match read() {
+        Ok((_, Some(all))) => Ok(Some(each(&all))),
+        Ok((count, None)) => Ok(Some(each(first.get(..count).unwrap_or_default()))),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(HostError::io("read", path, error)),
     }
 }
 
@@ -163,6 +199,32 @@ mod tests {
         );
         std::fs::write(&path, "").unwrap();
         assert_eq!(reader.read(&mut scratch).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_is_read_whole_at_once_or_in_pieces() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("file");
+        for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000] {
+            let content: String = ('a'..='z').cycle().take(length).collect();
+            std::fs::write(&path, &content).unwrap();
+            let found = once(&path, |bytes| bytes.to_vec()).unwrap().unwrap();
+            assert_eq!(found, content.as_bytes(), "{length}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(once(&path, <[u8]>::len).unwrap(), None);
+        assert!(once(temp.path(), <[u8]>::len).is_err());
+    }
+
+    /// The kernel hands a long list out in pieces.
+    #[test]
+    fn a_long_list_of_the_kernel_is_read_whole() {
+        let root = crate::Root::system().unwrap();
+        let maps = std::path::Path::new("/proc/self/maps");
+        let whole = std::fs::read_to_string(maps).unwrap();
+        let found = root.read_short(maps, |text| Ok(text.lines().count()));
+        let found = found.unwrap().unwrap();
+        assert!(found.abs_diff(whole.lines().count()) < 20, "{found}");
     }
 
     #[test]

@@ -215,19 +215,36 @@ impl Cgroup {
         Ok(all.into_iter().collect())
     }
 
+    /// The processes directly in this group, in the tree of its CPU controller: for groups that have
+    /// the same processes in every tree, as a container's, at the price of one file. Empty when the
+    /// group is gone.
+    ///
+    /// # Errors
+    /// When the file cannot be read or understood.
+    pub fn processes(&self) -> Result<Vec<u32>> {
+        let path = self.file(Resource::Procs)?;
+        Ok(self
+            .root()
+            .read_short(&path, parse_ids)?
+            .unwrap_or_default())
+    }
+
     /// The threads directly in this group.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
     pub fn tasks(&self) -> Result<Vec<u32>> {
         let path = self.file(Resource::Tasks)?;
-        Ok(self.root().read_with(&path, parse_ids)?.unwrap_or_default())
+        Ok(self
+            .root()
+            .read_short(&path, parse_ids)?
+            .unwrap_or_default())
     }
 
     fn ids(&self, name: &str) -> Result<Vec<u32>> {
         let mut all = BTreeSet::new();
         for dir in self.dirs() {
-            if let Some(ids) = self.root().read_with(&dir.join(name), parse_ids)? {
+            if let Some(ids) = self.root().read_short(&dir.join(name), parse_ids)? {
                 all.extend(ids);
             }
         }

@@ -108,7 +108,7 @@ impl Cgroup {
     pub fn value(&self, resource: Resource) -> Result<Option<String>> {
         let version = self.root.version();
         self.root
-            .read_with(&self.file(resource)?, |text| resource.decode(version, text))
+            .read_short(&self.file(resource)?, |text| resource.decode(version, text))
     }
 
     /// Writes `value` (v1 units) unless the file already says it.
@@ -136,7 +136,7 @@ impl Cgroup {
         resource: Resource,
         parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
     ) -> Result<Option<T>> {
-        self.root.read_with(&self.file(resource)?, parse)
+        self.root.read_short(&self.file(resource)?, parse)
     }
 
     /// CPU weight in shares.

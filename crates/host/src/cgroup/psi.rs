@@ -114,7 +114,7 @@ impl Pressure {
 /// When the file is there but cannot be read or understood.
 pub fn system(root: &Root, kind: PressureKind) -> Result<Option<Pressure>> {
     let path = root.proc("pressure").join(kind.name());
-    match root.read_with(&path, Pressure::parse) {
+    match root.read_short(&path, Pressure::parse) {
         Err(error @ HostError::Io { .. }) if error.is_unsupported() => Ok(None),
         other => other,
     }

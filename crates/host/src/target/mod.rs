@@ -506,7 +506,7 @@ impl Root {
                 Err(error) => Err(error),
             };
         }
-        self.read_with(&path, |content| target.decode(self, content))
+        self.read_short(&path, |content| target.decode(self, content))
     }
 
     /// Whether `target` has `value` now; `None` when its group, process or file is gone.
@@ -529,8 +529,7 @@ impl Root {
             };
         }
         let path = target.path(self)?;
-        let content = self.read(&path)?;
-        Ok(content.map(|content| target.says(self, &content, value)))
+        self.read_short(&path, |content| Ok(target.says(self, content, value)))
     }
 
     /// Brings `target` to `value` unless it has it already.
