@@ -153,6 +153,9 @@ impl CpuBurst {
             }
             for (info, id) in running(pod) {
                 let base = cpu_limits::base(pod.info, info, &view.facts);
+                if base <= 0 {
+                    continue;
+                }
                 let group = info.cgroup.as_ref();
                 let known = self.known.get(&id).copied();
                 let present = match known {
@@ -160,7 +163,7 @@ impl CpuBurst {
                     Some((_, quota)) if quota != 0 => Some(quota),
                     _ => group.and_then(|g| view.kernel.number(g, Resource::CfsQuota)),
                 };
-                if let (true, Some(present)) = (base > 0, present) {
+                if let Some(present) = present {
                     // What the kubelet wrote, or what was in force before the node's ratio changed.
                     let native = cpu_limit::quota_of(info.native.cpu_limit);
                     let old = known.map_or(native, |(base, _)| base);

@@ -199,7 +199,7 @@ impl Kernel<'_> {
     /// The processes directly in a control group; none where there is no such group.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
-        self.0.cgroup(group).procs().unwrap_or_default()
+        self.0.cgroup(group).processes().unwrap_or_default()
     }
 
     /// The threads directly in a control group; none where there is no such group.
