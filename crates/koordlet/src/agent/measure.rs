@@ -316,16 +316,19 @@ impl Measure {
                 let key = (subject, Metric::MemoryUsageWithPageCache);
                 store.push(key, now.ms(), bytes);
             }
-            // In turns, so that every tick does the same work.
-            let wanted = Wanted {
-                memory: (ticks + pod.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
-                throttling: needs.throttling,
-            };
             for container in &mut pod.containers {
-                if !needs.containers && !needs.throttling {
+                // What has no limit is not throttled.
+                let throttling = needs.throttling && container.limited;
+                if !needs.containers && !throttling {
                     container.usage = GroupCollector::default();
                     continue;
                 }
+                let wanted = Wanted {
+                    // In turns, so that every tick does the same work.
+                    memory: needs.containers
+                        && (ticks + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
+                    throttling,
+                };
                 let usage = &mut container.usage;
                 usage.sample(root, &container.group, now.steady_ns, wanted, scratch);
                 push_usage(store, Subject::Container(container.id), usage, now.ms());

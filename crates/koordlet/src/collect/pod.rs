@@ -52,7 +52,7 @@ impl GroupCollector {
             self.retry -= 1;
             return;
         }
-        if self.cpu_file.is_none() && !self.open(root, group) {
+        if self.cpu_file.is_none() && !self.open(root, group, wanted) {
             // A pod's group appears moments after its object; an ended one's never again.
             self.tries = (self.tries + 1).min(4);
             self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
@@ -140,10 +140,12 @@ impl GroupCollector {
         (self.retry, self.tries) = (0, 0);
     }
 
-    fn open(&mut self, root: &Root, group: &CgroupPath) -> bool {
+    fn open(&mut self, root: &Root, group: &CgroupPath, wanted: Wanted) -> bool {
         let group = root.cgroup(group);
         self.cpu_file = group.cpu_usage_reader().ok().flatten();
-        self.memory_file = group.memory_stat_reader().ok().flatten();
+        if wanted.memory {
+            self.memory_file = group.memory_stat_reader().ok().flatten();
+        }
         self.cpu_file.is_some()
     }
 
@@ -167,6 +169,8 @@ pub struct TrackedContainer {
     pub id: u64,
     /// Its group.
     pub group: CgroupPath,
+    /// Whether it has a CPU limit of its own, which it can be throttled by.
+    pub limited: bool,
     /// Its open files.
     pub usage: GroupCollector,
 }
@@ -198,18 +202,23 @@ impl TrackedPod {
     pub fn follow(&mut self, info: &PodInfo, last_id: &mut u64, store: &mut Store) {
         self.usage.hurry();
         let mut old = std::mem::take(&mut self.containers);
-        for group in info
-            .resident_containers()
-            .filter_map(|container| container.cgroup.as_ref())
-        {
+        for container in info.resident_containers() {
+            let Some(group) = &container.cgroup else {
+                continue;
+            };
+            let limited = container.native.cpu_limit.is_some_and(|milli| milli > 0);
             let known = old.iter().position(|container| container.group == *group);
             self.containers.push(match known {
-                Some(at) => old.swap_remove(at),
+                Some(at) => TrackedContainer {
+                    limited,
+                    ..old.swap_remove(at)
+                },
                 None => {
                     *last_id += 1;
                     TrackedContainer {
                         id: *last_id,
                         group: group.clone(),
+                        limited,
                         usage: GroupCollector::default(),
                     }
                 }

@@ -69,7 +69,6 @@ impl Planner for CpuBurst {
                 )
             });
         Needs {
-            containers: raises,
             throttling: raises,
             ..Needs::default()
         }

@@ -43,9 +43,9 @@ pub struct Needs {
     pub pressure: bool,
     /// The same at the rate of the fast lane.
     pub fast_pressure: bool,
-    /// What containers use, beside their pods.
+    /// What containers use of CPU and memory, beside their pods.
     pub containers: bool,
-    /// How often containers were throttled.
+    /// How often containers with a CPU limit were throttled, and what they use of CPU.
     pub throttling: bool,
     /// What the BE class requests and can get.
     pub batch_limit: bool,

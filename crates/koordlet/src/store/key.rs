@@ -114,6 +114,8 @@ pub(super) enum Shape {
     Layered,
     /// Every second for 75 seconds: what only strategies look at.
     Short,
+    /// The newest sample alone: nobody asks for more, and there are many.
+    Newest,
 }
 
 /// The shape of the series `key`.
@@ -133,7 +135,7 @@ pub(super) fn shape((subject, metric): Key) -> Shape {
     );
     match subject {
         Subject::Node | Subject::System if usage => Shape::Long,
-        Subject::Container(_) => Shape::Short,
+        Subject::Container(_) => Shape::Newest,
         _ if usage => Shape::Layered,
         _ => Shape::Short,
     }

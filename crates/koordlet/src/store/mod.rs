@@ -4,7 +4,7 @@
 //! Those of pods, host applications and NUMA nodes keep every second of five minutes as `f32`
 //! (relative error at most 2⁻²⁴) and ten-second averages for 30 minutes: averages over any window
 //! stay true, percentiles over windows longer than five minutes are percentiles of the averages.
-//! What only strategies look at, and everything of containers, is kept for 75 seconds.
+//! What only strategies look at is kept for 75 seconds, of containers the newest sample alone.
 //!
 //! *How much.* Samples may come at any rate: what comes closer than 750 ms to the one before is
 //! averaged with it. So a series takes 29 KiB (long), at most 5 KiB (layered) or 1 KiB (short),

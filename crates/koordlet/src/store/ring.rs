@@ -135,7 +135,8 @@ impl<V: Value> Ring<V> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.values.capacity() * size_of::<V>() + self.stamps.capacity() * size_of::<u32>()
+        let cells = self.values.capacity() * size_of::<V>();
+        size_of::<Self>() + cells + self.stamps.capacity() * size_of::<u32>()
     }
 }
 
@@ -149,9 +150,14 @@ pub(super) struct Samples {
 
 #[derive(Debug, Clone)]
 enum Rings {
-    Wide(Ring<f64>),
-    Narrow(Ring<f32>),
-    Layered { fine: Ring<f32>, coarse: Ring<f32> },
+    Wide(Box<Ring<f64>>),
+    Narrow(Box<Ring<f32>>),
+    Layered {
+        fine: Box<Ring<f32>>,
+        coarse: Box<Ring<f32>>,
+    },
+    /// Nothing but the newest sample.
+    None,
 }
 
 /// Half a minute more than the longest window, so that a late question still finds all of it.
@@ -166,12 +172,13 @@ const COARSE_MERGE_MS: u32 = 9_500;
 impl Samples {
     pub(super) fn new(shape: Shape) -> Self {
         let rings = match shape {
-            Shape::Long => Rings::Wide(Ring::new(FINE_MERGE_MS, LONG_MS)),
-            Shape::Short => Rings::Narrow(Ring::new(FINE_MERGE_MS, SHORT_MS)),
+            Shape::Long => Rings::Wide(Box::new(Ring::new(FINE_MERGE_MS, LONG_MS))),
+            Shape::Short => Rings::Narrow(Box::new(Ring::new(FINE_MERGE_MS, SHORT_MS))),
             Shape::Layered => Rings::Layered {
-                fine: Ring::new(FINE_MERGE_MS, FINE_MS),
-                coarse: Ring::new(COARSE_MERGE_MS, LONG_MS),
+                fine: Box::new(Ring::new(FINE_MERGE_MS, FINE_MS)),
+                coarse: Box::new(Ring::new(COARSE_MERGE_MS, LONG_MS)),
             },
+            Shape::Newest => Rings::None,
         };
         Self {
             last: (0.0, 0),
@@ -192,11 +199,12 @@ impl Samples {
                 fine.push(now_ms, value);
                 coarse.push(now_ms, value);
             }
+            Rings::None => {}
         }
     }
 
     /// Calls `each` with the values and times of a window, newest first.
-    pub(super) fn window(&self, now_ms: u64, window_ms: u64, each: impl FnMut((f64, u64))) {
+    pub(super) fn window(&self, now_ms: u64, window_ms: u64, mut each: impl FnMut((f64, u64))) {
         match &self.rings {
             Rings::Wide(ring) => ring.window(now_ms, window_ms).for_each(each),
             Rings::Narrow(ring) => ring.window(now_ms, window_ms).for_each(each),
@@ -204,6 +212,12 @@ impl Samples {
                 fine.window(now_ms, window_ms).for_each(each);
             }
             Rings::Layered { coarse, .. } => coarse.window(now_ms, window_ms).for_each(each),
+            Rings::None => {
+                let (value, at) = self.last;
+                if (now_ms.saturating_sub(window_ms)..=now_ms).contains(&at) {
+                    each((value, at));
+                }
+            }
         }
     }
 
@@ -212,7 +226,7 @@ impl Samples {
         let (wide, coarse) = match &self.rings {
             Rings::Wide(ring) => (Some(ring.cells()), None),
             Rings::Layered { coarse, .. } => (None, Some(coarse.cells())),
-            Rings::Narrow(_) => (None, None),
+            Rings::Narrow(_) | Rings::None => (None, None),
         };
         let coarse = coarse.into_iter().flatten();
         wide.into_iter().flatten().chain(coarse)
@@ -223,6 +237,7 @@ impl Samples {
             Rings::Wide(ring) => ring.bytes(),
             Rings::Narrow(ring) => ring.bytes(),
             Rings::Layered { fine, coarse } => fine.bytes() + coarse.bytes(),
+            Rings::None => 0,
         };
         size_of::<Self>() + rings
     }

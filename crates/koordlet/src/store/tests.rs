@@ -67,7 +67,7 @@ fn long_windows_of_a_pod_are_averages() {
 #[test]
 fn a_gap_empties_what_is_too_old_and_time_may_be_long() {
     let mut store = Store::new();
-    let key = (Subject::Container(1), Metric::CpuThrottled);
+    let key = (Subject::Pod(1), Metric::CpuThrottled);
     store.push(key, 0, 1.0);
     // More than 32 bits of milliseconds later.
     let late = 60 * 86_400_000;
@@ -79,19 +79,20 @@ fn a_gap_empties_what_is_too_old_and_time_may_be_long() {
 
 #[test]
 fn memory_is_bounded_at_any_rate() {
-    for (subject, limit) in [
-        (Subject::Node, 30 * 1024),
-        (Subject::Pod(1), 5 * 1024 + 512),
-        (Subject::Container(1), 1280),
+    for (key, limit) in [
+        ((Subject::Node, CPU), 30 * 1024),
+        ((Subject::Pod(1), CPU), 5 * 1024 + 512),
+        ((Subject::Pod(1), Metric::PsiIoSome), 1280),
+        ((Subject::Container(1), CPU), 64),
     ] {
         for step in [50, 1000, 10_000] {
             let mut store = Store::new();
             for n in 0..4_000_000 / step {
-                store.push((subject, CPU), n * step, n as f64);
+                store.push(key, n * step, n as f64);
             }
             assert!(
                 store.bytes() <= limit,
-                "{subject:?} every {step} ms: {}",
+                "{key:?} every {step} ms: {}",
                 store.bytes()
             );
         }
@@ -118,7 +119,23 @@ fn a_large_node_stays_small() {
         }
     }
     assert_eq!(store.len(), 6 + 500 + 2250);
-    assert!(store.bytes() < 5 << 20, "{}", store.bytes());
+    assert!(store.bytes() < 3 << 20, "{}", store.bytes());
+}
+
+#[test]
+fn of_a_container_the_newest_sample_is_known() {
+    let mut store = Store::new();
+    let key = (Subject::Container(1), CPU);
+    store.push(key, 1000, 3.0);
+    store.push(key, 2000, 5.0);
+    assert_eq!(store.last(key, 2500, 1000), Some(5.0));
+    assert_eq!(store.average(key, 2500, 10_000), Some(5.0));
+    assert_eq!(store.average(key, 2500, 400), None, "too old");
+    assert_eq!(
+        store.average(key, 1500, 1000),
+        None,
+        "asked before its time"
+    );
 }
 
 #[test]

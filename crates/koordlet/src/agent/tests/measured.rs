@@ -229,3 +229,64 @@ fn host_applications_are_reported_and_are_no_part_of_the_system() {
     assert_eq!(system["memory"], "768Mi");
     assert_eq!(status.pods_metric.len(), 2);
 }
+
+/// A container without a limit cannot be throttled: CPU burst asks nothing of it.
+#[test]
+fn burst_looks_at_containers_with_limits_only() {
+    let mut rig = Rig::new();
+    let container =
+        |name: &str, resources: serde_json::Value| json!({"name": name, "resources": resources});
+    let status = |name: &str| {
+        json!({"name": name, "containerID": format!("koord://{name}"), "image": "", "imageID": "",
+            "ready": true, "restartCount": 0, "state": {"running": {}}})
+    };
+    let pod = json!({
+        "metadata": {"uid": "ls", "name": "ls", "namespace": "d",
+            "labels": {"koordinator.sh/qosClass": "LS"}},
+        "spec": {"containers": [container("c1", json!({"limits": {"cpu": "2"}})),
+            container("c2", json!({"requests": {"cpu": "1"}}))]},
+        "status": {"phase": "Running", "qosClass": "Burstable",
+            "containerStatuses": [status("c1"), status("c2")]}
+    });
+    rig.pods(vec![serde_json::from_value(pod).unwrap()]);
+    let groups = ["c1", "c2"].map(|name| {
+        let path = format!("kubepods/burstable/podls/{name}");
+        rig.tree.group(&path).unwrap()
+    });
+    rig.slo(json!({"cpuBurstStrategy": {"policy": "auto"}}));
+    for second in 1..=3_u64 {
+        for group in &groups {
+            let used = (second * 500_000_000).to_string();
+            rig.tree.feed(group, Resource::CpuacctUsage, &used).unwrap();
+            let stat = format!("nr_periods {}\nnr_throttled {second}\n", second * 10);
+            rig.tree.feed(group, Resource::CpuStat, &stat).unwrap();
+        }
+        rig.step(BUSY);
+    }
+    let ids: Vec<(u64, bool)> = (rig.agent.measure.pods.iter())
+        .flat_map(|(_, pod)| &pod.containers)
+        .map(|container| (container.id, container.limited))
+        .collect();
+    assert_eq!(
+        ids.iter().map(|(_, limited)| *limited).collect::<Vec<_>>(),
+        [true, false]
+    );
+    let now = rig.now().ms();
+    for (id, limited) in ids {
+        let last = |metric| {
+            let key = (Subject::Container(id), metric);
+            rig.agent.measure.store.last(key, now, 1000)
+        };
+        let found = [
+            last(Metric::CpuUsage),
+            last(Metric::CpuThrottled),
+            last(Metric::MemoryUsage),
+        ];
+        let want = if limited {
+            [Some(500.0), Some(0.1), None]
+        } else {
+            [None; 3]
+        };
+        assert_eq!(found, want, "{limited}");
+    }
+}
