@@ -564,8 +564,9 @@ impl Root {
         if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
             return self.put_cookie(pid, wanted, path);
         }
-        let current = std::fs::read(&path).map_err(|error| HostError::io("read", &path, error))?;
-        let current = String::from_utf8_lossy(&current);
+        let current = self.read_short(&path, |content| Ok(content.to_owned()))?;
+        let gone = || std::io::Error::from_raw_os_error(libc::ENOENT);
+        let current = current.ok_or_else(|| HostError::io("read", &path, gone()))?;
         if let Target::SchedFeature(feature) = target
             && feature.state(&current).is_none()
         {

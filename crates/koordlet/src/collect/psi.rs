@@ -29,8 +29,9 @@ impl PsiCollector {
         }
     }
 
-    fn group(&self, group: &CgroupPath, container: &Container, into: &mut Vec<Psi>) -> bool {
+    fn group(&self, group: &CgroupPath, container: Container, into: &mut Vec<Psi>) -> bool {
         let group = self.root.cgroup(group);
+        let container = Arc::new(container);
         let before = into.len();
         for kind in PressureKind::ALL {
             let Ok(Some(pressure)) = group.pressure(kind) else {
@@ -68,7 +69,7 @@ impl Job for PsiCollector {
         let mut rows = Vec::new();
         let (mut looked, mut found) = (0, 0);
         for pod in pods.iter().filter(|pod| pod.is_active()) {
-            let mut label = Container {
+            let label = Container {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
                 uid: pod.uid.clone(),
@@ -79,14 +80,17 @@ impl Job for PsiCollector {
                 continue;
             }
             looked += 1;
-            found += u32::from(self.group(&pod.cgroup, &label, &mut rows));
+            found += u32::from(self.group(&pod.cgroup, label.clone(), &mut rows));
             for container in &pod.containers {
                 let (Some(group), Some(id)) = (&container.cgroup, &container.id) else {
                     continue;
                 };
-                label.id = id.to_string();
-                label.name.clone_from(&container.name);
-                self.group(group, &label, &mut rows);
+                let container = Container {
+                    id: id.to_string(),
+                    name: container.name.clone(),
+                    ..label.clone()
+                };
+                self.group(group, container, &mut rows);
             }
         }
         self.metrics.psi(rows);

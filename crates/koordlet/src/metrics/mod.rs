@@ -102,8 +102,8 @@ pub struct Cpi {
 /// Pressure of a pod or of one of its containers, from one file.
 #[derive(Debug, Clone)]
 pub struct Psi {
-    /// The container; of a pod's own file, with empty `id` and `name`.
-    pub container: Container,
+    /// The container, which its files share; of a pod's own file, with empty `id` and `name`.
+    pub container: Arc<Container>,
     /// `cpu`, `mem` or `io`.
     pub resource: &'static str,
     /// Averages of 10, 60 and 300 s in percent, of `some`.

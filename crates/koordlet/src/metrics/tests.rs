@@ -141,7 +141,7 @@ fn record(metrics: &Metrics) {
         [container(), pod]
             .into_iter()
             .map(|container| Psi {
-                container,
+                container: container.into(),
                 resource: "cpu",
                 some: [1.0, 2.0, 3.0],
                 full: Some([0.1, 0.2, 0.3]),
