@@ -61,7 +61,7 @@ gates! {
     AuditEvents: Alpha, false, Works;
     AuditEventsHTTPHandler: Alpha, false, Works;
     BECPUSuppress: Beta, true, Works;
-    BECPUManager: Alpha, false, NOT_YET;
+    BECPUManager: Alpha, false, Works;
     BECPUEvict: Alpha, false, Works;
     CPUEvict: Alpha, false, Works;
     CPUAllocatableEvict: Alpha, false, Works;

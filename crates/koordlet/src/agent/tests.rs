@@ -1,3 +1,4 @@
+mod be_pools;
 mod blkio;
 mod cpu;
 mod drills;

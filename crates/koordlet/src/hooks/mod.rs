@@ -17,7 +17,7 @@ mod normalization;
 mod oom_score_adj;
 pub mod reconcile;
 mod resctrl;
-mod rules;
+pub(crate) mod rules;
 
 pub use rules::{Rules, Sources};
 

@@ -114,7 +114,8 @@ impl Rules {
     }
 }
 
-fn pools(topology: &TopologyInfo) -> Pools {
+/// What the rule of CPU sets knows of the machine.
+pub(crate) fn pools(topology: &TopologyInfo) -> Pools {
     let list = |pools: &[Pool]| {
         let pool = |pool: &Pool| CpuSharedPool {
             socket: pool.socket,

@@ -8,9 +8,12 @@
 //!   formula, dead band and growth limit. One deviation: a first quota is written even when it is
 //!   within the dead band of -1, as can happen on large nodes.
 //!
+//! With gate BECPUManager CPU sets follow the scheduler ([`pools`]) and the limit is always a quota.
+//!
 //! In both, the quota moves at most once per ten CFS periods: every write refills the bandwidth
 //! pool, and a faster loop would give batch work more than the quota says.
 
+mod pools;
 mod row;
 
 pub use row::STRATEGY;
@@ -70,6 +73,8 @@ pub struct Input<'a> {
     pub slo: &'a Slo,
     /// The mode in force.
     pub mode: SuppressMode,
+    /// Which file limits in upstream mode.
+    pub policy: Policy,
     /// The node's CPU, in milli-cores.
     pub capacity: i64,
     /// What is kept back for the system, in milli-cores.
@@ -201,7 +206,7 @@ impl CpuSuppress {
             self.recover_cpuset(input, class, &mut outcome);
             return outcome;
         }
-        match (input.mode, input.slo.policy) {
+        match (input.mode, input.policy) {
             (SuppressMode::Pressure, _) => {
                 outcome.rise = decision.rise;
                 outcome.cap = decision.cap;

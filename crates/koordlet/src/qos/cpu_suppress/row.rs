@@ -1,5 +1,6 @@
 //! CPUSuppress as a row of the table: from the tick's view to the input of the rule.
 
+use super::pools::{self, Manager};
 use super::{CLAIMS, Class, CpuSuppress, Input, NAME, Service};
 use crate::gates::Gate;
 use crate::metrics::Metrics;
@@ -18,7 +19,7 @@ const CPUSET_EVERY: u64 = 5;
 /// The row.
 pub const STRATEGY: Strategy = Strategy {
     name: NAME,
-    gates: &[Gate::BECPUSuppress],
+    gates: &[Gate::BECPUSuppress, Gate::BECPUManager],
     every: |settings| settings.cpu_suppress_interval_ms,
     claims: CLAIMS,
     make: |settings, metrics| {
@@ -26,6 +27,7 @@ pub const STRATEGY: Strategy = Strategy {
             rule: CpuSuppress::new(settings.pressure),
             metrics: metrics.clone(),
             cpuset: None,
+            pools: Manager::default(),
             said: None,
             bad_mode: None,
             blind: false,
@@ -39,6 +41,8 @@ struct Row {
     metrics: Metrics,
     /// The class's CPU set when it was last looked at.
     cpuset: Option<CpuSet>,
+    /// CPU sets by NUMA node, with gate BECPUManager.
+    pools: Manager,
     /// What was last said about the mode.
     said: Option<(SuppressMode, bool)>,
     bad_mode: Option<String>,
@@ -65,20 +69,35 @@ pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
 
 impl Planner for Row {
     fn needs(&self, facts: &Facts<'_>) -> Needs {
+        let on = facts.settings.gates.is_on(Gate::BECPUSuppress);
         Needs {
-            pressure: facts.slo.enabled && mode(facts).0 == SuppressMode::Pressure,
+            pressure: on && facts.slo.enabled && mode(facts).0 == SuppressMode::Pressure,
             ..Needs::default()
         }
     }
 
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let gates = &view.facts.settings.gates;
+        let by_pools = gates.is_on(Gate::BECPUManager);
+        if by_pools {
+            self.pools.plan(view, plan);
+            plan.verify(false);
+        }
+        if !gates.is_on(Gate::BECPUSuppress) {
+            plan.tell(State::Active, pools::DOES);
+            return;
+        }
         let mode = self.mode(&view.facts);
         let slo = view.facts.slo;
+        let policy = if by_pools {
+            Policy::CfsQuota
+        } else {
+            slo.policy
+        };
         let quota = view.kernel.number(view.batch, Resource::CfsQuota);
-        let by_cpuset =
-            slo.enabled && mode == SuppressMode::Upstream && slo.policy == Policy::Cpuset;
+        let by_cpuset = slo.enabled && mode == SuppressMode::Upstream && policy == Policy::Cpuset;
         let recovering = slo.known && !self.rule.leaves_cpusets();
-        let cpusets = quota.is_some() && (by_cpuset || recovering);
+        let cpusets = !by_pools && quota.is_some() && (by_cpuset || recovering);
         if quota.is_some() && (cpusets || view.tick % CPUSET_EVERY == 1) {
             self.cpuset = view.kernel.cpus(view.batch);
         }
@@ -103,6 +122,7 @@ impl Planner for Row {
             node: view.facts.node_name(),
             slo,
             mode,
+            policy,
             capacity,
             reserved: view.facts.node.map_or(0, |node| node.reserved_cpu),
             usage,
@@ -111,7 +131,7 @@ impl Planner for Row {
             class: quota.map(|quota| Class {
                 group: view.batch,
                 quota,
-                cpuset: self.cpuset.as_ref(),
+                cpuset: self.cpuset.as_ref().filter(|_| !by_pools),
             }),
             processors: &view.facts.machine.processors,
             excluded: &excluded(view),
@@ -123,7 +143,7 @@ impl Planner for Row {
             say_rise(view, rise);
         }
         plan.batch_quotas_lifted = self.rule.limits_by_quota()
-            || (slo.enabled && mode == SuppressMode::Upstream && slo.policy == Policy::CfsQuota);
+            || (slo.enabled && mode == SuppressMode::Upstream && policy == Policy::CfsQuota);
         let services = usage.map_or(0, |usage| usage.pods_not_be);
         self.metrics
             .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
@@ -131,18 +151,24 @@ impl Planner for Row {
             Policy::Cpuset => "CPU set",
             Policy::CfsQuota => "CFS quota",
         };
+        let also = if by_pools {
+            format!("; {}", pools::DOES)
+        } else {
+            String::new()
+        };
         match (slo.enabled, quota, outcome.cap) {
+            (false, ..) if by_pools => plan.tell(State::Active, pools::DOES),
             (false, ..) => plan.tell(State::Idle, "the NodeSLO does not enable it"),
             (_, None, _) => plan.tell(State::Idle, "there is no group of batch pods yet"),
             (_, _, Some(cap)) => {
                 plan.tell(
                     State::Active,
-                    format!("{by} at {cap} % of the node, {mode} mode"),
+                    format!("{by} at {cap} % of the node, {mode} mode{also}"),
                 );
             }
             (_, _, None) => {
                 let text = "lowest weight, no cap while services are at their level of pressure";
-                plan.tell(State::Active, text);
+                plan.tell(State::Active, format!("{text}{also}"));
             }
         }
         for write in outcome.writes {
@@ -189,7 +215,7 @@ fn say_rise(view: &View<'_>, rise: Rise<Service>) {
 
 /// CPUs that batch work keeps off: those of LSE pods, those kept back by a reservation or by the
 /// kubelet, and those of SYSTEM pods where these have them for themselves.
-fn excluded(view: &View<'_>) -> BTreeSet<u32> {
+pub(super) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     let mut cpus = cpus_of(view, QosClass::Lse);
     if let Some(node) = view.facts.node {
         cpus.extend(node.reservation.cpus.iter());

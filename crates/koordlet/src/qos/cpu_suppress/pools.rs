@@ -1,0 +1,114 @@
+//! BECPUManager: CPU sets of batch pods by NUMA node.
+//!
+//! With the gate open the CPU sets of the BE class are no means of suppression. The class, its pods
+//! and containers have every CPU that batch work may use; the containers of a pod that the scheduler
+//! gave CPUs or NUMA nodes have these, or the pools of these nodes. Suppression limits by quota.
+
+use super::row::excluded;
+use crate::gates::Gate;
+use crate::hooks;
+use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::{Level, Plan, View, Write};
+use crate::states::PodInfo;
+use koord_api::qos::QosClass;
+use koord_host::{CgroupPath, Controller, CpuSet, Resource};
+use koord_model::cpuset_rule::{Ask, Pools, container_cpus};
+use rustc_hash::FxHashMap;
+
+/// The audit reason.
+const REASON: &str = "BECPUManager";
+
+/// What it does, for the status page.
+pub(super) const DOES: &str = "CPU sets by pools of NUMA nodes";
+
+/// When it last wrote.
+#[derive(Debug, Default)]
+pub(super) struct Manager(Reconcile);
+
+impl Manager {
+    /// Plans the CPU sets of batch work. Nothing is written before the NodeResourceTopology was
+    /// seen, which has the pools.
+    pub(super) fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let every = view.facts.settings.reconcile_interval_ms;
+        let (Some(topology), Some(_)) = (view.facts.topology, view.pods) else {
+            return;
+        };
+        let Some(round) = self.0.due(view, every) else {
+            return;
+        };
+        let excluded = excluded(view);
+        let processors = view.facts.machine.processors.iter().map(|p| p.cpu);
+        let full: CpuSet = processors.filter(|cpu| !excluded.contains(cpu)).collect();
+        if full.is_empty() {
+            return;
+        }
+        plan.verify(round == Round::Periodic);
+        let pools = hooks::rules::pools(topology);
+        let mut pods: FxHashMap<&CgroupPath, &PodInfo> = FxHashMap::default();
+        for pod in view.pods().map(|pod| pod.info) {
+            pods.insert(&pod.cgroup, pod);
+        }
+        let below = |group: &CgroupPath| view.kernel.children(group, Controller::Cpuset);
+        let class = Write::class(view.batch, QosClass::Be, view.facts.node_name());
+        let mut push = |level, group: &CgroupPath, cpus: &CpuSet, because: &str| {
+            let mut write = Write::at(level, group, QosClass::Be).because(because);
+            write.subject = class.subject.clone();
+            if let Some(pod) = pods.get(group).or_else(|| pods.get(&group.parent()?)) {
+                write.subject = Write::pod(pod).subject;
+            }
+            write.reason = REASON;
+            plan.write(write.set(Resource::CpusetCpus, cpus));
+        };
+        let mut containers = |group: &CgroupPath, pod: Option<&&PodInfo>, rest: bool| {
+            let given = pod.and_then(|pod| given(view, pod, &pools));
+            if given.is_some() && pod.is_some_and(|pod| pod.qos != QosClass::Be) {
+                return; // RuntimeHooks writes these.
+            }
+            // What the scheduler gave may be somebody's own by now; some CPU there must be.
+            let kept = given.map(|given| given.intersection(&full));
+            let kept = kept.filter(|cpus| !cpus.is_empty());
+            for container in below(group) {
+                match &kept {
+                    Some(cpus) => {
+                        push(Level::Container, &container, cpus, "given by the scheduler")
+                    }
+                    None if rest => push(Level::Container, &container, &full, ""),
+                    None => {}
+                }
+            }
+        };
+        let in_class = below(view.batch);
+        for group in &in_class {
+            containers(group, pods.get(group), true);
+        }
+        // Batch pods with native resources, too, are in the group of another class.
+        for pod in view.pods().map(|pod| pod.info) {
+            if pod.qos == QosClass::Be && pod.is_active() && !in_class.contains(&pod.cgroup) {
+                containers(&pod.cgroup, Some(&pod), false);
+            }
+        }
+        push(Level::Qos, view.batch, &full, "");
+        for group in &in_class {
+            push(Level::Pod, group, &full, "");
+        }
+    }
+}
+
+/// What the scheduler gave the pod; `None` for a pod that shares all CPUs of batch work.
+fn given(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet> {
+    if !view.facts.settings.gates.is_on(Gate::CPUSetAllocator) {
+        return None;
+    }
+    let own = pod.cpus.as_ref().map(ToString::to_string);
+    let ask = Ask {
+        qos: pod.qos,
+        kube: pod.kube_qos,
+        own: own.as_deref(),
+        numa: &pod.notes().numa,
+        batch_by_pool: true,
+    };
+    let cpus = container_cpus(ask, Some(pools))?;
+    // The empty text is for pods that share all.
+    let cpus = cpus.parse::<CpuSet>().ok()?;
+    (!cpus.is_empty()).then_some(cpus)
+}
