@@ -62,11 +62,22 @@ enum Rule {
     Limits(Source, Option<f64>),
 }
 
+/// What was planned last for a pod: as long as nothing else is wanted, it is planned again in the next
+/// round only.
+#[derive(Debug)]
+struct Ours {
+    rule: Rule,
+    /// By container.
+    bursts: Vec<(u64, super::Burst)>,
+    /// What came of it.
+    given: Vec<Burst>,
+}
+
 /// The strategy's memory.
 #[derive(Debug)]
 struct CpuLimits {
-    /// Pods whose quotas are not as the kubelet wrote them, with the rule.
-    ours: FxHashMap<u64, Rule>,
+    /// Pods whose quotas are not as the kubelet wrote them.
+    ours: FxHashMap<u64, Ours>,
     /// Services whose leftovers of an earlier run were looked at.
     seen: FxHashSet<u64>,
     reconcile: Reconcile,
@@ -152,39 +163,49 @@ impl Planner for CpuLimits {
             self.ours.retain(|id, _| here.contains(id));
             self.seen.retain(|id| here.contains(id));
         }
-        let mut given = Vec::new();
+        let mut changed = due;
         for pod in view.pods().filter(|pod| pod.info.is_active()) {
             let rule = rule(pod.info, &view.facts, plan.batch_quotas_lifted);
-            let bursts =
-                super::cpu_burst::running(pod).any(|(_, id)| plan.bursts.contains_key(&id));
-            let was = self.ours.get(&pod.id).copied();
-            match (rule, bursts, was) {
-                (Rule::Leave, false, None) => {
-                    if may_burst(pod.info) && self.seen.insert(pod.id) && raised(view, pod) {
-                        limits(view, pod, Source::Native, None, plan, &mut given);
-                    }
-                }
-                (Rule::Leave, false, Some(_)) => {
+            let burst = |(_, id)| plan.bursts.get(&id).map(|burst| (id, *burst));
+            let bursts = || super::cpu_burst::running(pod).filter_map(burst);
+            let was = self.ours.get(&pod.id);
+            if rule == Rule::Leave && bursts().next().is_none() {
+                if was.is_some() {
                     // Once, and then it is the kubelet's again.
                     self.ours.remove(&pod.id);
-                    limits(view, pod, Source::Native, None, plan, &mut given);
+                    changed = true;
+                } else if !may_burst(pod.info) || !self.seen.insert(pod.id) || !raised(view, pod) {
+                    continue;
                 }
-                (rule, bursts, was) => {
-                    self.ours.insert(pod.id, rule);
-                    if !due && !bursts && was == Some(rule) {
-                        continue;
-                    }
-                    match rule {
-                        Rule::Lifted => lift(pod.info, plan),
-                        Rule::Leave => limits(view, pod, Source::Native, None, plan, &mut given),
-                        Rule::Limits(source, ratio) => {
-                            limits(view, pod, source, ratio, plan, &mut given)
-                        }
-                    }
-                }
+                limits(view, pod, Source::Native, None, plan);
+                continue;
             }
+            let same =
+                was.is_some_and(|was| was.rule == rule && was.bursts.iter().copied().eq(bursts()));
+            if same && !due {
+                continue;
+            }
+            changed = true;
+            let bursts = bursts().collect();
+            let given = match rule {
+                Rule::Lifted => {
+                    lift(pod.info, plan);
+                    Vec::new()
+                }
+                Rule::Leave => limits(view, pod, Source::Native, None, plan),
+                Rule::Limits(source, ratio) => limits(view, pod, source, ratio, plan),
+            };
+            let ours = Ours {
+                rule,
+                bursts,
+                given,
+            };
+            self.ours.insert(pod.id, ours);
         }
-        self.metrics.bursts(given);
+        if changed {
+            let given = self.ours.values().flat_map(|ours| ours.given.iter());
+            self.metrics.bursts(given.cloned().collect());
+        }
     }
 }
 
@@ -212,16 +233,16 @@ fn lift(pod: &PodInfo, plan: &mut Plan) {
     }
 }
 
-/// Quotas and buffers by the limits, with what the burst strategy left in the plan. What it makes of
-/// a container is added to `given`.
+/// Quotas and buffers by the limits, with what the burst strategy left in the plan. Returns what it
+/// makes of containers.
 fn limits(
     view: &View<'_>,
     pod: &PodView<'_>,
     source: Source,
     ratio: Option<f64>,
     plan: &mut Plan,
-    given: &mut Vec<Burst>,
-) {
+) -> Vec<Burst> {
+    let mut given = Vec::new();
     let limit_of = |container: &ContainerInfo| match source {
         Source::Native => container.native.cpu_limit,
         Source::Batch => container.batch.and_then(|batch| batch.cpu_limit),
@@ -287,6 +308,7 @@ fn limits(
         }
         push(view, plan, write, limits, source);
     }
+    given
 }
 
 fn push(view: &View<'_>, plan: &mut Plan, at: Write, limits: Limits, source: Source) {
