@@ -60,6 +60,8 @@ pub struct Intent {
     pub verbosity: u8,
     /// Whether a value written less than [`Executor::FORCE_AFTER_MS`] ago need not be looked at.
     pub cacheable: bool,
+    /// Of a reconcile of hooks' values: its level, as the metric of these names it.
+    pub reconciles: Option<&'static str>,
 }
 
 /// What became of a batch.
@@ -184,6 +186,7 @@ impl Executor {
                 because: "the value before this agent".to_owned(),
                 verbosity: 1,
                 cacheable: false,
+                reconciles: None,
             })
             .collect();
         self.sort(&mut intents);
@@ -321,6 +324,11 @@ impl Executor {
 
     fn measure(&self, intent: &Intent, done: &koord_host::Result<Written>, began: Instant) {
         let Some(metrics) = &self.metrics else { return };
+        let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
+        let kind = intent.target.kind();
+        if let Some(level) = intent.reconciles {
+            metrics.reconciled(level, kind.name(), done.is_ok(), milliseconds);
+        }
         let ok = match done {
             Ok(written) if written.changed => true,
             Ok(_) => return,
@@ -330,13 +338,13 @@ impl Executor {
         if !ok {
             metrics.failed(Part::Strategy, intent.reason);
         }
-        let kind = match intent.target.kind() {
+        let kind = match kind {
             TargetKind::Cgroup(_) => "cgroup",
             TargetKind::Sysctl(_) | TargetKind::SchedFeature => "system",
             TargetKind::Resctrl(_) => "resctrl",
             TargetKind::Process(_) => "process",
         };
-        metrics.wrote(kind, ok, began.elapsed().as_secs_f64() * 1000.0);
+        metrics.wrote(kind, ok, milliseconds);
     }
 
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {

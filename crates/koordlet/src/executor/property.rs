@@ -304,6 +304,7 @@ fn run(
                         because: String::new(),
                         verbosity: 3,
                         cacheable: raw[0][0] & 1 == 0,
+                        reconciles: None,
                     });
                 }
             }

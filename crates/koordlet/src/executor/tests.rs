@@ -49,6 +49,7 @@ fn intent(group: &CgroupPath, resource: Resource, value: &str) -> Intent {
         because: "why".to_owned(),
         verbosity: 3,
         cacheable: true,
+        reconciles: None,
     }
 }
 

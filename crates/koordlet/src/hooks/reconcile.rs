@@ -201,7 +201,7 @@ impl RuntimeHooks {
         plan: &mut Plan,
     ) -> Vec<Said<String>> {
         let wanted = desired(pod, None, rules);
-        push(&Write::pod(pod), &wanted, false, plan);
+        push(&Write::pod(pod).reconciles("pod"), &wanted, false, plan);
         let mut problems = wanted.problems;
         // The group of a container in a virtual machine is not of this kernel.
         if pod.runtime_class.as_deref() == Some("kata") {
@@ -213,6 +213,7 @@ impl RuntimeHooks {
             let Some(at) = Write::container(pod, container) else {
                 continue;
             };
+            let at = at.reconciles("container");
             let wanted = desired(pod, Some(container), rules);
             push(&at, &wanted, cpus, plan);
             self.oom_score(view, pod, container, &at, &wanted, plan);
@@ -227,7 +228,7 @@ impl RuntimeHooks {
             .is_some_and(|said| !said.value.is_empty());
         let writes = wanted.bvt.is_some() || (cpus && list) || self.cookies.looks();
         if writes && let Some(group) = sandbox(view, pod) {
-            let mut at = Write::pod(pod);
+            let mut at = Write::pod(pod).reconciles("sandbox");
             at.level = Level::Container;
             at.target = Target::cgroup(&group, Resource::CpusetCpus);
             push(&at, &wanted, cpus, plan);
@@ -332,7 +333,7 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
     }
     let label = koord_api::qos::of_kube(class);
     push(
-        &Write::class(&group, label, view.facts.node_name()),
+        &Write::class(&group, label, view.facts.node_name()).reconciles("kubeqos"),
         &wanted,
         false,
         plan,

@@ -525,7 +525,8 @@ impl Metrics {
         self.observe(&self.0.hooks, &[hook, stage, status(ok)], milliseconds);
     }
 
-    /// Records a reconcile of hooks' values; `level` is `kubeqos`, `pod`, `sandbox` or `container`.
+    /// Records that a value hooks want was compared with the kernel's, and written where it differed;
+    /// `level` is `kubeqos`, `pod`, `sandbox` or `container`.
     pub fn reconciled(&self, level: &str, resource_type: &str, ok: bool, milliseconds: f64) {
         let labels = [level, resource_type, status(ok)];
         self.observe(&self.0.reconciles, &labels, milliseconds);

@@ -32,6 +32,8 @@ pub struct Write {
     pub verbosity: u8,
     /// Whether a value that was written lately need not be looked at.
     pub cacheable: bool,
+    /// Of a reconcile of hooks' values: its level, as the metric of these names it.
+    pub reconciles: Option<&'static str>,
 }
 
 impl Write {
@@ -60,6 +62,7 @@ impl Write {
             because: String::new(),
             verbosity: 3,
             cacheable: true,
+            reconciles: None,
         }
     }
 
@@ -90,6 +93,14 @@ impl Write {
         self.subject = Subject::Node {
             name: node.to_owned(),
         };
+        self
+    }
+
+    /// Counts as a reconcile of hooks' values at `level`: `kubeqos`, `pod`, `sandbox` or
+    /// `container`.
+    #[must_use]
+    pub fn reconciles(mut self, level: &'static str) -> Self {
+        self.reconciles = Some(level);
         self
     }
 
@@ -129,6 +140,7 @@ impl From<Write> for Intent {
             because: write.because,
             verbosity: write.verbosity,
             cacheable: write.cacheable,
+            reconciles: write.reconciles,
         }
     }
 }

@@ -78,6 +78,34 @@ fn pinned(cpus: &str) -> serde_json::Value {
 }
 
 #[test]
+fn reconciles_are_counted_by_level_and_file() {
+    let mut rig = Rig::new();
+    rig.step(BUSY);
+    let counted = |rig: &Rig| -> u64 {
+        let families = rig.registry.gather();
+        let name = "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds";
+        let family = families.iter().find(|family| family.name() == name);
+        let rows = family.map_or(&[][..], |family| family.get_metric()).iter();
+        let of = |row: &&prometheus::proto::Metric| {
+            let labels = row.get_label().iter().map(|label| label.value());
+            let mut labels: Vec<_> = labels.collect();
+            labels.sort_unstable();
+            labels == ["cpu.shares", "n", "pod", "succeeded"]
+        };
+        rows.filter(of)
+            .map(|row| row.get_histogram().get_sample_count())
+            .sum()
+    };
+    let first = counted(&rig);
+    assert_eq!(first, 1, "that of the batch pod");
+    // Looked at again at the reconcile interval, changed or not.
+    for _ in 0..10 {
+        rig.step(BUSY);
+    }
+    assert_eq!(counted(&rig), 2);
+}
+
+#[test]
 fn containers_and_sandboxes_run_on_their_cpus() {
     let mut rig = Rig::new();
     for group in [
