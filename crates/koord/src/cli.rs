@@ -75,8 +75,16 @@ enum Demo {
 enum Workload {
     /// The latency-sensitive service.
     Serve(workload::serve::Args),
-    /// The batch job.
+    /// A batch job that computes.
     Hog(workload::hog::Args),
+    /// A batch job that starts processes.
+    Spawn(workload::neighbour::SpawnArgs),
+    /// A batch job that writes and syncs files.
+    Sync(workload::neighbour::SyncArgs),
+    /// A batch job that fills memory.
+    Grow(workload::neighbour::GrowArgs),
+    /// A batch job that streams through memory.
+    Stream(workload::neighbour::StreamArgs),
     /// A container of a benchmark.
     Doze(workload::doze::Args),
     /// The load generator; prints its outcome as JSON.
@@ -102,6 +110,10 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
         Command::Workload(Workload::Serve(args)) => workload::serve::run(&args)?,
         Command::Workload(Workload::Hog(args)) => workload::hog::run(&args)?,
+        Command::Workload(Workload::Spawn(args)) => workload::neighbour::spawn(&args)?,
+        Command::Workload(Workload::Sync(args)) => workload::neighbour::sync(&args)?,
+        Command::Workload(Workload::Grow(args)) => workload::neighbour::grow(&args)?,
+        Command::Workload(Workload::Stream(args)) => workload::neighbour::stream(&args)?,
         Command::Workload(Workload::Doze(args)) => workload::doze::run(&args),
         Command::Workload(Workload::Load(args)) => {
             let outcome = workload::load::run(&args)?;

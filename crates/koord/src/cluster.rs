@@ -226,8 +226,6 @@ impl Cluster {
             audit: self.audit.clone(),
             report_interval: options.report_interval,
             address: agent_address,
-            // A full machine must not starve the agent that keeps it usable.
-            realtime_priority: 1,
             ..Default::default()
         };
         spawn(

@@ -9,6 +9,7 @@ use plotters::prelude::*;
 pub fn colour(phase: Phase) -> RGBColor {
     match phase {
         Phase::Alone => RGBColor(0x6b, 0x72, 0x80),
+        Phase::BestEffort => RGBColor(0x7c, 0x3a, 0xed),
         Phase::Unmanaged => RGBColor(0xd9, 0x48, 0x3b),
         Phase::Suppressed => RGBColor(0xd9, 0x8e, 0x04),
         Phase::Managed => RGBColor(0x0f, 0x8b, 0x6d),

@@ -1,4 +1,4 @@
-//! `koord demo colocation`: a latency-sensitive service and batch work share the CPUs, four ways.
+//! `koord demo colocation`: a latency-sensitive service and batch work share the CPUs, five ways.
 //!
 //! Nothing is short-cut: the batch pods of the last two phases ask for `kubernetes.io/batch-cpu`
 //! and run because koordlet measured, the manager published and the scheduler chose.
@@ -9,6 +9,7 @@ pub mod report;
 pub mod result;
 pub mod sampler;
 mod scene;
+pub mod words;
 
 use crate::console;
 use crate::workload;
@@ -105,9 +106,9 @@ fn write(path: &std::path::Path, text: &str) -> Result<()> {
 }
 
 async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
-    scene.reference().await?;
     let mut runs: Vec<(Phase, Run)> = Vec::new();
     for repeat in 1..=usize::from(args.repeat) {
+        scene.reference(repeat).await?;
         for phase in order(repeat) {
             for attempt in 0..=RETRIES {
                 let run = scene.measure(phase, repeat).await?;
@@ -132,11 +133,13 @@ async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
     let mut setup = scene.setup();
     setup.repeat = usize::from(args.repeat);
     let ratios = Ratios::of(&phases, &setup);
-    let caveats = result::caveats(setup.cpus);
+    let caveats = result::caveats(&setup);
+    let words = words::of(&phases);
     Ok(Report {
         setup,
         phases,
         ratios,
+        words,
         caveats,
     })
 }
@@ -145,7 +148,8 @@ async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
 /// not always hit the same phase.
 fn order(repeat: usize) -> Vec<Phase> {
     let mut rest = PHASES[1..].to_vec();
-    rest.rotate_left((repeat - 1) % 3);
+    let turn = (repeat - 1) % rest.len();
+    rest.rotate_left(turn);
     let mut order = vec![Phase::Alone];
     order.append(&mut rest);
     order
@@ -159,6 +163,7 @@ fn summary(report: &Report) {
         }
     };
     console::say("");
+    show("p99 besteffort / alone", ratios.p99_besteffort_over_alone);
     show("p99 unmanaged / alone", ratios.p99_unmanaged_over_alone);
     show("p99 suppressed / alone", ratios.p99_suppressed_over_alone);
     show("p99 managed / alone", ratios.p99_managed_over_alone);
@@ -167,10 +172,18 @@ fn summary(report: &Report) {
         ratios.be_managed_over_suppressed,
     );
     show(
+        "batch work managed / besteffort",
+        ratios.be_managed_over_besteffort,
+    );
+    show(
         "batch work managed / unmanaged",
         ratios.be_managed_over_unmanaged,
     );
     show("effective machine utilisation, managed", ratios.emu);
+    console::say("");
+    for sentence in &report.words {
+        console::say(format_args!("  {sentence}"));
+    }
     for result in &report.phases {
         let rejected = result.repeats.len() - result.counted;
         if rejected > 0 {

@@ -55,7 +55,8 @@ pub fn service(executable: &Path, steps: u64, ready_file: &Path, cpus: usize) ->
     )
 }
 
-/// Batch pod `number` for `phase`: burstable in `unmanaged`, BE with batch resources otherwise.
+/// Batch pod `number` for `phase`: best-effort in `besteffort`, burstable with as much as the service
+/// requests in `unmanaged`, BE with batch resources otherwise.
 #[must_use]
 pub fn batch(
     phase: Phase,
@@ -67,19 +68,20 @@ pub fn batch(
     let name = format!("batch-{}-{generation}-{number}", phase.name());
     let counter = counters.join(&name);
     let managed = matches!(phase, Phase::Suppressed | Phase::Managed);
-    let (qos, requests) = if managed {
-        (
-            "BE",
-            json!({"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "64Mi"}),
-        )
-    } else {
-        ("", json!({"cpu": "450m", "memory": "64Mi"}))
+    let requests = match phase {
+        Phase::Suppressed | Phase::Managed => {
+            json!({"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "64Mi"})
+        }
+        Phase::BestEffort => json!({}),
+        Phase::Alone | Phase::Unmanaged => json!({"cpu": "450m", "memory": "64Mi"}),
     };
     let mut labels = json!({"app": "batch"});
     let mut extra = Vec::new();
     if managed {
-        labels[koord_api::labels::POD_QOS] = json!(qos);
+        labels[koord_api::labels::POD_QOS] = json!("BE");
         extra.push(("priorityClassName", json!("koord-batch")));
+    } else {
+        extra.push(("schedulerName", json!("default-scheduler")));
     }
     pod(
         &name,
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batch_is_burstable_unmanaged_and_best_effort_managed() {
+    fn batch_is_plain_burstable_or_asks_for_batch_resources() {
         let requests = |phase| {
             let pod = batch(phase, 0, 1, Path::new("/bin/koord"), Path::new("/tmp"));
             let spec = pod.spec.expect("a pod with a spec");
@@ -108,10 +110,8 @@ mod tests {
                 .resources
                 .as_ref()
                 .and_then(|resources| resources.requests.as_ref())
-                .expect("requests")
-                .keys()
-                .cloned()
-                .collect();
+                .map(|requests| requests.keys().cloned().collect())
+                .unwrap_or_default();
             (
                 keys,
                 pod.metadata
@@ -121,6 +121,7 @@ mod tests {
                     .cloned(),
             )
         };
+        assert_eq!(requests(Phase::BestEffort), (vec![], None));
         assert_eq!(
             requests(Phase::Unmanaged),
             (vec!["cpu".into(), "memory".into()], None)

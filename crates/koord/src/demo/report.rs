@@ -19,7 +19,7 @@ fn us(value: f64) -> String {
 }
 
 /// The rows of the result table: phase, p50, p90, p99, p99.9, CPU, batch work, p99 over alone, and
-/// batch work over unmanaged.
+/// batch work over plain best effort.
 fn rows(report: &Report) -> Vec<[String; 9]> {
     let find = |phase: Phase| report.phases.iter().find(|result| result.name == phase);
     let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
@@ -28,7 +28,7 @@ fn rows(report: &Report) -> Vec<[String; 9]> {
         .iter()
         .map(|result| {
             let alone = find(Phase::Alone).map(|alone| alone.ls.p99_us);
-            let unmanaged = find(Phase::Unmanaged).map(|unmanaged| unmanaged.be.ops_per_s);
+            let plain = find(Phase::BestEffort).map(|plain| plain.be.ops_per_s);
             let batch = result.name != Phase::Alone;
             [
                 result.name.name().to_owned(),
@@ -44,7 +44,7 @@ fn rows(report: &Report) -> Vec<[String; 9]> {
                 },
                 ratio(over(result.ls.p99_us, alone)),
                 if batch {
-                    ratio(over(result.be.ops_per_s, unmanaged))
+                    ratio(over(result.be.ops_per_s, plain))
                 } else {
                     "–".to_owned()
                 },
@@ -62,7 +62,7 @@ const HEADER: [&str; 9] = [
     "CPU",
     "batch ops/s",
     "p99 / alone",
-    "batch / unmanaged",
+    "batch / besteffort",
 ];
 
 /// The table for the terminal.
@@ -158,6 +158,10 @@ pub fn html(report: &Report) -> Result<String> {
     page.push_str("<div class=\"cards\">");
     for (value, label) in [
         (
+            ratio(ratios.p99_besteffort_over_alone),
+            "p99 besteffort / alone",
+        ),
+        (
             ratio(ratios.p99_unmanaged_over_alone),
             "p99 unmanaged / alone",
         ),
@@ -171,8 +175,8 @@ pub fn html(report: &Report) -> Result<String> {
             "batch work managed / suppressed",
         ),
         (
-            ratio(ratios.be_managed_over_unmanaged),
-            "batch work managed / unmanaged",
+            ratio(ratios.be_managed_over_besteffort),
+            "batch work managed / besteffort",
         ),
         (ratio(ratios.emu), "effective machine utilisation, managed"),
     ] {
@@ -199,7 +203,11 @@ pub fn html(report: &Report) -> Result<String> {
         }
         page.push_str("</tr>");
     }
-    page.push_str("</table></div><h2>Latency by percentile</h2><div class=\"panel\">");
+    page.push_str("</table></div><h2>What koord adds here</h2>");
+    for sentence in &report.words {
+        write!(page, "<p>{}</p>", escape(sentence))?;
+    }
+    page.push_str("<h2>Latency by percentile</h2><div class=\"panel\">");
     page.push_str(&charts::latency(&report.phases)?);
     page.push_str("</div><h2>CPU over time</h2>");
     page.push_str(

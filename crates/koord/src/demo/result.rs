@@ -4,9 +4,10 @@
 use crate::workload::load::Outcome;
 use serde::{Deserialize, Serialize};
 
-/// The four phases, in the order they are reported.
-pub const PHASES: [Phase; 4] = [
+/// The phases, in the order they are reported.
+pub const PHASES: [Phase; 5] = [
     Phase::Alone,
+    Phase::BestEffort,
     Phase::Unmanaged,
     Phase::Suppressed,
     Phase::Managed,
@@ -18,7 +19,9 @@ pub const PHASES: [Phase; 4] = [
 pub enum Phase {
     /// The service has the machine for itself.
     Alone,
-    /// Batch runs as ordinary burstable pods, without any QoS.
+    /// Plain Kubernetes: batch runs as best-effort pods, and nobody looks after the node.
+    BestEffort,
+    /// Batch runs as ordinary burstable pods that request as much as the service, without any QoS.
     Unmanaged,
     /// Batch runs as BE under upstream's suppression formula and constants.
     Suppressed,
@@ -32,6 +35,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Phase::Alone => "alone",
+            Phase::BestEffort => "besteffort",
             Phase::Unmanaged => "unmanaged",
             Phase::Suppressed => "suppressed",
             Phase::Managed => "managed",
@@ -43,8 +47,9 @@ impl Phase {
     pub fn summary(self) -> &'static str {
         match self {
             Phase::Alone => "the service has the machine for itself",
-            Phase::Unmanaged => "batch as ordinary burstable pods, no QoS",
-            Phase::Suppressed => "batch as BE, upstream's fixed 65\u{a0}% cap",
+            Phase::BestEffort => "plain Kubernetes: batch as best-effort pods, koordlet at rest",
+            Phase::Unmanaged => "batch as burstable pods with the service's requests, no QoS",
+            Phase::Suppressed => "batch as BE, Koordinator's fixed 65\u{a0}% cap",
             Phase::Managed => "batch as BE, koord's default",
         }
     }
@@ -116,6 +121,8 @@ pub struct Latency {
     pub p99_us: f64,
     /// 99.9th percentile.
     pub p999_us: f64,
+    /// Least and greatest 99th percentile of a counted run.
+    pub p99_range_us: (f64, f64),
     /// Requests due.
     pub requests: u64,
     /// Requests never answered.
@@ -127,12 +134,14 @@ pub struct Latency {
 pub struct BatchWork {
     /// Median operations per second.
     pub ops_per_s: f64,
+    /// Least and greatest of a counted run.
+    pub range: (f64, f64),
 }
 
 /// One phase: medians, and every run behind them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PhaseResult {
-    /// `alone`, `unmanaged`, `suppressed` or `managed`.
+    /// `alone`, `besteffort`, `unmanaged`, `suppressed` or `managed`.
     pub name: Phase,
     /// Latency of the service.
     pub ls: Latency,
@@ -150,12 +159,16 @@ pub struct PhaseResult {
 /// has no counted run or the divisor is zero.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Ratios {
+    /// p99 besteffort / p99 alone.
+    pub p99_besteffort_over_alone: Option<f64>,
     /// p99 unmanaged / p99 alone.
     pub p99_unmanaged_over_alone: Option<f64>,
     /// p99 suppressed / p99 alone.
     pub p99_suppressed_over_alone: Option<f64>,
     /// p99 managed / p99 alone.
     pub p99_managed_over_alone: Option<f64>,
+    /// Batch work managed / besteffort.
+    pub be_managed_over_besteffort: Option<f64>,
     /// Batch work managed / unmanaged.
     pub be_managed_over_unmanaged: Option<f64>,
     /// Batch work managed / suppressed.
@@ -184,8 +197,14 @@ pub struct Setup {
     pub phase_seconds: f64,
     /// Repeats of every phase.
     pub repeat: usize,
-    /// Batch operations per second of the otherwise idle machine.
+    /// Batch operations per second of the otherwise idle machine, the median of `be_alone_runs`.
     pub be_alone_ops_per_s: f64,
+    /// Every measurement of it, one per repeat.
+    pub be_alone_runs: Vec<f64>,
+    /// Percent of the machine that load generator and control plane used while the service was
+    /// alone. On a cluster they run elsewhere, so the cap of `suppressed` is this much higher than
+    /// 65: it must not pay for them out of batch work.
+    pub elsewhere_percent: f64,
     /// Seconds from the start of the demo until batch resources were published on the node.
     pub batch_resources_after_s: f64,
 }
@@ -195,10 +214,12 @@ pub struct Setup {
 pub struct Report {
     /// Where and how.
     pub setup: Setup,
-    /// The four phases.
+    /// The phases.
     pub phases: Vec<PhaseResult>,
     /// The headline quotients.
     pub ratios: Ratios,
+    /// What koord adds here and what it does not.
+    pub words: Vec<String>,
     /// What these figures do not show.
     pub caveats: Vec<String>,
 }
@@ -215,7 +236,62 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
+/// Least and greatest; zeros for no values.
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| {
+        (low.min(value), high.max(value))
+    });
+    if low.is_finite() {
+        (low, high)
+    } else {
+        (0.0, 0.0)
+    }
+}
+
+/// How two sets of runs compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every run of the first is below every run of the second.
+    Lower,
+    /// Every run of the first is above every run of the second.
+    Higher,
+    /// Their ranges overlap.
+    Indistinguishable,
+    /// Too few runs to have a range.
+    Single,
+}
+
+impl Verdict {
+    /// Compares two ranges, of phases with `runs` runs each at least.
+    #[must_use]
+    pub fn of(a: (f64, f64), b: (f64, f64), runs: usize) -> Self {
+        if runs < 2 {
+            Verdict::Single
+        } else if a.1 < b.0 {
+            Verdict::Lower
+        } else if a.0 > b.1 {
+            Verdict::Higher
+        } else {
+            Verdict::Indistinguishable
+        }
+    }
+}
+
 impl PhaseResult {
+    /// How this phase's p99 compares with the other's.
+    #[must_use]
+    pub fn p99_against(&self, other: &Self) -> Verdict {
+        let runs = self.counted.min(other.counted);
+        Verdict::of(self.ls.p99_range_us, other.ls.p99_range_us, runs)
+    }
+
+    /// How this phase's batch work compares with the other's.
+    #[must_use]
+    pub fn work_against(&self, other: &Self) -> Verdict {
+        let runs = self.counted.min(other.counted);
+        Verdict::of(self.be.range, other.be.range, runs)
+    }
+
     /// Medians over the counted runs of `phase`. When noise rejected every run, all of them count:
     /// the figures are then weak, and each run still says why.
     #[must_use]
@@ -231,12 +307,14 @@ impl PhaseResult {
             p90_us: of(|run| run.ls.p90_us),
             p99_us: of(|run| run.ls.p99_us),
             p999_us: of(|run| run.ls.p999_us),
+            p99_range_us: range(counted.iter().map(|run| run.ls.p99_us)),
             requests: counted.iter().map(|run| run.ls.requests).sum(),
             errors: counted.iter().map(|run| run.ls.errors).sum(),
         };
         let cpu_utilization = of(|run| run.cpu_utilization);
         let be = BatchWork {
             ops_per_s: of(|run| run.be_ops_per_s),
+            range: range(counted.iter().map(|run| run.be_ops_per_s)),
         };
         Self {
             name: phase,
@@ -266,9 +344,11 @@ impl Ratios {
         let emu = over(work(Phase::Managed), Some(setup.be_alone_ops_per_s))
             .map(|batch| batch + setup.rate / peak_rate);
         Self {
+            p99_besteffort_over_alone: over(p99(Phase::BestEffort), alone),
             p99_unmanaged_over_alone: over(p99(Phase::Unmanaged), alone),
             p99_suppressed_over_alone: over(p99(Phase::Suppressed), alone),
             p99_managed_over_alone: over(p99(Phase::Managed), alone),
+            be_managed_over_besteffort: over(work(Phase::Managed), work(Phase::BestEffort)),
             be_managed_over_unmanaged: over(work(Phase::Managed), work(Phase::Unmanaged)),
             be_managed_over_suppressed: over(work(Phase::Managed), work(Phase::Suppressed)),
             emu,
@@ -276,11 +356,28 @@ impl Ratios {
     }
 }
 
-/// What a demo of this kind cannot show.
+/// Under which conditions this was measured, and what a demo of this kind cannot show.
 #[must_use]
-pub fn caveats(cpus: usize) -> Vec<String> {
+pub fn caveats(setup: &Setup) -> Vec<String> {
     vec![
-        format!("{cpus} CPUs of one machine; service, load generator and batch share it."),
+        format!(
+            "{} CPUs of one machine; service, load generator, control plane and batch share it.",
+            setup.cpus
+        ),
+        "The service's threads are pinned, one per CPU. A service whose threads float moves away from \
+         busy CPUs, and waits where two of its threads meet."
+            .to_owned(),
+        "Load generator and sampler run at real-time priority (FIFO): what they see is the service's \
+         delay, not their own. koordlet runs in the ordinary class, as the daemon does by default."
+            .to_owned(),
+        format!(
+            "Load generator and control plane took {:.1}\u{a0}% of the machine. They would run \
+             elsewhere in a cluster, so the cap of suppressed is 65\u{a0}% and that much more.",
+            setup.elsewhere_percent
+        ),
+        "In the phases without koord, koordlet runs and measures, with everything it enforces \
+         switched off; what it wrote is listed."
+            .to_owned(),
         "Batch is CPU-bound: no memory-bandwidth or last-level-cache neighbour is measured, and \
          there a cap may well be needed."
             .to_owned(),
@@ -292,8 +389,16 @@ pub fn caveats(cpus: usize) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// A phase of runs with these 99th percentiles.
+    pub(in super::super) fn phase_of(phase: Phase, p99: &[f64]) -> PhaseResult {
+        PhaseResult::from_runs(
+            phase,
+            p99.iter().map(|p99| run(*p99, 100.0, false)).collect(),
+        )
+    }
 
     fn run(p99: f64, ops: f64, rejected: bool) -> Run {
         Run {
@@ -319,6 +424,15 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0]), 2.5);
         assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_indistinguishable() {
+        let of = |a, b| Verdict::of(a, b, 3);
+        assert_eq!(of((1.0, 2.0), (2.1, 3.0)), Verdict::Lower);
+        assert_eq!(of((2.1, 3.0), (1.0, 2.0)), Verdict::Higher);
+        assert_eq!(of((1.0, 2.0), (2.0, 3.0)), Verdict::Indistinguishable);
+        assert_eq!(Verdict::of((1.0, 1.0), (2.0, 2.0), 1), Verdict::Single);
     }
 
     #[test]

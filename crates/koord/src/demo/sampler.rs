@@ -4,7 +4,7 @@
 //! starved when the machine is full, and its CPU columns are then wrong.
 
 use super::result::CpuSample;
-use crate::workload::{hog, monotonic_ns};
+use crate::workload::{counter, monotonic_ns};
 use koord_host::cgroup::PressureKind;
 use koord_host::{Cgroup, Root};
 use std::path::PathBuf;
@@ -52,6 +52,8 @@ pub struct Window {
     pub steal: f64,
     /// Used by nobody we know.
     pub strangers: f64,
+    /// Used by the load generator and by this process, the control plane in it.
+    pub elsewhere: f64,
     /// Batch operations per second.
     pub be_ops_per_s: f64,
     /// CPU pressure (`some`) of the service, fraction of the time.
@@ -146,7 +148,7 @@ impl Targets {
             } else {
                 self.process_ticks(&load_pid.to_string())
             },
-            ops: hog::total(&self.counters) as f64,
+            ops: counter::total(&self.counters) as f64,
             psi_us: psi.map(|psi| psi.some.total_us as f64),
             cap_cores: self.best_effort.as_ref().and_then(|group| {
                 let quota = group.cfs_quota().ok()??;
@@ -235,12 +237,15 @@ impl Series {
         let total = (b.total - a.total).max(1.0);
         let machine_ns = elapsed_ns * self.cpus;
         let busy = ((b.busy - a.busy) / total).clamp(0.0, 1.0);
-        let known = (b.service_ns - a.service_ns + b.batch_ns - a.batch_ns) / machine_ns
-            + (b.own_ticks - a.own_ticks + (b.load_ticks - a.load_ticks).max(0.0)) / total;
+        let elsewhere =
+            (b.own_ticks - a.own_ticks + (b.load_ticks - a.load_ticks).max(0.0)) / total;
+        let known =
+            (b.service_ns - a.service_ns + b.batch_ns - a.batch_ns) / machine_ns + elsewhere;
         Window {
             cpu_utilization: busy,
             steal: (b.steal - a.steal) / total,
             strangers: (busy - known).max(0.0),
+            elsewhere,
             be_ops_per_s: (b.ops - a.ops).max(0.0) / (elapsed_ns / 1e9),
             ls_psi_some: a
                 .psi_us

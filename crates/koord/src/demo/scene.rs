@@ -1,13 +1,14 @@
 //! The cluster the demo plays on: starting it, changing the phase, measuring one window.
 
 use super::pods::{self, NAMESPACE, SERVICE};
-use super::result::{Phase, Run, Setup, Write};
+use super::result::{Phase, Run, Setup, Write, median};
 use super::sampler::{Sampler, Targets};
 use crate::cluster::{self, Cluster};
 use crate::workload::{self, load, monotonic_ns};
-use crate::{console, workload::hog};
+use crate::{console, workload::counter};
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use koord_api::slo::RawNodeSLO;
 use koord_kube::Api;
 use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -36,6 +37,8 @@ pub(super) struct Scene {
     directory: tempfile::TempDir,
     root: koord_host::Root,
     generation: usize,
+    configured: u64,
+    elsewhere: Vec<f64>,
     address: std::net::SocketAddr,
     progress: indicatif::ProgressBar,
 }
@@ -82,15 +85,15 @@ impl Scene {
                 rate,
                 service_us,
                 phase_seconds,
-                repeat: 0,
-                be_alone_ops_per_s: 0.0,
-                batch_resources_after_s: 0.0,
+                ..Setup::default()
             },
             cluster,
             executable,
             directory,
             root,
             generation: 0,
+            configured: 0,
+            elsewhere: Vec::new(),
             address: ([127, 0, 0, 1], 0).into(),
             progress,
         };
@@ -145,19 +148,23 @@ impl Scene {
         Ok(())
     }
 
-    /// Batch work of the machine when nothing else runs: the divisor of EMU.
-    pub(super) async fn reference(&mut self) -> Result<()> {
-        self.step("reference: batch work of the idle machine");
-        let counters = self.start_batch(Phase::Unmanaged).await?;
+    /// Batch work of the machine when nothing else runs: the divisor of EMU. Measured once per repeat.
+    pub(super) async fn reference(&mut self, repeat: usize) -> Result<()> {
+        self.step(&format!(
+            "reference {repeat}: batch work of the idle machine"
+        ));
+        self.configure(Phase::BestEffort).await?;
+        let counters = self.start_batch(Phase::BestEffort).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let seconds = (self.setup.phase_seconds / 2.0).max(1.0);
-        let (before, from) = (hog::total(&counters), monotonic_ns());
+        let (before, from) = (counter::total(&counters), monotonic_ns());
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        let (after, to) = (hog::total(&counters), monotonic_ns());
+        let (after, to) = (counter::total(&counters), monotonic_ns());
         self.stop_batch().await?;
         #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
         let per_second = after.saturating_sub(before) as f64 * 1e9 / (to - from).max(1) as f64;
-        self.setup.be_alone_ops_per_s = per_second;
+        self.setup.be_alone_runs.push(per_second);
+        self.setup.be_alone_ops_per_s = median(self.setup.be_alone_runs.iter().copied());
         Ok(())
     }
 
@@ -186,6 +193,10 @@ impl Scene {
         let window = series.window(ls.window_ns);
         let writes = self.writes(ls.window_ns.0);
         let rejected = rejection(&window, &ls, self.setup.enforced);
+        if phase == Phase::Alone && rejected.is_none() {
+            self.elsewhere.push(window.elsewhere * 100.0);
+            self.setup.elsewhere_percent = median(self.elsewhere.iter().copied());
+        }
         self.progress.suspend(|| {
             console::warn(format_args!(
                 "{:<11} {repeat}  p99 {:>7.0} µs   CPU {:>4.0} %   batch {:>6.0} ops/s   {}",
@@ -236,23 +247,31 @@ impl Scene {
         Api::namespaced(self.cluster.client.clone(), NAMESPACE)
     }
 
-    /// Chooses koordlet's strategy through the ConfigMap, as a user would, and waits for the
-    /// NodeSLO to carry it.
-    async fn configure(&self, phase: Phase) -> Result<()> {
-        let mut config = cluster::quick_config();
-        let mode = if phase == Phase::Suppressed {
-            "upstream"
-        } else {
-            "pressure"
-        };
-        config["cpu-suppress-config"] = json!({"clusterStrategy": {"mode": mode}});
+    /// Chooses koordlet's strategy through the ConfigMap, as a user would, and waits until this node's
+    /// NodeSLO carries it.
+    async fn configure(&mut self, phase: Phase) -> Result<()> {
+        self.configured += 1;
+        let config = config_of(phase, self.setup.elsewhere_percent, self.configured);
         let maps: Api<ConfigMap> =
             Api::namespaced(self.cluster.client.clone(), cluster::CONFIG_NAMESPACE);
         let patch = Patch::Merge(json!({"data": cluster::config_data(&config)}));
         maps.patch(cluster::CONFIG_NAME, &PatchParams::default(), &patch)
             .await
             .context("ConfigMap slo-controller-config")?;
-        Ok(())
+        let slos: Api<RawNodeSLO> = Api::all(self.cluster.client.clone());
+        let name = self.cluster.node_name.clone();
+        let wanted = &config["cpu-suppress-config"]["clusterStrategy"];
+        poll(
+            "the NodeSLO to carry the phase's settings",
+            30,
+            async || {
+                let slo = slos.get_opt(&name).await?;
+                let carried =
+                    slo.is_some_and(|slo| slo.spec["extensions"]["cpuSuppress"] == *wanted);
+                Ok(carried.then_some(()))
+            },
+        )
+        .await
     }
 
     /// Waits until the node offers what the batch pods ask for.
@@ -295,7 +314,7 @@ impl Scene {
         }
         self.running(1 + self.setup.cpus).await?;
         poll("batch work", 30, async || {
-            Ok((hog::total(&counters) > 0).then_some(()))
+            Ok((counter::total(&counters) > 0).then_some(()))
         })
         .await?;
         Ok(counters)
@@ -445,6 +464,28 @@ impl Scene {
     }
 }
 
+/// What `slo-controller-config` says in `phase`. `elsewhere` is the percentage of the machine that
+/// load generator and control plane use; `number` tells one configuration from the last.
+fn config_of(phase: Phase, elsewhere: f64, number: u64) -> serde_json::Value {
+    let mut config = cluster::quick_config();
+    // Koordinator's node agent ignores what it does not know, and ours does: a mark may stand here.
+    let mut suppress = json!({"demo": number});
+    let threshold = &mut config["resource-threshold-config"]["clusterStrategy"];
+    match phase {
+        Phase::BestEffort | Phase::Unmanaged => threshold["enable"] = json!(false),
+        Phase::Suppressed => {
+            suppress["mode"] = json!("upstream");
+            #[allow(clippy::cast_possible_truncation, reason = "a percentage")]
+            let percent = 65 + elsewhere.clamp(0.0, 30.0).round() as i64;
+            threshold["cpuSuppressThresholdPercent"] = json!(percent);
+        }
+        // The defaults, whatever they are.
+        Phase::Alone | Phase::Managed => {}
+    }
+    config["cpu-suppress-config"] = json!({"clusterStrategy": suppress});
+    config
+}
+
 /// Waits, at most 20 s, for a second in which the machine wakes sleepers in time. What disturbs it
 /// (a compiler, the neighbours of a virtual machine) comes and goes in bursts.
 async fn wait_for_quiet() {
@@ -518,5 +559,33 @@ async fn poll<T>(
             bail!("waited {seconds} s in vain for {what}");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_kubernetes_has_koordlet_at_rest_and_managed_has_the_defaults() {
+        let threshold = |phase| {
+            config_of(phase, 4.6, 7)["resource-threshold-config"]["clusterStrategy"].clone()
+        };
+        let defaults =
+            cluster::quick_config()["resource-threshold-config"]["clusterStrategy"].clone();
+        assert_eq!(threshold(Phase::BestEffort)["enable"], false);
+        assert_eq!(threshold(Phase::Managed), defaults);
+        // What would run elsewhere is not taken from batch work.
+        assert_eq!(
+            threshold(Phase::Suppressed)["cpuSuppressThresholdPercent"],
+            70
+        );
+        let mode =
+            |phase| config_of(phase, 0.0, 7)["cpu-suppress-config"]["clusterStrategy"].clone();
+        assert_eq!(
+            mode(Phase::Suppressed),
+            json!({"mode": "upstream", "demo": 7})
+        );
+        assert_eq!(mode(Phase::Managed), json!({"demo": 7}));
     }
 }

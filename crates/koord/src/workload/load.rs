@@ -41,6 +41,10 @@ pub struct Args {
     /// at another.
     #[arg(long, value_name = "MS:TIMES,MS:TIMES")]
     pub bursts: Option<Bursts>,
+    /// Also tell p99 over the cycle of the bursts, in slots of so many milliseconds.
+    #[arg(long, requires = "bursts", value_name = "MS",
+          value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub slots: Option<u64>,
 }
 
 /// A rate that alternates between two multiples of the mean.
@@ -66,6 +70,11 @@ impl std::str::FromStr for Bursts {
 }
 
 impl Bursts {
+    /// Length of a cycle, in nanoseconds.
+    fn length(self) -> u64 {
+        self.0[0].0 + self.0[1].0
+    }
+
     /// When, `after` nanoseconds from the start of a cycle, `mean_gaps` mean gaps of `gap_ns` have
     /// passed: a gap lasts shorter while the rate is higher.
     #[allow(
@@ -75,7 +84,7 @@ impl Bursts {
         reason = "nanoseconds of a window"
     )]
     fn advance(self, after: u64, mut mean_gaps: f64, gap_ns: f64) -> u64 {
-        let length = self.0[0].0 + self.0[1].0;
+        let length = self.length();
         let mut at = after;
         loop {
             let place = at % length;
@@ -114,6 +123,10 @@ pub struct Outcome {
     pub send_lag_p99_us: f64,
     /// Whether the generator ran at real-time priority.
     pub realtime: bool,
+    /// With `--slots`: p99 of the requests due in each slot of the cycle, over all cycles; 0 for a slot
+    /// without requests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cycle_p99_us: Vec<f64>,
     /// Points (latency, fraction of requests at most this slow) for drawing.
     pub distribution: Vec<(f64, f64)>,
     /// When the window began and ended, `CLOCK_MONOTONIC` nanoseconds.
@@ -146,18 +159,23 @@ pub fn run(args: &Args) -> Result<Outcome> {
     );
     let sent = AtomicU64::new(0);
     let done = AtomicBool::new(false);
+    let cycle = args.bursts.zip(args.slots).map(|(bursts, millis)| Cycle {
+        start,
+        length: bursts.length(),
+        slot: millis * 1_000_000,
+    });
     let (lag, latency) = std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             if realtime {
                 let _ = koord_host::sched::set_fifo(50);
             }
-            receive(&set, &streams, window, &sent, &done)
+            receive(&set, &streams, window, &cycle, &sent, &done)
         });
         let lag = send(args, &streams, start, window, &sent);
         done.store(true, Ordering::Release);
         (lag, receiver.join())
     });
-    let latency = latency.map_err(|_| anyhow::anyhow!("the receiving thread failed"))?;
+    let (latency, slots) = latency.map_err(|_| anyhow::anyhow!("the receiving thread failed"))?;
     let requests = sent.load(Ordering::Acquire);
     let at = |quantile: f64| micros(latency.value_at_quantile(quantile));
     Ok(Outcome {
@@ -170,6 +188,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
         max_us: micros(latency.max()),
         send_lag_p99_us: micros(lag.value_at_quantile(0.99)),
         realtime,
+        cycle_p99_us: slots
+            .iter()
+            .map(|slot| micros(slot.value_at_quantile(0.99)))
+            .collect(),
         distribution: distribution(&latency),
         window_ns: window,
     })
@@ -270,14 +292,36 @@ fn sleep_until(due: u64) {
     {}
 }
 
+/// The slots of a cycle of bursts, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Cycle {
+    start: u64,
+    length: u64,
+    slot: u64,
+}
+
+impl Cycle {
+    fn slots(self) -> usize {
+        usize::try_from(self.length.div_ceil(self.slot)).unwrap_or(1)
+    }
+
+    fn slot_of(self, due: u64) -> usize {
+        let place = due.saturating_sub(self.start) % self.length / self.slot;
+        usize::try_from(place).unwrap_or(0)
+    }
+}
+
 fn receive(
     set: &std::os::fd::OwnedFd,
     streams: &[TcpStream],
     window: (u64, u64),
+    cycle: &Option<Cycle>,
     sent: &AtomicU64,
     done: &AtomicBool,
-) -> Histogram<u64> {
+) -> (Histogram<u64>, Vec<Histogram<u64>>) {
     let mut latency = new_histogram();
+    let slots = cycle.map_or(0, Cycle::slots);
+    let mut slots: Vec<Histogram<u64>> = (0..slots).map(|_| new_histogram()).collect();
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
     let patience = Timespec {
         tv_sec: 0,
@@ -291,7 +335,7 @@ fn receive(
             Some(&patience),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return latency,
+            Err(_) => return (latency, slots),
         }
         let now = monotonic_ns();
         for event in &events {
@@ -309,14 +353,19 @@ fn receive(
             for frame in frames[..length].chunks_exact(FRAME) {
                 let due = frame.try_into().map_or(0, u64::from_le_bytes);
                 if due >= window.0 && due < window.1 {
-                    latency.saturating_record(now.saturating_sub(due).max(1));
+                    let took = now.saturating_sub(due).max(1);
+                    latency.saturating_record(took);
+                    let slot = cycle.and_then(|cycle| slots.get_mut(cycle.slot_of(due)));
+                    if let Some(slot) = slot {
+                        slot.saturating_record(took);
+                    }
                 }
             }
         }
         if done.load(Ordering::Acquire) {
             let answered = latency.len() >= sent.load(Ordering::Acquire);
             if answered || now > window.1 + 2_000_000_000 {
-                return latency;
+                return (latency, slots);
             }
         }
     }
@@ -334,6 +383,10 @@ mod tests {
             listen: "127.0.0.1:0".parse().unwrap(),
             workers: Some(2),
             steps: 100,
+            table_mib: 1,
+            walk: 10,
+            file: None,
+            pages: 0,
             ready_file: Some(ready.clone()),
         };
         std::thread::spawn(move || super::super::serve::run(&args));
@@ -352,11 +405,14 @@ mod tests {
             warmup: 0.1,
             connections: 4,
             seed: 3,
-            bursts: None,
+            bursts: Some("20:1.5,20:0.5".parse().unwrap()),
+            slots: Some(10),
         })
         .unwrap();
         assert!(outcome.requests > 50, "{outcome:?}");
         assert_eq!(outcome.errors, 0);
+        assert_eq!(outcome.cycle_p99_us.len(), 4);
+        assert!(outcome.cycle_p99_us[0] > 0.0);
         assert!(outcome.p50_us <= outcome.p99_us && outcome.p99_us <= outcome.max_us);
         assert!(
             outcome

@@ -1,12 +1,15 @@
-//! The programs that the co-location demo runs as pods: a request server, a CPU hog, and the
-//! load generator that measures the server. And one that does nearly nothing, for benchmarks.
+//! The programs that the co-location demo runs as pods: a request server, batch jobs that are bad
+//! neighbours, and the load generator that measures the server. And one that does nearly nothing,
+//! for benchmarks.
 //!
 //! They are ordinary processes without any knowledge of koord. Work is counted in xorshift steps,
 //! which neither touch memory nor can be optimised away.
 
+pub mod counter;
 pub mod doze;
 pub mod hog;
 pub mod load;
+pub mod neighbour;
 pub mod serve;
 
 use rustix::time::{ClockId, clock_gettime};

@@ -8,6 +8,8 @@ use parking_lot::RwLock;
 use rustix::event::epoll;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Size of a request and of a response, in bytes.
@@ -25,9 +27,92 @@ pub struct Args {
     /// CPU work per request, in xorshift steps.
     #[arg(long, default_value_t = 166_000)]
     pub steps: u64,
+    /// Memory that requests walk through in random order, in MiB.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    pub table_mib: u32,
+    /// Cache lines of that memory that a request visits one after the other.
+    #[arg(long, default_value_t = 0)]
+    pub walk: u32,
+    /// File from which requests read pages at random.
+    #[arg(long)]
+    pub file: Option<PathBuf>,
+    /// Pages of 4 KiB that a request reads.
+    #[arg(long, default_value_t = 0)]
+    pub pages: u32,
     /// File that receives the bound address once the service is ready.
     #[arg(long)]
-    pub ready_file: Option<std::path::PathBuf>,
+    pub ready_file: Option<PathBuf>,
+}
+
+/// What a request does.
+#[derive(Debug, Clone)]
+struct Work {
+    steps: u64,
+    table: Arc<[u32]>,
+    walk: u32,
+    file: Option<Arc<std::fs::File>>,
+    file_pages: u64,
+    pages: u32,
+    state: u64,
+    place: u32,
+}
+
+const PAGE: u64 = 4096;
+/// Entries of the table per cache line of 64 bytes; one of them is used.
+const LINE: usize = 16;
+
+impl Work {
+    fn new(args: &Args) -> Result<Self> {
+        let lines = args.table_mib as usize * (1 << 20) / 64;
+        let file = args.file.as_ref().map(|path| {
+            let open = std::fs::File::open(path);
+            open.with_context(|| format!("cannot open {}", path.display()))
+        });
+        let file = file.transpose()?;
+        let length = file.as_ref().map_or(Ok(0), |file| {
+            file.metadata().map(|meta| meta.len()).context("its length")
+        })?;
+        Ok(Self {
+            steps: args.steps,
+            table: table(lines).into(),
+            walk: if lines == 0 { 0 } else { args.walk },
+            pages: if length < PAGE { 0 } else { args.pages },
+            file: file.map(Arc::new),
+            file_pages: length / PAGE,
+            state: 0x9e37_79b9_7f4a_7c15,
+            place: 0,
+        })
+    }
+
+    fn request(&mut self) {
+        self.state = super::spin(self.state, self.steps);
+        for _ in 0..self.walk {
+            let line = self.table.get(self.place as usize * LINE);
+            self.place = line.copied().unwrap_or(0);
+        }
+        let Some(file) = &self.file else { return };
+        let mut page = [0_u8; PAGE as usize];
+        for _ in 0..self.pages {
+            self.state = super::spin(self.state, 1);
+            let at = self.state % self.file_pages.max(1) * PAGE;
+            // A page that cannot be read costs the request its content and nothing else.
+            let _ = file.read_at(&mut page, at);
+        }
+    }
+}
+
+/// One cycle through all lines in random order, so that no prefetcher can guess the next.
+fn table(lines: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..u32::try_from(lines).unwrap_or(u32::MAX)).collect();
+    let mut random = fastrand::Rng::with_seed(7);
+    for last in (1..order.len()).rev() {
+        order.swap(last, random.usize(0..last));
+    }
+    let mut table = vec![0; lines * LINE];
+    for (line, next) in order.into_iter().enumerate() {
+        table[line * LINE] = next;
+    }
+    table
 }
 
 type Connections = Arc<RwLock<Vec<Arc<TcpStream>>>>;
@@ -41,6 +126,7 @@ pub fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot listen on {}", args.listen))?;
     let cpus = allowed_cpus();
     let workers = args.workers.unwrap_or(cpus.len()).max(1);
+    let request = Work::new(args)?;
     let connections: Connections = Arc::new(RwLock::new(Vec::new()));
     let mut sets = Vec::with_capacity(workers);
     for number in 0..workers {
@@ -48,14 +134,14 @@ pub fn run(args: &Args) -> Result<()> {
         sets.push(set.clone());
         let connections = connections.clone();
         let cpu = cpus.get(number % cpus.len().max(1)).copied();
-        let steps = args.steps;
+        let request = request.clone();
         std::thread::Builder::new()
             .name(format!("worker-{number}"))
             .spawn(move || {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
                 }
-                work(&set, &connections, steps);
+                work(&set, &connections, request);
             })
             .context("cannot start a worker")?;
     }
@@ -110,9 +196,8 @@ pub fn pin_to(cpu: usize) {
     }
 }
 
-fn work(set: &std::os::fd::OwnedFd, connections: &Connections, steps: u64) {
+fn work(set: &std::os::fd::OwnedFd, connections: &Connections, mut request: Work) {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-    let mut state = 0x9e37_79b9_7f4a_7c15;
     loop {
         events.clear();
         match epoll::wait(set, rustix::buffer::spare_capacity(&mut events), None) {
@@ -128,7 +213,7 @@ fn work(set: &std::os::fd::OwnedFd, connections: &Connections, steps: u64) {
             let Some(stream) = connections.read().get(index).cloned() else {
                 continue;
             };
-            if !answer(&stream, steps, &mut state) {
+            if !answer(&stream, &mut request) {
                 let _ = epoll::delete(set, &*stream);
             }
         }
@@ -136,7 +221,7 @@ fn work(set: &std::os::fd::OwnedFd, connections: &Connections, steps: u64) {
 }
 
 /// Answers one request. Returns false when the connection is finished.
-fn answer(mut stream: &TcpStream, steps: u64, state: &mut u64) -> bool {
+fn answer(mut stream: &TcpStream, request: &mut Work) -> bool {
     let mut frame = [0u8; FRAME];
     // Frames are written whole on loopback, so a short read means the peer is gone or misbehaves.
     match stream.read(&mut frame) {
@@ -144,6 +229,22 @@ fn answer(mut stream: &TcpStream, steps: u64, state: &mut u64) -> bool {
         Ok(_) => return false,
         Err(error) => return error.kind() == ErrorKind::WouldBlock,
     }
-    *state = super::spin(*state, steps);
+    request.request();
     matches!(stream.write(&frame), Ok(FRAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_walk_visits_every_line_once_before_it_starts_again() {
+        let table = table(1000);
+        let (mut place, mut seen) = (0, std::collections::BTreeSet::new());
+        for _ in 0..1000 {
+            assert!(seen.insert(place));
+            place = table[place as usize * LINE];
+        }
+        assert_eq!((place, seen.len()), (0, 1000));
+    }
 }

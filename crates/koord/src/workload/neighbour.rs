@@ -1,0 +1,223 @@
+//! Batch jobs that are bad neighbours, each in one way: they start processes without end, write and
+//! sync files, fill memory, or stream through it. Each is bounded by construction: so many processes,
+//! so many bytes.
+
+use super::counter::{self, Slot};
+use anyhow::{Context, Result};
+use std::hint::black_box;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const MIB: usize = 1 << 20;
+
+/// Starts processes and waits for them, without end.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SpawnArgs {
+    /// Threads that each have `--children` processes at a time.
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Processes at a time per thread.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub children: u8,
+    /// Where to count: one operation per process.
+    #[arg(long)]
+    pub counter: PathBuf,
+}
+
+/// Writes a file, syncs it and puts it in the place of the last one, without end.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SyncArgs {
+    /// Threads, each with a file of its own.
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Size of a file, in KiB.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub kib: u32,
+    /// Directory of the files.
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// Where to count: one operation per file.
+    #[arg(long)]
+    pub counter: PathBuf,
+}
+
+/// Fills memory up to its limit and computes on it, without end.
+#[derive(Debug, Clone, clap::Args)]
+pub struct GrowArgs {
+    /// How much to take where nothing limits it, in MiB.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub mib: u32,
+    /// Where to count: one operation per MiB read or written.
+    #[arg(long)]
+    pub counter: PathBuf,
+}
+
+/// Copies buffers that no cache holds, without end.
+#[derive(Debug, Clone, clap::Args)]
+pub struct StreamArgs {
+    /// Threads, each with two buffers of its own.
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Size of a buffer, in MiB.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub mib: u32,
+    /// Where to count: one operation per MiB copied.
+    #[arg(long)]
+    pub counter: PathBuf,
+}
+
+/// Runs `work` for each thread with its slot until it returns false.
+fn each(
+    threads: usize,
+    counter: &Path,
+    work: impl Fn(usize, &mut Slot<'_>) -> Result<()> + Sync,
+) -> Result<()> {
+    let file = counter::create(counter)?;
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads.max(1))
+            .map(|number| {
+                let (file, work) = (&file, &work);
+                scope.spawn(move || work(number, &mut Slot::new(file, number)))
+            })
+            .collect();
+        for handle in handles {
+            handle
+                .join()
+                .map_err(|_| anyhow::anyhow!("a worker failed"))??;
+        }
+        Ok(())
+    })
+}
+
+/// Runs until it is killed.
+///
+/// # Errors
+/// When a process cannot be started.
+pub fn spawn(args: &SpawnArgs) -> Result<()> {
+    // The smallest program there is; where it is missing, ourselves.
+    let own = std::env::current_exe().context("path of this program")?;
+    let small = Path::new("/bin/true");
+    each(args.threads, &args.counter, |_, slot| {
+        loop {
+            let mut children = Vec::new();
+            for _ in 0..args.children {
+                let mut command = if small.exists() {
+                    Command::new(small)
+                } else {
+                    let mut command = Command::new(&own);
+                    command.arg("--version");
+                    command
+                };
+                let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+                children.push(child.context("cannot start a process")?);
+            }
+            for mut child in children {
+                child.wait().context("cannot wait for a process")?;
+                if !slot.count() {
+                    return Ok(());
+                }
+            }
+        }
+    })
+}
+
+/// Runs until it is killed.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn sync(args: &SyncArgs) -> Result<()> {
+    std::fs::create_dir_all(&args.dir)
+        .with_context(|| format!("cannot create {}", args.dir.display()))?;
+    let bytes = vec![0x5a_u8; args.kib as usize * 1024];
+    each(args.threads, &args.counter, |number, slot| {
+        let name = format!("{}-{number}", std::process::id());
+        let (path, partial) = (args.dir.join(&name), args.dir.join(name + ".partial"));
+        loop {
+            let write = || -> std::io::Result<()> {
+                let mut file = std::fs::File::create(&partial)?;
+                file.write_all(&bytes)?;
+                file.sync_all()?;
+                std::fs::rename(&partial, &path)
+            };
+            write().with_context(|| format!("cannot write {}", path.display()))?;
+            if !slot.count() {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// Runs until it is killed. Like a runtime that sizes its heap by its container, it takes three
+/// quarters of the memory limit of its own group, or `--mib` where that is less.
+///
+/// # Errors
+/// When the counter file cannot be created.
+pub fn grow(args: &GrowArgs) -> Result<()> {
+    each(1, &args.counter, |_, slot| {
+        let mut blocks: Vec<Vec<u8>> = Vec::new();
+        let mut turn = 0_usize;
+        loop {
+            // Looked at again and again: the limit may come after the start.
+            let room = own_limit_mib().map_or(usize::MAX, |limit| limit * 3 / 4);
+            let room = room.min(args.mib as usize).max(1);
+            blocks.truncate(room);
+            if blocks.len() < room {
+                blocks.push(vec![1; MIB]);
+            }
+            // Ten blocks are read for one that is added: growth is not all that it does.
+            for _ in 0..10 {
+                turn = (turn + 1) % blocks.len();
+                let block = &mut blocks[turn];
+                for at in (0..MIB).step_by(64) {
+                    block[at] = block[at].wrapping_mul(31).wrapping_add(7);
+                }
+                black_box(&block);
+                if !slot.count() {
+                    return Ok(());
+                }
+            }
+        }
+    })
+}
+
+/// The memory limit of this process's own group, in MiB; `None` where there is none.
+fn own_limit_mib() -> Option<usize> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let controllers = fields.next()?;
+        let path = fields.next()?;
+        let mine = controllers.split(',').any(|name| name == "memory");
+        mine.then(|| format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"))
+    });
+    let path = path.or_else(|| {
+        let unified = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+        Some(format!("/sys/fs/cgroup{unified}/memory.max"))
+    })?;
+    let limit: usize = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    // Version 1 says "no limit" with a number near 2^63.
+    (limit < 1 << 60).then_some(limit / MIB)
+}
+
+/// Runs until it is killed.
+///
+/// # Errors
+/// When the counter file cannot be created.
+pub fn stream(args: &StreamArgs) -> Result<()> {
+    each(args.threads, &args.counter, |number, slot| {
+        let size = args.mib as usize * MIB;
+        let mut from = vec![number.to_le_bytes()[0]; size];
+        let mut to = vec![0_u8; size];
+        loop {
+            for (from, to) in from.chunks(MIB).zip(to.chunks_mut(MIB)) {
+                to.copy_from_slice(from);
+                black_box(&to);
+                if !slot.count() {
+                    return Ok(());
+                }
+            }
+            std::mem::swap(&mut from, &mut to);
+        }
+    })
+}
