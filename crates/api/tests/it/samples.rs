@@ -15,7 +15,7 @@ fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(object: &Value)
 }
 
 #[test]
-fn a_production_node_metric_survives_unchanged() {
+fn a_node_metric_with_every_part_survives_unchanged() {
     let object: Value = serde_saphyr::from_str(NODE_METRIC).unwrap();
     let metric: NodeMetric = round_trip(&object);
     let status = metric.status.unwrap();
