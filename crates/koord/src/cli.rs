@@ -67,7 +67,7 @@ impl Flags {
 
 #[derive(Debug, Subcommand)]
 enum Demo {
-    /// A latency-sensitive service and batch work share the CPUs, four ways.
+    /// A latency-sensitive service and batch work share the machine, in up to five ways.
     Colocation(demo::Args),
 }
 
@@ -127,11 +127,11 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
             ..
-        } => demo::main(&args)?,
+        } => return demo::main(&args),
         Command::Demo {
             demo: None,
             colocation,
-        } => demo::main(&colocation)?,
+        } => return demo::main(&colocation),
         Command::Bench(command) => bench::main(command)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -271,6 +271,7 @@ impl Scene {
         let sampler = Sampler::start(Targets {
             root: service.container.root().clone(),
             service: Some(service.container.clone()),
+            others: Vec::new(),
             batch: Vec::new(),
             best_effort: None,
             counters: PathBuf::new(),

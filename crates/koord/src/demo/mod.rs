@@ -1,38 +1,50 @@
-//! `koord demo colocation`: a latency-sensitive service and batch work share the CPUs, five ways.
+//! `koord demo`: a latency-sensitive service and batch work share a machine, in up to five ways:
+//! alone, under plain Kubernetes, and under the policies of Koordinator and koord.
 //!
 //! Nothing is short-cut: the batch pods of the last two phases ask for `kubernetes.io/batch-cpu`
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
-pub mod charts;
+pub mod picture;
 pub mod pods;
+pub mod progress;
 pub mod report;
 pub mod result;
 pub mod sampler;
+pub mod scenario;
 mod scene;
+pub mod table;
+mod window;
 pub mod words;
 
 use crate::console;
-use crate::workload;
-use anyhow::{Context, Result, bail};
-use result::{PHASES, Phase, PhaseResult, Ratios, Report, Run};
+use anyhow::{Context, Result};
+use progress::Progress;
+use result::{Phase, PhaseResult, Ratios, Run, ScenarioResult, Single, Suite};
+use scenario::Scenario;
 use scene::Scene;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What one request costs the CPU, in microseconds.
-const SERVICE_US: f64 = 250.0;
 /// How often a window that noise spoilt is measured again.
-const RETRIES: usize = 6;
+const RETRIES: usize = 2;
+/// The exit code when something that was asked for did not run.
+const INCOMPLETE: u8 = 3;
 
 /// What to measure and where to put it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Length of a measured window, in seconds.
-    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
-    pub phase_seconds: f64,
-    /// How often every phase is measured.
+    /// What to play: names, or `all`. Exit code 3 when not all of it could be measured.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "cpu",
+          value_parser = known)]
+    pub scenario: Vec<String>,
+    /// Length of a measured window, in seconds. Defaults to 10 for one scenario, 2 for several.
+    #[arg(long, value_parser = seconds)]
+    pub phase_seconds: Option<f64>,
+    /// How often every phase is measured. Ranges need two at least; published figures have five.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub repeat: u8,
-    /// Requests per second. Defaults to a quarter of what the CPUs could serve.
+    /// Requests per second. Defaults to what the scenario has, a quarter of what the CPUs could serve.
     #[arg(long, value_parser = rate)]
     pub rate: Option<f64>,
     /// Write everything measured to this file.
@@ -41,9 +53,16 @@ pub struct Args {
     /// Write the page with the pictures to this file.
     #[arg(long, value_name = "FILE.html", default_value = "koord-demo.html")]
     pub report: PathBuf,
+    /// Measure nothing: show and draw what `--json` wrote earlier.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["repeat", "phase_seconds", "rate", "json"])]
+    pub from: Option<PathBuf>,
     /// Show what the components log.
     #[arg(long)]
     pub verbose: bool,
+}
+
+fn known(text: &str) -> Result<String, String> {
+    scenario::select(&[text.to_owned()]).map(|_| text.to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -61,147 +80,226 @@ fn bounded(text: &str, low: f64, high: f64, unit: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs the demo.
+/// Runs the demo. The exit code tells whether everything that was asked for was measured.
 ///
 /// # Errors
-/// When the cluster cannot start, a pod does not come to run, or a file cannot be written.
-pub fn main(args: &Args) -> Result<()> {
+/// When the cluster cannot start or a file cannot be written.
+pub fn main(args: &Args) -> Result<ExitCode> {
     crate::cluster::init_logging(if args.verbose { "info" } else { "error" });
-    let runtime = crate::cluster::runtime()?;
-    runtime.block_on(async {
-        tokio::select! {
-            outcome = run(args) => outcome,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted; everything started is stopped"),
-        }
+    let suite = match &args.from {
+        Some(path) => read(path)?,
+        None => crate::cluster::runtime()?.block_on(run(args))?,
+    };
+    finish(args, &suite)?;
+    Ok(match suite.complete {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(INCOMPLETE),
     })
 }
 
-async fn run(args: &Args) -> Result<()> {
-    let cpus = workload::serve::allowed_cpus().len();
-    #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
-    let rate = args.rate.unwrap_or(0.25 * cpus as f64 * 1e6 / SERVICE_US);
-    let mut scene = Scene::open(rate, SERVICE_US, args.phase_seconds).await?;
-    let outcome = play(args, &mut scene).await;
+async fn run(args: &Args) -> Result<Suite> {
+    let selected = scenario::select(&args.scenario).map_err(anyhow::Error::msg)?;
+    let default = if selected.len() == 1 { 10.0 } else { 2.0 };
+    let mut stop = Stop::new()?;
+    let mut scene = tokio::select! {
+        scene = Scene::open(args.phase_seconds.unwrap_or(default)) => scene?,
+        () = stop.wait() => anyhow::bail!("interrupted before anything was measured"),
+    };
+    scene.setup.repeat = usize::from(args.repeat);
+    let windows = selected.iter().map(|one| one.phases.len()).sum::<usize>();
+    let mut progress = Progress::new(windows * usize::from(args.repeat));
+    let mut scenarios = Vec::new();
+    for one in selected {
+        let result = play(args, one, &mut scene, &mut progress, &mut stop).await;
+        if let Some(why) = &result.why {
+            console::warn(format_args!("{}: not measured to its end: {why}", one.name));
+        }
+        scenarios.push(result);
+    }
+    let setup = scene.setup.clone();
     // Whatever happened, nothing the demo started may stay behind.
     scene.close().await;
-    let report = outcome?;
+    let single = match scenarios.as_slice() {
+        [cpu] if cpu.name == "cpu" => Some(Single {
+            phases: cpu.phases.clone(),
+            ratios: cpu.ratios.clone(),
+        }),
+        _ => None,
+    };
+    Ok(Suite {
+        caveats: result::caveats(&setup),
+        setup,
+        complete: scenarios.iter().all(|one| one.ran),
+        scenarios,
+        single,
+    })
+}
 
-    console::say("");
-    console::say(report::table(&report));
-    summary(&report);
-    write(&args.report, &report::html(&report)?)?;
-    console::say(format_args!("\nThe pictures: {}", args.report.display()));
-    if let Some(path) = &args.json {
-        write(
-            path,
-            &serde_json::to_string_pretty(&report).context("report as JSON")?,
-        )?;
-        console::say(format_args!("The figures:  {}", path.display()));
+/// Ctrl-C or a polite request to end. What was measured until then is reported.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    stopped: bool,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("SIGTERM")?,
+            stopped: false,
+        })
     }
-    Ok(())
+
+    async fn wait(&mut self) {
+        if !self.stopped {
+            tokio::select! {
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+            }
+            self.stopped = true;
+        }
+    }
 }
 
-fn write(path: &std::path::Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+/// Plays one scenario as far as it goes.
+async fn play(
+    args: &Args,
+    scenario: &'static Scenario,
+    scene: &mut Scene,
+    progress: &mut Progress,
+    stop: &mut Stop,
+) -> ScenarioResult {
+    let mut runs = Vec::new();
+    let why = if stop.stopped {
+        Some("interrupted before it began".to_owned())
+    } else if let Some(why) = scene.obstacle(scenario) {
+        Some(why)
+    } else {
+        let windows = windows(args, scenario, scene, progress, &mut runs);
+        let outcome = tokio::select! {
+            outcome = windows => outcome,
+            () = stop.wait() => Err(anyhow::anyhow!("interrupted")),
+        };
+        let outcome = match scene.leave().await {
+            Ok(()) => outcome,
+            Err(error) => outcome.and(Err(error)),
+        };
+        outcome.err().map(|error| console::chain(&error))
+    };
+    let planned = scenario.phases.len() * usize::from(args.repeat);
+    progress.skip_to_end_of(planned, why.is_some());
+    let (rate, emu) = (args.rate, scenario.name == "cpu");
+    summarise(scenario, scene, runs, why, rate, emu)
 }
 
-async fn play(args: &Args, scene: &mut Scene) -> Result<Report> {
-    let mut runs: Vec<(Phase, Run)> = Vec::new();
+async fn windows(
+    args: &Args,
+    scenario: &'static Scenario,
+    scene: &mut Scene,
+    progress: &mut Progress,
+    runs: &mut Vec<(Phase, Run)>,
+) -> Result<()> {
+    scene.enter(scenario, args.rate).await?;
     for repeat in 1..=usize::from(args.repeat) {
-        scene.reference(repeat).await?;
-        for phase in order(repeat) {
+        if scenario.name == "cpu" {
+            scene.reference(repeat).await?;
+        }
+        for phase in order(scenario.phases, repeat) {
             for attempt in 0..=RETRIES {
                 let run = scene.measure(phase, repeat).await?;
-                let noisy = run.rejected.is_some();
+                let again = run.rejected.is_some() && attempt < RETRIES && progress.may_retry();
+                progress.measured(again);
+                let line = progress.line(scenario.name, phase, &run);
+                scene.progress.suspend(|| console::warn(line));
                 runs.push((phase, run));
-                if !noisy || attempt == RETRIES {
+                if !again {
                     break;
                 }
             }
         }
     }
-    let phases: Vec<PhaseResult> = PHASES
-        .into_iter()
-        .map(|phase| {
-            let of_phase = runs
-                .iter()
-                .filter(|(of, _)| *of == phase)
-                .map(|(_, run)| run.clone());
+    Ok(())
+}
+
+fn summarise(
+    scenario: &Scenario,
+    scene: &Scene,
+    runs: Vec<(Phase, Run)>,
+    why: Option<String>,
+    rate: Option<f64>,
+    emu: bool,
+) -> ScenarioResult {
+    let mut phases: Vec<PhaseResult> = scenario
+        .phases
+        .iter()
+        .map(|&phase| {
+            let of_phase = runs.iter().filter(|(of, _)| *of == phase);
+            let of_phase = of_phase.map(|(_, run)| run.clone());
             PhaseResult::from_runs(phase, of_phase.collect())
         })
+        .filter(|result| !result.repeats.is_empty())
         .collect();
-    let mut setup = scene.setup();
-    setup.repeat = usize::from(args.repeat);
-    let ratios = Ratios::of(&phases, &setup);
-    let caveats = result::caveats(&setup);
-    let words = words::of(&phases);
-    Ok(Report {
-        setup,
+    if let Some((slot, peak)) = scenario.load.slots {
+        result::recoveries(&mut phases, slot, peak);
+    }
+    let service_us = scenario.service.us;
+    #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
+    let rate = rate.unwrap_or(scenario.load.share * scene.setup.cpus as f64 * 1e6 / service_us);
+    let mut setup = scene.setup.clone();
+    (setup.rate, setup.service_us) = (rate, service_us);
+    if !emu {
+        setup.be_alone_ops_per_s = 0.0;
+    }
+    let managed = phases.iter().find(|one| one.name == Phase::Managed);
+    ScenarioResult {
+        name: scenario.name.to_owned(),
+        title: scenario.title.to_owned(),
+        about: scenario.about.to_owned(),
+        ran: why.is_none(),
+        why,
+        operation: scenario.neighbour.operation().to_owned(),
+        rate,
+        service_us,
+        ratios: Ratios::of(&phases, &setup),
+        recovery_ms: managed.and_then(|managed| managed.recovery_ms),
+        words: words::of(&phases),
         phases,
-        ratios,
-        words,
-        caveats,
-    })
+    }
 }
 
 /// `alone` comes first in every repeat; the others take turns, so that a drift of the machine does
 /// not always hit the same phase.
-fn order(repeat: usize) -> Vec<Phase> {
-    let mut rest = PHASES[1..].to_vec();
-    let turn = (repeat - 1) % rest.len();
+fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
+    let (first, rest) = phases.split_at(1);
+    let mut rest = rest.to_vec();
+    let turn = (repeat - 1) % rest.len().max(1);
     rest.rotate_left(turn);
-    let mut order = vec![Phase::Alone];
-    order.append(&mut rest);
-    order
+    [first, &rest].concat()
 }
 
-fn summary(report: &Report) {
-    let ratios = &report.ratios;
-    let show = |label: &str, value: Option<f64>| {
-        if let Some(value) = value {
-            console::say(format_args!("  {label:<42} {value:>6.2}"));
-        }
-    };
+/// Prints and writes what was measured.
+fn finish(args: &Args, suite: &Suite) -> Result<()> {
     console::say("");
-    show("p99 besteffort / alone", ratios.p99_besteffort_over_alone);
-    show("p99 unmanaged / alone", ratios.p99_unmanaged_over_alone);
-    show("p99 suppressed / alone", ratios.p99_suppressed_over_alone);
-    show("p99 managed / alone", ratios.p99_managed_over_alone);
-    show(
-        "batch work managed / suppressed",
-        ratios.be_managed_over_suppressed,
-    );
-    show(
-        "batch work managed / besteffort",
-        ratios.be_managed_over_besteffort,
-    );
-    show(
-        "batch work managed / unmanaged",
-        ratios.be_managed_over_unmanaged,
-    );
-    show("effective machine utilisation, managed", ratios.emu);
-    console::say("");
-    for sentence in &report.words {
-        console::say(format_args!("  {sentence}"));
+    console::say(table::text(suite));
+    write(&args.report, &report::html(suite)?)?;
+    console::say(format_args!("\nThe pictures: {}", args.report.display()));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(suite).context("report as JSON")?;
+        write(path, &text)?;
+        console::say(format_args!("The figures:  {}", path.display()));
     }
-    for result in &report.phases {
-        let rejected = result.repeats.len() - result.counted;
-        if rejected > 0 {
-            console::say(format_args!(
-                "  {rejected} of {} runs of {} were noisy{}",
-                result.repeats.len(),
-                result.name.name(),
-                if result.counted == 0 {
-                    " and count all the same"
-                } else {
-                    " and do not count"
-                },
-            ));
-        }
-    }
-    if !report.setup.enforced {
-        console::say("  Not root, or cgroups are not writable: nothing was protected.");
-    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Suite> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{}: no figures of a demo", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -210,13 +308,16 @@ mod tests {
 
     #[test]
     fn every_repeat_measures_every_phase_and_starts_alone() {
-        for repeat in 1..7 {
-            let mut phases = order(repeat);
-            assert_eq!(phases[0], Phase::Alone);
-            phases.sort();
-            assert_eq!(phases, PHASES);
+        for scenario in scenario::ALL {
+            for repeat in 1..7 {
+                let mut phases = order(scenario.phases, repeat);
+                assert_eq!(phases[0], Phase::Alone);
+                phases.sort();
+                assert_eq!(phases, scenario.phases);
+            }
         }
-        assert_ne!(order(1), order(2));
+        let phases = &result::PHASES;
+        assert_ne!(order(phases, 1), order(phases, 2));
     }
 
     #[test]
@@ -224,5 +325,6 @@ mod tests {
         assert!(seconds("0").unwrap_err().contains("0.5 to 3600 seconds"));
         assert!(rate("NaN").is_err());
         assert_eq!(rate("2000"), Ok(2000.0));
+        assert!(known("disk").unwrap_err().contains("fork"));
     }
 }

@@ -1,18 +1,26 @@
 //! The manifests of the demo.
 
 use super::result::Phase;
+use super::scenario::{self, Neighbour, Scenario};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Namespace of everything the demo creates.
 pub const NAMESPACE: &str = "default";
-/// Name of the service's pod.
+/// Name of the pod of the service that is measured.
 pub const SERVICE: &str = "web";
+/// Name of the same service without a limit, where the scenario's has one.
+pub const UNLIMITED: &str = "web-unlimited";
 /// Label that marks the batch pods.
 pub const BATCH_LABEL: &str = "app=batch";
+/// Label that marks the services.
+pub const SERVICE_LABEL: &str = "app=web";
 
-/// What every demo pod has: it runs on this host under koord's scheduler.
+/// What a batch pod may have of the memory that is left over, in MiB.
+const BATCH_MEMORY_MIB: u32 = 64;
+
+/// What every demo pod has: it runs on this host.
 fn pod(name: &str, labels: &Value, container: &Value, extra: &[(&str, Value)]) -> Pod {
     let mut spec = json!({
         "schedulerName": "koord-scheduler",
@@ -34,46 +42,113 @@ fn pod(name: &str, labels: &Value, container: &Value, extra: &[(&str, Value)]) -
     serde_json::from_value(manifest).unwrap_or_default()
 }
 
-/// The latency-sensitive service: `steps` of CPU work per request.
+/// A latency-sensitive service.
+#[derive(Debug, Clone)]
+pub struct Service<'a> {
+    /// Name of the pod.
+    pub name: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Milli-CPUs it requests.
+    pub request: u64,
+    /// Milli-CPUs it may use at most.
+    pub limit: Option<u64>,
+    /// Where it says that it listens, and where; nginx is told where.
+    pub ready_file: Option<&'a Path>,
+}
+
+/// The pod of a service.
 #[must_use]
-pub fn service(executable: &Path, steps: u64, ready_file: &Path, cpus: usize) -> Pod {
+pub fn service(of: &Service<'_>) -> Pod {
+    let mut resources = json!({
+        "requests": {"cpu": format!("{}m", of.request), "memory": "64Mi"},
+    });
+    if let Some(limit) = of.limit {
+        resources["limits"] = json!({"cpu": format!("{limit}m")});
+    }
+    let args = match of.ready_file {
+        Some(file) => json!(["--ready-file", file]),
+        None => json!([]),
+    };
     pod(
-        SERVICE,
+        &of.name,
         &json!({"app": "web", koord_api::labels::POD_QOS: "LS"}),
         &json!({
             "name": "server",
             "image": "koord.local/workload",
-            "command": [executable, "workload", "serve"],
-            "args": ["--steps", steps.to_string(), "--ready-file", ready_file,
-                     "--workers", cpus.to_string()],
-            "resources": {"requests": {"cpu": format!("{}m", 450 * cpus), "memory": "64Mi"}},
+            "command": of.command,
+            "args": args,
+            "resources": resources,
         }),
-        &[
-            ("priorityClassName", json!("koord-prod")),
-            ("restartPolicy", json!("Always")),
-        ],
+        &[("priorityClassName", json!("koord-prod"))],
     )
+}
+
+/// Where the batch pods of one phase work and count.
+#[derive(Debug, Clone)]
+pub struct Batch<'a> {
+    /// This program.
+    pub executable: &'a Path,
+    /// Directory of the counters.
+    pub counters: PathBuf,
+    /// Directory for files that come and go.
+    pub scratch: PathBuf,
+    /// Tells the pods of one phase from those of the last.
+    pub generation: usize,
+}
+
+/// What batch pod `number` runs.
+fn command(neighbour: Neighbour, batch: &Batch<'_>, counter: &Path) -> Vec<String> {
+    let path = |path: &Path| path.display().to_string();
+    let args: Vec<String> = match neighbour {
+        Neighbour::Ffmpeg => return ffmpeg(counter),
+        Neighbour::Compute(threads) => vec!["hog".into(), "--threads".into(), threads.to_string()],
+        Neighbour::Spawn => vec!["spawn".into()],
+        Neighbour::Sync => vec!["sync".into(), "--dir".into(), path(&batch.scratch)],
+        Neighbour::Grow(mib) => vec!["grow".into(), "--mib".into(), mib.to_string()],
+        Neighbour::Stream => vec!["stream".into()],
+    };
+    [path(batch.executable), "workload".into()]
+        .into_iter()
+        .chain(args)
+        .chain(["--counter".into(), path(counter)])
+        .collect()
+}
+
+/// ffmpeg encoding a test picture without end, its progress in a file beside the counters.
+fn ffmpeg(counter: &Path) -> Vec<String> {
+    let program = scenario::program("ffmpeg").unwrap_or_else(|| "ffmpeg".into());
+    let encode = "-nostdin -loglevel error -f lavfi -i testsrc2=size=1280x720:rate=30 -c:v libx264 \
+                  -preset medium -threads 4 -stats_period 0.1 -progress";
+    let progress = counter.with_extension("progress");
+    [program.display().to_string()]
+        .into_iter()
+        .chain(encode.split_whitespace().map(str::to_owned))
+        .chain([progress.display().to_string()])
+        .chain(["-f", "null", "-"].map(str::to_owned))
+        .collect()
 }
 
 /// Batch pod `number` for `phase`: best-effort in `besteffort`, burstable with as much as the service
 /// requests in `unmanaged`, BE with batch resources otherwise.
 #[must_use]
-pub fn batch(
-    phase: Phase,
-    number: usize,
-    generation: usize,
-    executable: &Path,
-    counters: &Path,
-) -> Pod {
-    let name = format!("batch-{}-{generation}-{number}", phase.name());
-    let counter = counters.join(&name);
+pub fn batch(scenario: &Scenario, phase: Phase, number: usize, batch: &Batch<'_>) -> Pod {
+    let name = format!("batch-{}-{}-{number}", phase.name(), batch.generation);
+    let counter = batch.counters.join(&name);
+    let memory = format!("{BATCH_MEMORY_MIB}Mi");
     let managed = matches!(phase, Phase::Suppressed | Phase::Managed);
-    let requests = match phase {
+    let resources = match phase {
         Phase::Suppressed | Phase::Managed => {
-            json!({"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "64Mi"})
+            let mut resources = json!({
+                "requests": {"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": memory},
+            });
+            if matches!(scenario.neighbour, Neighbour::Grow(_)) {
+                resources["limits"] = json!({"kubernetes.io/batch-memory": memory});
+            }
+            resources
         }
         Phase::BestEffort => json!({}),
-        Phase::Alone | Phase::Unmanaged => json!({"cpu": "450m", "memory": "64Mi"}),
+        Phase::Alone | Phase::Unmanaged => json!({"requests": {"cpu": "450m", "memory": memory}}),
     };
     let mut labels = json!({"app": "batch"});
     let mut extra = Vec::new();
@@ -89,9 +164,8 @@ pub fn batch(
         &json!({
             "name": "job",
             "image": "koord.local/workload",
-            "command": [executable, "workload", "hog"],
-            "args": ["--threads", "2", "--counter", counter],
-            "resources": {"requests": requests},
+            "command": command(scenario.neighbour, batch, &counter),
+            "resources": resources,
         }),
         &extra,
     )
@@ -101,10 +175,21 @@ pub fn batch(
 mod tests {
     use super::*;
 
+    fn batch_of(phase: Phase, scenario: &str) -> Pod {
+        let found = scenario::select(&[scenario.to_owned()]).unwrap();
+        let place = Batch {
+            executable: Path::new("/bin/koord"),
+            counters: "/tmp/c".into(),
+            scratch: "/tmp/s".into(),
+            generation: 1,
+        };
+        batch(found[0], phase, 0, &place)
+    }
+
     #[test]
     fn batch_is_plain_burstable_or_asks_for_batch_resources() {
         let requests = |phase| {
-            let pod = batch(phase, 0, 1, Path::new("/bin/koord"), Path::new("/tmp"));
+            let pod = batch_of(phase, "cpu");
             let spec = pod.spec.expect("a pod with a spec");
             let keys: Vec<String> = spec.containers[0]
                 .resources
@@ -112,14 +197,8 @@ mod tests {
                 .and_then(|resources| resources.requests.as_ref())
                 .map(|requests| requests.keys().cloned().collect())
                 .unwrap_or_default();
-            (
-                keys,
-                pod.metadata
-                    .labels
-                    .unwrap_or_default()
-                    .get(koord_api::labels::POD_QOS)
-                    .cloned(),
-            )
+            let labels = pod.metadata.labels.unwrap_or_default();
+            (keys, labels.get(koord_api::labels::POD_QOS).cloned())
         };
         assert_eq!(requests(Phase::BestEffort), (vec![], None));
         assert_eq!(
@@ -139,12 +218,34 @@ mod tests {
     }
 
     #[test]
+    fn only_batch_that_fills_memory_has_a_memory_limit_and_only_where_koord_gives_it() {
+        let limited = |phase, scenario| {
+            let spec = batch_of(phase, scenario).spec.expect("a spec");
+            let resources = spec.containers[0].resources.clone();
+            resources.is_some_and(|resources| resources.limits.is_some())
+        };
+        assert!(limited(Phase::Managed, "memory") && limited(Phase::Suppressed, "memory"));
+        assert!(!limited(Phase::BestEffort, "memory") && !limited(Phase::Managed, "io"));
+    }
+
+    #[test]
     fn the_service_is_a_latency_sensitive_pod() {
-        let pod = service(Path::new("/bin/koord"), 7, Path::new("/tmp/ready"), 2);
+        let pod = service(&Service {
+            name: SERVICE.to_owned(),
+            command: ["/bin/koord", "workload", "serve"]
+                .map(str::to_owned)
+                .into(),
+            request: 900,
+            limit: Some(600),
+            ready_file: Some(Path::new("/tmp/ready")),
+        });
         let spec = pod.spec.expect("a pod with a spec");
         assert_eq!(spec.scheduler_name.as_deref(), Some("koord-scheduler"));
         assert_eq!(spec.priority_class_name.as_deref(), Some("koord-prod"));
-        let command = spec.containers[0].command.clone().unwrap_or_default();
-        assert_eq!(command, ["/bin/koord", "workload", "serve"]);
+        let limits = spec.containers[0]
+            .resources
+            .clone()
+            .and_then(|all| all.limits);
+        assert_eq!(limits.expect("limits")["cpu"].0, "600m");
     }
 }

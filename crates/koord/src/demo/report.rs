@@ -1,83 +1,11 @@
-//! The self-contained HTML page of a demo, and the table for the terminal.
+//! The self-contained HTML page of a demo.
 
-use super::charts;
-use super::result::{Phase, PhaseResult, Report, Run};
+use super::picture;
+use super::result::{Phase, PhaseResult, Run, ScenarioResult, Suite};
+use super::table::{self, ratio};
+use super::words::latency;
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write as _;
-
-fn ratio(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"))
-}
-
-fn us(value: f64) -> String {
-    if value <= 0.0 {
-        "–".to_owned()
-    } else {
-        format!("{value:.0}")
-    }
-}
-
-/// The rows of the result table: phase, p50, p90, p99, p99.9, CPU, batch work, p99 over alone, and
-/// batch work over plain best effort.
-fn rows(report: &Report) -> Vec<[String; 9]> {
-    let find = |phase: Phase| report.phases.iter().find(|result| result.name == phase);
-    let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
-    report
-        .phases
-        .iter()
-        .map(|result| {
-            let alone = find(Phase::Alone).map(|alone| alone.ls.p99_us);
-            let plain = find(Phase::BestEffort).map(|plain| plain.be.ops_per_s);
-            let batch = result.name != Phase::Alone;
-            [
-                result.name.name().to_owned(),
-                us(result.ls.p50_us),
-                us(result.ls.p90_us),
-                us(result.ls.p99_us),
-                us(result.ls.p999_us),
-                format!("{:.0} %", result.cpu_utilization * 100.0),
-                if batch {
-                    format!("{:.0}", result.be.ops_per_s)
-                } else {
-                    "–".to_owned()
-                },
-                ratio(over(result.ls.p99_us, alone)),
-                if batch {
-                    ratio(over(result.be.ops_per_s, plain))
-                } else {
-                    "–".to_owned()
-                },
-            ]
-        })
-        .collect()
-}
-
-const HEADER: [&str; 9] = [
-    "phase",
-    "p50 µs",
-    "p90 µs",
-    "p99 µs",
-    "p99.9 µs",
-    "CPU",
-    "batch ops/s",
-    "p99 / alone",
-    "batch / besteffort",
-];
-
-/// The table for the terminal.
-#[must_use]
-pub fn table(report: &Report) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(HEADER);
-    for row in rows(report) {
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
-}
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
@@ -86,181 +14,304 @@ fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-fn css_colour(phase: Phase) -> String {
-    let colour = charts::colour(phase);
-    format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
-}
-
-const STYLE: &str = "\
-:root{--ink:#1f2937;--soft:#6b7280;--line:#e5e7eb;--card:#fff;--page:#f7f7f5}\
-*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);\
-font:16px/1.55 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
-main{max-width:960px;margin:0 auto;padding:40px 24px 64px}\
-h1{font-size:30px;line-height:1.25;margin:0 0 8px;letter-spacing:-.01em}\
-h2{font-size:20px;margin:40px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}\
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(270px,1fr));gap:14px;margin:24px 0}\
-.card,.panel{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px}\
-.card b{display:block;font-size:30px;letter-spacing:-.02em}.card span{color:var(--soft);font-size:14px}\
-.panel{overflow-x:auto}.panel svg{max-width:100%;height:auto;display:block}\
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:14px}\
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}\
-th,td{padding:7px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}td.l,th.l{text-align:left;white-space:normal;min-width:220px}\
-th{color:var(--soft);font-weight:600}tr:last-child td{border-bottom:0}\
-.dot{display:inline-block;width:10px;height:10px;border-radius:50%;margin-right:8px}\
-.key{display:flex;gap:18px;flex-wrap:wrap;font-size:14px;color:var(--soft);margin:6px 0 12px}\
-.rejected td{color:#9ca3af}code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace}\
-details summary{cursor:pointer;color:var(--soft);margin:8px 0}ul{padding-left:20px}";
+const STYLE: &str = include_str!("page.css");
 
 /// The page.
 ///
 /// # Errors
-/// When a picture cannot be drawn.
-pub fn html(report: &Report) -> Result<String> {
+/// Never in practice: writing into a text does not fail.
+pub fn html(suite: &Suite) -> Result<String> {
     let mut page = String::new();
-    let ratios = &report.ratios;
-    let setup = &report.setup;
-    let headline = match (
-        ratios.p99_managed_over_alone,
-        ratios.be_managed_over_suppressed,
-    ) {
-        (Some(p99), Some(work)) => format!(
-            "Batch fills the machine; the service's p99 is {p99:.2}× what it has alone. \
-             {work:.2}× the batch work of a fixed 65\u{a0}% cap."
-        ),
-        _ => "Latency-sensitive service and batch work on one machine".to_owned(),
-    };
+    let setup = &suite.setup;
     write!(
         page,
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
          <title>koord: co-location on one machine</title><style>{STYLE}</style></head><body><main>\
-         <h1>{}</h1><p class=\"soft\">{} CPUs, kernel {}, {}. {:.0} requests/s of {:.0} µs each, \
-         open loop; windows of {:.0} s, medians of {}.{}</p>",
-        escape(&headline),
+         <h1>{}</h1><p class=\"soft\">{} CPUs, kernel {}, {}. Open-loop load; windows of \
+         {:.0}\u{a0}s, {}.</p>",
+        escape(&headline(suite)),
         setup.cpus,
         escape(&setup.kernel),
         escape(&setup.cgroup),
-        setup.rate,
-        setup.service_us,
         setup.phase_seconds,
-        if setup.repeat == 1 {
-            "one repeat".to_owned()
-        } else {
-            format!("{} repeats", setup.repeat)
-        },
-        if setup.enforced {
-            ""
-        } else {
-            " <b>Cgroups were not enforced: nothing here was protected.</b>"
+        match setup.repeat {
+            1 => "each measured once".to_owned(),
+            repeats => format!("medians of {repeats}, every run a dot"),
         },
     )?;
-    page.push_str("<div class=\"cards\">");
-    for (value, label) in [
-        (
-            ratio(ratios.p99_besteffort_over_alone),
-            "p99 besteffort / alone",
-        ),
-        (
-            ratio(ratios.p99_unmanaged_over_alone),
-            "p99 unmanaged / alone",
-        ),
-        (
-            ratio(ratios.p99_suppressed_over_alone),
-            "p99 suppressed / alone",
-        ),
-        (ratio(ratios.p99_managed_over_alone), "p99 managed / alone"),
-        (
-            ratio(ratios.be_managed_over_suppressed),
-            "batch work managed / suppressed",
-        ),
-        (
-            ratio(ratios.be_managed_over_besteffort),
-            "batch work managed / besteffort",
-        ),
-        (ratio(ratios.emu), "effective machine utilisation, managed"),
-    ] {
-        write!(
-            page,
-            "<div class=\"card\"><b>{value}</b><span>{label}</span></div>"
-        )?;
+    if !setup.enforced {
+        page.push_str(
+            "<p class=\"warn\">Cgroups were not enforced: nothing here was protected.</p>",
+        );
     }
-    page.push_str("</div><div class=\"panel\"><table><tr>");
-    for title in HEADER {
-        write!(page, "<th>{title}</th>")?;
+    if !suite.complete {
+        page.push_str(
+            "<p class=\"warn\">Not everything was measured; what is missing says why.</p>",
+        );
     }
-    page.push_str("</tr>");
-    for (row, result) in rows(report).iter().zip(&report.phases) {
-        write!(
-            page,
-            "<tr title=\"{}\"><td>{}",
-            result.name.summary(),
-            dot(result.name)
-        )?;
-        write!(page, "{}</td>", row[0])?;
-        for cell in &row[1..] {
-            write!(page, "<td>{cell}</td>")?;
-        }
-        page.push_str("</tr>");
+    if suite.scenarios.len() > 1 {
+        overview(&mut page, suite)?;
     }
-    page.push_str("</table></div><h2>What koord adds here</h2>");
-    for sentence in &report.words {
-        write!(page, "<p>{}</p>", escape(sentence))?;
+    for scenario in &suite.scenarios {
+        section(&mut page, scenario, suite)?;
     }
-    page.push_str("<h2>Latency by percentile</h2><div class=\"panel\">");
-    page.push_str(&charts::latency(&report.phases)?);
-    page.push_str("</div><h2>CPU over time</h2>");
-    page.push_str(
-        "<div class=\"key\"><span><i class=\"dot\" style=\"background:#2563eb\"></i>service</span>\
-         <span><i class=\"dot\" style=\"background:#0f8b6d\"></i>batch</span>\
-         <span><i class=\"dot\" style=\"background:#9ca3af\"></i>everything else</span>\
-         <span><i class=\"dot\" style=\"background:#f33\"></i>cap on BE</span>\
-         <span>ticks at the top: koordlet wrote to the kernel</span></div><div class=\"grid\">",
-    );
-    for result in &report.phases {
-        if let Some(run) = charts::representative(result) {
-            write!(
-                page,
-                "<div class=\"panel\"><b>{}{}</b> <span class=\"soft\">{}</span>{}</div>",
-                dot(result.name),
-                result.name.name(),
-                result.name.summary(),
-                charts::cpu(run, setup.cpus)?
-            )?;
-        }
-    }
-    page.push_str("</div><h2>What koordlet wrote</h2>");
-    for result in &report.phases {
-        if let Some(run) = charts::representative(result).filter(|run| !run.writes.is_empty()) {
-            writes(&mut page, result, run)?;
-        }
-    }
-    page.push_str("<h2>Every run</h2>");
-    runs(&mut page, report)?;
-    page.push_str("<h2>What this does not show</h2><ul>");
-    for caveat in &report.caveats {
+    page.push_str("<h2>Under which conditions</h2><ul>");
+    for caveat in &suite.caveats {
         write!(page, "<li>{}</li>", escape(caveat))?;
     }
     page.push_str("</ul></main></body></html>\n");
     Ok(page)
 }
 
-fn dot(phase: Phase) -> String {
+/// What the figures say in a sentence or two, the tail included.
+fn headline(suite: &Suite) -> String {
+    if let [only] = suite.scenarios.as_slice() {
+        let find = |phase| only.phases.iter().find(|result| result.name == phase);
+        if let (Some(alone), Some(managed)) = (find(Phase::Alone), find(Phase::Managed)) {
+            let work = only.ratios.be_managed_over_suppressed;
+            return format!(
+                "{}: p99 {} beside batch under koord, {} alone; p99.9 {} and {}.{}",
+                only.title,
+                latency(managed.ls.p99_us),
+                latency(alone.ls.p99_us),
+                latency(managed.ls.p999_us),
+                latency(alone.ls.p999_us),
+                work.map_or_else(String::new, |times| format!(
+                    " {times:.2} times the batch work of a fixed 65\u{a0}% cap."
+                ))
+            );
+        }
+        return only.title.clone();
+    }
+    let times = |of: fn(&ScenarioResult) -> Option<f64>, bar: fn(f64) -> bool| {
+        let hit = |one: &&ScenarioResult| of(one).is_some_and(bar);
+        suite.scenarios.iter().filter(hit).count()
+    };
+    let measured = times(|one| one.ratios.p99_besteffort_over_alone, |_| true);
+    let hurt = times(
+        |one| one.ratios.p99_besteffort_over_alone,
+        |times| times >= 1.5,
+    );
+    let left = times(
+        |one| one.ratios.p99_managed_over_alone,
+        |times| times >= 1.5,
+    );
+    let saved = |one: &&ScenarioResult| {
+        one.ratios
+            .p99_besteffort_over_alone
+            .is_some_and(|times| times >= 1.5)
+            && one
+                .ratios
+                .p99_managed_over_alone
+                .is_some_and(|times| times <= 1.15)
+    };
+    let saved = suite.scenarios.iter().filter(saved).count();
     format!(
-        "<i class=\"dot\" style=\"background:{}\"></i>",
-        css_colour(phase)
+        "In {hurt} of {measured} scenarios batch work raises the service's p99 to 1.5 times and more \
+         under plain Kubernetes; with koord in {left}. In {saved} koord brings it back to what the \
+         service has alone."
     )
 }
 
-fn writes(page: &mut String, result: &PhaseResult, run: &Run) -> Result<()> {
-    const SHOWN: usize = 200;
+/// A row per scenario with a cue for each figure.
+fn overview(page: &mut String, suite: &Suite) -> Result<()> {
+    page.push_str(
+        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th>scenario</th>\
+         <th colspan=\"3\">p99 of the service, times alone<br><small>plain Kubernetes · Koordinator's cap · koord</small></th>\
+         <th colspan=\"2\">batch work of koord, times<br><small>plain Kubernetes · Koordinator's cap</small></th></tr>",
+    );
+    for one in &suite.scenarios {
+        let ratios = &one.ratios;
+        write!(
+            page,
+            "<tr><td><a href=\"#{0}\">{0}</a><small>{1}</small></td>",
+            escape(&one.name),
+            escape(&one.title)
+        )?;
+        if one.phases.is_empty() {
+            let why = one.why.as_deref().unwrap_or("not measured");
+            write!(
+                page,
+                "<td colspan=\"5\" class=\"l soft\">{}</td></tr>",
+                escape(why)
+            )?;
+            continue;
+        }
+        for times in [
+            ratios.p99_besteffort_over_alone,
+            ratios.p99_suppressed_over_alone,
+            ratios.p99_managed_over_alone,
+        ] {
+            let (class, word) = picture::cue(times);
+            write!(
+                page,
+                "<td><span class=\"chip {class}\" title=\"{word}\">{}</span></td>",
+                ratio(times)
+            )?;
+        }
+        for times in [
+            ratios.be_managed_over_besteffort,
+            ratios.be_managed_over_suppressed,
+        ] {
+            let class = match times {
+                Some(times) if times >= 0.9 => "good",
+                Some(times) if times >= 0.5 => "fair",
+                Some(_) => "bad",
+                None => "",
+            };
+            write!(
+                page,
+                "<td><span class=\"chip {class}\">{}</span></td>",
+                ratio(times)
+            )?;
+        }
+        page.push_str("</tr>");
+    }
+    page.push_str(
+        "</table></div><p class=\"key\"><span class=\"chip good\">p99 up to 1.15, batch from 0.9</span>\
+         <span class=\"chip fair\">in between</span>\
+         <span class=\"chip bad\">p99 over 1.5, batch under 0.5</span></p>",
+    );
+    Ok(())
+}
+
+fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Result<()> {
     write!(
         page,
-        "<details><summary>{}: {} writes</summary><div class=\"panel\"><table>\
-         <tr><th>at s</th><th class=\"l\">file</th><th>was</th><th>is</th><th class=\"l\">why</th></tr>",
-        result.name.name(),
-        run.writes.len()
+        "<section id=\"{0}\"><h2><code>{0}</code> {1}</h2><p class=\"soft\">{2}</p>",
+        escape(&scenario.name),
+        escape(&scenario.title),
+        escape(&scenario.about)
     )?;
+    if let Some(why) = &scenario.why {
+        write!(
+            page,
+            "<p class=\"warn\">Not measured to its end: {}</p>",
+            escape(why)
+        )?;
+    }
+    if scenario.phases.is_empty() {
+        page.push_str("</section>");
+        return Ok(());
+    }
+    write!(
+        page,
+        "<div class=\"panel\">{}</div>",
+        picture::scenario(scenario)
+    )?;
+    for sentence in &scenario.words {
+        write!(page, "<p>{}</p>", escape(sentence))?;
+    }
+    if let Some(ms) = scenario.recovery_ms {
+        let each: Vec<String> = scenario
+            .phases
+            .iter()
+            .filter_map(|result| {
+                let ms = result.recovery_ms?;
+                Some(format!("{} {ms:.0}\u{a0}ms", picture::label(result.name)))
+            })
+            .collect();
+        write!(
+            page,
+            "<p>After the step, p99 is back within {ms:.0}\u{a0}ms ({}).</p>",
+            each.join(", ")
+        )?;
+    }
+    let open = if suite.scenarios.len() == 1 {
+        " open"
+    } else {
+        ""
+    };
+    write!(
+        page,
+        "<details{open}><summary>Figures and percentiles</summary>"
+    )?;
+    figures(page, scenario)?;
+    write!(
+        page,
+        "<p class=\"soft\">{:.0} requests per second on average, {:.0}\u{a0}µs of CPU each. ≈: the ranges \
+         of the runs overlap, the two are indistinguishable.</p>\
+         <div class=\"panel\">{}</div></details>",
+        scenario.rate,
+        scenario.service_us,
+        picture::percentiles(&scenario.phases)
+    )?;
+    write!(page, "<details{open}><summary>CPU over time</summary>")?;
+    cpu(page, scenario, suite.setup.cpus)?;
+    page.push_str("</details><details><summary>What koordlet wrote</summary>");
+    for result in &scenario.phases {
+        if let Some(run) = picture::representative(result) {
+            writes(page, result, run)?;
+        }
+    }
+    page.push_str("</details><details><summary>Every run</summary>");
+    runs(page, scenario)?;
+    page.push_str("</details></section>");
+    Ok(())
+}
+
+fn figures(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
+    page.push_str("<div class=\"panel scroll\"><table><tr>");
+    for title in table::HEADER {
+        write!(page, "<th>{title}</th>")?;
+    }
+    page.push_str("</tr>");
+    for (row, result) in table::rows(scenario).iter().zip(&scenario.phases) {
+        write!(page, "<tr title=\"{}\">", escape(result.name.summary()))?;
+        for cell in row {
+            write!(page, "<td>{cell}</td>")?;
+        }
+        page.push_str("</tr>");
+    }
+    page.push_str("</table></div>");
+    Ok(())
+}
+
+fn cpu(page: &mut String, scenario: &ScenarioResult, cpus: usize) -> Result<()> {
+    page.push_str(
+        "<p class=\"key\"><span><i class=\"dot service\"></i>service</span>\
+         <span><i class=\"dot batch\"></i>batch</span>\
+         <span><i class=\"dot other\"></i>everything else</span>\
+         <span><i class=\"dot cap\"></i>cap on batch</span>\
+         <span>ticks at the top: koordlet wrote to the kernel</span></p><div class=\"grid\">",
+    );
+    for result in &scenario.phases {
+        if let Some(run) = picture::representative(result) {
+            write!(
+                page,
+                "<div class=\"panel\"><b>{}</b> <span class=\"soft\">{}</span>{}</div>",
+                picture::label(result.name),
+                escape(result.name.summary()),
+                picture::cpu(run, cpus)
+            )?;
+        }
+    }
+    page.push_str("</div>");
+    Ok(())
+}
+
+fn writes(page: &mut String, result: &PhaseResult, run: &Run) -> Result<()> {
+    const SHOWN: usize = 100;
+    write!(
+        page,
+        "<h4>{}: {} writes{}</h4>",
+        result.name.name(),
+        run.writes.len(),
+        if run.writes.len() > SHOWN {
+            format!(", the first {SHOWN}")
+        } else {
+            String::new()
+        }
+    )?;
+    if run.writes.is_empty() {
+        return Ok(());
+    }
+    page.push_str(
+        "<div class=\"panel scroll\"><table class=\"wrap\"><tr><th>at s</th><th class=\"l\">file</th>\
+         <th>was</th><th>is</th><th class=\"l\">why</th></tr>",
+    );
     for write in run.writes.iter().take(SHOWN) {
         write!(
             page,
@@ -273,17 +324,17 @@ fn writes(page: &mut String, result: &PhaseResult, run: &Run) -> Result<()> {
             escape(&write.reason)
         )?;
     }
-    page.push_str("</table></div></details>");
+    page.push_str("</table></div>");
     Ok(())
 }
 
-fn runs(page: &mut String, report: &Report) -> Result<()> {
+fn runs(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
     page.push_str(
-        "<div class=\"panel\"><table><tr><th>phase</th><th>repeat</th><th>p50</th><th>p90</th>\
-         <th>p99</th><th>p99.9</th><th>requests</th><th>errors</th><th>CPU</th><th>batch ops/s</th>\
-         <th>service PSI</th><th>steal</th><th>send lag p99</th><th class=\"l\">note</th></tr>",
+        "<div class=\"panel scroll\"><table><tr><th>phase</th><th>repeat</th><th>p50</th><th>p90</th>\
+         <th>p99</th><th>p99.9</th><th>requests</th><th>errors</th><th>CPU</th><th>batch/s</th>\
+         <th>PSI</th><th>steal</th><th>lag p99</th><th class=\"l\">note</th></tr>",
     );
-    for result in &report.phases {
+    for result in &scenario.phases {
         for run in &result.repeats {
             let class = if run.rejected.is_some() {
                 " class=\"rejected\""
@@ -292,28 +343,89 @@ fn runs(page: &mut String, report: &Report) -> Result<()> {
             };
             write!(
                 page,
-                "<tr{class}><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
-                 <td>{}</td><td>{}</td><td>{:.1} %</td><td>{:.0}</td><td>{}</td><td>{:.1} %</td>\
-                 <td>{:.0}</td><td class=\"l\">{}</td></tr>",
-                dot(result.name),
+                "<tr{class}><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+                 <td>{}</td><td>{}</td><td>{:.0}\u{a0}%</td><td>{:.0}</td><td>{}</td>\
+                 <td>{:.1}\u{a0}%</td><td>{}</td><td class=\"l\">{}</td></tr>",
                 result.name.name(),
                 run.repeat,
-                us(run.ls.p50_us),
-                us(run.ls.p90_us),
-                us(run.ls.p99_us),
-                us(run.ls.p999_us),
+                latency(run.ls.p50_us),
+                latency(run.ls.p90_us),
+                latency(run.ls.p99_us),
+                latency(run.ls.p999_us),
                 run.ls.requests,
                 run.ls.errors,
                 run.cpu_utilization * 100.0,
                 run.be_ops_per_s,
                 run.ls_psi_some
-                    .map_or_else(|| "–".to_owned(), |v| format!("{:.1} %", v * 100.0)),
+                    .map_or_else(|| "–".to_owned(), |v| format!("{:.1}\u{a0}%", v * 100.0)),
                 run.steal * 100.0,
-                run.ls.send_lag_p99_us,
+                latency(run.ls.send_lag_p99_us),
                 escape(run.rejected.as_deref().unwrap_or(""))
             )?;
         }
     }
     page.push_str("</table></div>");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::result::tests::phase_of;
+    use super::super::result::{Ratios, Setup};
+    use super::*;
+
+    fn scenario(name: &str, plain: f64, managed: f64) -> ScenarioResult {
+        let phases = vec![
+            phase_of(Phase::Alone, &[1000.0, 1000.0]),
+            phase_of(Phase::BestEffort, &[plain, plain]),
+            phase_of(Phase::Managed, &[managed, managed]),
+        ];
+        ScenarioResult {
+            name: name.to_owned(),
+            title: format!("<{name}>"),
+            ran: true,
+            ratios: Ratios::of(&phases, &Setup::default()),
+            phases,
+            ..ScenarioResult::default()
+        }
+    }
+
+    #[test]
+    fn the_page_of_several_counts_what_was_won() {
+        let suite = Suite {
+            complete: false,
+            scenarios: vec![
+                scenario("a", 3000.0, 1100.0),
+                scenario("b", 1000.0, 1000.0),
+                scenario("c", 2000.0, 1900.0),
+                ScenarioResult {
+                    name: "d".to_owned(),
+                    why: Some("d needs <root>".to_owned()),
+                    ..ScenarioResult::default()
+                },
+            ],
+            ..Suite::default()
+        };
+        let page = html(&suite).unwrap();
+        for text in [
+            "In 2 of 3 scenarios",
+            "with koord in 1.",
+            "In 1 koord",
+            "d needs &lt;root&gt;",
+            "&lt;a&gt;",
+            "Not everything was measured",
+            "prefers-color-scheme",
+        ] {
+            assert!(page.contains(text), "{text} is missing");
+        }
+    }
+
+    #[test]
+    fn the_headline_of_one_names_the_tail() {
+        let suite = Suite {
+            scenarios: vec![scenario("a", 3000.0, 1100.0)],
+            ..Suite::default()
+        };
+        assert!(headline(&suite).contains("p99.9"), "{}", headline(&suite));
+    }
 }

@@ -149,6 +149,10 @@ pub struct PhaseResult {
     pub cpu_utilization: f64,
     /// Batch work done.
     pub be: BatchWork,
+    /// Median time from a step of the load until p99 is back, in milliseconds, where the load has
+    /// steps: see [`recovery_ms`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery_ms: Option<f64>,
     /// Runs that count towards the medians.
     pub counted: usize,
     /// Every run, rejected ones included.
@@ -183,6 +187,8 @@ pub struct Ratios {
 pub struct Setup {
     /// CPUs the demo may use.
     pub cpus: usize,
+    /// Whether the kernel tells pressure (PSI) per group.
+    pub psi: bool,
     /// Kernel release.
     pub kernel: String,
     /// Which cgroup hierarchy enforces.
@@ -209,19 +215,100 @@ pub struct Setup {
     pub batch_resources_after_s: f64,
 }
 
-/// Everything that was measured.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Report {
-    /// Where and how.
-    pub setup: Setup,
+/// What one scenario showed.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ScenarioResult {
+    /// Its name.
+    pub name: String,
+    /// Its heading.
+    pub title: String,
+    /// What runs beside what.
+    pub about: String,
+    /// Whether all of it was measured.
+    pub ran: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// What the batch work counts.
+    pub operation: String,
+    /// Arrivals per second, on average.
+    pub rate: f64,
+    /// CPU cost of one request, in microseconds, as calibrated.
+    pub service_us: f64,
     /// The phases.
     pub phases: Vec<PhaseResult>,
     /// The headline quotients.
     pub ratios: Ratios,
+    /// `recovery_ms` of `managed`, where the load has steps.
+    pub recovery_ms: Option<f64>,
     /// What koord adds here and what it does not.
     pub words: Vec<String>,
-    /// What these figures do not show.
+}
+
+/// Everything that was measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Suite {
+    /// Where and how.
+    pub setup: Setup,
+    /// Whether every scenario that was asked for ran to its end.
+    pub complete: bool,
+    /// Every scenario that was asked for.
+    pub scenarios: Vec<ScenarioResult>,
+    /// Under which conditions, and what these figures do not show.
     pub caveats: Vec<String>,
+    /// `cpu` by itself also has its phases and ratios at the top.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub single: Option<Single>,
+}
+
+/// See [`Suite::single`].
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Single {
+    /// The phases.
+    pub phases: Vec<PhaseResult>,
+    /// The headline quotients.
+    pub ratios: Ratios,
+}
+
+/// How long after a step of the load p99 was back, in milliseconds: the begin of the first three
+/// slots in a row whose p99 is at most `limit_us`. `None` when there are none within the first
+/// `slots` of `p99_us`.
+#[must_use]
+pub fn recovery_ms(p99_us: &[f64], slot_ms: u64, slots: usize, limit_us: f64) -> Option<f64> {
+    let peak = &p99_us[..slots.min(p99_us.len())];
+    let calm = |three: &[f64]| three.iter().all(|p99| *p99 <= limit_us);
+    let back = peak.windows(3).position(calm)?;
+    #[allow(clippy::cast_precision_loss, reason = "milliseconds of a cycle")]
+    Some((back as u64 * slot_ms) as f64)
+}
+
+/// Fills in the recovery of every phase. A p99 is back when it is at most 1.5 times what `alone` has
+/// in the second half of the peak; a run in which it never is counts as the whole peak.
+pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
+    let slots = usize::try_from(peak_ms / slot_ms.max(1)).unwrap_or(0);
+    let counted = |result: &PhaseResult| -> Vec<Vec<f64>> {
+        let runs = result.counted_runs();
+        runs.map(|run| run.ls.cycle_p99_us.clone()).collect()
+    };
+    let Some(alone) = phases.iter().find(|result| result.name == Phase::Alone) else {
+        return;
+    };
+    let steady = counted(alone).into_iter().map(|p99| {
+        let half = p99.get(slots / 2..slots.min(p99.len()));
+        median(half.unwrap_or_default().iter().copied())
+    });
+    let limit = 1.5 * median(steady);
+    for result in phases {
+        let runs = counted(result);
+        if runs.is_empty() {
+            continue;
+        }
+        #[allow(clippy::cast_precision_loss, reason = "milliseconds of a cycle")]
+        let never = peak_ms as f64;
+        result.recovery_ms =
+            Some(median(runs.iter().map(|p99| {
+                recovery_ms(p99, slot_ms, slots, limit).unwrap_or(never)
+            })));
+    }
 }
 
 /// The median; 0 for no values. The mean of the middle two for an even count.
@@ -278,6 +365,14 @@ impl Verdict {
 }
 
 impl PhaseResult {
+    /// The runs behind the medians: those that are not noisy, or all when all are.
+    pub fn counted_runs(&self) -> impl Iterator<Item = &Run> {
+        let all = self.counted == 0;
+        self.repeats
+            .iter()
+            .filter(move |run| all || run.rejected.is_none())
+    }
+
     /// How this phase's p99 compares with the other's.
     #[must_use]
     pub fn p99_against(&self, other: &Self) -> Verdict {
@@ -321,6 +416,7 @@ impl PhaseResult {
             ls,
             cpu_utilization,
             be,
+            recovery_ms: None,
             counted: clean,
             repeats,
         }
@@ -328,7 +424,8 @@ impl PhaseResult {
 }
 
 impl Ratios {
-    /// The quotients of `phases`; `setup` supplies the references for EMU.
+    /// The quotients of `phases`. `setup` supplies the references for EMU; without batch work of the
+    /// idle machine there is none.
     #[must_use]
     pub fn of(phases: &[PhaseResult], setup: &Setup) -> Self {
         let find = |phase: Phase| phases.iter().find(|result| result.name == phase);
@@ -453,9 +550,36 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn recovery_is_where_three_calm_slots_begin() {
+        let p99 = [9.0, 2.0, 9.0, 2.0, 1.0, 2.0, 9.0, 1.0];
+        assert_eq!(recovery_ms(&p99, 20, 8, 2.0), Some(60.0));
+        assert_eq!(recovery_ms(&p99, 20, 5, 2.0), None);
+        assert_eq!(recovery_ms(&[], 20, 5, 2.0), None);
+    }
+
+    #[test]
+    fn recovery_is_measured_against_the_peak_of_alone() {
+        let phase = |name, p99: [f64; 8]| {
+            let mut run = run(1.0, 1.0, false);
+            run.ls.cycle_p99_us = p99.to_vec();
+            PhaseResult::from_runs(name, vec![run])
+        };
+        let mut phases = [
+            phase(Phase::Alone, [5.0, 1.0, 2.0, 2.0, 2.0, 2.0, 0.1, 0.1]),
+            phase(Phase::Managed, [9.0, 9.0, 3.0, 3.0, 3.0, 2.0, 0.1, 0.1]),
+            phase(Phase::BestEffort, [9.0, 9.0, 9.0, 9.0, 3.0, 2.0, 0.1, 0.1]),
+        ];
+        recoveries(&mut phases, 10, 60);
+        let of = phases.map(|result| result.recovery_ms.unwrap());
+        // Never back within the peak: all of it.
+        assert_eq!(of, [10.0, 20.0, 60.0]);
+    }
+
+    #[test]
     fn ratios_follow_the_medians_and_are_absent_without_a_divisor() {
         let phases: Vec<PhaseResult> = [
             (Phase::Alone, 500.0, 0.0),
+            (Phase::BestEffort, 600.0, 1000.0),
             (Phase::Unmanaged, 2000.0, 1000.0),
             (Phase::Suppressed, 700.0, 500.0),
             (Phase::Managed, 550.0, 980.0),
@@ -471,6 +595,8 @@ pub(super) mod tests {
         };
         let ratios = Ratios::of(&phases, &setup);
         assert_eq!(ratios.p99_unmanaged_over_alone, Some(4.0));
+        assert_eq!(ratios.p99_besteffort_over_alone, Some(1.2));
+        assert_eq!(ratios.be_managed_over_besteffort, Some(0.98));
         assert_eq!(ratios.be_managed_over_suppressed, Some(1.96));
         assert!((ratios.emu.unwrap() - (0.25 + 980.0 / 1280.0)).abs() < 1e-9);
         assert_eq!(

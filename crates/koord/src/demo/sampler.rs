@@ -19,6 +19,8 @@ pub struct Targets {
     pub root: Root,
     /// The service's pod, where it is confined.
     pub service: Option<Cgroup>,
+    /// Other services.
+    pub others: Vec<Cgroup>,
     /// The batch pods.
     pub batch: Vec<Cgroup>,
     /// The kubelet's best-effort directory, which carries the cap.
@@ -140,7 +142,7 @@ impl Targets {
             busy,
             total,
             steal,
-            service_ns: self.service.as_ref().map_or(0.0, usage),
+            service_ns: self.service.iter().chain(&self.others).map(usage).sum(),
             batch_ns: self.batch.iter().map(usage).sum(),
             own_ticks: self.process_ticks("self"),
             load_ticks: if load_pid == 0 {

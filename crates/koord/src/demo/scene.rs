@@ -1,51 +1,71 @@
-//! The cluster the demo plays on: starting it, changing the phase, measuring one window.
+//! The cluster the demo plays on: starting it, setting a scenario up, changing the phase.
 
-use super::pods::{self, NAMESPACE, SERVICE};
-use super::result::{Phase, Run, Setup, Write, median};
-use super::sampler::{Sampler, Targets};
+use super::pods::{self, NAMESPACE, SERVICE, UNLIMITED};
+use super::result::{Phase, Setup, median};
+use super::sampler::Targets;
+use super::scenario::{self, Scenario};
 use crate::cluster::{self, Cluster};
-use crate::workload::{self, load, monotonic_ns};
-use crate::{console, workload::counter};
-use anyhow::{Context, Result, anyhow, bail};
+use crate::console;
+use crate::workload::{self, counter, monotonic_ns};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::slo::RawNodeSLO;
 use koord_kube::Api;
 use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use serde_json::json;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Load that is not counted before each window, in seconds. Upstream raises its cap by a tenth of the
-/// machine per second, so this is how long `suppressed` takes to reach its steady state.
-const WARMUP_S: f64 = 6.0;
 /// What receiving and answering a request costs besides its work, in microseconds.
 const OVERHEAD_US: f64 = 25.0;
-/// Noise rules: a window is measured again when others used more than this part of the machine. A
-/// quiet machine shows 3 to 5 %: the kernel charges the network's soft interrupts to nobody.
-const STRANGERS: f64 = 0.06;
-/// When the hypervisor took more than this part: from here on p99 shows the host, not the service.
-const STEAL: f64 = 0.005;
-/// When the generator woke later than this, in microseconds (99th percentile).
-const SEND_LAG_US: f64 = 150.0;
+/// What requests that a bystander gets cost, and how many it gets per second.
+const BYSTANDER: (u64, f64) = (100, 20.0);
 
-/// A running demo cluster with its service.
+/// A running demo cluster.
 pub(super) struct Scene {
-    cluster: Cluster,
-    setup: Setup,
-    executable: PathBuf,
+    pub(super) cluster: Cluster,
+    pub(super) setup: Setup,
+    pub(super) executable: PathBuf,
     directory: tempfile::TempDir,
     root: koord_host::Root,
+    steps_per_us: f64,
     generation: usize,
     configured: u64,
     elsewhere: Vec<f64>,
-    address: std::net::SocketAddr,
-    progress: indicatif::ProgressBar,
+    pub(super) progress: indicatif::ProgressBar,
+    stage: Option<Stage>,
+}
+
+/// The scenario that is set up.
+pub(super) struct Stage {
+    pub(super) scenario: &'static Scenario,
+    /// Mean arrivals per second.
+    pub(super) rate: f64,
+    /// The service.
+    address: SocketAddr,
+    /// The service without a limit, where there is one with a limit.
+    unlimited: Option<SocketAddr>,
+    services: usize,
+    /// Load of the bystanders; it ends with the stage.
+    _bystanders: Vec<tokio::process::Child>,
+}
+
+impl Stage {
+    /// The pod that is measured in `phase`, and its address.
+    pub(super) fn measured(&self, phase: Phase) -> (&'static str, SocketAddr) {
+        match self.unlimited {
+            Some(address) if phase == Phase::Alone => (UNLIMITED, address),
+            _ => (SERVICE, self.address),
+        }
+    }
 }
 
 impl Scene {
-    /// Starts the cluster and the service, and waits until this machine offers batch resources.
-    pub(super) async fn open(rate: f64, service_us: f64, phase_seconds: f64) -> Result<Self> {
+    /// Starts the cluster and waits until this machine offers batch resources.
+    pub(super) async fn open(phase_seconds: f64) -> Result<Self> {
         let progress = progress_bar();
         progress.set_message("calibrating a request");
         let begun = monotonic_ns();
@@ -53,12 +73,6 @@ impl Scene {
         let steps_per_us = tokio::task::spawn_blocking(workload::steps_per_us)
             .await
             .context("calibration")?;
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a step count"
-        )]
-        let steps = (steps_per_us * (service_us - OVERHEAD_US)) as u64;
         let executable = std::env::current_exe().context("path of this program")?;
         let directory = tempfile::Builder::new()
             .prefix("koord-demo-")
@@ -81,9 +95,6 @@ impl Scene {
                 cpus,
                 kernel: kernel_release(&root),
                 cgroup: root.version().as_str().to_owned(),
-                enforced: false,
-                rate,
-                service_us,
                 phase_seconds,
                 ..Setup::default()
             },
@@ -91,13 +102,14 @@ impl Scene {
             executable,
             directory,
             root,
+            steps_per_us,
             generation: 0,
             configured: 0,
             elsewhere: Vec::new(),
-            address: ([127, 0, 0, 1], 0).into(),
             progress,
+            stage: None,
         };
-        match scene.prepare(steps, begun).await {
+        match scene.prepare(begun).await {
             Ok(()) => Ok(scene),
             Err(error) => {
                 scene.close().await;
@@ -106,7 +118,7 @@ impl Scene {
         }
     }
 
-    async fn prepare(&mut self, steps: u64, begun: u64) -> Result<()> {
+    async fn prepare(&mut self, begun: u64) -> Result<()> {
         self.step("waiting for this machine to become a node");
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
         let name = self.cluster.node_name.clone();
@@ -122,23 +134,10 @@ impl Scene {
             Ok(nodes.get_opt(&name).await?.filter(ready))
         })
         .await?;
-
-        self.step("starting the service");
-        let ready_file = self.directory.path().join("service.address");
-        let service = pods::service(&self.executable, steps, &ready_file, self.setup.cpus);
-        self.pods()
-            .create(&PostParams::default(), &service)
-            .await
-            .context("service pod")?;
-        self.running(1).await?;
-        self.address = poll("the service's address", 30, async || {
-            Ok(std::fs::read_to_string(&ready_file)
-                .ok()
-                .and_then(|text| text.parse().ok()))
-        })
-        .await?;
-        let service = self.pod_cgroup(&self.pods().get(SERVICE).await?);
-        self.setup.enforced = service.as_ref().is_some_and(koord_host::Cgroup::exists);
+        let pods = self.pod_parent()?;
+        self.setup.enforced = pods.exists();
+        let pressure = pods.pressure(koord_host::cgroup::PressureKind::Cpu);
+        self.setup.psi = pressure.ok().flatten().is_some();
 
         self.step("waiting until koordlet has measured and the manager has published");
         self.room_for_batch(60).await?;
@@ -146,6 +145,277 @@ impl Scene {
         let after = monotonic_ns().saturating_sub(begun) as f64 / 1e9;
         self.setup.batch_resources_after_s = after;
         Ok(())
+    }
+
+    /// The group of all pods.
+    fn pod_parent(&self) -> Result<koord_host::Cgroup> {
+        let path = koord_host::CgroupPath::new("kubepods").context("group of all pods")?;
+        Ok(self.root.cgroup(&path))
+    }
+
+    /// Why `scenario` cannot be played here, where it cannot.
+    pub(super) fn obstacle(&self, scenario: &Scenario) -> Option<String> {
+        if !self.setup.enforced && scenario.name != "cpu" {
+            return Some("needs root and control groups that can be written".to_owned());
+        }
+        let missing = |name: &&&str| scenario::program(name).is_none();
+        let missing: Vec<&str> = scenario
+            .programs()
+            .iter()
+            .filter(missing)
+            .copied()
+            .collect();
+        if !missing.is_empty() {
+            let names = missing.join(" and ");
+            return Some(format!(
+                "{names} not found in PATH (Debian: apt install {names})"
+            ));
+        }
+        let pods = self.pod_parent().ok()?;
+        if scenario.service.limit.is_some() && pods.cfs_burst().ok().flatten().is_none() {
+            return Some(
+                "this kernel has no CFS burst (cpu.cfs_burst_us, cpu.max.burst)".to_owned(),
+            );
+        }
+        if scenario.pod_memory_mib.is_some() && pods.memory_limit().is_err() {
+            return Some("memory is not limited on this machine: no memory controller".to_owned());
+        }
+        None
+    }
+
+    /// Sets `scenario` up: its services and their surroundings.
+    pub(super) async fn enter(
+        &mut self,
+        scenario: &'static Scenario,
+        rate: Option<f64>,
+    ) -> Result<()> {
+        self.step(&format!("{}: starting the service", scenario.name));
+        let cpus = self.setup.cpus;
+        let us = scenario.service.us;
+        #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
+        let rate = rate.unwrap_or(scenario.load.share * cpus as f64 * 1e6 / us);
+        if let Some(mib) = scenario.pod_memory_mib {
+            self.limit_pods(i64::from(mib) << 20)?;
+        }
+        let (mib, pages) = scenario.service.file;
+        let file = self.directory.path().join("service.data");
+        let mut command = vec![
+            self.executable.display().to_string(),
+            "workload".to_owned(),
+            "serve".to_owned(),
+        ];
+        let mut option = |name: &str, value: String| command.extend([name.to_owned(), value]);
+        option("--steps", self.steps(us - OVERHEAD_US).to_string());
+        option("--workers", cpus.to_string());
+        if pages > 0 {
+            let path = file.clone();
+            tokio::task::spawn_blocking(move || cold_file(&path, mib))
+                .await
+                .context("service file")??;
+            option("--file", file.display().to_string());
+            option("--pages", pages.to_string());
+        }
+        let (table, walk) = scenario.service.table;
+        option("--table-mib", table.to_string());
+        option("--walk", walk.to_string());
+        let mut listening = None;
+        if scenario.service.nginx {
+            let (nginx, address) = self.nginx()?;
+            (command, listening) = (nginx, Some(address));
+        }
+
+        let request = 450 * cpus as u64;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "milli-CPUs"
+        )]
+        let limit = scenario
+            .service
+            .limit
+            .map(|times| (times * rate * us / 1000.0) as u64);
+        let address = self
+            .serve(
+                SERVICE,
+                &command,
+                listening,
+                limit.unwrap_or(request),
+                limit,
+            )
+            .await?;
+        let unlimited = match limit {
+            Some(limit) => Some(self.serve(UNLIMITED, &command, None, limit, None).await?),
+            None => None,
+        };
+        let mut stage = Stage {
+            scenario,
+            rate,
+            address,
+            unlimited,
+            services: 1 + usize::from(unlimited.is_some()),
+            _bystanders: Vec::new(),
+        };
+        for number in 0..scenario.bystanders {
+            #[allow(clippy::cast_precision_loss, reason = "microseconds of a request")]
+            let steps = self.steps(BYSTANDER.0 as f64).to_string();
+            let command = [
+                &self.executable.display().to_string(),
+                "workload",
+                "serve",
+                "--workers",
+                "1",
+                "--steps",
+                &steps,
+            ];
+            let command: Vec<String> = command.map(str::to_owned).into();
+            let name = format!("bystander-{number}");
+            let address = self.serve(&name, &command, None, 20, None).await?;
+            stage.services += 1;
+            let load = tokio::process::Command::new(&self.executable)
+                .args([
+                    "workload",
+                    "load",
+                    "--seconds",
+                    "86400",
+                    "--connections",
+                    "1",
+                ])
+                .args(["--connect", &address.to_string()])
+                .args(["--rate", &BYSTANDER.1.to_string()])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .kill_on_drop(true)
+                .spawn();
+            stage
+                ._bystanders
+                .push(load.context("cannot start a bystander's load")?);
+        }
+        self.setup.rate = if self.setup.rate > 0.0 {
+            self.setup.rate
+        } else {
+            rate
+        };
+        self.setup.service_us = if self.setup.service_us > 0.0 {
+            self.setup.service_us
+        } else {
+            us
+        };
+        self.stage = Some(stage);
+        Ok(())
+    }
+
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a step count"
+    )]
+    fn steps(&self, us: f64) -> u64 {
+        (self.steps_per_us * us.max(1.0)) as u64
+    }
+
+    /// nginx's command line, and where it will listen.
+    fn nginx(&self) -> Result<(Vec<String>, SocketAddr)> {
+        let directory = self.directory.path().join("nginx");
+        std::fs::create_dir_all(&directory).context("nginx's directory")?;
+        let shown = directory.display().to_string();
+        // Free now; whoever takes it meanwhile makes nginx fail, which is said.
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).context("a free port")?;
+        let address = free.local_addr().context("a free port")?;
+        let user = if rustix::process::geteuid().is_root() {
+            "user root root;"
+        } else {
+            ""
+        };
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|kind| format!("{kind}_temp_path {shown}/{kind};\n"))
+            .concat();
+        let config = format!(
+            "{user}\nworker_processes {};\ndaemon off;\npid {shown}/pid;\nerror_log stderr;\n\
+             events {{ worker_connections 512; }}\nhttp {{\naccess_log off;\n\
+             keepalive_requests 1000000000;\nkeepalive_timeout 1h;\n{temporary}\
+             server {{ listen {address}; root {shown}; }}\n}}\n",
+            self.setup.cpus
+        );
+        let write = |name: &str, bytes: &[u8]| {
+            let path = directory.join(name);
+            std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+        };
+        write("nginx.conf", config.as_bytes())?;
+        write("file", &[b'x'; 4096])?;
+        let program = scenario::program("nginx").context("nginx is not installed")?;
+        let command = [
+            program.display().to_string(),
+            "-p".into(),
+            shown.clone(),
+            "-c".into(),
+            format!("{shown}/nginx.conf"),
+            "-e".into(),
+            "stderr".into(),
+        ];
+        Ok((command.into(), address))
+    }
+
+    /// Starts a service and waits until it listens: at an address that is known, or at the one it
+    /// tells.
+    async fn serve(
+        &self,
+        name: &str,
+        command: &[String],
+        listening: Option<SocketAddr>,
+        request: u64,
+        limit: Option<u64>,
+    ) -> Result<SocketAddr> {
+        let ready_file = self.directory.path().join(format!("{name}.address"));
+        let _ = std::fs::remove_file(&ready_file);
+        let pod = pods::service(&pods::Service {
+            name: name.to_owned(),
+            command: command.to_vec(),
+            request,
+            limit,
+            ready_file: listening.is_none().then_some(&*ready_file),
+        });
+        let created = self.pods().create(&PostParams::default(), &pod).await;
+        created.with_context(|| format!("pod {name}"))?;
+        let listens = poll("the service's address", 60, async || {
+            if let Some(address) = listening {
+                let open = tokio::net::TcpStream::connect(address).await;
+                return Ok(open.is_ok().then_some(address));
+            }
+            Ok(std::fs::read_to_string(&ready_file)
+                .ok()
+                .and_then(|text| text.parse().ok()))
+        })
+        .await;
+        match listens {
+            Ok(address) => Ok(address),
+            Err(error) => Err(self.stuck().await.unwrap_or(error)),
+        }
+    }
+
+    /// Clears the scenario away.
+    pub(super) async fn leave(&mut self) -> Result<()> {
+        let Some(stage) = self.stage.take() else {
+            return Ok(());
+        };
+        self.delete(pods::BATCH_LABEL).await?;
+        self.delete(pods::SERVICE_LABEL).await?;
+        if stage.scenario.pod_memory_mib.is_some() {
+            self.limit_pods(-1)?;
+        }
+        Ok(())
+    }
+
+    /// Limits the memory of all pods together; -1 for no limit.
+    fn limit_pods(&self, bytes: i64) -> Result<()> {
+        self.pod_parent()?
+            .set_memory_limit(bytes)
+            .context("memory limit of all pods")?;
+        Ok(())
+    }
+
+    /// The scenario that is set up.
+    pub(super) fn stage(&self) -> Result<&Stage> {
+        self.stage.as_ref().context("no scenario is set up")
     }
 
     /// Batch work of the machine when nothing else runs: the divisor of EMU. Measured once per repeat.
@@ -160,7 +430,7 @@ impl Scene {
         let (before, from) = (counter::total(&counters), monotonic_ns());
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
         let (after, to) = (counter::total(&counters), monotonic_ns());
-        self.stop_batch().await?;
+        self.delete(pods::BATCH_LABEL).await?;
         #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
         let per_second = after.saturating_sub(before) as f64 * 1e9 / (to - from).max(1) as f64;
         self.setup.be_alone_runs.push(per_second);
@@ -168,78 +438,26 @@ impl Scene {
         Ok(())
     }
 
-    /// Sets the phase up, measures one window, and clears the batch pods away.
-    pub(super) async fn measure(&mut self, phase: Phase, repeat: usize) -> Result<Run> {
-        self.step(&format!(
-            "{} {repeat}: waiting for a quiet machine",
-            phase.name()
-        ));
-        wait_for_quiet().await;
-        self.step(&format!("{} {repeat}: preparing", phase.name()));
-        self.configure(phase).await?;
-        let counters = if phase == Phase::Alone {
-            self.directory.path().join("none")
-        } else {
-            self.start_batch(phase).await?
-        };
-        let targets = self.targets(counters).await?;
-        let sampler = Sampler::start(targets).context("sampler")?;
-        let ls = self.generate(phase, repeat, &sampler).await;
-        let series = sampler.finish(self.setup.cpus);
-        if phase != Phase::Alone {
-            self.stop_batch().await?;
-        }
-        let ls = ls?;
-        let window = series.window(ls.window_ns);
-        let writes = self.writes(ls.window_ns.0);
-        let rejected = rejection(&window, &ls, self.setup.enforced);
-        if phase == Phase::Alone && rejected.is_none() {
-            self.elsewhere.push(window.elsewhere * 100.0);
-            self.setup.elsewhere_percent = median(self.elsewhere.iter().copied());
-        }
-        self.progress.suspend(|| {
-            console::warn(format_args!(
-                "{:<11} {repeat}  p99 {:>7.0} µs   CPU {:>4.0} %   batch {:>6.0} ops/s   {}",
-                phase.name(),
-                ls.p99_us,
-                window.cpu_utilization * 100.0,
-                window.be_ops_per_s,
-                rejected
-                    .as_deref()
-                    .map_or_else(String::new, |why| format!("noisy: {why}")),
-            ));
-        });
-        Ok(Run {
-            repeat,
-            cpu_utilization: window.cpu_utilization,
-            strangers: window.strangers,
-            steal: window.steal,
-            be_ops_per_s: window.be_ops_per_s,
-            ls_psi_some: window.ls_psi_some,
-            rejected,
-            cpu: series.cpu(ls.window_ns.0),
-            writes,
-            ls,
-        })
+    /// Notes how much of the machine generator and control plane used, in percent.
+    pub(super) fn note_elsewhere(&mut self, percent: f64) {
+        self.elsewhere.push(percent);
+        self.setup.elsewhere_percent = median(self.elsewhere.iter().copied());
     }
 
     /// Removes everything the demo made.
-    pub(super) async fn close(self) {
+    pub(super) async fn close(mut self) {
         self.progress.set_message("stopping");
+        if let Err(error) = self.leave().await {
+            tracing::warn!("the scenario is not cleared away: {error:#}");
+        }
         // The node stops its pods and removes its cgroups when it is told to stop.
         self.cluster.stop().await;
         self.progress.finish_and_clear();
     }
 
-    pub(super) fn setup(&self) -> Setup {
-        self.setup.clone()
-    }
-
-    fn step(&self, what: &str) {
+    pub(super) fn step(&self, what: &str) {
         if console::interactive() {
             self.progress.set_message(what.to_owned());
-        } else {
-            console::warn(format_args!("… {what}"));
         }
     }
 
@@ -249,9 +467,15 @@ impl Scene {
 
     /// Chooses koordlet's strategy through the ConfigMap, as a user would, and waits until this node's
     /// NodeSLO carries it.
-    async fn configure(&mut self, phase: Phase) -> Result<()> {
+    pub(super) async fn configure(&mut self, phase: Phase) -> Result<()> {
         self.configured += 1;
-        let config = config_of(phase, self.setup.elsewhere_percent, self.configured);
+        let limited = self.stage()?.scenario.service.limit.is_some();
+        let config = config_of(
+            phase,
+            limited,
+            self.setup.elsewhere_percent,
+            self.configured,
+        );
         let maps: Api<ConfigMap> =
             Api::namespaced(self.cluster.client.clone(), cluster::CONFIG_NAMESPACE);
         let patch = Patch::Merge(json!({"data": cluster::config_data(&config)}));
@@ -292,51 +516,69 @@ impl Scene {
         Ok(())
     }
 
-    /// Creates one batch pod per CPU and waits until all compute. Returns the counter directory.
-    async fn start_batch(&mut self, phase: Phase) -> Result<PathBuf> {
+    /// Creates one batch pod per CPU and waits until all work. Returns the counter directory.
+    pub(super) async fn start_batch(&mut self, phase: Phase) -> Result<PathBuf> {
         self.generation += 1;
-        let counters = self
-            .directory
-            .path()
-            .join(format!("batch-{}", self.generation));
-        std::fs::create_dir_all(&counters)
-            .with_context(|| format!("cannot create {}", counters.display()))?;
+        let generation = self.generation;
+        let made = |name: &str| -> Result<PathBuf> {
+            let path = self.directory.path().join(format!("{name}-{generation}"));
+            std::fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
+            Ok(path)
+        };
+        let batch = pods::Batch {
+            executable: &self.executable,
+            counters: made("count")?,
+            scratch: made("scratch")?,
+            generation,
+        };
         if matches!(phase, Phase::Suppressed | Phase::Managed) {
             // Without cgroups the last phase's batch counts as use until it has left the window.
             self.room_for_batch(180).await?;
         }
+        let stage = self.stage()?;
         for number in 0..self.setup.cpus {
-            let pod = pods::batch(phase, number, self.generation, &self.executable, &counters);
+            let pod = pods::batch(stage.scenario, phase, number, &batch);
             self.pods()
                 .create(&PostParams::default(), &pod)
                 .await
                 .context("batch pod")?;
         }
-        self.running(1 + self.setup.cpus).await?;
+        self.running(stage.services + self.setup.cpus).await?;
         poll("batch work", 30, async || {
-            Ok((counter::total(&counters) > 0).then_some(()))
+            Ok((counter::total(&batch.counters) > 0).then_some(()))
         })
         .await?;
-        Ok(counters)
+        Ok(batch.counters)
     }
 
-    async fn stop_batch(&self) -> Result<()> {
-        let batch = ListParams::default().labels(pods::BATCH_LABEL);
-        for pod in self.pods().list(&batch).await.context("batch pods")? {
+    /// Ends the batch pods and removes their files.
+    pub(super) async fn stop_batch(&self, counters: &Path) -> Result<()> {
+        self.delete(pods::BATCH_LABEL).await?;
+        let scratch = self
+            .directory
+            .path()
+            .join(format!("scratch-{}", self.generation));
+        for path in [counters, &scratch] {
+            // A file left behind goes with the directory at the end.
+            let _ = std::fs::remove_dir_all(path);
+        }
+        Ok(())
+    }
+
+    /// Deletes the pods with a label and waits until they are gone.
+    async fn delete(&self, label: &str) -> Result<()> {
+        let labelled = ListParams::default().labels(label);
+        for pod in self.pods().list(&labelled).await.context("pods")? {
             let name = pod.metadata.name.unwrap_or_default();
             self.pods()
                 .delete(&name, &DeleteParams::default())
                 .await
-                .context("batch pod")?;
+                .with_context(|| format!("pod {name}"))?;
         }
-        poll("the end of the batch pods", 60, async || {
-            Ok(self
-                .pods()
-                .list(&batch)
-                .await?
-                .items
-                .is_empty()
-                .then_some(()))
+        poll("the end of the pods", 60, async || {
+            let left = self.pods().list(&labelled).await?;
+            Ok(left.items.is_empty().then_some(()))
         })
         .await
     }
@@ -350,13 +592,16 @@ impl Scene {
             Ok((running >= count).then_some(()))
         })
         .await;
-        if waited.is_ok() {
-            return Ok(());
+        match waited {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.stuck().await.unwrap_or(error)),
         }
-        let pods = self.pods().list(&all).await?;
-        let Some(stuck) = pods.iter().find(|pod| phase_of(pod) != "Running") else {
-            return waited;
-        };
+    }
+
+    /// The first pod that does not run, and why.
+    async fn stuck(&self) -> Option<anyhow::Error> {
+        let pods = self.pods().list(&ListParams::default()).await.ok()?;
+        let stuck = pods.iter().find(|pod| phase_of(pod) != "Running")?;
         let status = stuck.status.clone().unwrap_or_default();
         let why = status
             .conditions
@@ -365,11 +610,11 @@ impl Scene {
             .find_map(|condition| condition.message)
             .or(status.message)
             .unwrap_or_default();
-        bail!(
+        Some(anyhow::anyhow!(
             "pod {} is {} and not Running: {why}",
             stuck.metadata.name.as_deref().unwrap_or(""),
             phase_of(stuck)
-        )
+        ))
     }
 
     fn pod_cgroup(&self, pod: &Pod) -> Option<koord_host::Cgroup> {
@@ -377,98 +622,48 @@ impl Scene {
         Some(self.root.cgroup(&path))
     }
 
-    async fn targets(&self, counters: PathBuf) -> Result<Targets> {
+    /// What the sampler looks at in `phase`.
+    pub(super) async fn targets(&self, phase: Phase, counters: PathBuf) -> Result<Targets> {
         let pods = self.pods().list(&ListParams::default()).await?;
-        let is_service = |pod: &&Pod| pod.metadata.name.as_deref() == Some(SERVICE);
-        let best_effort = koord_host::CgroupPath::new("kubepods/besteffort").ok();
-        Ok(Targets {
+        let (measured, _) = self.stage()?.measured(phase);
+        let labelled = |pod: &Pod, value: &str| {
+            let labels = pod.metadata.labels.as_ref();
+            labels
+                .and_then(|labels| labels.get("app"))
+                .is_some_and(|app| app == value)
+        };
+        let mut targets = Targets {
             root: self.root.clone(),
-            service: pods
-                .iter()
-                .find(is_service)
-                .and_then(|pod| self.pod_cgroup(pod)),
-            batch: pods
-                .iter()
-                .filter(|pod| !is_service(pod))
-                .filter_map(|pod| self.pod_cgroup(pod))
-                .collect(),
-            best_effort: best_effort.map(|path| self.root.cgroup(&path)),
+            service: None,
+            others: Vec::new(),
+            batch: Vec::new(),
+            best_effort: koord_host::CgroupPath::new("kubepods/besteffort")
+                .ok()
+                .map(|path| self.root.cgroup(&path)),
             counters,
-        })
-    }
-
-    async fn generate(
-        &self,
-        phase: Phase,
-        repeat: usize,
-        sampler: &Sampler,
-    ) -> Result<load::Outcome> {
-        let seconds = self.setup.phase_seconds;
-        let child = tokio::process::Command::new(&self.executable)
-            .args(["workload", "load"])
-            .arg("--connect")
-            .arg(self.address.to_string())
-            .arg("--rate")
-            .arg(self.setup.rate.to_string())
-            .arg("--seconds")
-            .arg(seconds.to_string())
-            .arg("--warmup")
-            .arg(WARMUP_S.to_string())
-            .arg("--seed")
-            .arg(repeat.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot start the load generator")?;
-        if let Some(pid) = child.id() {
-            sampler.load_is(pid);
+        };
+        for pod in &pods {
+            let Some(group) = self.pod_cgroup(pod) else {
+                continue;
+            };
+            if pod.metadata.name.as_deref() == Some(measured) {
+                targets.service = Some(group);
+            } else if labelled(pod, "batch") {
+                targets.batch.push(group);
+            } else {
+                targets.others.push(group);
+            }
         }
-        self.step(&format!(
-            "{} {repeat}: measuring for {seconds:.0} s",
-            phase.name()
-        ));
-        let output = child.wait_with_output().await.context("load generator")?;
-        if !output.status.success() {
-            return Err(anyhow!("the load generator failed: {}", output.status));
-        }
-        serde_json::from_slice(&output.stdout).context("the load generator's outcome")
-    }
-
-    /// koordlet's writes since the warm-up of the window that began at `window_ns`.
-    fn writes(&self, window_ns: u64) -> Vec<Write> {
-        let now_ns = monotonic_ns();
-        let now = self.cluster.context.clock.now();
-        #[allow(clippy::cast_precision_loss, reason = "seconds of a run")]
-        let window_age = now_ns.saturating_sub(window_ns) as f64 / 1e9;
-        self.cluster
-            .audit
-            .entries()
-            .into_iter()
-            .filter_map(|entry| {
-                let at_s = window_age - now.duration_since(entry.created_at).as_secs_f64();
-                let change = entry.change.filter(|_| at_s >= -WARMUP_S - 1.0)?;
-                Some(Write {
-                    at_s,
-                    file: format!("{}/{}", change.cgroup, change.file),
-                    old: change.old.unwrap_or_default(),
-                    new: change.new,
-                    // The record's first half repeats file and value.
-                    reason: entry
-                        .message
-                        .split_once(": ")
-                        .map_or_else(String::new, |(_, why)| why.to_owned()),
-                })
-            })
-            .collect()
+        Ok(targets)
     }
 }
 
-/// What `slo-controller-config` says in `phase`. `elsewhere` is the percentage of the machine that
-/// load generator and control plane use; `number` tells one configuration from the last.
-fn config_of(phase: Phase, elsewhere: f64, number: u64) -> serde_json::Value {
+/// What `slo-controller-config` says in `phase`; `limited` where the service has a CPU limit.
+/// `elsewhere` is the percentage of the machine that load generator and control plane use; `number`
+/// tells one configuration from the last.
+fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value {
     let mut config = cluster::quick_config();
-    // Koordinator's node agent ignores what it does not know, and ours does: a mark may stand here.
+    // Node agents pass over what they do not know: a mark may stand here.
     let mut suppress = json!({"demo": number});
     let threshold = &mut config["resource-threshold-config"]["clusterStrategy"];
     match phase {
@@ -483,37 +678,26 @@ fn config_of(phase: Phase, elsewhere: f64, number: u64) -> serde_json::Value {
         Phase::Alone | Phase::Managed => {}
     }
     config["cpu-suppress-config"] = json!({"clusterStrategy": suppress});
+    // Both Koordinator and koord have it, and have it off by default.
+    let burst = limited && matches!(phase, Phase::Suppressed | Phase::Managed);
+    let policy = if burst { "cpuBurstOnly" } else { "none" };
+    config["cpu-burst-config"] = json!({"clusterStrategy": {"policy": policy}});
     config
 }
 
-/// Waits, at most 20 s, for a second in which the machine wakes sleepers in time. What disturbs it
-/// (a compiler, the neighbours of a virtual machine) comes and goes in bursts.
-async fn wait_for_quiet() {
-    for _ in 0..20 {
-        let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(250));
-        if probe.await.is_ok_and(|lag| lag < SEND_LAG_US) {
-            return;
+/// Writes a file and has the kernel forget its content, so that whoever reads it first is charged.
+fn cold_file(path: &Path, mib: u32) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = std::fs::File::create(path)?;
+        let block = vec![0xa5_u8; 1 << 20];
+        for _ in 0..mib {
+            file.write_all(&block)?;
         }
-    }
-}
-
-fn rejection(
-    window: &super::sampler::Window,
-    ls: &load::Outcome,
-    enforced: bool,
-) -> Option<String> {
-    // Without cgroups nobody can tell the service's CPU time from a stranger's.
-    if enforced && window.strangers > STRANGERS {
-        return Some(format!(
-            "other processes used {:.1} %",
-            window.strangers * 100.0
-        ));
-    }
-    if window.steal > STEAL {
-        return Some(format!("the hypervisor took {:.1} %", window.steal * 100.0));
-    }
-    (ls.realtime && ls.send_lag_p99_us > SEND_LAG_US)
-        .then(|| format!("the generator woke {:.0} µs late", ls.send_lag_p99_us))
+        file.sync_all()?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn phase_of(pod: &Pod) -> &str {
@@ -545,7 +729,7 @@ fn progress_bar() -> indicatif::ProgressBar {
 }
 
 /// Asks every 100 ms until there is an answer.
-async fn poll<T>(
+pub(super) async fn poll<T>(
     what: &str,
     seconds: u64,
     mut ask: impl AsyncFnMut() -> Result<Option<T>>,
@@ -569,10 +753,10 @@ mod tests {
     #[test]
     fn plain_kubernetes_has_koordlet_at_rest_and_managed_has_the_defaults() {
         let threshold = |phase| {
-            config_of(phase, 4.6, 7)["resource-threshold-config"]["clusterStrategy"].clone()
+            config_of(phase, false, 4.6, 7)["resource-threshold-config"]["clusterStrategy"].clone()
         };
-        let defaults =
-            cluster::quick_config()["resource-threshold-config"]["clusterStrategy"].clone();
+        let config = cluster::quick_config();
+        let defaults = config["resource-threshold-config"]["clusterStrategy"].clone();
         assert_eq!(threshold(Phase::BestEffort)["enable"], false);
         assert_eq!(threshold(Phase::Managed), defaults);
         // What would run elsewhere is not taken from batch work.
@@ -580,12 +764,25 @@ mod tests {
             threshold(Phase::Suppressed)["cpuSuppressThresholdPercent"],
             70
         );
-        let mode =
-            |phase| config_of(phase, 0.0, 7)["cpu-suppress-config"]["clusterStrategy"].clone();
+        let mode = |phase| {
+            config_of(phase, false, 0.0, 7)["cpu-suppress-config"]["clusterStrategy"].clone()
+        };
         assert_eq!(
             mode(Phase::Suppressed),
             json!({"mode": "upstream", "demo": 7})
         );
         assert_eq!(mode(Phase::Managed), json!({"demo": 7}));
+    }
+
+    #[test]
+    fn burst_is_for_limited_services_and_not_plain_kubernetes() {
+        let policy = |phase, limited| {
+            config_of(phase, limited, 0.0, 1)["cpu-burst-config"]["clusterStrategy"]["policy"]
+                .clone()
+        };
+        assert_eq!(policy(Phase::Managed, true), "cpuBurstOnly");
+        assert_eq!(policy(Phase::Suppressed, true), "cpuBurstOnly");
+        assert_eq!(policy(Phase::BestEffort, true), "none");
+        assert_eq!(policy(Phase::Managed, false), "none");
     }
 }

@@ -48,21 +48,33 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Sum of all counters in the files of `directory`; 0 when there are none.
+/// Sum of all counters in the files of `directory`; 0 when there are none. What ends in `.progress` is
+/// what ffmpeg writes with `-progress`: its frames count.
 #[must_use]
 pub fn total(directory: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return 0;
     };
+    let count = |path: &Path| -> Option<u64> {
+        let bytes = std::fs::read(path).ok()?;
+        if path.extension().is_some_and(|end| end == "progress") {
+            let text = String::from_utf8_lossy(&bytes);
+            let frames = text
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix("frame="));
+            return frames?.trim().parse().ok();
+        }
+        let slots = bytes.chunks_exact(8);
+        Some(
+            slots
+                .map(|slot| slot.try_into().map_or(0, u64::from_le_bytes))
+                .sum(),
+        )
+    };
     entries
         .flatten()
-        .filter_map(|entry| std::fs::read(entry.path()).ok())
-        .flat_map(|bytes| {
-            bytes
-                .chunks_exact(8)
-                .map(|slot| slot.try_into().map_or(0, u64::from_le_bytes))
-                .collect::<Vec<_>>()
-        })
+        .filter_map(|entry| count(&entry.path()))
         .sum()
 }
 
@@ -82,6 +94,9 @@ mod tests {
         std::fs::write(dir.path().join("a"), slots(&[3, 4])).unwrap();
         std::fs::write(dir.path().join("b"), slots(&[5])).unwrap();
         assert_eq!(total(dir.path()), 12);
+        let progress = "frame=9\nfps=1\nprogress=continue\nframe=30\nfps=2\nprogress=continue\nfra";
+        std::fs::write(dir.path().join("c.progress"), progress).unwrap();
+        assert_eq!(total(dir.path()), 42);
         assert_eq!(total(&dir.path().join("absent")), 0);
     }
 }

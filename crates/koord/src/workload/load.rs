@@ -9,9 +9,11 @@ use super::monotonic_ns;
 use super::serve::FRAME;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::time::{ClockId, Timespec};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,6 +43,9 @@ pub struct Args {
     /// at another.
     #[arg(long, value_name = "MS:TIMES,MS:TIMES")]
     pub bursts: Option<Bursts>,
+    /// Ask for this path by HTTP/1.1, over connections that stay open.
+    #[arg(long, value_name = "PATH")]
+    pub http: Option<String>,
     /// Also tell p99 over the cycle of the bursts, in slots of so many milliseconds.
     #[arg(long, requires = "bursts", value_name = "MS",
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
@@ -164,14 +169,19 @@ pub fn run(args: &Args) -> Result<Outcome> {
         length: bursts.length(),
         slot: millis * 1_000_000,
     });
+    let http = args
+        .http
+        .as_deref()
+        .map(|path| Http::new(path, streams.len()));
     let (lag, latency) = std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             if realtime {
                 let _ = koord_host::sched::set_fifo(50);
             }
-            receive(&set, &streams, window, &cycle, &sent, &done)
+            let seen = Seen::new(window, cycle);
+            receive(&set, &streams, http.as_ref(), seen, &sent, &done)
         });
-        let lag = send(args, &streams, start, window, &sent);
+        let lag = send(args, http.as_ref(), &streams, start, window, &sent);
         done.store(true, Ordering::Release);
         (lag, receiver.join())
     });
@@ -235,6 +245,7 @@ fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
 )]
 fn send(
     args: &Args,
+    http: Option<&Http>,
     streams: &[TcpStream],
     start: u64,
     window: (u64, u64),
@@ -260,7 +271,13 @@ fn send(
         }
         // A full socket buffer means hundreds of unanswered requests on this connection. The
         // request then counts as sent and never answered, which is what happened.
-        let _ = (&streams[index % streams.len()]).write(&due.to_le_bytes());
+        let stream = &streams[index % streams.len()];
+        match http {
+            None => {
+                let _ = (&*stream).write(&due.to_le_bytes());
+            }
+            Some(http) => http.send(index % streams.len(), stream, due),
+        }
     }
     lag
 }
@@ -311,22 +328,122 @@ impl Cycle {
     }
 }
 
+/// Requests by HTTP/1.1: which were due on a connection and are not answered yet, in their order, and
+/// what was read of the next answer.
+struct Http {
+    request: Vec<u8>,
+    connections: Vec<Mutex<Waiting>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    due: VecDeque<u64>,
+    head: Vec<u8>,
+    body_left: usize,
+}
+
+impl Http {
+    fn new(path: &str, connections: usize) -> Self {
+        Self {
+            request: format!("GET {path} HTTP/1.1\r\nHost: koord\r\n\r\n").into_bytes(),
+            connections: (0..connections).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn send(&self, index: usize, mut stream: &TcpStream, due: u64) {
+        // Before it is sent, or its answer could be there first.
+        self.connections[index].lock().due.push_back(due);
+        if stream.write(&self.request).is_err() {
+            self.connections[index].lock().due.pop_back();
+        }
+    }
+
+    /// Calls `answered` with the due time of every answer that `bytes` completes.
+    fn read(&self, index: usize, mut bytes: &[u8], mut answered: impl FnMut(u64)) {
+        let mut waiting = self.connections[index].lock();
+        while !bytes.is_empty() {
+            if waiting.body_left == 0 {
+                let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
+                    waiting.head.extend_from_slice(bytes);
+                    return;
+                };
+                waiting.head.extend_from_slice(&bytes[..=end]);
+                bytes = &bytes[end + 1..];
+                if !waiting.head.ends_with(b"\r\n\r\n") {
+                    continue;
+                }
+                waiting.body_left = content_length(&waiting.head);
+                waiting.head.clear();
+            }
+            let part = waiting.body_left.min(bytes.len());
+            waiting.body_left -= part;
+            bytes = &bytes[part..];
+            if waiting.body_left == 0
+                && let Some(due) = waiting.due.pop_front()
+            {
+                answered(due);
+            }
+        }
+    }
+}
+
+/// `Content-Length` of an answer's head; 0 without one.
+fn content_length(head: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(head);
+    let line = text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let is_it = name.eq_ignore_ascii_case("content-length");
+        is_it.then(|| value.trim().parse().ok()).flatten()
+    });
+    line.unwrap_or(0)
+}
+
+/// Latencies seen in the window.
+struct Seen {
+    window: (u64, u64),
+    cycle: Option<Cycle>,
+    all: Histogram<u64>,
+    slots: Vec<Histogram<u64>>,
+}
+
+impl Seen {
+    fn new(window: (u64, u64), cycle: Option<Cycle>) -> Self {
+        let slots = cycle.map_or(0, Cycle::slots);
+        Self {
+            window,
+            cycle,
+            all: new_histogram(),
+            slots: (0..slots).map(|_| new_histogram()).collect(),
+        }
+    }
+
+    fn answered(&mut self, due: u64, now: u64) {
+        if due < self.window.0 || due >= self.window.1 {
+            return;
+        }
+        let took = now.saturating_sub(due).max(1);
+        self.all.saturating_record(took);
+        let slot = self.cycle.map(|cycle| cycle.slot_of(due));
+        if let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+            slot.saturating_record(took);
+        }
+    }
+}
+
 fn receive(
     set: &std::os::fd::OwnedFd,
     streams: &[TcpStream],
-    window: (u64, u64),
-    cycle: &Option<Cycle>,
+    http: Option<&Http>,
+    mut seen: Seen,
     sent: &AtomicU64,
     done: &AtomicBool,
 ) -> (Histogram<u64>, Vec<Histogram<u64>>) {
-    let mut latency = new_histogram();
-    let slots = cycle.map_or(0, Cycle::slots);
-    let mut slots: Vec<Histogram<u64>> = (0..slots).map(|_| new_histogram()).collect();
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
     let patience = Timespec {
         tv_sec: 0,
         tv_nsec: 50_000_000,
     };
+    let mut bytes = [0u8; 32 << 10];
     loop {
         events.clear();
         match epoll::wait(
@@ -335,7 +452,7 @@ fn receive(
             Some(&patience),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return (latency, slots),
+            Err(_) => return (seen.all, seen.slots),
         }
         let now = monotonic_ns();
         for event in &events {
@@ -343,29 +460,30 @@ fn receive(
             let Some(mut stream) = streams.get(index) else {
                 continue;
             };
-            let mut frames = [0u8; FRAME * 64];
-            let Ok(length) = stream.read(&mut frames) else {
+            let room = if http.is_some() {
+                bytes.len()
+            } else {
+                FRAME * 64
+            };
+            let Ok(length) = stream.read(&mut bytes[..room]) else {
                 continue;
             };
             if length == 0 {
                 let _ = epoll::delete(set, stream);
             }
-            for frame in frames[..length].chunks_exact(FRAME) {
-                let due = frame.try_into().map_or(0, u64::from_le_bytes);
-                if due >= window.0 && due < window.1 {
-                    let took = now.saturating_sub(due).max(1);
-                    latency.saturating_record(took);
-                    let slot = cycle.and_then(|cycle| slots.get_mut(cycle.slot_of(due)));
-                    if let Some(slot) = slot {
-                        slot.saturating_record(took);
+            match http {
+                None => {
+                    for frame in bytes[..length].chunks_exact(FRAME) {
+                        seen.answered(frame.try_into().map_or(0, u64::from_le_bytes), now);
                     }
                 }
+                Some(http) => http.read(index, &bytes[..length], |due| seen.answered(due, now)),
             }
         }
         if done.load(Ordering::Acquire) {
-            let answered = latency.len() >= sent.load(Ordering::Acquire);
-            if answered || now > window.1 + 2_000_000_000 {
-                return (latency, slots);
+            let answered = seen.all.len() >= sent.load(Ordering::Acquire);
+            if answered || now > seen.window.1 + 2_000_000_000 {
+                return (seen.all, seen.slots);
             }
         }
     }
@@ -407,6 +525,7 @@ mod tests {
             seed: 3,
             bursts: Some("20:1.5,20:0.5".parse().unwrap()),
             slots: Some(10),
+            http: None,
         })
         .unwrap();
         assert!(outcome.requests > 50, "{outcome:?}");
@@ -420,6 +539,21 @@ mod tests {
                 .windows(2)
                 .all(|pair| pair[0].0 <= pair[1].0)
         );
+    }
+
+    #[test]
+    fn answers_by_http_are_told_apart_however_they_arrive() {
+        let bytes = b"HTTP/1.1 200 OK\r\ncontent-LENGTH: 5\r\n\r\nab\r\nc\
+            HTTP/1.1 304 Not Modified\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx";
+        for size in 1..bytes.len() {
+            let http = Http::new("/", 1);
+            http.connections[0].lock().due.extend([7, 8, 9]);
+            let mut answered = Vec::new();
+            for part in bytes.chunks(size) {
+                http.read(0, part, |due| answered.push(due));
+            }
+            assert_eq!(answered, [7, 8, 9], "in pieces of {size}");
+        }
     }
 
     #[test]

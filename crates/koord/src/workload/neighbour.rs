@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const MIB: usize = 1 << 20;
+/// How fast memory is filled.
+const MIB_PER_S: u64 = 48;
 
 /// Starts processes and waits for them, without end.
 #[derive(Debug, Clone, clap::Args)]
@@ -157,10 +159,14 @@ pub fn grow(args: &GrowArgs) -> Result<()> {
     each(1, &args.counter, |_, slot| {
         let mut blocks: Vec<Vec<u8>> = Vec::new();
         let mut turn = 0_usize;
+        let begun = super::monotonic_ns();
         loop {
-            // Looked at again and again: the limit may come after the start.
+            // Looked at again and again: the limit may come after the start, and a limit below what is
+            // there already is refused.
             let room = own_limit_mib().map_or(usize::MAX, |limit| limit * 3 / 4);
-            let room = room.min(args.mib as usize).max(1);
+            let grown = super::monotonic_ns().saturating_sub(begun) * MIB_PER_S / 1_000_000_000;
+            let grown = usize::try_from(grown).unwrap_or(usize::MAX);
+            let room = room.min(args.mib as usize).min(grown).max(1);
             blocks.truncate(room);
             if blocks.len() < room {
                 blocks.push(vec![1; MIB]);

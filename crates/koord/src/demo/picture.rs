@@ -1,0 +1,362 @@
+//! The pictures of the report. Bars are HTML, so that their labels keep their size on every screen
+//! and never overlap; CPU over time is SVG. Colours are the page's, for light and dark.
+
+use super::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult};
+use super::table::span;
+use super::words::latency;
+use std::fmt::Write as _;
+
+/// Up to this multiple of `alone`, a p99 is as good as alone; up to the second, not yet bad.
+const GOOD: f64 = 1.15;
+const BAD: f64 = 1.5;
+
+/// The name of a phase for people who have not read the text.
+#[must_use]
+pub fn label(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Alone => "service alone",
+        Phase::BestEffort => "plain Kubernetes",
+        Phase::Unmanaged => "no QoS at all",
+        Phase::Suppressed => "Koordinator's cap",
+        Phase::Managed => "koord",
+    }
+}
+
+/// How a p99 stands to that of `alone`: the CSS class of its colour, and a word for it.
+#[must_use]
+pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
+    match times {
+        None => ("", ""),
+        Some(times) if times <= GOOD => ("good", "as alone"),
+        Some(times) if times <= BAD => ("fair", "worse"),
+        Some(_) => ("bad", "much worse"),
+    }
+}
+
+/// The run whose p99 is nearest the phase's median: what a picture of one run shows.
+#[must_use]
+pub fn representative(result: &PhaseResult) -> Option<&Run> {
+    result.counted_runs().min_by(|a, b| {
+        let distance = |run: &Run| (run.ls.p99_us - result.ls.p99_us).abs();
+        distance(a).total_cmp(&distance(b))
+    })
+}
+
+/// One bar: a share of its track, the range of the runs and every run as a dot.
+struct Bar {
+    class: &'static str,
+    value: f64,
+    runs: Vec<f64>,
+    text: String,
+    note: String,
+}
+
+impl Bar {
+    fn html(&self, page: &mut String, top: f64) {
+        let percent = |value: f64| (value / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
+        let _ = write!(
+            page,
+            "<div class=\"track\"><i class=\"bar {}\" style=\"width:{:.2}%\"></i>",
+            self.class,
+            percent(self.value)
+        );
+        if self.runs.len() > 1 {
+            for run in &self.runs {
+                let _ = write!(
+                    page,
+                    "<i class=\"run\" style=\"left:{:.2}%\"></i>",
+                    percent(*run)
+                );
+            }
+        }
+        let _ = write!(
+            page,
+            "</div><div class=\"value\"><b>{}</b> <span>{}</span></div>",
+            self.text, self.note
+        );
+    }
+}
+
+fn values(result: &PhaseResult, of: fn(&Run) -> f64) -> Vec<f64> {
+    result.counted_runs().map(of).collect()
+}
+
+/// The largest value that is drawn, of medians and runs.
+fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
+    bars.flat_map(|bar| bar.runs.iter().copied().chain([bar.value]))
+        .fold(0.0, f64::max)
+}
+
+/// The picture of a scenario: p99 of the service and batch work done, a row per phase.
+#[must_use]
+pub fn scenario(of: &ScenarioResult) -> String {
+    let find = |phase: Phase| of.phases.iter().find(|result| result.name == phase);
+    let alone = find(Phase::Alone).map(|alone| alone.ls.p99_us);
+    let plain = find(Phase::BestEffort).map(|plain| plain.be.ops_per_s);
+    let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
+    let rows: Vec<(Phase, Bar, Option<Bar>)> = of
+        .phases
+        .iter()
+        .map(|result| {
+            let times = over(result.ls.p99_us, alone);
+            let (class, word) = cue(times);
+            let note = match times {
+                Some(times) if result.name != Phase::Alone => format!("{times:.2}× – {word}"),
+                _ => String::new(),
+            };
+            let slow = Bar {
+                class,
+                value: result.ls.p99_us,
+                runs: values(result, |run| run.ls.p99_us),
+                text: latency(result.ls.p99_us),
+                note,
+            };
+            let work = (result.name != Phase::Alone).then(|| Bar {
+                class: "work",
+                value: result.be.ops_per_s,
+                runs: values(result, |run| run.be_ops_per_s),
+                text: format!("{:.0}/s", result.be.ops_per_s),
+                note: match over(result.be.ops_per_s, plain) {
+                    Some(times) if result.name != Phase::BestEffort => format!("{times:.2}×"),
+                    _ => String::new(),
+                },
+            });
+            (result.name, slow, work)
+        })
+        .collect();
+    let slowest = top(rows.iter().map(|(_, slow, _)| slow));
+    let most = top(rows.iter().filter_map(|(_, _, work)| work.as_ref()));
+    let mut page = String::from(
+        "<div class=\"picture\" role=\"img\" aria-label=\"p99 of the service and batch work by phase\"><div class=\"head\"><span></span>",
+    );
+    let _ = write!(
+        page,
+        "<span>1 request of 100 takes longer than this <em>(p99; shorter is better)</em></span>\
+         <span>batch work: {} per second <em>(longer is better)</em></span></div>",
+        of.operation
+    );
+    for (phase, slow, work) in &rows {
+        let _ = write!(
+            page,
+            "<div class=\"row{}\"><div class=\"label\">{}<small>{}</small></div><div class=\"pair\">",
+            if *phase == Phase::Managed {
+                " ours"
+            } else {
+                ""
+            },
+            label(*phase),
+            phase.name()
+        );
+        slow.html(&mut page, slowest);
+        page.push_str("</div><div class=\"pair\">");
+        match work {
+            Some(work) => work.html(&mut page, most),
+            None => page.push_str(
+                "<div class=\"track none\"></div><div class=\"value\"><span>no batch</span></div>",
+            ),
+        }
+        page.push_str("</div></div>");
+    }
+    page.push_str("</div>");
+    page
+}
+
+/// Latency by percentile: a block per percentile with a bar per phase. These are the medians of the
+/// table, every one labelled.
+#[must_use]
+pub fn percentiles(phases: &[PhaseResult]) -> String {
+    type Of = (fn(&PhaseResult) -> f64, fn(&Run) -> f64);
+    let blocks: [(&str, Of); 4] = [
+        ("p50", (|r| r.ls.p50_us, |run| run.ls.p50_us)),
+        ("p90", (|r| r.ls.p90_us, |run| run.ls.p90_us)),
+        ("p99", (|r| r.ls.p99_us, |run| run.ls.p99_us)),
+        ("p99.9", (|r| r.ls.p999_us, |run| run.ls.p999_us)),
+    ];
+    let mut page = String::from("<div class=\"percentiles\">");
+    for (name, (median, one)) in blocks {
+        let alone = phases.iter().find(|result| result.name == Phase::Alone);
+        let alone = alone.map(median).filter(|us| *us > 0.0);
+        let bars: Vec<(Phase, Bar)> = phases
+            .iter()
+            .map(|result| {
+                let value = median(result);
+                let runs = values(result, one);
+                let range = runs
+                    .iter()
+                    .fold((f64::INFINITY, 0.0_f64), |(low, high), run| {
+                        (low.min(*run), high.max(*run))
+                    });
+                let note = match runs.len() {
+                    0 | 1 => String::new(),
+                    _ => span(range),
+                };
+                let bar = Bar {
+                    class: cue(alone.map(|alone| value / alone)).0,
+                    value,
+                    runs,
+                    text: latency(value),
+                    note,
+                };
+                (result.name, bar)
+            })
+            .collect();
+        let top = top(bars.iter().map(|(_, bar)| bar));
+        let _ = write!(page, "<div class=\"block\"><h4>{name}</h4>");
+        for (phase, bar) in &bars {
+            let _ = write!(
+                page,
+                "<div class=\"small\"><span>{}</span><div class=\"pair\">",
+                label(*phase)
+            );
+            bar.html(&mut page, top);
+            page.push_str("</div></div>");
+        }
+        page.push_str("</div>");
+    }
+    page.push_str("</div>");
+    page
+}
+
+/// How high a layer of the stack reaches.
+type Height = fn(&CpuSample) -> f64;
+
+/// CPU over time of one run, stacked by class, with the cap on batch work as a line and koordlet's
+/// writes as ticks along the top.
+#[must_use]
+pub fn cpu(run: &Run, cpus: usize) -> String {
+    const WIDTH: f64 = 400.0;
+    const HEIGHT: f64 = 120.0;
+    let begin = run.cpu.first().map_or(0.0, |sample| sample.at_s);
+    let end = run
+        .cpu
+        .last()
+        .map_or(1.0, |sample| sample.at_s)
+        .max(begin + 0.1);
+    let x = |at_s: f64| (at_s - begin) / (end - begin) * WIDTH;
+    let y = |share: f64| 8.0 + (1.0 - share.clamp(0.0, 1.0)) * (HEIGHT - 8.0);
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"CPU over time\">"
+    );
+    // From the back to the front: each area covers the lower part of the one behind it.
+    let stacks: [(&str, Height); 3] = [
+        ("other", |sample| {
+            sample.service + sample.batch + sample.other
+        }),
+        ("batch", |sample| sample.service + sample.batch),
+        ("service", |sample| sample.service),
+    ];
+    for (class, height) in stacks {
+        let mut path = format!("M0 {HEIGHT}");
+        for sample in &run.cpu {
+            let _ = write!(path, " L{:.1} {:.1}", x(sample.at_s), y(height(sample)));
+        }
+        let _ = write!(
+            svg,
+            "<path class=\"{class}\" d=\"{path} L{WIDTH} {HEIGHT} Z\"/>"
+        );
+    }
+    for share in [0.25, 0.5, 0.75, 1.0] {
+        let _ = write!(
+            svg,
+            "<path class=\"grid\" d=\"M0 {0:.1} L{WIDTH} {0:.1}\"/>",
+            y(share)
+        );
+    }
+    #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
+    let machine = cpus.max(1) as f64;
+    let mut line = String::new();
+    for sample in &run.cpu {
+        match sample.be_cap_cores {
+            Some(cap) => {
+                let step = if line.is_empty() || line.ends_with(';') {
+                    'M'
+                } else {
+                    'L'
+                };
+                let at = y(sample.service + cap / machine);
+                let _ = write!(line, " {step}{:.1} {at:.1}", x(sample.at_s));
+            }
+            None if !line.is_empty() && !line.ends_with(';') => line.push(';'),
+            None => {}
+        }
+    }
+    let line = line.replace(';', "");
+    if !line.is_empty() {
+        let _ = write!(svg, "<path class=\"cap\" d=\"{line}\"/>");
+    }
+    let shown = run
+        .writes
+        .iter()
+        .filter(|w| w.at_s >= begin && w.at_s <= end);
+    for write in shown {
+        let _ = write!(
+            svg,
+            "<path class=\"tick\" d=\"M{0:.1} 0 L{0:.1} 6\"/>",
+            x(write.at_s)
+        );
+    }
+    let _ = write!(
+        svg,
+        "</svg><div class=\"axis\"><span>{begin:.0}\u{a0}s</span><span>0 to 100\u{a0}% of {cpus} CPUs</span>\
+         <span>{end:.0}\u{a0}s</span></div>"
+    );
+    svg
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::result::tests::phase_of;
+    use super::*;
+
+    fn result() -> ScenarioResult {
+        ScenarioResult {
+            phases: vec![
+                phase_of(Phase::Alone, &[500.0, 510.0]),
+                phase_of(Phase::BestEffort, &[40_000.0, 50_000.0]),
+                phase_of(Phase::Managed, &[550.0, 560.0]),
+            ],
+            ..ScenarioResult::default()
+        }
+    }
+
+    #[test]
+    fn every_bar_has_its_figure_and_a_cue() {
+        let picture = scenario(&result());
+        for text in ["0.51\u{a0}ms", "45.0\u{a0}ms", "much worse", "as alone"] {
+            assert!(picture.contains(text), "{text} is missing in {picture}");
+        }
+        assert_eq!(picture.matches("class=\"bar bad\"").count(), 1);
+    }
+
+    #[test]
+    fn the_percentiles_are_those_of_the_table() {
+        let result = result();
+        let picture = percentiles(&result.phases);
+        for row in super::super::table::rows(&result) {
+            for cell in [&row[1], &row[2], &row[3], &row[5]] {
+                assert!(picture.contains(cell.as_str()), "{cell} is missing");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cap_that_comes_and_goes_is_drawn_as_far_as_it_goes() {
+        let mut run = phase_of(Phase::Managed, &[1.0]).repeats.remove(0);
+        let caps = [None, Some(0.5), Some(0.5), None, Some(0.7)];
+        run.cpu = (0..5_u32)
+            .zip(caps)
+            .map(|(at, cap)| CpuSample {
+                at_s: f64::from(at),
+                be_cap_cores: cap,
+                ..CpuSample::default()
+            })
+            .collect();
+        let svg = cpu(&run, 2);
+        let line = svg.split("class=\"cap\" d=\"").nth(1).unwrap();
+        assert_eq!(line.split('"').next().unwrap().matches('M').count(), 2);
+        assert!(!svg.contains("NaN"));
+        run.cpu.clear();
+        assert!(cpu(&run, 0).ends_with("</div>"));
+    }
+}

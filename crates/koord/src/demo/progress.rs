@@ -1,0 +1,127 @@
+//! How far the demo is, how long it may still take, and how much noise it puts up with.
+
+use super::result::{Phase, Run};
+use super::words::latency;
+use crate::workload::monotonic_ns;
+
+/// Counts windows.
+#[derive(Debug)]
+pub struct Progress {
+    planned: usize,
+    /// Windows that need not be measured any more: done for good, or skipped.
+    settled: usize,
+    /// Settled when the present scenario began.
+    before: usize,
+    measured: usize,
+    retried: usize,
+    begun_ns: u64,
+}
+
+impl Progress {
+    /// Before `planned` windows.
+    #[must_use]
+    pub fn new(planned: usize) -> Self {
+        Self {
+            planned,
+            settled: 0,
+            before: 0,
+            measured: 0,
+            retried: 0,
+            begun_ns: monotonic_ns(),
+        }
+    }
+
+    /// Whether a noisy window may be measured again: all in all a third of what was planned, so that
+    /// a machine that is never quiet gives a report all the same.
+    #[must_use]
+    pub fn may_retry(&self) -> bool {
+        self.retried * 3 < self.planned.max(3)
+    }
+
+    /// A window was measured, and will be `again`.
+    pub fn measured(&mut self, again: bool) {
+        self.measured += 1;
+        if again {
+            self.retried += 1;
+        } else {
+            self.settled += 1;
+        }
+    }
+
+    /// A scenario of `planned` windows is over, perhaps `early`.
+    pub fn skip_to_end_of(&mut self, planned: usize, early: bool) {
+        self.before += planned;
+        if early {
+            self.settled = self.before;
+        }
+    }
+
+    /// Seconds that are left if the rest takes as long as what was measured.
+    #[must_use]
+    pub fn seconds_left(&self, now_ns: u64) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "seconds of a run")]
+        let each = now_ns.saturating_sub(self.begun_ns) as f64 / 1e9 / self.measured.max(1) as f64;
+        #[allow(clippy::cast_precision_loss, reason = "a count of windows")]
+        let left = self.planned.saturating_sub(self.settled) as f64;
+        each * left
+    }
+
+    /// One line about a window.
+    #[must_use]
+    pub fn line(&self, scenario: &str, phase: Phase, run: &Run) -> String {
+        let left = self.seconds_left(monotonic_ns());
+        let left = if left < 90.0 {
+            format!("{left:.0} s")
+        } else {
+            format!("{:.0} min", left / 60.0)
+        };
+        let noise = run.rejected.as_deref();
+        format!(
+            "{scenario:<9} {:<10} {}  p99 {:>8}  CPU {:>3.0} %  batch {:>6.0}/s  [{}/{}, about {left} left]{}",
+            phase.name(),
+            run.repeat,
+            latency(run.ls.p99_us),
+            run.cpu_utilization * 100.0,
+            run.be_ops_per_s,
+            self.settled,
+            self.planned,
+            noise.map_or_else(String::new, |why| format!("  noisy: {why}")),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_is_never_quiet_ends_all_the_same() {
+        let mut progress = Progress::new(12);
+        let mut windows = 0;
+        for _ in 0..12 {
+            for _ in 0..3 {
+                windows += 1;
+                let again = progress.may_retry();
+                progress.measured(again);
+                if !again {
+                    break;
+                }
+            }
+        }
+        assert!((12..=16).contains(&windows), "{windows}");
+    }
+
+    #[test]
+    fn what_is_left_shrinks_with_every_window_and_with_what_is_skipped() {
+        let mut progress = Progress::new(8);
+        progress.begun_ns = 0;
+        for _ in 0..2 {
+            progress.measured(false);
+        }
+        assert_eq!(progress.seconds_left(20_000_000_000), 60.0);
+        progress.skip_to_end_of(4, true);
+        assert_eq!(progress.seconds_left(20_000_000_000), 40.0);
+        progress.skip_to_end_of(4, true);
+        assert_eq!(progress.seconds_left(20_000_000_000), 0.0);
+    }
+}

@@ -1,0 +1,344 @@
+//! What the demo can show: services and the neighbours that hurt them, each a mechanism of its own.
+
+use super::result::Phase;
+use std::path::PathBuf;
+
+/// A service beside batch work of one kind.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// What `--scenario` calls it.
+    pub name: &'static str,
+    /// A heading.
+    pub title: &'static str,
+    /// What runs beside what, and what could help.
+    pub about: &'static str,
+    /// The phases measured; `alone` comes first.
+    pub phases: &'static [Phase],
+    /// The service.
+    pub service: Service,
+    /// Its load.
+    pub load: Load,
+    /// The batch work.
+    pub neighbour: Neighbour,
+    /// Other services on the node, nearly idle, that nobody hurts.
+    pub bystanders: usize,
+    /// Memory of this machine that all pods together may use, in MiB, as a kubelet limits them to what
+    /// is allocatable. Kept small so that the machine itself is never short of memory.
+    pub pod_memory_mib: Option<u32>,
+    /// Part of the machine that may be used by nobody known before a window counts as noisy. Disk and
+    /// memory work is partly done by kernel threads that belong to no pod.
+    pub strangers: f64,
+}
+
+/// What a request costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Service {
+    /// Whether it is nginx and not our own.
+    pub nginx: bool,
+    /// CPU time per request, in microseconds; of nginx, roughly.
+    pub us: f64,
+    /// Limit as a multiple of what the load needs on average; in `alone` there is none.
+    pub limit: Option<f64>,
+    /// Memory that requests walk through, in MiB, and cache lines per request.
+    pub table: (u32, u32),
+    /// File that requests read from, in MiB, and pages per request.
+    pub file: (u32, u32),
+}
+
+/// Requests over time.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Mean load, as a part of what the CPUs could serve.
+    pub share: f64,
+    /// Bursts, as `koord workload load --bursts` takes them.
+    pub bursts: Option<&'static str>,
+    /// Slots of the cycle in which p99 is told, in milliseconds, where the recovery is looked at, and
+    /// how long the first part of the cycle is.
+    pub slots: Option<(u64, u64)>,
+}
+
+/// What batch pods do, one pod per CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neighbour {
+    /// Compute, with so many threads per pod.
+    Compute(usize),
+    /// Start processes without end.
+    Spawn,
+    /// Write, sync and replace files without end.
+    Sync,
+    /// Fill so many MiB of memory, or less where the pod has a limit.
+    Grow(u32),
+    /// Copy through more memory than any cache holds.
+    Stream,
+    /// Encode video with ffmpeg.
+    Ffmpeg,
+}
+
+impl Neighbour {
+    /// What one operation is, for people.
+    #[must_use]
+    pub fn operation(self) -> &'static str {
+        match self {
+            Neighbour::Compute(_) => "operations",
+            Neighbour::Spawn => "processes",
+            Neighbour::Sync => "files",
+            Neighbour::Grow(_) | Neighbour::Stream => "MiB",
+            Neighbour::Ffmpeg => "frames",
+        }
+    }
+}
+
+const PLAIN: Service = Service {
+    nginx: false,
+    us: 250.0,
+    limit: None,
+    table: (0, 0),
+    file: (0, 0),
+};
+const STEADY: Load = Load {
+    share: 0.25,
+    bursts: None,
+    slots: None,
+};
+/// The phases of every scenario but the first, which also has `unmanaged`.
+const PHASES: &[Phase] = &[
+    Phase::Alone,
+    Phase::BestEffort,
+    Phase::Suppressed,
+    Phase::Managed,
+];
+const BASE: Scenario = Scenario {
+    name: "",
+    title: "",
+    about: "",
+    phases: PHASES,
+    service: PLAIN,
+    load: STEADY,
+    neighbour: Neighbour::Compute(2),
+    bystanders: 0,
+    pod_memory_mib: None,
+    strangers: 0.06,
+};
+
+/// All scenarios, in the order in which `all` plays them.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "cpu",
+        title: "Batch work that computes",
+        about: "A request-processing service beside batch pods that take every CPU cycle they get. \
+                Weight alone can hold them back.",
+        phases: &super::result::PHASES,
+        ..BASE
+    },
+    Scenario {
+        name: "burst",
+        title: "A bursty service with a CPU limit",
+        about: "The service has a CPU limit a fifth above its mean use, and its requests come in \
+                bursts of 60 ms at 2.4 times the rate. Kubernetes throttles it in every burst; the \
+                kernel could lend it what it saved (CFS burst), if somebody asked for that. In alone \
+                it has no limit.",
+        service: Service {
+            limit: Some(1.2),
+            ..PLAIN
+        },
+        load: Load {
+            bursts: Some("60:2.4,140:0.4"),
+            ..STEADY
+        },
+        ..BASE
+    },
+    Scenario {
+        name: "fork",
+        title: "Batch work that starts processes without end",
+        about: "Batch pods start and end processes all the time, as scripts and builds do. Each new \
+                process is placed on a CPU anew, and much of the work is the kernel's.",
+        neighbour: Neighbour::Spawn,
+        ..BASE
+    },
+    Scenario {
+        name: "io",
+        title: "Batch work that writes and syncs files",
+        about: "Batch pods write files, sync them and put them in place of the old ones, as databases \
+                and package managers do.",
+        neighbour: Neighbour::Sync,
+        strangers: 0.4,
+        ..BASE
+    },
+    Scenario {
+        name: "memory",
+        title: "Batch work that fills memory",
+        about: "The service reads from a file that fits into memory; batch pods size themselves by the \
+                memory they find, as many a runtime does. Best-effort pods have no limit and find the \
+                whole node; batch-memory gives them one.",
+        service: Service {
+            us: 150.0,
+            file: (192, 8),
+            ..PLAIN
+        },
+        neighbour: Neighbour::Grow(190),
+        pod_memory_mib: Some(512),
+        strangers: 0.4,
+        ..BASE
+    },
+    Scenario {
+        name: "surge",
+        title: "A service that goes from idle to its peak in one step",
+        about: "Every two seconds the service's load jumps from next to nothing to two thirds of the \
+                machine, on which batch work has settled meanwhile.",
+        load: Load {
+            share: 0.35,
+            bursts: Some("1000:1.9,1000:0.1"),
+            slots: Some((20, 1000)),
+        },
+        ..BASE
+    },
+    Scenario {
+        name: "many",
+        title: "Ten services, one of them hurt",
+        about: "Nine nearly idle services stand beside the one that is measured and hurt by batch pods \
+                that start processes without end. Who looks after ten must neither miss the one nor \
+                hold batch back for the nine.",
+        neighbour: Neighbour::Spawn,
+        bystanders: 9,
+        ..BASE
+    },
+    Scenario {
+        name: "threads",
+        title: "Batch work with hundreds of threads",
+        about: "Each batch pod computes with 128 threads.",
+        neighbour: Neighbour::Compute(128),
+        ..BASE
+    },
+    Scenario {
+        name: "bandwidth",
+        title: "Batch work that streams through memory",
+        about: "The service walks through a table that fits into the shared cache; batch pods copy \
+                buffers that do not. Neither weights nor caps divide a cache; only resctrl does, where \
+                the processor has it.",
+        service: Service {
+            us: 100.0,
+            table: (8, 4000),
+            ..PLAIN
+        },
+        neighbour: Neighbour::Stream,
+        ..BASE
+    },
+    Scenario {
+        name: "nginx",
+        title: "nginx beside ffmpeg",
+        about: "The reference example: nginx serves a small file, ffmpeg encodes video. What was published \
+                for it with Koordinator and a kernel plug-in, on 104 CPUs: p99 0.706 ms alone, 1.7 ms \
+                unmanaged, 0.88 ms managed.",
+        phases: &super::result::PHASES,
+        service: Service {
+            nginx: true,
+            us: 40.0,
+            ..PLAIN
+        },
+        load: Load {
+            share: 0.1,
+            ..STEADY
+        },
+        neighbour: Neighbour::Ffmpeg,
+        strangers: 0.1,
+        ..BASE
+    },
+];
+
+impl Scenario {
+    /// Programs of others that it needs.
+    #[must_use]
+    pub fn programs(&self) -> &'static [&'static str] {
+        match self.neighbour {
+            Neighbour::Ffmpeg => &["nginx", "ffmpeg"],
+            _ => &[],
+        }
+    }
+}
+
+/// Where `PATH` has a program.
+#[must_use]
+pub fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    // Debian has nginx where only root's PATH looks.
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    places
+        .map(|place| place.join(name))
+        .find(|file| file.is_file())
+}
+
+/// The names there are, for messages.
+#[must_use]
+pub fn names() -> String {
+    let names: Vec<&str> = ALL.iter().map(|scenario| scenario.name).collect();
+    names.join(", ")
+}
+
+/// The scenarios a command line asks for: names, or `all`.
+///
+/// # Errors
+/// A name that is none, with those there are.
+pub fn select(asked: &[String]) -> Result<Vec<&'static Scenario>, String> {
+    if asked.iter().any(|name| name == "all") {
+        return Ok(ALL.iter().collect());
+    }
+    let mut selected: Vec<&Scenario> = Vec::new();
+    for name in asked {
+        let found = ALL.iter().find(|scenario| scenario.name == name);
+        let found =
+            found.ok_or_else(|| format!("there is no scenario {name:?}: {}, or all", names()))?;
+        if !selected.iter().any(|known| known.name == found.name) {
+            selected.push(found);
+        }
+    }
+    Ok(selected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_scenario_compares_koord_with_plain_kubernetes_and_koordinator() {
+        let names: BTreeSet<&str> = ALL.iter().map(|scenario| scenario.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for scenario in ALL {
+            assert_eq!(scenario.phases[0], Phase::Alone, "{}", scenario.name);
+            for phase in PHASES {
+                assert!(scenario.phases.contains(phase), "{}", scenario.name);
+            }
+            if let Some(bursts) = scenario.load.bursts {
+                assert!(bursts.parse::<crate::workload::load::Bursts>().is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_scenario_is_told_which_there_are() {
+        let ask = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            select(&names).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>())
+        };
+        let error = ask(&["cpu", "disk"]).unwrap_err();
+        assert!(
+            error.contains("\"disk\"") && error.contains("bandwidth"),
+            "{error}"
+        );
+        assert_eq!(ask(&["io", "cpu", "io"]).unwrap(), ["io", "cpu"]);
+        assert_eq!(ask(&["all"]).unwrap().len(), ALL.len());
+    }
+
+    #[test]
+    fn the_memory_that_pods_may_use_holds_the_service_or_the_batch_but_not_both() {
+        for scenario in ALL {
+            let (Some(all), Neighbour::Grow(batch)) = (scenario.pod_memory_mib, scenario.neighbour)
+            else {
+                continue;
+            };
+            let file = scenario.service.file.0;
+            assert!(file + 64 < all && 2 * batch + 64 < all, "{}", scenario.name);
+            assert!(file + 2 * batch > all, "{}", scenario.name);
+        }
+    }
+}
