@@ -101,7 +101,7 @@ pub fn scenario(of: &ScenarioResult) -> String {
             let times = over(result.ls.p99_us, alone);
             let (class, word) = cue(times);
             let note = match times {
-                Some(times) if result.name != Phase::Alone => format!("{times:.2}× – {word}"),
+                Some(times) if result.name != Phase::Alone => format!("{times:.2}×, {word}"),
                 _ => String::new(),
             };
             let slow = Bar {

@@ -59,7 +59,7 @@ impl Scene {
             false => 1.0,
         };
         let rejected = rejection(&window, &ls, strangers);
-        if phase == Phase::Alone && rejected.is_none() {
+        if phase == Phase::Alone {
             self.note_elsewhere(window.elsewhere * 100.0);
         }
         Ok(Run {
@@ -161,11 +161,11 @@ impl Scene {
     }
 }
 
-/// Waits, at most 8 s, for a second in which the machine wakes sleepers in time. What disturbs it
+/// Waits, at most 8 s, for a third of a second in which the machine wakes sleepers in time. What disturbs it
 /// (a compiler, the neighbours of a virtual machine) comes and goes in bursts.
 async fn wait_for_quiet() {
-    for _ in 0..8 {
-        let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(250));
+    for _ in 0..24 {
+        let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(80));
         if probe.await.is_ok_and(|lag| lag < SEND_LAG_US) {
             return;
         }

@@ -43,7 +43,7 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
                 "Batch work is indistinguishable from plain Kubernetes'.".to_owned()
             }
             Verdict::Single => format!(
-                "Batch work is {:.2} of plain Kubernetes' (one run each).",
+                "Batch work is {:.2} of plain Kubernetes' (too few clean runs to tell).",
                 managed.be.ops_per_s / plain.be.ops_per_s.max(f64::MIN_POSITIVE)
             ),
         });
@@ -51,14 +51,13 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
     if let Some(fixed) = phase(phases, Phase::Suppressed) {
         let times = managed.be.ops_per_s / fixed.be.ops_per_s.max(f64::MIN_POSITIVE);
         let latency = match managed.p99_against(fixed) {
-            Verdict::Lower => "a lower",
-            Verdict::Higher => "a higher",
-            Verdict::Indistinguishable => "an indistinguishable",
-            Verdict::Single => "a similar or different (one run each)",
+            Verdict::Lower => "at a lower p99",
+            Verdict::Higher => "at a higher p99",
+            Verdict::Indistinguishable => "at an indistinguishable p99",
+            Verdict::Single => "with too few clean runs to compare p99",
         };
         words.push(format!(
-            "Against Koordinator's fixed cap: {times:.2} times the batch work at {latency} p99 \
-             ({} and {}).",
+            "Against Koordinator's fixed cap: {times:.2} times the batch work {latency} ({} and {}).",
             p99(managed),
             p99(fixed)
         ));
@@ -106,7 +105,7 @@ fn protection(alone: &PhaseResult, plain: &PhaseResult, managed: &PhaseResult) -
              is enough, and the two are indistinguishable ({figures})."
         ),
         (_, Verdict::Single) => {
-            format!("One run each, too few to tell: {figures}.")
+            format!("Too few clean runs to tell: {figures}.")
         }
     }
 }
@@ -151,7 +150,7 @@ mod tests {
             "not distinguishably help",
         );
         says(&[510.0, 560.0], &[800.0, 900.0], "does worse");
-        says(&[510.0], &[800.0], "too few to tell");
+        says(&[510.0], &[800.0], "Too few clean runs");
     }
 
     #[test]
