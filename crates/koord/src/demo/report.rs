@@ -196,6 +196,19 @@ fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Resul
         page.push_str("</section>");
         return Ok(());
     }
+    let noisy: Vec<&str> = scenario
+        .phases
+        .iter()
+        .filter(|result| result.counted == 0)
+        .map(|result| picture::label(result.name))
+        .collect();
+    if !noisy.is_empty() {
+        write!(
+            page,
+            "<p class=\"warn\">The machine was noisy in every window of: {}. What they show is weak.</p>",
+            noisy.join(", ")
+        )?;
+    }
     write!(
         page,
         "<div class=\"panel\">{}</div>",
