@@ -13,18 +13,15 @@ use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::metrics::Metrics;
 use crate::options::Settings;
-use crate::qos::{ClaimError, Eviction, Facts, Kernel, Strategies, View};
+use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View};
 use crate::states::{NodeInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, State};
 use jiff::Timestamp;
 use koord_host::{HostError, Root};
 use learn::Learning;
 use measure::Measure;
-use rustc_hash::FxHashMap;
 use std::sync::Arc;
-
-/// How long an evicted pod that is still there counts as on its way out, in milliseconds.
-const LEAVING_MS: u64 = 120_000;
+use std::time::Duration;
 
 /// The time of a tick.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +80,7 @@ pub struct Agent {
     ticks: u64,
     strategies: Strategies,
     executor: Executor,
-    leaving: FxHashMap<String, u64>,
+    standings: Standings,
     facts_version: u64,
     facts_seen: Option<Known>,
     audit: audit::Log,
@@ -120,7 +117,7 @@ impl Agent {
             settings,
             states,
             ticks: 0,
-            leaving: FxHashMap::default(),
+            standings: Standings::default(),
             facts_version: 0,
             facts_seen: None,
             audit,
@@ -193,8 +190,7 @@ impl Agent {
             self.strategies.needs(&facts)
         };
         self.measure.collect(now, needs);
-        self.leaving
-            .retain(|_, at| now.ms().saturating_sub(*at) < LEAVING_MS);
+        self.standings.tidy(now.ms());
 
         let window = self.settings.interval_ms.saturating_mul(2);
         let (node_cpu, node_memory) = self.measure.node_use(now.ms(), window);
@@ -220,7 +216,7 @@ impl Agent {
             node_memory: node_memory.map(|bytes| bytes as i64),
             batch: &self.measure.batch,
             batch_cpu: self.measure.batch_cpu(),
-            leaving: &self.leaving,
+            standings: &self.standings,
             store: &self.measure.store,
             storage: storage.as_deref(),
             claims: &claims,
@@ -275,8 +271,14 @@ impl Agent {
 
     /// A pod is on its way out.
     pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
-        self.leaving.insert(eviction.uid.clone(), now.ms());
+        self.standings.left(&eviction.uid, now.ms());
         self.strategies.evicted(eviction, now.ms());
+    }
+
+    /// A pod stays: its eviction was refused or failed. `after` is when the server wants to be asked
+    /// again, if it said so.
+    pub fn refused(&mut self, eviction: &Eviction, after: Option<Duration>, now: Now) {
+        self.standings.refused(&eviction.uid, after, now.ms());
     }
 }
 

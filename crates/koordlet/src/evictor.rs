@@ -1,8 +1,8 @@
 //! Carries evictions out: a few at a time, none waiting for another, through the API or, where that
 //! cannot be asked, by killing the pod's containers.
 //!
-//! Nothing is retried here. A refused or failed eviction goes back to the loop, which decides anew
-//! with newer samples.
+//! Nothing is retried here. A refused or failed eviction goes back to the loop, which passes to the
+//! next pod and decides anew with newer samples.
 
 #[cfg(test)]
 mod tests;
@@ -97,18 +97,11 @@ pub enum Outcome {
     Killed,
     /// The pod was gone already.
     Gone,
-    /// A disruption budget or the server's load forbids it for now.
-    Blocked,
+    /// A disruption budget or the server's load forbids it for now; when to ask again, if the
+    /// server said so.
+    Blocked(Option<Duration>),
     /// Nothing worked.
     Failed,
-}
-
-impl Outcome {
-    /// Whether the pod is on its way out.
-    #[must_use]
-    pub fn leaves(self) -> bool {
-        matches!(self, Self::Evicted | Self::Killed | Self::Gone)
-    }
 }
 
 /// An eviction that came to its end.
@@ -191,8 +184,8 @@ impl Evictor {
 
 /// Why an eviction through the API came to nothing.
 enum Refusal {
-    /// A disruption budget, or load: the server has decided.
-    Blocked(String),
+    /// A disruption budget, or load: the server has decided, and maybe said when to ask again.
+    Blocked(String, Option<Duration>),
     /// The server said no, or said nothing.
     Failed(String),
 }
@@ -251,10 +244,10 @@ impl Worker {
                     }
                     return outcome;
                 }
-                Err(Refusal::Blocked(why)) => {
+                Err(Refusal::Blocked(why, after)) => {
                     tracing::info!(pod = eviction.name, why, "eviction is blocked for now");
                     self.say_failed(eviction, &why);
-                    return Outcome::Blocked;
+                    return Outcome::Blocked(after);
                 }
                 Err(Refusal::Failed(why)) => Some(why),
             }
@@ -307,7 +300,10 @@ impl Worker {
             match asked.await.map_err(failed)? {
                 EvictOutcome::Evicted => Ok(Outcome::Evicted),
                 EvictOutcome::Gone => Ok(Outcome::Gone),
-                EvictOutcome::Blocked { message, .. } => Err(Refusal::Blocked(message)),
+                EvictOutcome::Blocked {
+                    message,
+                    retry_after,
+                } => Err(Refusal::Blocked(message, retry_after)),
             }
         };
         let limit = self.config.timeout;

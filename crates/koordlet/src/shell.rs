@@ -2,7 +2,7 @@
 
 use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::collect::table;
-use crate::evictor::{self, Done, Evictor};
+use crate::evictor::{self, Done, Evictor, Outcome};
 use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
@@ -404,9 +404,13 @@ impl Loop {
                     }
                 }
                 Some(Done { eviction, outcome }) = evicted.recv() => {
-                    if outcome.leaves() {
-                        let now = self.now(origin);
-                        self.agent.evicted(&eviction, now);
+                    let now = self.now(origin);
+                    match outcome {
+                        Outcome::Evicted | Outcome::Killed | Outcome::Gone => {
+                            self.agent.evicted(&eviction, now);
+                        }
+                        Outcome::Blocked(after) => self.agent.refused(&eviction, after, now),
+                        Outcome::Failed => self.agent.refused(&eviction, None, now),
                     }
                 }
                 _ = fast.tick(), if self.agent.wants_fast() => {

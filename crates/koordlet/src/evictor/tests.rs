@@ -201,8 +201,8 @@ async fn as_many_as_allowed_are_under_way_at_once() {
 #[tokio::test(start_paused = true)]
 async fn budgets_are_respected_in_every_mode_that_asks() {
     for (mode, code, want) in [
-        (Mode::Api, 429, Outcome::Blocked),
-        (Mode::ApiThenKill, 429, Outcome::Blocked),
+        (Mode::Api, 429, Outcome::Blocked(None)),
+        (Mode::ApiThenKill, 429, Outcome::Blocked(None)),
         (Mode::ApiThenKill, 404, Outcome::Gone),
         // Another pod of the same name.
         (Mode::ApiThenKill, 409, Outcome::Gone),

@@ -19,7 +19,6 @@ pub fn pods(view: &View<'_>) -> Vec<Pod> {
 fn seen(view: &View<'_>, pod: &PodView<'_>) -> Pod {
     let info = pod.info;
     let request = request(info);
-    let leaving = info.deleting || view.leaving.contains_key(&info.uid);
     Pod {
         name: info.name.clone(),
         qos: info.qos,
@@ -31,10 +30,10 @@ fn seen(view: &View<'_>, pod: &PodView<'_>) -> Pod {
         active: info.is_active(),
         enabled: info.eviction_enabled,
         evictable_by: info.evictable_by.clone(),
-        standing: if leaving {
+        standing: if info.deleting {
             Standing::Leaving
         } else {
-            Standing::Present
+            view.standings.of(&info.uid, view.now.ms())
         },
         cpu: Amounts {
             used: pod.cpu,

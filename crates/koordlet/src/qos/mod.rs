@@ -21,11 +21,13 @@ pub mod memory_qos;
 pub mod plan;
 pub mod reconcile;
 pub mod resctrl;
+pub mod standing;
 pub mod system_config;
 pub mod view;
 
 pub use claim::{Claim, ClaimError, Classes, Level};
 pub use plan::{Burst, Eviction, Plan, Write};
+pub use standing::Standings;
 pub use view::{Facts, HeldUp, Kernel, Machine, PodView, View};
 
 use crate::gates::{Gate, Gates};

@@ -4,6 +4,7 @@ use crate::agent::Now;
 use crate::collect::pod::TrackedContainer;
 use crate::collect::pressure::Signal;
 use crate::options::Settings;
+use crate::qos::Standings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
 use koord_host::resctrl::{self, ResctrlGroup};
@@ -11,7 +12,7 @@ use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::blkio::Storage;
 use koord_model::suppress::{Processor, Usage};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 /// What is known before anything is measured.
 #[derive(Debug, Clone, Copy)]
@@ -232,8 +233,8 @@ pub struct View<'a> {
     pub batch: &'a CgroupPath,
     /// CPU in use by the BE class, in milli-cores.
     pub batch_cpu: Option<i64>,
-    /// Pods whose eviction was accepted and that may still be there, with the time in milliseconds.
-    pub leaving: &'a FxHashMap<String, u64>,
+    /// How pods stand to earlier evictions.
+    pub standings: &'a Standings,
     /// All samples.
     pub store: &'a Store,
     /// The local disks, for block I/O; `None` before they were read.

@@ -1,6 +1,7 @@
 //! Whole agent, paused time.
 
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
@@ -296,6 +297,65 @@ async fn memory_pressure_evicts_through_the_api() {
     assert!(event.message.unwrap().contains("BEMemoryEvict"));
     let _ = pods
         .delete("be", &DeleteParams::default().grace_period(0))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disruption_budget_spares_its_pod_and_the_next_one_goes() {
+    let rig = Rig::start().await;
+    for (name, gib) in [("guarded", 3_u64), ("free", 2)] {
+        let labels = json!({"koordinator.sh/qosClass": "BE", "app": name});
+        let uid = rig.add_pod(name, labels, json!({})).await;
+        let pod = format!("kubepods/besteffort/pod{uid}");
+        let pod = rig.tree.group(&pod).unwrap();
+        let stat = format!(
+            "total_inactive_anon 0\ntotal_active_anon {}\ntotal_inactive_file 0\n\
+             total_active_file 0\ntotal_unevictable 0\n",
+            gib << 30
+        );
+        rig.tree.feed(&pod, Resource::MemoryStat, &stat).unwrap();
+    }
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(rig.client.clone(), "default");
+    let budget = json!({"metadata": {"name": "guard"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}});
+    budgets
+        .create(&PostParams::default(), &typed(budget))
+        .await
+        .unwrap();
+    rig.until("the budget's status", async || {
+        budgets.get("guard").await.unwrap().status
+    })
+    .await;
+    let slos: Api<NodeSLO> = Api::all(rig.client.clone());
+    let slo = json!({"metadata": {"name": NODE}, "spec": {"resourceUsedThresholdWithBE":
+        {"enable": true, "memoryEvictThresholdPercent": 70}}});
+    slos.create(&PostParams::default(), &typed(slo))
+        .await
+        .unwrap();
+    let meminfo = "MemTotal: 8388608 kB\nMemFree: 524288 kB\nMemAvailable: 1048576 kB\n\
+                   Buffers: 0 kB\nCached: 0 kB\nActive(file): 0 kB\nInactive(file): 0 kB\n\
+                   SReclaimable: 0 kB\n";
+    rig.tree.put("proc/meminfo", meminfo).unwrap();
+    let _running = rig.koordlet();
+    let pods: Api<Pod> = Api::namespaced(rig.client.clone(), "default");
+    let leaves = async |name: &str| {
+        let pod = pods.get_opt(name).await.unwrap();
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    };
+    // The one that has most would be first.
+    rig.until("the eviction", async || leaves("free").await.then_some(()))
+        .await;
+    let events: Api<Event> = Api::namespaced(rig.client.clone(), "default");
+    rig.until("the refusal", async || {
+        let all = events.list(&ListParams::default()).await.unwrap();
+        all.items
+            .into_iter()
+            .find(|e| e.reason.as_deref() == Some("evictPodFail"))
+    })
+    .await;
+    assert!(!leaves("guarded").await);
+    let _ = pods
+        .delete("free", &DeleteParams::default().grace_period(0))
         .await;
 }
 

@@ -142,3 +142,38 @@ fn a_lower_bound_above_the_threshold_costs_only_itself() {
         found[0].message
     );
 }
+
+/// Upstream goes on to the next candidate when an eviction fails; what was refused frees nothing.
+#[test]
+fn a_refused_pod_frees_nothing_and_is_asked_again_later() {
+    let threshold = json!({"enable": true, "memoryEvictThresholdPercent": 80});
+    let mut rig = rig(&[Gate::BEMemoryEvict], threshold);
+    let service = pod("ls", "LS", json!({}));
+    rig.pods(vec![service, batch_pod(), pod("be-2", "BE", json!({}))]);
+    rig.available_kib = 2 << 20;
+    // The first has 2 GiB, more than has to go.
+    let (_, found) = first(&mut rig, BUSY, 5);
+    assert_eq!(names(&found), [("BEMemoryEvict", "be")]);
+    let now = rig.now();
+    rig.agent.refused(&found[0], None, now);
+    let next = rig.step(BUSY).evictions;
+    assert_eq!(names(&next), [("BEMemoryEvict", "be-2")]);
+    let now = rig.now();
+    rig.agent.refused(&next[0], None, now);
+    // After two seconds each is asked again, in order, and then after four.
+    let again = rig.step(BUSY).evictions;
+    assert_eq!(names(&again), [("BEMemoryEvict", "be")]);
+    let now = rig.now();
+    rig.agent.refused(&again[0], None, now);
+    let (at, found) = first(&mut rig, BUSY, 5);
+    assert_eq!((at, names(&found)), (1, vec![("BEMemoryEvict", "be-2")]));
+    let wait = Some(Duration::from_secs(20));
+    let now = rig.now();
+    rig.agent.refused(&found[0], wait, now);
+    let (at, found) = first(&mut rig, BUSY, 30);
+    assert_eq!((at, names(&found)), (3, vec![("BEMemoryEvict", "be")]));
+    // One that goes lets the round rest, and the refused one stays.
+    let now = rig.now();
+    rig.agent.evicted(&found[0], now);
+    assert!(first(&mut rig, BUSY, 10).1.is_empty());
+}
