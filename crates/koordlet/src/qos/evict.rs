@@ -1,14 +1,136 @@
-//! What the evicting strategies share: pods as eviction sees them, and one round of it.
+//! What the evicting strategies share: the planner of a list of features, pods as eviction sees
+//! them, and one round of it.
 //!
 //! The features, their thresholds, orders and books are [`koord_model::evict`].
 
-use crate::qos::{Eviction, Once, Plan, PodView, View};
+use crate::gates::Gate;
+use crate::qos::{Eviction, Facts, Needs, Once, Plan, Planner, PodView, View};
 use crate::states::pod::Batch;
 use crate::states::{ContainerInfo, PodInfo};
 use crate::status::State;
 use koord_api::PriorityClass;
-use koord_model::evict::config::ConfigError;
-use koord_model::evict::plan::{Amounts, Pod, Standing, Task, choose};
+use koord_api::resources;
+use koord_model::evict::config::{AllocatableThreshold, ConfigError};
+use koord_model::evict::plan::{
+    Amounts, Dimension, Measure, Pod, Standing, Task, by_priority, choose, requested,
+};
+use std::collections::BTreeMap;
+
+/// What a feature asks for, and why; `None` when nobody has to go for it.
+pub type Found = Option<(Task, String)>;
+
+/// One reason to evict, with a gate of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Feature {
+    /// Its name, which the annotation `koordinator.sh/eviction-policy` lists.
+    pub name: &'static str,
+    /// Its gate.
+    pub gate: Gate,
+    /// Looks whether pods have to go.
+    pub find: fn(&'static str, &mut Round, &View<'_>, &[Pod]) -> Found,
+}
+
+/// An evicting strategy: its features are looked at in order, and go through one round together.
+#[derive(Debug)]
+pub struct Evict {
+    features: &'static [Feature],
+    round: Round,
+    /// Whether the first samples of a new agent are no reason to evict.
+    rested: bool,
+}
+
+impl Evict {
+    /// `features`, with a pause between two rounds, in milliseconds.
+    #[must_use]
+    pub fn new(features: &'static [Feature], cool_down_ms: u64) -> Self {
+        Self {
+            features,
+            round: Round::new(cool_down_ms),
+            rested: false,
+        }
+    }
+
+    /// As [`Evict::new`], with a pause before the first round, too.
+    #[must_use]
+    pub fn rested(features: &'static [Feature], cool_down_ms: u64) -> Self {
+        Self {
+            rested: true,
+            ..Self::new(features, cool_down_ms)
+        }
+    }
+}
+
+impl Planner for Evict {
+    fn needs(&self, facts: &Facts<'_>) -> Needs {
+        let of_batch = |feature: &Feature| feature.gate == Gate::BECPUEvict;
+        let asks = self.features.iter().any(of_batch);
+        Needs {
+            batch_limit: asks && facts.slo.enabled && facts.settings.gates.is_on(Gate::BECPUEvict),
+            ..Needs::default()
+        }
+    }
+
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        if self.rested && self.round.is_fresh() {
+            self.round.rest(view.now.ms());
+        }
+        if !view.facts.slo.enabled || view.pods.is_none() {
+            plan.tell(State::Idle, "the NodeSLO does not enable it");
+            return;
+        }
+        let pods = pods(view);
+        let gates = &view.facts.settings.gates;
+        let open = self.features.iter().filter(|f| gates.is_on(f.gate));
+        let round = &mut self.round;
+        let found = open.filter_map(|f| (f.find)(f.name, round, view, &pods));
+        let (tasks, why): (Vec<_>, Vec<_>) = found.unzip();
+        self.round.tell(plan);
+        self.round.evict(view, &pods, &tasks, &why, plan);
+    }
+
+    fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
+        if self.features.iter().any(|f| f.name == eviction.feature) {
+            self.round.rest(now_ms);
+        }
+    }
+}
+
+/// The task of an allocatable feature, when requests exceed what is allocatable.
+pub(super) fn by_allocatable(
+    feature: &'static str,
+    limits: &AllocatableThreshold,
+    view: &View<'_>,
+    pods: &[Pod],
+    dimension: Dimension,
+) -> Found {
+    let node = view.facts.node?;
+    let allocatable = |resource: &str| match resource {
+        resources::CPU => Some(node.allocatable.cpu),
+        resources::MEMORY => Some(node.allocatable.memory),
+        other => node.extended.get(other).copied(),
+    };
+    let mut wanted = BTreeMap::new();
+    let mut why = Vec::new();
+    for (resource, amount) in requested(pods, limits.priority, dimension) {
+        let have = allocatable(resource);
+        let release = limits.release(amount, have);
+        if release > 0 {
+            wanted.insert(resource, release);
+            let have = have.unwrap_or(0);
+            why.push(format!(
+                "{amount} of {resource} requested over {have} allocatable"
+            ));
+        }
+    }
+    let measure = Measure::Request(dimension);
+    let task = Task {
+        feature,
+        measure,
+        wanted,
+        candidates: by_priority(pods, feature, limits.priority, measure),
+    };
+    (!task.wanted.is_empty()).then(|| (task, why.join(", ")))
+}
 
 /// The pods of a tick as eviction sees them, in the order of the view.
 #[must_use]
