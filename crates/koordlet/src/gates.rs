@@ -81,7 +81,7 @@ gates! {
     Libpfm4: Alpha, false, Nothing("perf events are read without the library");
     PSICollector: Alpha, false, Works;
     ColdPageCollector: Alpha, false, Works;
-    HugePageReport: Alpha, false, Partly("huge pages are measured, not reported");
+    HugePageReport: Alpha, false, Partly("huge pages are measured; NodeResourceTopology, which has them, is not reported yet");
     PodResourcesProxy: Alpha, false, NOT_YET;
     HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
     PerCPUMetric: Alpha, false, Works;

@@ -119,7 +119,8 @@ pub struct States {
     /// Where pods come from: `kubelet` or `apiserver`.
     #[arg(long, default_value = "kubelet")]
     pub pod_source: String,
-    /// URL of the kubelet; made from the Node object otherwise.
+    /// URL of the kubelet; made from the Node object otherwise. Not used where pods come from the
+    /// API server.
     #[arg(long, default_value = "")]
     pub kubelet_url: String,
     /// Address type of the Node object to reach the kubelet by.

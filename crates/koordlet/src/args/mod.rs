@@ -223,7 +223,13 @@ impl Args {
         };
         match states.pod_source.as_str() {
             "kubelet" => Ok(PodSource::Kubelet(kubelet)),
-            "apiserver" => Ok(PodSource::ApiServer),
+            "apiserver" => {
+                if let Some(url) = kubelet.url {
+                    let why = "the kubelet is not asked: pods come from the API server";
+                    tracing::warn!(flag = "kubelet-url", url, why, "flag without effect");
+                }
+                Ok(PodSource::ApiServer)
+            }
             other => Err(ArgsError::PodSource(other.to_owned())),
         }
     }
