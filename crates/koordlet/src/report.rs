@@ -1,5 +1,9 @@
 //! NodeMetric: what the agent tells the cluster about its node.
 
+mod policy;
+
+pub use policy::Policy;
+
 use crate::agent::Agent;
 use crate::gates::Gate;
 use crate::metrics::{HostApplication, Usage};
@@ -9,24 +13,11 @@ use crate::store::{Metric, Store, Subject};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
-    AggregatedUsage, HostApplicationMetricInfo, MemoryCollectPolicy, NodeMetricInfo,
-    NodeMetricSpec, NodeMetricStatus, NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
+    AggregatedUsage, HostApplicationMetricInfo, NodeMetricInfo, NodeMetricStatus, NumaUsage,
+    PodMetricInfo, ReclaimableMetric, ResourceMap,
 };
 use koord_api::{GoDuration, Quantity, resources};
 use koord_model::percentile::Summary;
-
-/// The collection policy in force: the NodeMetric's, with defaults.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Policy {
-    /// Window of the averages, in milliseconds; at least a minute.
-    pub aggregate_ms: u64,
-    /// Time between two reports, in milliseconds; at least half a minute (tests may go below).
-    pub interval_ms: u64,
-    /// Windows of the percentiles.
-    pub windows: Vec<GoDuration>,
-    /// Which memory counts as used.
-    pub memory: Memory,
-}
 
 /// Which memory of nodes, pods and host applications counts as used. That of the system never has
 /// page cache.
@@ -50,49 +41,6 @@ impl Memory {
             Self::WithHotPageCache if hot => Metric::MemoryUsageWithHotPageCache,
             Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
         }
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            aggregate_ms: 300_000,
-            interval_ms: 60_000,
-            windows: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
-            memory: Memory::default(),
-        }
-    }
-}
-
-impl Policy {
-    /// The policy of `spec`. Values below the minimum are raised to it.
-    #[must_use]
-    pub fn of(spec: &NodeMetricSpec) -> Self {
-        let mut policy = Self::default();
-        let Some(given) = &spec.metric_collect_policy else {
-            return policy;
-        };
-        let seconds = |value: i64, least: u64| {
-            u64::try_from(value)
-                .unwrap_or(0)
-                .max(least)
-                .saturating_mul(1000)
-        };
-        if let Some(value) = given.aggregate_duration_seconds {
-            policy.aggregate_ms = seconds(value, 60);
-        }
-        if let Some(value) = given.report_interval_seconds {
-            policy.interval_ms = seconds(value, 30);
-        }
-        if let Some(windows) = &given.node_aggregate_policy {
-            policy.windows.clone_from(&windows.durations);
-        }
-        policy.memory = match given.node_memory_collect_policy {
-            Some(MemoryCollectPolicy::WithPageCache) => Memory::WithPageCache,
-            Some(MemoryCollectPolicy::WithHotPageCache) => Memory::WithHotPageCache,
-            _ => Memory::WithoutPageCache,
-        };
-        policy
     }
 }
 
@@ -346,69 +294,6 @@ fn seconds(at: Timestamp) -> Timestamp {
 mod tests {
     use super::*;
     use serde_json::json;
-
-    fn policy(value: serde_json::Value) -> Policy {
-        Policy::of(&serde_json::from_value(json!({"metricCollectPolicy": value})).unwrap())
-    }
-
-    /// Upstream: `Test_nodeMetricInformer_updateMetricSpec`, `getNodeMetricReportInterval`,
-    /// `generateQueryDuration`.
-    #[test]
-    fn what_a_spec_leaves_open_has_its_default() {
-        let default = Policy::default();
-        assert_eq!(
-            (default.aggregate_ms, default.interval_ms),
-            (300_000, 60_000)
-        );
-        assert_eq!(Policy::of(&NodeMetricSpec::default()), default);
-        let with = |change: fn(&mut Policy)| {
-            let mut policy = Policy::default();
-            change(&mut policy);
-            policy
-        };
-        for (given, want) in [
-            (json!({}), with(|_| {})),
-            (
-                json!({"reportIntervalSeconds": 180}),
-                with(|p| p.interval_ms = 180_000),
-            ),
-            (
-                json!({"reportIntervalSeconds": 666}),
-                with(|p| p.interval_ms = 666_000),
-            ),
-            (
-                json!({"reportIntervalSeconds": 1}),
-                with(|p| p.interval_ms = 30_000),
-            ),
-            (
-                json!({"reportIntervalSeconds": -5}),
-                with(|p| p.interval_ms = 30_000),
-            ),
-            (
-                json!({"aggregateDurationSeconds": 600}),
-                with(|p| p.aggregate_ms = 600_000),
-            ),
-            (
-                json!({"aggregateDurationSeconds": 10}),
-                with(|p| p.aggregate_ms = 60_000),
-            ),
-            (
-                json!({"nodeAggregatePolicy": {"durations": ["1m"]}}),
-                with(|p| p.windows = vec![GoDuration::from_mins(1)]),
-            ),
-            (
-                json!({"nodeMemoryCollectPolicy": "usageWithPageCache"}),
-                with(|p| p.memory = Memory::WithPageCache),
-            ),
-            (
-                json!({"nodeMemoryCollectPolicy": "usageWithHotPageCache"}),
-                with(|p| p.memory = Memory::WithHotPageCache),
-            ),
-            (json!({"nodeMemoryCollectPolicy": "magic"}), with(|_| {})),
-        ] {
-            assert_eq!(policy(given.clone()), want, "{given}");
-        }
-    }
 
     /// Upstream: `Test_nodeMetricInformer_collectNodeMetric`, `collectPodMetric`,
     /// `collectHostAppMetric`: which series each policy reads.

@@ -16,13 +16,13 @@ use crate::states::{
 use crate::status::{self, Board};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_api::slo::{NodeMetric, NodeMetricStatus, RawNodeSLO};
+use koord_api::slo::{NodeMetricStatus, RawNodeMetric, RawNodeSLO};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_app::Context;
 use koord_host::features::KernelFeatures;
 use koord_host::{HostError, Root, features, limits, resctrl, sched};
 use koord_kube::events::Recorder;
-use koord_kube::{Change, Client, Informer, Scope, Store};
+use koord_kube::{Change, Client, Informer, Scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -127,7 +127,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let local = http::serve(address, served, ctx.shutdown.clone()).await?;
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
-    let metric_store = watch_cluster(&options, &client, &ctx, &states, &metrics);
+    watch_cluster(&options, &client, &ctx, &states, &metrics);
     if options.settings.gates.is_on(Gate::BlkIOReconcile) {
         let follow = claims::follow(states.clone(), client.clone(), ctx.shutdown.clone());
         tokio::spawn(follow);
@@ -171,7 +171,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let reporter = Reporter {
             node: options.node_name.clone(),
             client,
-            store: metric_store,
+            states: states.clone(),
             requests: requests.clone(),
             interval: options.report_interval,
         };
@@ -263,7 +263,7 @@ fn watch_cluster(
     ctx: &Context,
     states: &Arc<States>,
     metrics: &Metrics,
-) -> Store<NodeMetric> {
+) {
     let node = options.node_name.as_str();
     let by_name = || Scope {
         fields: Some(format!("metadata.name={node}")),
@@ -319,7 +319,18 @@ fn watch_cluster(
         let (to, layout) = (states.clone(), options.settings.layout.clone());
         tokio::spawn(follow_pods(pods, layout, to));
     }
-    Informer::<NodeMetric>::start_store(client.clone(), by_name(), ctx.shutdown.clone())
+    let policies =
+        Informer::<RawNodeMetric>::start(client.clone(), by_name(), ctx.shutdown.clone());
+    let to = states.clone();
+    let read = move |object: Option<&RawNodeMetric>| {
+        let last = to.policy.load_full();
+        let policy = object.map(|object| Policy::read(&object.spec, last.as_deref()));
+        let (policy, malformed) = policy.unzip();
+        to.complaints
+            .replace("NodeMetric", malformed.unwrap_or_default());
+        to.policy.store(policy.map(Arc::new));
+    };
+    tokio::spawn(follow(policies.changes, read));
 }
 
 /// Hands the newest state of the one watched object to `set`; `None` when it is gone.
@@ -501,7 +512,7 @@ async fn on_own_thread(
 struct Reporter {
     node: String,
     client: Client,
-    store: Store<NodeMetric>,
+    states: Arc<States>,
     requests: mpsc::Sender<Request>,
     interval: Option<Duration>,
 }
@@ -509,31 +520,22 @@ struct Reporter {
 impl Reporter {
     async fn run(self, shutdown: CancellationToken) {
         let work = async {
-            // The manager creates the object; until then there is nowhere to report to.
-            if !self.store.wait_synced().await {
-                return;
-            }
             loop {
-                let policy = self.policy();
+                // The manager creates the object; until then there is nowhere to report to.
+                let policy = self.states.policy.load_full();
                 let wait = policy.as_ref().map_or(Duration::from_secs(1), |p| {
                     Duration::from_millis(p.interval_ms)
                 });
                 sleep(self.interval.map_or(wait, |interval| interval.min(wait))).await;
-                let Some(policy) = self.policy() else {
-                    continue;
-                };
-                self.report(policy).await;
+                if let Some(policy) = self.states.policy.load_full() {
+                    self.report(policy.as_ref().clone()).await;
+                }
             }
         };
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = work => {}
         }
-    }
-
-    fn policy(&self) -> Option<Policy> {
-        let object = self.store.list().into_iter().next()?;
-        Some(Policy::of(&object.spec))
     }
 
     async fn report(&self, policy: Policy) {
@@ -567,7 +569,7 @@ async fn publish(
     node: &str,
     status: &NodeMetricStatus,
 ) -> Result<(), koord_kube::Error> {
-    let api: koord_kube::Api<NodeMetric> = koord_kube::Api::all(client.clone());
+    let api: koord_kube::Api<RawNodeMetric> = koord_kube::Api::all(client.clone());
     let status = serde_json::to_value(status).map_err(koord_kube::Error::SerdeError)?;
     // The whole status is ours: what is not reported any more must go, and a JSON patch that
     // replaces it does that without a resourceVersion to conflict on.

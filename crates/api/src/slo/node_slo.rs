@@ -6,12 +6,10 @@
 use crate::quantity::Quantity;
 use crate::serde_util::open_enum;
 use crate::slo::{HostApplicationSpec, ResourceQOSStrategy};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Free-form data of third parties, kept as it is.
@@ -91,41 +89,6 @@ pub struct NodeSLOSpec {
     /// Services outside Kubernetes that koordlet accounts for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_applications: Vec<HostApplicationSpec>,
-}
-
-/// A NodeSLO whose spec is not read yet, so that one bad field does not hide the others.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct RawNodeSLO {
-    /// The object's metadata.
-    #[serde(default)]
-    pub metadata: ObjectMeta,
-    /// The spec as it came.
-    #[serde(default)]
-    pub spec: Value,
-}
-
-impl kube::Resource for RawNodeSLO {
-    type DynamicType = ();
-    type Scope = <NodeSLO as kube::Resource>::Scope;
-
-    fn kind(at: &()) -> Cow<'_, str> {
-        <NodeSLO as kube::Resource>::kind(at)
-    }
-    fn group(at: &()) -> Cow<'_, str> {
-        <NodeSLO as kube::Resource>::group(at)
-    }
-    fn version(at: &()) -> Cow<'_, str> {
-        <NodeSLO as kube::Resource>::version(at)
-    }
-    fn plural(at: &()) -> Cow<'_, str> {
-        <NodeSLO as kube::Resource>::plural(at)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
 }
 
 /// Nothing is reported yet.

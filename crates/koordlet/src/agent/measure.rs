@@ -194,16 +194,11 @@ impl Measure {
             return;
         }
         self.apps = Some(apps.clone());
-        let groups = apps
-            .iter()
-            .filter_map(|app| match self.layout.host_app(app) {
-                Ok(group) => Some((app.name.as_str(), group)),
-                Err(error) => {
-                    let name = &app.name;
-                    tracing::warn!(field = "hostApplications", name, %error, "ignored");
-                    None
-                }
-            });
+        // One without a group was refused when the NodeSLO was read.
+        let groups = apps.iter().filter_map(|app| {
+            let group = self.layout.host_app(app).ok()?;
+            Some((app.name.as_str(), group))
+        });
         self.host_apps.follow(groups, &mut self.store);
     }
 

@@ -26,6 +26,7 @@ pub use slo::Slo;
 pub use topology::TopologyInfo;
 
 use crate::hooks::Rules;
+use crate::report::Policy;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use listing::{Known, Listing};
@@ -42,6 +43,8 @@ pub struct States {
     pub node: ArcSwapOption<NodeInfo>,
     /// The settings; defaults until a NodeSLO arrives.
     pub slo: ArcSwap<Slo>,
+    /// What the NodeMetric asks for; `None` without one.
+    pub policy: ArcSwapOption<Policy>,
     /// CPU pools and the kubelet's CPU manager, from the NodeResourceTopology; `None` without one.
     pub topology: ArcSwapOption<TopologyInfo>,
     /// The kubelet's configuration, when it tells it.

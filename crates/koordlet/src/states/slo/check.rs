@@ -3,7 +3,7 @@
 //! A NodeSLO is taken apart as JSON, so that one bad field costs that field and no more.
 
 use super::super::malformed::Malformed;
-use super::{SUPPRESS_EXTENSION, SuppressExtension};
+use super::{SUPPRESS_EXTENSION, SuppressExtension, host_app};
 use koord_api::configmap::{
     FieldError, burst_violations, qos_violations, system_violations, threshold_violations,
 };
@@ -214,6 +214,7 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
         };
         add("extensions", vec![error]);
     }
+    all.extend(host_app::violation(&spec.host_applications));
     all
 }
 

@@ -1,6 +1,8 @@
 //! Services on the node that are not in Kubernetes.
 
+use crate::states::{Driver, Layout};
 use koord_api::PriorityClass;
+use koord_api::configmap::FieldError;
 use koord_api::qos::QosClass;
 use koord_api::slo::{CgroupPath, HostApplicationSpec};
 
@@ -26,4 +28,37 @@ impl HostApp {
             path: spec.cgroup_path.clone(),
         }
     }
+}
+
+/// The last of `apps` that cannot be followed: it has no name or that of an earlier one, or no group
+/// can be told for it. One at a time, from the end, because those after one that goes move up.
+pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
+    // Where groups are does not matter here, only whether they can be named.
+    let layout = Layout::new(Driver::Cgroupfs, koord_host::CgroupPath::root());
+    let found = (0..).zip(apps).filter_map(|(at, app): (usize, _)| {
+        let name = serde_json::Value::from(app.name.as_str());
+        let (field, value, reason) = if app.name.is_empty() {
+            ("name", name, "must not be empty".to_owned())
+        } else if apps.iter().take(at).any(|other| other.name == app.name) {
+            (
+                "name",
+                name,
+                "is the name of an earlier one, too".to_owned(),
+            )
+        } else {
+            let error = layout.host_app(&HostApp::of(app)).err()?;
+            let field = match app.cgroup_path {
+                Some(_) => "cgroupPath",
+                None if matches!(app.qos, QosClass::Ls | QosClass::Be) => "name",
+                None => "qos",
+            };
+            (field, name, error.to_string())
+        };
+        Some(FieldError {
+            field: format!("hostApplications[{at}].{field}"),
+            value: value.to_string(),
+            reason,
+        })
+    });
+    found.last()
 }

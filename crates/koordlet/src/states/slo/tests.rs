@@ -269,3 +269,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn host_applications_that_cannot_be_followed_are_named_and_their_last_good_stays() {
+    let first = slo(&json!({"hostApplications": [
+        {"name": "a", "qos": "LS"}, {"name": "b", "qos": "BE"}]}));
+    let second = json!({"hostApplications": [
+        {"name": "", "qos": "LS"},
+        {"name": "../up", "qos": "LS"},
+        {"name": "a", "qos": "LS"},
+        {"name": "b", "qos": "SYSTEM"},
+        {"name": "a", "qos": "BE"},
+        {"name": "c", "cgroupPath": {"base": "Moon", "relativePath": "c"}},
+        {"name": "d", "cgroupPath": {"parentDir": "x/../y", "relativePath": "d"}},
+        {"name": "e", "qos": "SYSTEM", "cgroupPath": {"relativePath": "e"}}]});
+    let (kept, mut refused) = refused(&second, Some(&first));
+    let apps: Vec<_> = kept.host_apps.iter().map(|a| a.name.as_str()).collect();
+    assert_eq!(apps, ["a", "b", "e"]);
+    assert_eq!(kept.host_apps[1].qos, QosClass::Be, "as it was");
+    refused.sort();
+    let mut fields: Vec<&str> = refused.iter().map(|(field, _)| field.as_str()).collect();
+    fields.dedup();
+    assert_eq!(
+        fields,
+        [
+            "hostApplications[0].name",
+            "hostApplications[1].name",
+            "hostApplications[3].qos",
+            "hostApplications[4].name",
+            "hostApplications[5].cgroupPath",
+            "hostApplications[6].cgroupPath",
+        ]
+    );
+}

@@ -1,0 +1,52 @@
+//! Objects whose spec is not read yet, so that one bad field does not hide the others.
+
+use super::{NodeMetric, NodeSLO};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+/// A NodeSLO whose spec is not read yet.
+pub type RawNodeSLO = Raw<NodeSLO>;
+
+/// A NodeMetric whose spec is not read yet.
+pub type RawNodeMetric = Raw<NodeMetric>;
+
+/// An object of the kind `K` as it came; its status is left out.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Raw<K> {
+    /// The object's metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// The spec as it came.
+    #[serde(default)]
+    pub spec: Value,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: kube::Resource<DynamicType = ()>> kube::Resource for Raw<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind(at: &()) -> Cow<'_, str> {
+        K::kind(at)
+    }
+    fn group(at: &()) -> Cow<'_, str> {
+        K::group(at)
+    }
+    fn version(at: &()) -> Cow<'_, str> {
+        K::version(at)
+    }
+    fn plural(at: &()) -> Cow<'_, str> {
+        K::plural(at)
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

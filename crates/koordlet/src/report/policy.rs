@@ -1,0 +1,279 @@
+//! What a NodeMetric asks to be collected, and how often it wants a report.
+
+use super::Memory;
+use crate::states::Malformed;
+use koord_api::GoDuration;
+use koord_api::lenient::{self, ReadError};
+use koord_api::slo::{MemoryCollectPolicy, NodeMetricSpec};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// The collection policy in force: the NodeMetric's, with defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// Window of the averages, in milliseconds; at least a minute.
+    pub aggregate_ms: u64,
+    /// Time between two reports, in milliseconds; at least half a minute (tests may go below).
+    pub interval_ms: u64,
+    /// Windows of the percentiles.
+    pub windows: Vec<GoDuration>,
+    /// Which memory counts as used.
+    pub memory: Memory,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            aggregate_ms: 300_000,
+            interval_ms: 60_000,
+            windows: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
+            memory: Memory::default(),
+        }
+    }
+}
+
+impl Policy {
+    /// The policy of `spec`, as [`Self::read`] without an earlier one.
+    #[must_use]
+    pub fn of(spec: &NodeMetricSpec) -> Self {
+        let value = serde_json::to_value(spec).unwrap_or_default();
+        Self::read(&value, None).0
+    }
+
+    /// Reads the `spec` of a NodeMetric as it came. Values below the minimum are raised to it, and
+    /// what is left open has its default. A value that does not fit is named in the second result,
+    /// and that of `last` stays, else the default.
+    #[must_use]
+    pub fn read(spec: &Value, last: Option<&Self>) -> (Self, Vec<Malformed>) {
+        let default = Self::default();
+        let Some(given) = member(spec, SECTION) else {
+            return (default, Vec::new());
+        };
+        let mut fields = Fields {
+            given,
+            malformed: Vec::new(),
+        };
+        let last = last.cloned().unwrap_or_else(Self::default);
+        if !given.is_object() {
+            fields.refuse(&[], "is no object");
+            return (last, fields.malformed);
+        }
+        let seconds = |value: i64, least: u64| {
+            let value = u64::try_from(value).unwrap_or(0);
+            value.max(least).saturating_mul(1000)
+        };
+        let memory = |name: MemoryCollectPolicy| match name {
+            MemoryCollectPolicy::WithoutPageCache => Some(Memory::WithoutPageCache),
+            MemoryCollectPolicy::WithPageCache => Some(Memory::WithPageCache),
+            MemoryCollectPolicy::WithHotPageCache => Some(Memory::WithHotPageCache),
+            MemoryCollectPolicy::Other(name) => name.is_empty().then(Memory::default),
+        };
+        let policy = Self {
+            aggregate_ms: fields.read(&["aggregateDurationSeconds"]).or(
+                last.aggregate_ms,
+                default.aggregate_ms,
+                |s| seconds(s, 60),
+            ),
+            interval_ms: fields.read(&["reportIntervalSeconds"]).or(
+                last.interval_ms,
+                default.interval_ms,
+                |s| seconds(s, 30),
+            ),
+            windows: match fields.read::<Value>(&[AGGREGATES]) {
+                Field::Open => default.windows,
+                Field::Given(policy) if !policy.is_object() => {
+                    fields.refuse(&[AGGREGATES], "is no object");
+                    last.windows
+                }
+                _ => fields.read(&[AGGREGATES, "durations"]).or(
+                    last.windows,
+                    Vec::new(),
+                    |windows| windows,
+                ),
+            },
+            memory: match fields.read(&[MEMORY]) {
+                Field::Open => default.memory,
+                Field::Malformed => last.memory,
+                Field::Given(name) => memory(name).unwrap_or_else(|| {
+                    let known = "must be usageWithoutPageCache, usageWithPageCache or \
+                                 usageWithHotPageCache";
+                    fields.refuse(&[MEMORY], known);
+                    last.memory
+                }),
+            },
+        };
+        (policy, fields.malformed)
+    }
+}
+
+const SECTION: &str = "metricCollectPolicy";
+const AGGREGATES: &str = "nodeAggregatePolicy";
+const MEMORY: &str = "nodeMemoryCollectPolicy";
+
+/// A member that is not null.
+fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+    lenient::member(object, name).filter(|value| !value.is_null())
+}
+
+/// The fields of a policy as they came, and what does not fit.
+struct Fields<'a> {
+    given: &'a Value,
+    malformed: Vec<Malformed>,
+}
+
+/// What became of one.
+enum Field<T> {
+    Open,
+    Malformed,
+    Given(T),
+}
+
+impl<T> Field<T> {
+    /// The value in force.
+    fn or<U>(self, last: U, default: U, of: impl FnOnce(T) -> U) -> U {
+        match self {
+            Self::Open => default,
+            Self::Malformed => last,
+            Self::Given(value) => of(value),
+        }
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn at(&self, path: &[&str]) -> Option<&'a Value> {
+        path.iter()
+            .try_fold(self.given, |at, name| member(at, name))
+    }
+
+    fn read<T: DeserializeOwned>(&mut self, path: &[&str]) -> Field<T> {
+        let Some(value) = self.at(path) else {
+            return Field::Open;
+        };
+        match lenient::from_value(value) {
+            Ok(value) => Field::Given(value),
+            Err(ReadError::Syntax(error) | ReadError::Field { message: error, .. }) => {
+                self.refuse(path, &error);
+                Field::Malformed
+            }
+        }
+    }
+
+    fn refuse(&mut self, path: &[&str], error: &str) {
+        let shown = match self.at(path) {
+            Some(Value::String(text)) => text.clone(),
+            other => other.map(Value::to_string).unwrap_or_default(),
+        };
+        let path: Vec<&str> = [SECTION].iter().chain(path).copied().collect();
+        self.malformed
+            .push(Malformed::new(path.join("."), shown, error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn policy(value: serde_json::Value) -> Policy {
+        Policy::of(&serde_json::from_value(json!({"metricCollectPolicy": value})).unwrap())
+    }
+
+    /// Upstream: `Test_nodeMetricInformer_updateMetricSpec`, `getNodeMetricReportInterval`,
+    /// `generateQueryDuration`.
+    #[test]
+    fn what_a_spec_leaves_open_has_its_default() {
+        let default = Policy::default();
+        assert_eq!(
+            (default.aggregate_ms, default.interval_ms),
+            (300_000, 60_000)
+        );
+        assert_eq!(Policy::of(&NodeMetricSpec::default()), default);
+        let with = |change: fn(&mut Policy)| {
+            let mut policy = Policy::default();
+            change(&mut policy);
+            policy
+        };
+        for (given, want) in [
+            (json!({}), with(|_| {})),
+            (
+                json!({"reportIntervalSeconds": 180}),
+                with(|p| p.interval_ms = 180_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": 666}),
+                with(|p| p.interval_ms = 666_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": 1}),
+                with(|p| p.interval_ms = 30_000),
+            ),
+            (
+                json!({"reportIntervalSeconds": -5}),
+                with(|p| p.interval_ms = 30_000),
+            ),
+            (
+                json!({"aggregateDurationSeconds": 600}),
+                with(|p| p.aggregate_ms = 600_000),
+            ),
+            (
+                json!({"aggregateDurationSeconds": 10}),
+                with(|p| p.aggregate_ms = 60_000),
+            ),
+            (
+                json!({"nodeAggregatePolicy": {"durations": ["1m"]}}),
+                with(|p| p.windows = vec![GoDuration::from_mins(1)]),
+            ),
+            (
+                json!({"nodeMemoryCollectPolicy": "usageWithPageCache"}),
+                with(|p| p.memory = Memory::WithPageCache),
+            ),
+            (
+                json!({"nodeMemoryCollectPolicy": "usageWithHotPageCache"}),
+                with(|p| p.memory = Memory::WithHotPageCache),
+            ),
+            (json!({"nodeMemoryCollectPolicy": "magic"}), with(|_| {})),
+            (json!({"nodeMemoryCollectPolicy": ""}), with(|_| {})),
+        ] {
+            assert_eq!(policy(given.clone()), want, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_bad_field_keeps_its_last_good_value_and_is_named() {
+        let good = json!({"metricCollectPolicy": {"aggregateDurationSeconds": 600,
+            "reportIntervalSeconds": 90, "nodeAggregatePolicy": {"durations": ["1m"]},
+            "nodeMemoryCollectPolicy": "usageWithPageCache"}});
+        let (last, malformed) = Policy::read(&good, None);
+        assert!(malformed.is_empty());
+        let bad = json!({"metricCollectPolicy": {"aggregateDurationSeconds": "long",
+            "reportIntervalSeconds": 45, "nodeAggregatePolicy": {"durations": ["1m", "soon"]},
+            "nodeMemoryCollectPolicy": "magic"}});
+        let named = |malformed: &[Malformed]| -> Vec<(String, String)> {
+            let all = malformed.iter();
+            all.map(|one| (one.field.clone(), one.value.clone()))
+                .collect()
+        };
+        let (policy, malformed) = Policy::read(&bad, Some(&last));
+        let want = Policy {
+            interval_ms: 45_000,
+            ..last.clone()
+        };
+        assert_eq!(policy, want);
+        let want = [
+            ("aggregateDurationSeconds", "long"),
+            ("nodeAggregatePolicy.durations", r#"["1m","soon"]"#),
+            ("nodeMemoryCollectPolicy", "magic"),
+        ];
+        let want =
+            want.map(|(field, value)| (format!("metricCollectPolicy.{field}"), value.to_owned()));
+        assert_eq!(named(&malformed), want);
+        assert!(malformed[2].error.contains("usageWithHotPageCache"));
+        let bad_part = json!({"metricCollectPolicy": {"nodeAggregatePolicy": ["5m"]}});
+        let (policy, malformed) = Policy::read(&bad_part, Some(&last));
+        assert_eq!((policy.windows, malformed.len()), (last.windows.clone(), 1));
+        let (policy, malformed) = Policy::read(&json!({"metricCollectPolicy": 7}), Some(&last));
+        assert_eq!((policy, malformed.len()), (last, 1));
+        let (policy, _) = Policy::read(&bad, None);
+        assert_eq!(policy.memory, Memory::WithoutPageCache);
+    }
+}
