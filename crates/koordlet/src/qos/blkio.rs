@@ -82,6 +82,8 @@ struct BlockIo {
     reconcile: Reconcile,
     /// Pods that were given limits, by UID: they are taken away when the annotation is.
     limited: FxHashSet<String>,
+    /// Whether the root was given anything: what others set there is theirs.
+    root: bool,
     /// Objects of which something is said to be wrong.
     bad: BTreeSet<String>,
 }
@@ -118,7 +120,8 @@ impl Planner for BlockIo {
             bad: BTreeSet::new(),
         };
         if view.facts.slo.known {
-            round.classes(storage);
+            self.root |= !enabled(view.facts.slo.root_blkio()).is_empty();
+            round.classes(storage, self.root);
         }
         self.pods(&mut round, storage);
         let Turn { plan, bad, .. } = round;
@@ -181,7 +184,8 @@ struct Turn<'t, 'v> {
 }
 
 impl Turn<'_, '_> {
-    fn classes(&mut self, storage: &Storage) {
+    /// The group of batch work, and the root's where it was ever given anything.
+    fn classes(&mut self, storage: &Storage, root_too: bool) {
         let (slo, node) = (self.view.facts.slo, self.view.facts.node_name());
         for (class, name) in [(QosClass::Lsr, "lsrClass"), (QosClass::Ls, "lsClass")] {
             let blocks = enabled(slo.blkio_qos(class));
@@ -206,7 +210,12 @@ impl Turn<'_, '_> {
                 slo.blkio_qos(QosClass::Be),
                 at_class.ok(),
             ),
-            (Kind::Root, "cgroupRoot", slo.root_blkio(), Some(at_root)),
+            (
+                Kind::Root,
+                "cgroupRoot",
+                slo.root_blkio(),
+                Some(at_root).filter(|_| root_too),
+            ),
         ] {
             // Without a section nobody asked for anything; a closed one asks for the defaults.
             if let (Some(_), Some(at)) = (settings, at) {

@@ -221,6 +221,11 @@ fn the_root_has_latency_targets_and_a_cost_model() {
         for file in [BlkioCostQos, BlkioCostModel] {
             rig.tree.feed(&root, file, "").unwrap();
         }
+        let theirs = "8:0 enable=1 ctrl=user rpct=90.00 rlat=7";
+        rig.tree.feed(&root, BlkioCostQos, theirs).unwrap();
+        class(&rig, "cgroupRoot", false, json!([]));
+        round(&mut rig);
+        assert_eq!(rig.tree.raw(&root, BlkioCostQos).unwrap(), theirs);
         let blocks = json!([{"name": "/dev/vdb", "type": "device", "ioCfg": {
             "readLatency": 1000, "enableUserModel": true, "modelReadBPS": 5, "modelWriteBPS": 6,
             "modelReadSeqIOPS": 7, "modelWriteSeqIOPS": 8, "modelReadRandIOPS": 9,
