@@ -2,18 +2,19 @@
 
 use crate::agent::{NODE, add_pod, cluster, typed};
 use k8s_openapi::api::core::v1::Pod;
-use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_api::qos::KubeQos;
+use koord_api::slo::{NodeMetric, NodeSLO, NodeSLOSpec};
 use koord_app::{Clock, Context};
 use koord_host::cgroup::resource::{shares_to_weight, weight_to_shares};
 use koord_host::process::{Spawn, Spawned, Spawner};
 use koord_host::root::Controller;
 use koord_host::testing::skip;
-use koord_host::{Cgroup, CgroupPath, Resource, Root, Version, features};
+use koord_host::{Cgroup, CgroupPath, Resource, Root, Target, Version, features};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
 use koordlet::agent::Now;
 use koordlet::gates::Gate;
-use koordlet::states::{Driver, Layout, PodInfo, States};
+use koordlet::states::{Driver, Layout, PodInfo, Slo, States};
 use koordlet::{Agent, Metrics, Options, Settings, audit};
 use serde_json::json;
 use std::sync::Arc;
@@ -69,6 +70,80 @@ fn the_loop_follows_real_groups() {
         "{shares:?}"
     );
     assert_eq!(quota, Some(50_000));
+}
+
+/// A disk of this machine that can be limited, with its number.
+fn disk() -> Option<(String, String)> {
+    let entries = std::fs::read_dir("/sys/class/block").ok()?;
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    let is_disk = |name: &String| {
+        let dir = format!("/sys/class/block/{name}");
+        let there = |file: &str| std::path::Path::new(&format!("{dir}/{file}")).exists();
+        there("device") && !there("partition")
+    };
+    let name = names.into_iter().filter_map(|name| name.into_string().ok());
+    let name = name.into_iter().find(is_disk)?;
+    let number = std::fs::read_to_string(format!("/sys/class/block/{name}/dev")).ok()?;
+    Some((format!("/dev/{name}"), number.trim().to_owned()))
+}
+
+#[test]
+fn limits_of_a_disk_stand_and_go() {
+    let root = Root::system().unwrap();
+    let features = features::probe(&root).unwrap();
+    if !features.writable {
+        skip("cgroup-write", "cgroups cannot be written here");
+        return;
+    }
+    let Some((device, number)) = disk().filter(|_| features.blkio) else {
+        skip("disk", "there is no disk, or its use cannot be limited");
+        return;
+    };
+    let top = CgroupPath::new(&format!("koord-test-blkio-{}", std::process::id())).unwrap();
+    let layout = Layout::new(Driver::Cgroupfs, top.clone());
+    let class = root.cgroup(&layout.qos(KubeQos::BestEffort).unwrap());
+    class.create(&[Controller::Cpu, Controller::Blkio]).unwrap();
+    let limit = Target::CgroupLine {
+        group: class.path().clone(),
+        resource: Resource::BlkioReadBps,
+        key: number.parse().unwrap(),
+    };
+    let states = Arc::new(States::default());
+    states.pods.store(Some(Arc::new(Vec::new())));
+    let mut settings = Settings {
+        layout,
+        ..Settings::default()
+    };
+    settings.gates.set(Gate::BlkIOReconcile, true);
+    let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+    let log = audit::Log::default();
+    let mut agent = Agent::new(root.clone(), settings, states.clone(), log, metrics).unwrap();
+    let mut second = 0_u64;
+    // The disks are read on a thread of their own.
+    let mut reaches = |enable: bool, want: &str| {
+        let blocks = json!([{"name": device, "type": "device", "ioCfg": {"readBPS": 1 << 30}}]);
+        let spec: NodeSLOSpec = typed(json!({"resourceQOSStrategy": {"beClass": {"blkioQOS":
+            {"enable": enable, "blocks": blocks}}}}));
+        states.slo.store(Arc::new(Slo::of(&spec)));
+        let began = Instant::now();
+        let mut found = None;
+        while found.as_deref() != Some(want) && began.elapsed() < Duration::from_secs(30) {
+            second += 1;
+            agent.tick(Now {
+                steady_ns: second * 1_000_000_000,
+                wall: jiff::Timestamp::from_second(1_748_000_000 + second as i64).unwrap(),
+            });
+            std::thread::yield_now();
+            found = root.read_target(&limit).unwrap();
+        }
+        found
+    };
+    let given = reaches(true, "1073741824");
+    let taken = reaches(false, "0");
+    root.cgroup(&top).remove().unwrap();
+    assert_eq!(given.as_deref(), Some("1073741824"), "{device}");
+    assert_eq!(taken.as_deref(), Some("0"));
 }
 
 /// Groups below one of the test's own, with a busy process in each, gone at the end.
