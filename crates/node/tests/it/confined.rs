@@ -1,5 +1,5 @@
 use crate::support::{World, container};
-use koord_host::Controller;
+use koord_host::{Controller, Version};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,11 +51,16 @@ async fn pods_run_in_kubelet_shaped_groups() {
 
     let service = world.in_phase("service", "Running").await;
     let group = world.group(&service);
-    assert_eq!(group.cpu_shares().unwrap(), Some(256));
+    // A quarter of a core is the weight 10 of cgroup v2, which reads as 237 shares.
+    let quarter = match world.root.version() {
+        Version::V1 => 256,
+        Version::V2 => 237,
+    };
+    assert_eq!(group.cpu_shares().unwrap(), Some(quarter));
     assert_eq!(group.cfs_quota().unwrap(), Some(50_000));
     assert_eq!(group.memory_limit().unwrap(), Some(64 << 20));
     let burstable = world.root.cgroup(&group.path().parent().unwrap());
-    assert_eq!(burstable.cpu_shares().unwrap(), Some(256));
+    assert_eq!(burstable.cpu_shares().unwrap(), Some(quarter));
 
     world.delete("batch").await;
     world.gone("batch").await;
@@ -76,11 +81,12 @@ async fn a_container_over_its_memory_limit_is_reported_as_such() {
         return;
     }
     let node = world.start().await;
+    let script = "x=xxxxxxxx; while :; do x=$x$x; done";
     world
         .create(
             "greedy",
             json!({"restartPolicy": "Never", "containers": [
-            {"name": "c", "image": "none", "command": ["/usr/bin/tail", "/dev/zero"],
+            {"name": "c", "image": "none", "command": ["/bin/sh", "-c", script],
              "resources": {"limits": {"memory": "16Mi"}}}]}),
         )
         .await;
