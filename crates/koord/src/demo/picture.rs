@@ -27,6 +27,7 @@ pub fn label(phase: Phase) -> &'static str {
 pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
     match times {
         None => ("", ""),
+        Some(times) if times * GOOD < 1.0 => ("good", "below alone"),
         Some(times) if times <= GOOD => ("good", "as alone"),
         Some(times) if times <= BAD => ("fair", "worse"),
         Some(_) => ("bad", "much worse"),

@@ -140,7 +140,7 @@ impl Scene {
         self.setup.psi = pressure.ok().flatten().is_some();
 
         self.step("waiting until koordlet has measured and the manager has published");
-        self.room_for_batch(60).await?;
+        self.room_for_batch(180).await?;
         #[allow(clippy::cast_precision_loss, reason = "seconds of a start")]
         let after = monotonic_ns().saturating_sub(begun) as f64 / 1e9;
         self.setup.batch_resources_after_s = after;
