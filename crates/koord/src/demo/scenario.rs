@@ -216,8 +216,8 @@ pub const ALL: &[Scenario] = &[
                 buffers that do not. Neither weights nor caps divide a cache; only resctrl does, where \
                 the processor has it.",
         service: Service {
-            us: 100.0,
-            table: (8, 4000),
+            us: 150.0,
+            table: (8, 1500),
             ..PLAIN
         },
         neighbour: Neighbour::Stream,
