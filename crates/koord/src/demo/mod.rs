@@ -126,8 +126,14 @@ async fn run(args: &Args) -> Result<Suite> {
         }),
         _ => None,
     };
+    let mut caveats = result::caveats(&setup);
+    if single.is_some() {
+        caveats.push(
+            "Batch only computes here; `--scenario all` has neighbours that do worse.".to_owned(),
+        );
+    }
     Ok(Suite {
-        caveats: result::caveats(&setup),
+        caveats,
         setup,
         complete: scenarios.iter().all(|one| one.ran),
         scenarios,

@@ -46,6 +46,12 @@ pub fn html(suite: &Suite) -> Result<String> {
             "<p class=\"warn\">Cgroups were not enforced: nothing here was protected.</p>",
         );
     }
+    if setup.enforced && !setup.psi {
+        page.push_str(
+            "<p class=\"warn\">This kernel tells no pressure per group (PSI): koordlet goes by run-queue \
+             delay.</p>",
+        );
+    }
     if !suite.complete {
         page.push_str(
             "<p class=\"warn\">Not everything was measured; what is missing says why.</p>",

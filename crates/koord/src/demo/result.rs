@@ -475,9 +475,6 @@ pub fn caveats(setup: &Setup) -> Vec<String> {
         "In the phases without koord, koordlet runs and measures, with everything it enforces \
          switched off; what it wrote is listed."
             .to_owned(),
-        "Batch is CPU-bound: no memory-bandwidth or last-level-cache neighbour is measured, and \
-         there a cap may well be needed."
-            .to_owned(),
         "No SMT siblings are told apart; a busy sibling slows a service in a way weights cannot \
          prevent."
             .to_owned(),
