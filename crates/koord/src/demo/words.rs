@@ -22,6 +22,12 @@ fn phase(phases: &[PhaseResult], name: Phase) -> Option<&PhaseResult> {
         .find(|result| result.name == name && !result.repeats.is_empty())
 }
 
+/// Batch work of one phase over that of another, which may have got none done.
+fn over(one: &PhaseResult, other: &PhaseResult) -> Option<f64> {
+    let work = other.be.ops_per_s;
+    (work > 0.0).then(|| one.be.ops_per_s / work)
+}
+
 /// The sentences, most important first; none without the phases they compare.
 #[must_use]
 pub fn of(phases: &[PhaseResult]) -> Vec<String> {
@@ -33,23 +39,25 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
     let p99 = |result: &PhaseResult| latency(result.ls.p99_us);
     if let Some(plain) = phase(phases, Phase::BestEffort) {
         words.push(protection(alone, plain, managed));
-        words.push(match managed.work_against(plain) {
-            Verdict::Lower => format!(
-                "It costs {:.0} % of the batch work that plain Kubernetes gets done.",
-                (1.0 - managed.be.ops_per_s / plain.be.ops_per_s.max(f64::MIN_POSITIVE)) * 100.0
-            ),
-            Verdict::Higher => "Batch work is more than under plain Kubernetes.".to_owned(),
-            Verdict::Indistinguishable => {
-                "Batch work is indistinguishable from plain Kubernetes'.".to_owned()
-            }
-            Verdict::Single => format!(
-                "Batch work is {:.2} of plain Kubernetes' (too few clean runs to tell).",
-                managed.be.ops_per_s / plain.be.ops_per_s.max(f64::MIN_POSITIVE)
-            ),
-        });
+        if let Some(times) = over(managed, plain) {
+            words.push(match managed.work_against(plain) {
+                Verdict::Lower => format!(
+                    "It costs {:.0} % of the batch work that plain Kubernetes gets done.",
+                    (1.0 - times) * 100.0
+                ),
+                Verdict::Higher => "Batch work is more than under plain Kubernetes.".to_owned(),
+                Verdict::Indistinguishable => {
+                    "Batch work is indistinguishable from plain Kubernetes'.".to_owned()
+                }
+                Verdict::Single => format!(
+                    "Batch work is {times:.2} of plain Kubernetes' (too few clean runs to tell)."
+                ),
+            });
+        }
     }
-    if let Some(fixed) = phase(phases, Phase::Suppressed) {
-        let times = managed.be.ops_per_s / fixed.be.ops_per_s.max(f64::MIN_POSITIVE);
+    if let Some(fixed) = phase(phases, Phase::Suppressed)
+        && let Some(times) = over(managed, fixed)
+    {
         let latency = match managed.p99_against(fixed) {
             Verdict::Lower => "at a lower p99",
             Verdict::Higher => "at a higher p99",
@@ -70,7 +78,7 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
         .collect();
     if !below.is_empty() {
         words.push(format!(
-            "A p99 below alone ({}) is no merit of anybody's: busy CPUs do not have to wake up.",
+            "A p99 below alone ({}) is that and no merit of anybody's; why was not isolated.",
             below.join(", ")
         ));
     }
@@ -151,6 +159,22 @@ mod tests {
         );
         says(&[510.0, 560.0], &[800.0, 900.0], "does worse");
         says(&[510.0], &[800.0], "Too few clean runs");
+    }
+
+    #[test]
+    fn no_work_is_no_divisor() {
+        let mut idle = phase_of(Phase::BestEffort, &[500.0, 520.0]);
+        idle.be.ops_per_s = 0.0;
+        let phases = [
+            phase_of(Phase::Alone, &[500.0, 520.0]),
+            idle,
+            phase_of(Phase::Managed, &[500.0, 520.0]),
+        ];
+        let said = of(&phases).join(" ");
+        assert!(
+            !said.contains("inf") && !said.contains("Batch work"),
+            "{said}"
+        );
     }
 
     #[test]
