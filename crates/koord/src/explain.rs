@@ -1,11 +1,13 @@
-//! `koord explain`: why a pod waits, or why it is where it is, in words.
+//! `koord explain`: why a pod waits, or why it is where it is, and what holds batch work back on a
+//! node, in words.
 
 use crate::cluster::{install_crypto_provider, runtime};
-use crate::{console, plain};
+use crate::{console, node, plain};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_kube::Api;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
+use koordlet::qos::guard::NAME as GUARD;
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,14 @@ use std::path::{Path, PathBuf};
 /// What to explain, and whom to ask.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The kind: pod.
-    #[arg(value_parser = ["pod", "pods", "po"])]
+    /// The kind: pod or node.
+    #[arg(value_parser = ["pod", "pods", "po", "node", "nodes", "no"])]
     pub kind: String,
-    /// NAMESPACE/NAME, or NAME alone in namespace default.
+    /// Of a pod NAMESPACE/NAME, or NAME alone in namespace default; of a node NAME.
     pub name: String,
+    /// For a node: where its koordlet serves its health and metrics.
+    #[arg(long, default_value = "127.0.0.1:9316", value_name = "HOST:PORT")]
+    pub address: String,
     /// Where the scheduler serves its health and metrics, or its secure port with https://.
     #[arg(long, default_value = "http://127.0.0.1:10251", value_name = "URL")]
     pub server: String,
@@ -38,15 +43,18 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Asks the scheduler and prints its answer.
+/// Asks the scheduler, or of a node its koordlet, and prints the answer.
 ///
 /// # Errors
-/// Neither the scheduler nor the cluster can be asked, or the pod is unknown.
+/// Nobody can be asked, or the pod or node is unknown there.
 pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(run(args))
 }
 
 async fn run(args: &Args) -> Result<()> {
+    if args.kind.starts_with('n') {
+        return explain_node(args).await;
+    }
     let (namespace, name) = args.name.split_once('/').unwrap_or(("default", &args.name));
     let path = format!("/debug/scheduler/pods/{namespace}/{name}");
     let (code, body) = match (ask(args, &path).await, &args.kubeconfig) {
@@ -68,6 +76,31 @@ async fn run(args: &Args) -> Result<()> {
         console::say(serde_json::to_string_pretty(&value)?);
     } else {
         console::say(render(&value).trim_end());
+    }
+    Ok(())
+}
+
+/// What holds batch work back on a node, and for which service.
+async fn explain_node(args: &Args) -> Result<()> {
+    let status = node::ask(&args.address).await?;
+    if status.node != args.name {
+        let (there, wanted) = (&status.node, &args.name);
+        bail!(
+            "koordlet at {} is that of node {there}, not {wanted}: name its --address",
+            args.address
+        );
+    }
+    if args.json {
+        console::say(serde_json::to_string_pretty(&status.guard)?);
+        return Ok(());
+    }
+    match &status.guard {
+        Some(guard) => console::say(node::guard(guard).trim_end()),
+        None => {
+            let row = status.strategies.iter().find(|s| s.name == GUARD);
+            let why = row.map_or("this koordlet has none", |row| row.why.as_str());
+            console::say(format_args!("pressure guard: does nothing ({why})"));
+        }
     }
     Ok(())
 }

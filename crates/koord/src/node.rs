@@ -5,7 +5,7 @@ use crate::cluster::runtime;
 use crate::{console, plain};
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{ColumnConstraint, Table, Width, presets};
-use koordlet::status::{Collector, State, Status, Strategy};
+use koordlet::status::{Collector, Guard, GuardService, State, Status, Strategy};
 use std::fmt::Write;
 
 /// What to do with a node.
@@ -32,18 +32,133 @@ pub struct Args {
 /// Koordlet cannot be asked.
 pub fn main(command: &Command) -> Result<()> {
     let Command::Status(args) = command;
-    let asked = plain::get(&args.address, "koordlet", "/debug/status");
-    let (code, body) = runtime()?.block_on(asked)?;
-    if code != 200 {
-        bail!("{} answers {code} to /debug/status", args.address);
-    }
-    let status: Status = serde_json::from_str(&body).context("koordlet's answer")?;
+    let status = runtime()?.block_on(ask(&args.address))?;
     if args.json {
         console::say(serde_json::to_string_pretty(&status)?);
     } else {
         console::say(render(&status).trim_end());
     }
     Ok(())
+}
+
+/// What koordlet at `address` says of itself.
+///
+/// # Errors
+/// It cannot be asked, or its answer is no status.
+pub(crate) async fn ask(address: &str) -> Result<Status> {
+    let (code, body) = plain::get(address, "koordlet", "/debug/status").await?;
+    if code != 200 {
+        bail!("{address} answers {code} to /debug/status");
+    }
+    serde_json::from_str(&body).context("koordlet's answer")
+}
+
+/// The pressure guard in words: how it stands, and a line per service.
+pub(crate) fn guard(guard: &Guard) -> String {
+    let mut out = String::new();
+    let g = guard;
+    let mut now = Vec::new();
+    if g.idle {
+        now.push("cpu.idle on batch pods".to_owned());
+    }
+    if let Some(cpus) = &g.batch_cpus {
+        now.push(format!("batch work on CPUs {cpus}"));
+    }
+    match g.cap_percent {
+        Some(cap) => now.push(format!("cap at {cap} % of the node")),
+        None => now.push("no cap".to_owned()),
+    }
+    let _ = writeln!(out, "pressure guard: {}", now.join(", "));
+    let _ = writeln!(out, "  batch work starts {}", g.start);
+    let _ = writeln!(out, "  looks at {}", listed(&g.signals));
+    let lacks = g.absent.iter();
+    let lacks: Vec<_> = lacks
+        .map(|lack| format!("{} ({})", lack.mechanism, lack.consequence))
+        .collect();
+    let _ = writeln!(
+        out,
+        "  levers {}; not {}",
+        listed(&g.levers),
+        listed(&lacks)
+    );
+    let _ = writeln!(
+        out,
+        "  batch work ran {} s, was paused for {} s; {:.0} s are left for experiments",
+        g.batch_seconds, g.paused_seconds, g.budget_seconds
+    );
+    if g.services.is_empty() {
+        return out;
+    }
+    let mut table = columns();
+    table.set_header([
+        "SERVICE",
+        "VOTE",
+        "VERDICT",
+        "SIGNAL",
+        "IS",
+        "EXPECTED",
+        "HELD",
+        "LAST TRIAL",
+    ]);
+    for service in &g.services {
+        table.add_row(guarded(service));
+    }
+    let _ = writeln!(out, "\n{}", trimmed(&table));
+    out
+}
+
+fn listed(all: &[String]) -> String {
+    match all.is_empty() {
+        true => "nothing".to_owned(),
+        false => all.join(", "),
+    }
+}
+
+fn guarded(service: &GuardService) -> [String; 8] {
+    let s = service;
+    let verdict = match s.muted_seconds {
+        Some(seconds) => format!("{} for {seconds} s", s.verdict),
+        None => s.verdict.clone(),
+    };
+    let learned = if s.learned { "" } else { " (assumed)" };
+    let held = s.held.iter().map(|held| {
+        let level = match held.level {
+            0 => String::new(),
+            100 => " let go".to_owned(),
+            level => format!(" {level} %"),
+        };
+        let sure = if held.confirmed { "" } else { "?" };
+        format!("{}{level}{sure}", held.lever)
+    });
+    let last = s.last.as_ref().map_or_else(String::new, |last| {
+        let found = if last.helped {
+            "helped"
+        } else {
+            "did not help"
+        };
+        format!(
+            "{} {found}: {:.3} -> {:.3}, {} s ago",
+            last.lever, last.before, last.after, last.ago_seconds
+        )
+    });
+    let signal = !s.signal.is_empty();
+    [
+        s.pod.clone(),
+        s.vote.to_string(),
+        verdict,
+        s.signal.clone(),
+        if signal {
+            format!("{:.3}", s.value)
+        } else {
+            String::new()
+        },
+        match signal {
+            true => format!("{:.3} + {:.3}{learned}", s.expected, s.margin),
+            false => String::new(),
+        },
+        held.collect::<Vec<_>>().join(", "),
+        last,
+    ]
 }
 
 fn render(status: &Status) -> String {
@@ -76,6 +191,9 @@ fn render(status: &Status) -> String {
     }
     let rows = s.strategies.iter().map(strategy);
     section(&mut out, ["ENFORCED", "STATE", "EVERY", "BY"], rows);
+    if let Some(guard) = &s.guard {
+        let _ = writeln!(out, "\n{}", self::guard(guard).trim_end());
+    }
     if !kernel.has.is_empty() {
         let _ = writeln!(out, "\nThis kernel has {}.", kernel.has.join(", "));
     }
@@ -283,6 +401,60 @@ NodeSLO         cpuBurstConfig.policy  x      no such policy
 
 OPEN GATE WITHOUT FULL EFFECT  BECAUSE
 TerwayQoS                      Terway is not supported
+"
+        );
+    }
+
+    #[test]
+    fn the_guard_is_told_in_words() {
+        let text = guard(&Guard {
+            start: "free: all is seen".to_owned(),
+            signals: vec!["CPU stall".to_owned()],
+            levers: vec!["cpu.idle".to_owned(), "CPU cap".to_owned()],
+            absent: vec![Lack {
+                mechanism: "CPU partition".to_owned(),
+                consequence: "there is one CPU".to_owned(),
+            }],
+            idle: true,
+            batch_seconds: 120,
+            paused_seconds: 0,
+            budget_seconds: 24.6,
+            services: vec![GuardService {
+                pod: "shop/cart".to_owned(),
+                vote: 1.0,
+                verdict: "protected".to_owned(),
+                signal: "CPU stall".to_owned(),
+                value: 0.021,
+                expected: 0.02,
+                margin: 0.025,
+                learned: true,
+                held: vec![koordlet::status::GuardHeld {
+                    lever: "cpu.idle".to_owned(),
+                    confirmed: true,
+                    ..Default::default()
+                }],
+                last: Some(koordlet::status::GuardExperiment {
+                    lever: "cpu.idle".to_owned(),
+                    before: 0.3,
+                    after: 0.001,
+                    helped: true,
+                    ago_seconds: 7,
+                    ..Default::default()
+                }),
+                ..GuardService::default()
+            }],
+            ..Guard::default()
+        });
+        assert_eq!(
+            text,
+            "pressure guard: cpu.idle on batch pods, no cap
+  batch work starts free: all is seen
+  looks at CPU stall
+  levers cpu.idle, CPU cap; not CPU partition (there is one CPU)
+  batch work ran 120 s, was paused for 0 s; 25 s are left for experiments
+
+SERVICE    VOTE  VERDICT    SIGNAL     IS     EXPECTED       HELD      LAST TRIAL
+shop/cart  1     protected  CPU stall  0.021  0.020 + 0.025  cpu.idle  cpu.idle helped: 0.300 -> 0.001, 7 s ago
 "
         );
     }

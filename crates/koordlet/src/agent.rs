@@ -13,9 +13,9 @@ use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::metrics::Metrics;
 use crate::options::Settings;
-use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View};
+use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View, guard};
 use crate::states::{NodeInfo, Slo, States, TopologyInfo};
-use crate::status::{Collector, State};
+use crate::status::{Collector, Guard, State};
 use jiff::Timestamp;
 use koord_host::{HostError, Root};
 use learn::Learning;
@@ -63,6 +63,10 @@ pub struct Ticked {
     pub written: u32,
     /// What strategies say of themselves: name, state and text, for the status page.
     pub told: Vec<(&'static str, State, String)>,
+    /// What the pressure guard did and the node's events shall tell.
+    pub notes: Vec<guard::Note>,
+    /// What the pressure guard shows of itself, when there is something new.
+    pub guard: Option<Guard>,
 }
 
 /// What strategies know beside samples.
@@ -84,6 +88,8 @@ pub struct Agent {
     facts_version: u64,
     facts_seen: Option<Known>,
     audit: audit::Log,
+    /// What the pressure guard showed last.
+    pub(crate) guard: Option<Guard>,
     _worker: Option<Worker>,
 }
 
@@ -120,6 +126,7 @@ impl Agent {
             standings: Standings::default(),
             facts_version: 0,
             facts_seen: None,
+            guard: None,
             audit,
         })
     }
@@ -232,10 +239,21 @@ impl Agent {
         }
         self.states.rules.store(plan.rules.take());
         let told = plan.take_told();
+        let notes = std::mem::take(&mut plan.notes);
+        for note in &notes {
+            let entry = note.entry(node.as_deref().map_or("", |node| node.name.as_str()));
+            self.audit.record(now.wall, entry);
+        }
+        let guard = plan.guard_shown.take();
+        if guard.is_some() {
+            self.guard.clone_from(&guard);
+        }
         let (intents, evictions) = plan.into_parts();
         let mut ticked = Ticked {
             evictions,
             told,
+            notes,
+            guard,
             ..Ticked::default()
         };
         if !intents.is_empty() {

@@ -31,6 +31,7 @@ pub mod gates;
 pub mod hooks;
 mod http;
 pub mod metrics;
+mod node_events;
 pub mod options;
 pub mod predict;
 pub mod qos;

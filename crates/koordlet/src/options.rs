@@ -7,7 +7,7 @@ use crate::predict;
 use crate::states::slo::SuppressMode;
 use crate::states::{Driver, Layout};
 use koord_host::{CgroupPath, Root};
-use koord_model::pressure;
+use koord_model::guard;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -115,8 +115,8 @@ pub struct Settings {
     pub layout: Layout,
     /// The suppression mode where neither node nor NodeSLO names one.
     pub suppress_mode: SuppressMode,
-    /// The constants of the pressure rule.
-    pub pressure: pressure::Config,
+    /// The constants of the pressure guard.
+    pub guard: guard::Config,
     /// Whether BE pods' own groups get `cpu.idle` where the NodeSLO does not say.
     pub be_cpu_idle: bool,
     /// Between two looks at BE pods' values, in milliseconds.
@@ -160,7 +160,7 @@ impl Default for Settings {
             gates: Gates::default(),
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
             suppress_mode: SuppressMode::default(),
-            pressure: pressure::Config::default(),
+            guard: guard::Config::default(),
             be_cpu_idle: false,
             reconcile_interval_ms: 10_000,
             force_update_ms: 60_000,

@@ -13,11 +13,14 @@ use crate::store::{Metric, Store, Subject};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
-    AggregatedUsage, HostApplicationMetricInfo, NodeMetricInfo, NodeMetricStatus, NumaUsage,
-    PodMetricInfo, ReclaimableMetric, ResourceMap,
+    AggregatedUsage, ExtensionsMap, HostApplicationMetricInfo, NodeMetricInfo, NodeMetricStatus,
+    NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
 };
 use koord_api::{GoDuration, Quantity, resources};
 use koord_model::percentile::Summary;
+
+/// The key of the pressure guard in a pod's extensions.
+pub const GUARD_EXTENSION: &str = "pressureGuard";
 
 /// Which memory of nodes, pods and host applications counts as used. That of the system never has
 /// page cache.
@@ -123,6 +126,29 @@ impl Pair<'_> {
 }
 
 impl Agent {
+    /// What the pressure guard says of a service, as a free-form addition: on which signals it looks,
+    /// how batch work started and what it found.
+    fn guard_extension(&self, namespace: &str, name: &str) -> Option<ExtensionsMap> {
+        let guard = self.guard.as_ref()?;
+        let is_it = |pod: &str| pod.split_once('/') == Some((namespace, name));
+        let service = guard.services.iter().find(|service| is_it(&service.pod))?;
+        let held: Vec<&str> = service
+            .held
+            .iter()
+            .map(|held| held.lever.as_str())
+            .collect();
+        let value = serde_json::json!({
+            "verdict": service.verdict,
+            "held": held,
+            "signals": guard.signals,
+            "start": guard.start.split(':').next(),
+        });
+        Some(ExtensionsMap::from_iter([(
+            GUARD_EXTENSION.to_owned(),
+            value,
+        )]))
+    }
+
     /// The status to publish at `wall` under `policy`; `None` before the first samples.
     #[must_use]
     pub fn report(
@@ -162,7 +188,7 @@ impl Agent {
                 pod_usage: Some(usage),
                 priority: info.priority_class,
                 qos: info.qos_default,
-                extensions: None,
+                extensions: self.guard_extension(&info.namespace, &info.name),
             });
         }
         pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));

@@ -6,6 +6,7 @@ use crate::evictor::{self, Done, Evictor, Outcome};
 use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
+use crate::node_events::NodeEvents;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
@@ -159,7 +160,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     );
     let parts = evictor::Parts {
         client: client.clone(),
-        recorder,
+        recorder: recorder.clone(),
         states: states.clone(),
         root,
         audit: options.audit.clone(),
@@ -191,6 +192,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         audit: options.audit.clone(),
         board,
         evictor: Some(evictor),
+        events: NodeEvents::new(&options.node_name, recorder),
     };
     match options.thread {
         Thread::Shared => driver.run(inbox, evicted).await,
@@ -383,6 +385,7 @@ struct Loop {
     board: Board,
     /// Without one, nothing is evicted.
     evictor: Option<Evictor>,
+    events: NodeEvents,
 }
 
 impl Loop {
@@ -431,7 +434,7 @@ impl Loop {
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
-                    let Ticked { evictions: due, told, .. } = self.agent.tick(now);
+                    let Ticked { evictions: due, told, notes, guard, .. } = self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     let collectors = self.agent.collectors();
@@ -453,8 +456,14 @@ impl Loop {
                         status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                         status.updated_at = Some(now.wall);
                         status.pods = pods;
+                        if guard.is_some() {
+                            status.guard = guard;
+                        }
                         status::told(status, told);
                     });
+                    for note in notes.iter().filter(|note| note.event) {
+                        self.events.tell(now.ms(), note);
+                    }
                     if let Some(evictor) = &self.evictor {
                         for eviction in due {
                             evictor.try_evict(eviction);

@@ -3,6 +3,10 @@
 //! The loop publishes a [`Status`] on a [`Board`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
 
+mod guard;
+
+pub use guard::{Guard, GuardExperiment, GuardHeld, GuardService};
+
 use crate::gates::{self, Effect};
 use crate::options::Settings;
 use crate::qos;
@@ -107,7 +111,7 @@ pub struct Kernel {
 }
 
 /// The whole state.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
     /// The node.
@@ -132,6 +136,8 @@ pub struct Status {
     pub collectors: Vec<Collector>,
     /// Strategies, in the order in which they run.
     pub strategies: Vec<Strategy>,
+    /// The pressure guard, while it works.
+    pub guard: Option<Guard>,
     /// Feature gates.
     pub gates: Vec<Gate>,
     /// Input that was not understood and stands still.

@@ -98,6 +98,8 @@ pub struct Guard<K> {
     earned: Option<i64>,
     earned_ms: u64,
     started: bool,
+    /// Whether batch work runs, or would.
+    runs: bool,
     tests: Budget,
     pauses: Budget,
     stepped_ms: Option<u64>,
@@ -120,6 +122,7 @@ impl<K: Ord + Copy> Guard<K> {
             earned: None,
             earned_ms: 0,
             started: false,
+            runs: false,
             tests: Budget::new(config.test_share, saved, saved),
             pauses: Budget::new(config.pause_share, 5_000.0, 0.0),
             stepped_ms: None,
@@ -167,7 +170,9 @@ impl<K: Ord + Copy> Guard<K> {
         };
         let clean = used <= self.config.idle_share;
         // What we stopped ourselves would run.
-        let runs = !clean || paused || self.settings.cap.is_some();
+        let stopped = self.settings.cap.is_some() && self.settings.cap != self.earned;
+        let runs = !clean || paused || stopped;
+        self.runs = runs;
         if runs {
             self.clock_ms = self.clock_ms.saturating_add(passed);
             self.tests.pass(passed);
@@ -496,7 +501,7 @@ impl<K: Ord + Copy> Guard<K> {
     /// How all that is held and tried adds up: the strongest counts.
     fn wanted(&self) -> Settings<K> {
         let mut settings = Settings {
-            cap: self.earned,
+            cap: self.earned.filter(|_| self.runs),
             ..Settings::default()
         };
         let held = self.services.iter().flat_map(|(key, service)| {

@@ -19,7 +19,6 @@ pub mod memory_qos;
 pub mod normalization;
 pub mod numa;
 pub mod percentile;
-pub mod pressure;
 pub mod quota;
 pub mod reclaim;
 pub mod resctrl;

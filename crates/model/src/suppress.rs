@@ -95,5 +95,44 @@ pub fn next_quota(capacity: i64, budget: i64, current: i64) -> Option<i64> {
     (quota != current).then_some(quota)
 }
 
+/// When a quota may be written again: each write refills the group's bandwidth pool, so writing
+/// too often gives batch work more than the quota says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteGate {
+    min_interval_ms: u64,
+    last_ms: Option<u64>,
+}
+
+impl WriteGate {
+    /// At least `periods` CFS periods between two writes that move an existing quota.
+    #[must_use]
+    pub fn new(periods: u64) -> Self {
+        let period_ms = (CFS_PERIOD_US / 1000) as u64;
+        Self {
+            min_interval_ms: periods * period_ms,
+            last_ms: None,
+        }
+    }
+
+    /// Whether a write at `now_ms` is allowed. `urgent` writes (a first cap, or none at all) are.
+    #[must_use]
+    pub fn allows(&self, now_ms: u64, urgent: bool) -> bool {
+        // A tenth of a period of tolerance, so that a loop of exactly the interval is not halved.
+        let since = self.last_ms.map(|last| now_ms.saturating_sub(last) + 10);
+        urgent || since.is_none_or(|since| since >= self.min_interval_ms)
+    }
+
+    /// Records a write.
+    pub fn wrote(&mut self, now_ms: u64) {
+        self.last_ms = Some(now_ms);
+    }
+}
+
+impl Default for WriteGate {
+    fn default() -> Self {
+        Self::new(10)
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -323,6 +323,7 @@ async fn explain_shows_a_token_there() {
     let known = crate::explain::Args {
         kind: "pod".to_owned(),
         name: "p".to_owned(),
+        address: String::new(),
         server: format!("https://{address}"),
         token_file: Some(cluster.file("token").into()),
         certificate_authority: None,

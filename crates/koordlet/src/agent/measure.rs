@@ -12,7 +12,7 @@ use crate::collect::pressure::{Limits, Pressure};
 use crate::collect::slow::Facts;
 use crate::collect::table;
 use crate::options::Settings;
-use crate::qos::{HeldUp, Machine, Needs, PodView};
+use crate::qos::{Machine, Needs, PodView, guard};
 use crate::report::Memory;
 use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
@@ -22,6 +22,7 @@ use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
+use koord_model::guard::Readings;
 use koord_model::suppress::Processor;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -135,11 +136,11 @@ impl Measure {
             containers: &pod.containers,
             cpu: pod.usage.cpu.map(|cores| (cores * 1000.0) as i64),
             memory: pod.usage.memory.map(|bytes| bytes as i64),
-            held_up: (self.needs.pressure)
-                .then(|| self.pressure.of(pod.id))
-                .flatten()
-                .map(|(share, signal)| HeldUp { share, signal }),
-            held_up_peak: self.fast.then(|| self.pressure.peak_of(pod.id)).flatten(),
+            readings: match self.needs.pressure {
+                true => self.pressure.readings(pod.id),
+                false => Readings::default(),
+            },
+            held_up: pod.held_up(),
         });
         Some(views.collect())
     }
@@ -163,7 +164,7 @@ impl Measure {
         let services = self
             .pods
             .iter()
-            .filter(|(info, _)| info.is_active() && !info.is_best_effort())
+            .filter(|(info, _)| info.is_active() && guard::vote(info) > 0.0)
             .map(|(info, pod)| (pod.id, &info.cgroup, changed.contains(&info.cgroup)));
         self.pressure.follow(services);
         self.snapshots.give(&self.pods, &mut self.store);

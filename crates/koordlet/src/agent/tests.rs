@@ -3,6 +3,7 @@ mod blkio;
 mod cpu;
 mod drills;
 mod evict;
+mod guard;
 mod hooks;
 mod measured;
 mod node;
@@ -385,59 +386,6 @@ fn upstream_mode_caps_batch_work() {
     rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
     rig.step(BUSY);
     assert_eq!(rig.quota(), -1, "disabling takes the cap off");
-}
-
-#[test]
-fn pressure_mode_lets_batch_work_run_until_a_service_suffers() {
-    let mut rig = Rig::new();
-    rig.suppress("pressure");
-    for _ in 0..20 {
-        rig.step(BUSY);
-    }
-    assert_eq!((rig.quota(), rig.shares(&rig.class)), (-1, 2));
-    rig.step(Second {
-        stalled: 0.35,
-        ..BUSY
-    });
-    assert_eq!(rig.quota(), 150_000, "at once, to the configured threshold");
-    for _ in 0..60 {
-        rig.step(BUSY);
-    }
-    assert_eq!(rig.quota(), -1, "and slowly back");
-    // The node's annotation goes first.
-    rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
-    rig.step(BUSY);
-    assert_eq!(rig.quota(), 150_000);
-}
-
-#[test]
-fn the_cap_also_comes_down_on_pods_with_limits() {
-    let mut rig = Rig::new();
-    rig.suppress("pressure");
-    let batch = json!({
-        "requests": {"kubernetes.io/batch-cpu": "2000"},
-        "limits": {"kubernetes.io/batch-cpu": "3000"}});
-    let service = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
-    rig.pods(vec![pod("ls", "LS", service), pod("be", "BE", batch)]);
-    let limit = |rig: &Rig| {
-        let group = rig.tree.root().cgroup(&rig.batch);
-        group.cfs_quota().unwrap().unwrap()
-    };
-    for _ in 0..20 {
-        rig.step(BUSY);
-    }
-    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
-    rig.step(Second {
-        stalled: 0.35,
-        ..BUSY
-    });
-    assert_eq!((rig.quota(), limit(&rig)), (150_000, -1));
-    for _ in 0..60 {
-        rig.step(BUSY);
-    }
-    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
-    let refused = |write: &koord_host::fake::Attempt| write.refused.is_some();
-    assert!(!rig.tree.writes().iter().any(refused));
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub struct GroupCollector {
     memory_file: Option<Reader<MemoryStat>>,
     stat_file: Option<Reader<CpuStat>>,
     periods: Option<(u64, u64)>,
+    throttled_time: Rate,
     rate: Rate,
     retry: u32,
     tries: u32,
@@ -27,6 +28,8 @@ pub struct GroupCollector {
     pub memory_with_cache: Option<f64>,
     /// Enforcement periods with throttling since the sample before, per period, 0–1.
     pub throttled: Option<f64>,
+    /// Time for which its quota held it up, per time: on several CPUs at once it counts several times.
+    pub held_up: Option<f64>,
 }
 
 /// What to sample besides the CPU.
@@ -80,7 +83,7 @@ impl GroupCollector {
                 return;
             }
         }
-        self.update_throttling(stat);
+        self.update_throttling(now_ns, stat);
         if wanted.memory {
             match self.memory_file.as_ref().map(|file| file.read(scratch)) {
                 Some(Ok(Some(stat))) => {
@@ -118,11 +121,13 @@ impl GroupCollector {
         stat
     }
 
-    fn update_throttling(&mut self, stat: Option<CpuStat>) {
+    fn update_throttling(&mut self, now_ns: u64, stat: Option<CpuStat>) {
         let Some(now) = stat else {
-            (self.throttled, self.periods) = (None, None);
+            (self.throttled, self.periods, self.held_up) = (None, None, None);
+            self.throttled_time.reset();
             return;
         };
+        self.held_up = self.throttled_time.update(now_ns, now.throttled_ns);
         let before = self.periods.replace((now.nr_periods, now.nr_throttled));
         self.throttled = before.map(|(periods, throttled)| {
             let periods = now.nr_periods.saturating_sub(periods);
@@ -158,7 +163,7 @@ impl GroupCollector {
 
     fn clear(&mut self) {
         (self.cpu, self.memory, self.memory_with_cache) = (None, None, None);
-        self.throttled = None;
+        (self.throttled, self.held_up) = (None, None);
     }
 }
 
@@ -195,6 +200,13 @@ impl TrackedPod {
             usage: GroupCollector::default(),
             containers: Vec::new(),
         }
+    }
+
+    /// Share of the time (0–1) in which a limit of its own held one of its containers up.
+    #[must_use]
+    pub fn held_up(&self) -> f64 {
+        let each = self.containers.iter().filter_map(|c| c.usage.held_up);
+        each.fold(0.0, f64::max).clamp(0.0, 1.0)
     }
 
     /// Keeps the collectors of containers that are still there, and adds those of new ones with

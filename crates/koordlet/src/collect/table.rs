@@ -70,7 +70,7 @@ pub const COLLECTORS: &[Row] = &[
         "pressure",
         Readers::Strategies(|needs| needs.pressure || needs.fast_pressure),
         tick,
-        "cpu.pressure, else schedstat of threads",
+        "cpu, memory and io.pressure, else schedstat of threads",
     ),
     row("batch", Readers::Always, tick, "cpu usage of the BE class"),
     row(

@@ -161,7 +161,8 @@ impl RuntimeHooks {
             topology: facts.topology,
             settings: facts.settings,
             batch_quotas_lifted: plan.batch_quotas_lifted,
-            batch_idle: by_weight && idle.unwrap_or(facts.settings.be_cpu_idle),
+            batch_idle: by_weight
+                && (plan.guard.idle || idle.unwrap_or(facts.settings.be_cpu_idle)),
             group_identity: group_identity(view),
             cpu_idle: facts.machine.has(Resource::CpuIdle),
         };

@@ -210,6 +210,7 @@ struct Inner {
     tick: GaugeVec,
     bad_input: IntCounterVec,
     failures: IntCounterVec,
+    guard: IntCounterVec,
     allocatable: GaugeVec,
     priority_reclaimable: GaugeVec,
     reclaimable_status: GaugeVec,
@@ -315,6 +316,7 @@ impl Metrics {
             tick: gauge(t::TICK)?,
             bad_input: counter(t::BAD_INPUT)?,
             failures: counter(t::FAILURES)?,
+            guard: counter(t::GUARD)?,
             allocatable: gauge(t::ALLOCATABLE)?,
             priority_reclaimable: gauge(t::RECLAIMABLE)?,
             reclaimable_status: gauge(t::RECLAIMABLE_STATUS)?,
@@ -413,6 +415,11 @@ impl Metrics {
         self.set(&self.0.suppress_cap, &[], cap.unwrap_or(100) as f64);
         self.set(&self.0.suppress_ls, &[], services as f64 / 1000.0);
         self.set(&self.0.suppress_be, &[], batch as f64 / 1000.0);
+    }
+
+    /// Counts something that the pressure guard did with a lever.
+    pub fn guard_event(&self, lever: &str, kind: &str) {
+        self.count(&self.0.guard, &[lever, kind]);
     }
 
     /// Publishes what CPU burst gave; containers that are not named are no longer shown.

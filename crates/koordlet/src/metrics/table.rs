@@ -111,6 +111,8 @@ families! {
     // Koord's own.
     SUPPRESS_CAP Internal "be_suppress_cap_percent" ["node"]
         "Cap on the node's CPU for batch work, in percent; 100 is none";
+    GUARD Internal "pressure_guard_events_total" ["node", "lever", "kind"]
+        "What the pressure guard did: trials of levers, their results and what followed";
     TICK Internal "tick_seconds" ["node"]
         "Time the last collection and decision took";
     BAD_INPUT Internal "bad_input_total" ["node", "kind", "field"]

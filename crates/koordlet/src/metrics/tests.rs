@@ -51,7 +51,8 @@ resctrl_memory_bandwidth g e node,cache_id,qos,mb_type
 ";
 
 /// What upstream does not have.
-const OURS: [&str; 4] = [
+const OURS: [&str; 5] = [
+    "pressure_guard_events_total",
     "be_suppress_cap_percent",
     "tick_seconds",
     "bad_input_total",
@@ -80,6 +81,7 @@ fn record(metrics: &Metrics) {
     metrics.evicted("shop", "cart", "evicted");
     metrics.node_used(Some(1500.0), Some(1024.0));
     metrics.suppression(Policy::CfsQuota, Some(700), None, 400, 300);
+    metrics.guard_event("CPU cap", "Tried");
     metrics.bursts(vec![Burst {
         container: container(),
         burst_us: Some(100_000),

@@ -2,8 +2,8 @@
 //!
 //! Two modes, switchable at run time (see [`SuppressMode`]):
 //!
-//! * *pressure* (our default): no cap while the services' pressure is at its learned baseline, and
-//!   the configured threshold at once when it rises; always by CFS quota of the BE class.
+//! * *pressure* (our default): the cap and the partition of CPUs that the pressure guard asks for
+//!   ([`crate::qos::guard`]), mostly none; the cap is the CFS quota of the BE class.
 //! * *upstream*: always the configured threshold, by CFS quota or by CPU set, with upstream's
 //!   formula, dead band and growth limit. One deviation: a first quota is written even when it is
 //!   within the dead band of -1, as can happen on large nodes.
@@ -17,17 +17,16 @@ mod pools;
 mod row;
 
 pub use row::STRATEGY;
-pub(crate) use row::mode;
+pub(crate) use row::{cpus_of, excluded, mode};
 
-use crate::collect::pressure::Signal;
+use crate::qos::guard::Orders;
 use crate::qos::{Claim, Classes, Level, Write};
 use crate::states::Slo;
 use crate::states::slo::{Policy, SuppressMode};
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, CpuSet, Resource, TargetKind};
-use koord_model::pressure::{self, Guard, Rise, Sample, WriteGate};
 use koord_model::suppress::{
-    self, Processor, Threshold, UNLIMITED, Usage, next_cpu_count, next_quota, pick_cpus,
+    self, Processor, Threshold, UNLIMITED, Usage, WriteGate, next_cpu_count, next_quota, pick_cpus,
 };
 use std::collections::BTreeSet;
 
@@ -50,10 +49,6 @@ const fn claim(level: Level, file: Resource) -> Claim {
         classes: Classes::BE,
     }
 }
-
-/// A service in the pressure rule: the pod's number and the signal its pressure is read from,
-/// because shares of different signals do not compare.
-pub type Service = (u64, Signal);
 
 /// The audit reason of an adjustment.
 pub const ADJUST: &str = "AdjustBEByNodeCPUUsage";
@@ -81,10 +76,8 @@ pub struct Input<'a> {
     pub reserved: i64,
     /// The newest usage samples; `None` when the node has none.
     pub usage: Option<Usage>,
-    /// Whether batch work used CPU in the last interval.
-    pub batch_active: bool,
-    /// The services' pressure in the last interval.
-    pub samples: &'a [Sample<Service>],
+    /// What the pressure guard asks for.
+    pub guard: &'a Orders,
     /// The BE class: group, present quota and CPU set. `None` when there is no such group.
     pub class: Option<Class<'a>>,
     /// The machine's CPUs.
@@ -120,16 +113,15 @@ pub struct Outcome {
     pub limit: Option<i64>,
     /// Which file the limit is in.
     pub by: Policy,
-    /// The rise that brought the cap down.
-    pub rise: Option<Rise<Service>>,
     /// The cap in percent of the node; `None` when there is none.
     pub cap: Option<i64>,
 }
 
 /// The state of one limiting file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Use {
     /// Not looked at since start: an earlier run may have left something.
+    #[default]
     Unknown,
     /// We limit by it.
     Active,
@@ -138,32 +130,14 @@ enum Use {
 }
 
 /// The strategy's memory between ticks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CpuSuppress {
-    guard: Guard<Service>,
     gate: WriteGate,
     quota: Use,
     cpuset: Use,
 }
 
 impl CpuSuppress {
-    /// With the constants of the pressure rule.
-    #[must_use]
-    pub fn new(config: pressure::Config) -> Self {
-        Self {
-            guard: Guard::new(config),
-            gate: WriteGate::default(),
-            quota: Use::Unknown,
-            cpuset: Use::Unknown,
-        }
-    }
-
-    /// The pressure rule's state, for the debug endpoint and the tests.
-    #[must_use]
-    pub fn guard(&self) -> &Guard<Service> {
-        &self.guard
-    }
-
     /// Whether the BE class is limited by a quota now. Its pods must have none then: on v1 the
     /// kernel refuses to lower a group's quota below that of a group in it.
     #[must_use]
@@ -180,20 +154,6 @@ impl CpuSuppress {
     /// Decides.
     pub fn plan(&mut self, input: &Input<'_>) -> Outcome {
         let mut outcome = Outcome::default();
-        // Baselines are learned whatever the mode, so that a switch finds them ready.
-        let decision = self.guard.step(
-            pressure::Input {
-                now_ms: input.now_ms,
-                threshold: input.slo.suppress_percent,
-                batch_active: input.batch_active,
-                held: input.slo.enabled && input.mode == SuppressMode::Upstream,
-            },
-            input.samples,
-        );
-        if !input.slo.enabled {
-            // Batch work runs free whatever the rule says.
-            self.guard.release();
-        }
         let Some(class) = input.class else {
             return outcome;
         };
@@ -208,8 +168,7 @@ impl CpuSuppress {
         }
         match (input.mode, input.policy) {
             (SuppressMode::Pressure, _) => {
-                outcome.rise = decision.rise;
-                outcome.cap = decision.cap;
+                outcome.cap = input.guard.cap;
                 outcome.by = Policy::CfsQuota;
                 outcome.writes.push(write(
                     input,
@@ -218,11 +177,14 @@ impl CpuSuppress {
                     BE_SHARES.to_owned(),
                     "batch work runs on the lowest weight",
                 ));
-                match decision.cap {
+                match input.guard.cap {
                     None => self.release_quota(input, class, &mut outcome),
                     Some(cap) => self.limit_by_quota(input, class, cap, &mut outcome),
                 }
-                self.recover_cpuset(input, class, &mut outcome);
+                match &input.guard.partition {
+                    Some(cpus) => self.partition(input, class, cpus, &mut outcome),
+                    None => self.recover_cpuset(input, class, &mut outcome),
+                }
             }
             (SuppressMode::Upstream, Policy::CfsQuota) => {
                 outcome.cap = Some(input.slo.suppress_percent);
@@ -267,24 +229,27 @@ impl CpuSuppress {
         outcome.by = Policy::CfsQuota;
         let first = self.quota != Use::Active || class.quota < 0;
         self.quota = Use::Active;
-        let urgent = outcome.rise.is_some() || class.quota < 0;
+        let guarded = input.mode == SuppressMode::Pressure;
+        let urgent = class.quota < 0 || (guarded && input.guard.urgent);
         if !self.gate.allows(input.now_ms, urgent) {
             return;
         }
-        let Some(quota) = next_quota(input.capacity, budget, class.quota) else {
+        // An experiment needs its level at once, upwards, too.
+        let from = match guarded && input.guard.urgent {
+            true => UNLIMITED,
+            false => class.quota,
+        };
+        let quota = next_quota(input.capacity, budget, from).filter(|quota| *quota != class.quota);
+        let Some(quota) = quota else {
             return;
         };
         self.gate.wrote(input.now_ms);
-        let rise = outcome.rise.map_or_else(String::new, |rise| {
-            format!(
-                "pressure of service #{} rose to {:.1}% over a baseline of {:.1}%; ",
-                rise.key.0,
-                rise.pressure * 100.0,
-                rise.baseline * 100.0
-            )
-        });
+        let why = match guarded && !input.guard.why.is_empty() {
+            true => format!("{}; ", input.guard.why),
+            false => String::new(),
+        };
         let because = format!(
-            "{rise}budget {budget}m = {percent}% of {}m - services {}m - max(system {}m, reserved {}m)",
+            "{why}budget {budget}m = {percent}% of {}m - services {}m - max(system {}m, reserved {}m)",
             input.capacity,
             usage.pods_not_be + usage.hosts_not_be,
             usage.system(),
@@ -314,7 +279,7 @@ impl CpuSuppress {
             class.group,
             Resource::CfsQuota,
             UNLIMITED.to_string(),
-            "the services' pressure is at its baseline",
+            "no service needs a cap",
         );
         wanted.cacheable = false;
         outcome.writes.push(wanted);
@@ -373,6 +338,24 @@ impl CpuSuppress {
         let full = full(input);
         let above = if input.kubelet_static { &full } else { &picked };
         self.push_cpuset(input, class, (above, &picked), &because, ADJUST, outcome);
+    }
+
+    /// The CPUs that the pressure guard leaves to batch work.
+    fn partition(
+        &mut self,
+        input: &Input<'_>,
+        class: Class<'_>,
+        cpus: &CpuSet,
+        outcome: &mut Outcome,
+    ) {
+        if cpus.is_empty() || class.cpuset.is_none() {
+            return;
+        }
+        self.cpuset = Use::Active;
+        let full = full(input);
+        let above = if input.kubelet_static { &full } else { cpus };
+        let because = &input.guard.why;
+        self.push_cpuset(input, class, (above, cpus), because, ADJUST, outcome);
     }
 
     fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {

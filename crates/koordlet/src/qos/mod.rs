@@ -16,6 +16,7 @@ pub mod cpu_evict;
 pub mod cpu_limits;
 pub mod cpu_suppress;
 pub mod evict;
+pub mod guard;
 pub mod memory_evict;
 pub mod memory_qos;
 pub mod plan;
@@ -28,7 +29,7 @@ pub mod view;
 pub use claim::{Claim, ClaimError, Classes, Level};
 pub use plan::{Burst, Eviction, Plan, Write};
 pub use standing::Standings;
-pub use view::{Facts, HeldUp, Kernel, Machine, PodView, View};
+pub use view::{Facts, Kernel, Machine, PodView, View};
 
 use crate::gates::{Gate, Gates};
 use crate::hooks::reconcile as runtime_hooks;
@@ -47,7 +48,7 @@ pub struct Needs {
     pub fast_pressure: bool,
     /// What containers use of CPU and memory, beside their pods.
     pub containers: bool,
-    /// How often containers with a CPU limit were throttled, and what they use of CPU.
+    /// How often and how long containers with a CPU limit were throttled, and what they use of CPU.
     pub throttling: bool,
     /// What the BE class requests and can get.
     pub batch_limit: bool,
@@ -131,6 +132,8 @@ impl fmt::Debug for Strategy {
 
 /// Every strategy, in the order in which they run in a tick.
 pub const STRATEGIES: &[Strategy] = &[
+    // Before those that pull its levers.
+    guard::STRATEGY,
     cpu_suppress::STRATEGY,
     cpu_evict::STRATEGY,
     memory_evict::STRATEGY,

@@ -1,10 +1,11 @@
 //! What a tick decides: writes, evictions, and what strategies tell the ones after them.
 
 use super::claim::{Claim, Level};
+use super::guard::{Note, Orders};
 use crate::executor::{Intent, Subject};
 use crate::hooks::Rules;
 use crate::states::{ContainerInfo, Malformed, PodInfo};
-use crate::status::State;
+use crate::status::{self, State};
 use koord_api::qos::QosClass;
 use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, Resource, Target};
@@ -195,6 +196,12 @@ pub struct Plan {
     pub rules: Option<Arc<Rules>>,
     /// Switches of the machine that hooks need, in this order; SystemConfig writes them.
     pub switches: Vec<(Sysctl, bool)>,
+    /// What the pressure guard wants of those who write.
+    pub guard: Orders,
+    /// What the pressure guard did, for the audit log and the node's events.
+    pub notes: Vec<Note>,
+    /// What the pressure guard shows of itself, when there is something new.
+    pub guard_shown: Option<status::Guard>,
     /// By container: how far it may burst.
     pub bursts: FxHashMap<u64, Burst>,
 }

@@ -2,7 +2,6 @@
 
 use crate::agent::Now;
 use crate::collect::pod::TrackedContainer;
-use crate::collect::pressure::Signal;
 use crate::options::Settings;
 use crate::qos::Standings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
@@ -11,6 +10,7 @@ use koord_host::resctrl::{self, ResctrlGroup};
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::blkio::Storage;
+use koord_model::guard::Readings;
 use koord_model::suppress::{Processor, Usage};
 use rustc_hash::FxHashSet;
 
@@ -84,16 +84,6 @@ impl Machine {
     }
 }
 
-/// A share of time in which a pod was held up, and where it was read from. Shares of different
-/// signals do not compare.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeldUp {
-    /// 0–1.
-    pub share: f64,
-    /// What was read.
-    pub signal: Signal,
-}
-
 /// A pod with its newest samples.
 #[derive(Debug, Clone, Copy)]
 pub struct PodView<'a> {
@@ -107,11 +97,11 @@ pub struct PodView<'a> {
     pub cpu: Option<i64>,
     /// Memory in use, in bytes, page cache left out.
     pub memory: Option<i64>,
-    /// How long it waited for a CPU; `None` for batch work and where nobody asked.
-    pub held_up: Option<HeldUp>,
-    /// The largest share (0–1) in which it waited within a step of the fast lane since the tick
-    /// before; `None` while nobody asks for the fast lane.
-    pub held_up_peak: Option<f64>,
+    /// How it is disturbed: empty for batch work and where nobody asked.
+    pub readings: Readings,
+    /// Share of the time (0–1) in which a limit of its own held one of its containers up; 0 where it
+    /// has none or nobody asked.
+    pub held_up: f64,
 }
 
 /// The kernel's present values, read when asked for. Nothing is written through it.

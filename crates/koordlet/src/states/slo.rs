@@ -29,8 +29,8 @@ pub const SUPPRESS_EXTENSION: &str = "cpuSuppress";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SuppressMode {
-    /// On weight alone while the services' pressure is at its baseline; capped at the configured
-    /// threshold when it rises. See [`koord_model::pressure`].
+    /// On weight alone, and held back by what helps when it harms a service. See
+    /// [`koord_model::guard`].
     #[default]
     Pressure,
     /// Always capped at the configured threshold, by the configured policy, as upstream does.

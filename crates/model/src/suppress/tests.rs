@@ -518,3 +518,13 @@ proptest! {
         prop_assert_eq!(picked.len(), count);
     }
 }
+
+#[test]
+fn writes_are_spaced() {
+    let mut gate = WriteGate::default();
+    assert!(gate.allows(0, false));
+    gate.wrote(0);
+    assert!(!gate.allows(500, false));
+    assert!(gate.allows(500, true));
+    assert!(gate.allows(995, false));
+}

@@ -120,7 +120,8 @@ fn batch_pods_keep_to_their_nodes_pools_under_every_suppression() {
         rig.slo(json!({
             "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": policy},
             "extensions": {"cpuSuppress": {"mode": mode}}}));
-        for _ in 0..12 {
+        // The guard of a blind node takes some seconds to let batch work free.
+        for _ in 0..24 {
             rig.step(BUSY);
         }
         let what = format!("{mode} {policy}");

@@ -153,7 +153,10 @@ fn strategies_say_by_which_means_they_act() {
     rig.suppress("pressure");
     let (state, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(state, State::Active);
-    assert!(text.starts_with("lowest weight, no cap"), "{text}");
+    assert_eq!(text, "CFS quota at 65 % of the node, pressure mode");
+    let (state, text) = told(rig.step(BUSY), "PressureGuard").unwrap();
+    assert_eq!(state, State::Active);
+    assert_eq!(text, "lowest weight, cap at 65 % of the node");
     rig.suppress("upstream");
     let (_, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(text, "CFS quota at 65 % of the node, upstream mode");

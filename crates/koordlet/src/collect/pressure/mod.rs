@@ -3,7 +3,8 @@
 //! From the pod's PSI where the kernel keeps it (the v2 tree, also beside v1 hierarchies): the growth
 //! of `some total`. A pod whose file is missing falls back alone, to the run-queue delay of its
 //! threads: delay / (delay + run time), the share of their runnable time spent waiting. The two do
-//! not compare, so each share comes with its [`Signal`].
+//! not compare, so each share comes with its [`Signal`]. Beside the CPU's, the pod's stalls for memory
+//! and IO are read where there are such files.
 //!
 //! *Cost of the fallback.* Files stay open, and only so many threads are looked at per second
 //! ([`Limits`]), shared out so that no pod gets more while another has too few. Of a pod with more
@@ -16,17 +17,9 @@ mod threads;
 use super::Rate;
 use koord_host::error::Malformed;
 use koord_host::{CgroupPath, Reader, Resource, Root, Scratch};
+use koord_model::guard::{Readings, Signal};
 use rustc_hash::FxHashMap;
 use threads::Threads;
-
-/// Which signal a share was read from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Signal {
-    /// Pressure stall information of the group.
-    Psi,
-    /// Run-queue delay of the threads.
-    RunQueue,
-}
 
 /// What the fallback may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +64,20 @@ pub struct Pressure {
     work: Work,
 }
 
+/// The pod's other stalls.
+const OTHERS: [(Resource, Signal); 2] = [
+    (Resource::MemoryPressure, Signal::MemoryStall),
+    (Resource::IoPressure, Signal::IoStall),
+];
+
+/// One of them.
+#[derive(Debug, Default)]
+struct Stall {
+    file: Option<Reader<u64>>,
+    rate: Rate,
+    newest: Option<f64>,
+}
+
 #[derive(Debug)]
 struct Pod {
     id: u64,
@@ -81,6 +88,7 @@ struct Pod {
     refreshed_ms: Option<u64>,
     threads: Threads,
     newest: Option<(f64, Signal)>,
+    others: [Stall; OTHERS.len()],
     /// The same between two samples of the fast lane.
     stalled_fast: Rate,
     /// The largest share of the fast lane since the sample before, and of the interval before it.
@@ -129,6 +137,7 @@ impl Pressure {
         for pod in &mut self.pods {
             pod.newest = pod.stalled(now_ns, scratch, &mut self.work);
             pod.newest_peak = pod.peak.take();
+            pod.sample_others(now_ns, scratch, &mut self.work);
         }
         // A second's worth per second, however often samples are taken.
         let budget = u64::from(self.limits.threads_per_second);
@@ -185,6 +194,23 @@ impl Pressure {
         }
     }
 
+    /// Everything newest about the pod `id`.
+    #[must_use]
+    pub fn readings(&self, id: u64) -> Readings {
+        let Some(pod) = self.at.get(&id).and_then(|at| self.pods.get(*at)) else {
+            return Readings::default();
+        };
+        let others = OTHERS.iter().zip(&pod.others);
+        let mut readings = others.fold(Readings::default(), |all, ((_, signal), stall)| {
+            all.with(*signal, stall.newest)
+        });
+        readings = readings.with(Signal::CpuPeak, pod.newest_peak);
+        match pod.newest {
+            Some((share, signal)) => readings.with(signal, Some(share)),
+            None => readings,
+        }
+    }
+
     /// The newest share (0–1) of the pod `id`, with its signal.
     #[must_use]
     pub fn of(&self, id: u64) -> Option<(f64, Signal)> {
@@ -224,6 +250,13 @@ impl Pressure {
                 .and_then(|path| Reader::open(path, some_total).ok().flatten());
             if pod.psi.is_some() {
                 pod.threads = Threads::default();
+                for ((file, _), stall) in OTHERS.iter().zip(&mut pod.others) {
+                    self.work.opens += 1;
+                    let path = self.root.cgroup(&pod.group).file(*file).ok();
+                    stall.file = path
+                        .and_then(|path| Reader::open(path, some_total).ok())
+                        .flatten();
+                }
             } else {
                 pod.threads.list(&self.root, &pod.group, &mut self.work);
             }
@@ -241,9 +274,25 @@ impl Pod {
             refreshed_ms: None,
             threads: Threads::default(),
             newest: None,
+            others: Default::default(),
             stalled_fast: Rate::default(),
             peak: None,
             newest_peak: None,
+        }
+    }
+
+    /// The shares of the other stalls; a file that is gone comes back with the CPU's.
+    fn sample_others(&mut self, now_ns: u64, scratch: &mut Scratch, work: &mut Work) {
+        for stall in &mut self.others {
+            let Some(file) = stall.file.as_ref().filter(|_| self.psi.is_some()) else {
+                *stall = Stall::default();
+                continue;
+            };
+            work.reads += 1;
+            stall.newest = match file.read(scratch) {
+                Ok(Some(total_us)) => stall.rate.update(now_ns / 1000, total_us),
+                _ => None,
+            };
         }
     }
 
@@ -259,7 +308,7 @@ impl Pod {
         match file.read(scratch) {
             Ok(Some(total_us)) => {
                 let rate = self.stalled.update(now_ns / 1000, total_us)?;
-                Some((rate.clamp(0.0, 1.0), Signal::Psi))
+                Some((rate.clamp(0.0, 1.0), Signal::CpuStall))
             }
             // The group was made anew, or PSI was switched off.
             _ => {

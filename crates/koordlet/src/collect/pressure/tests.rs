@@ -94,7 +94,7 @@ fn a_pod_without_psi_falls_back_alone() {
     f.thread(20, 60_000_000, 10_000_000);
     f.thread(21, 0, 30_000_000);
     f.sample();
-    assert_eq!(f.pressure.of(1), Some((0.25, Signal::Psi)));
+    assert_eq!(f.pressure.of(1), Some((0.25, Signal::CpuStall)));
     assert_eq!(f.pressure.of(2), Some((0.4, Signal::RunQueue)));
     // The file appears: the signal changes, and begins anew.
     f.psi(2, 7);
@@ -103,7 +103,7 @@ fn a_pod_without_psi_falls_back_alone() {
     assert_eq!(f.pressure.of(2), None);
     f.psi(2, 500_007);
     f.sample();
-    assert_eq!(f.pressure.of(2), Some((0.5, Signal::Psi)));
+    assert_eq!(f.pressure.of(2), Some((0.5, Signal::CpuStall)));
     // And goes with the group.
     f.tree.vanish(&f.pod(2)).unwrap();
     f.sample();
@@ -222,7 +222,7 @@ fn the_fast_lane_sees_what_a_second_hides() {
     }
     fixture.sample();
     let (mean, signal) = fixture.pressure.of(1).unwrap();
-    assert_eq!(signal, Signal::Psi);
+    assert_eq!(signal, Signal::CpuStall);
     assert!((mean - 0.08).abs() < 1e-9, "{mean}");
     let peak = fixture.pressure.peak_of(1).unwrap();
     assert!((peak - 0.8).abs() < 1e-9, "{peak}");

@@ -1,16 +1,15 @@
 //! CPUSuppress as a row of the table: from the tick's view to the input of the rule.
 
 use super::pools::{self, Manager};
-use super::{CLAIMS, Class, CpuSuppress, Input, NAME, Service};
+use super::{CLAIMS, Class, CpuSuppress, Input, NAME};
 use crate::gates::Gate;
 use crate::metrics::Metrics;
-use crate::qos::{Facts, Level, Needs, Plan, Planner, Strategy, View};
+use crate::qos::{Facts, Level, Plan, Planner, Strategy, View};
 use crate::states::node::SUPPRESS_MODE_ANNOTATION;
 use crate::states::slo::{Policy, SuppressMode};
 use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};
-use koord_model::pressure::{Rise, Sample};
 use std::collections::BTreeSet;
 
 /// Between two looks at the class's CPU set, in ticks.
@@ -22,9 +21,9 @@ pub const STRATEGY: Strategy = Strategy {
     gates: &[Gate::BECPUSuppress, Gate::BECPUManager],
     every: |settings| settings.cpu_suppress_interval_ms,
     claims: CLAIMS,
-    make: |settings, metrics| {
+    make: |_, metrics| {
         Box::new(Row {
-            rule: CpuSuppress::new(settings.pressure),
+            rule: CpuSuppress::default(),
             metrics: metrics.clone(),
             cpuset: None,
             pools: Manager::default(),
@@ -68,14 +67,6 @@ pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
 }
 
 impl Planner for Row {
-    fn needs(&self, facts: &Facts<'_>) -> Needs {
-        let on = facts.settings.gates.is_on(Gate::BECPUSuppress);
-        Needs {
-            pressure: on && facts.slo.enabled && mode(facts).0 == SuppressMode::Pressure,
-            ..Needs::default()
-        }
-    }
-
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let gates = &view.facts.settings.gates;
         let by_pools = gates.is_on(Gate::BECPUManager);
@@ -97,24 +88,14 @@ impl Planner for Row {
         let quota = view.kernel.number(view.batch, Resource::CfsQuota);
         let by_cpuset = slo.enabled && mode == SuppressMode::Upstream && policy == Policy::Cpuset;
         let recovering = slo.known && !self.rule.leaves_cpusets();
-        let cpusets = !by_pools && quota.is_some() && (by_cpuset || recovering);
+        let partition = slo.enabled && plan.guard.partition.is_some();
+        let wanted = by_cpuset || partition || recovering;
+        let cpusets = !by_pools && quota.is_some() && wanted;
         if quota.is_some() && (cpusets || view.tick % CPUSET_EVERY == 1) {
             self.cpuset = view.kernel.cpus(view.batch);
         }
         let batch = view.batch_cpu.unwrap_or(0);
         let capacity = view.facts.cpu_capacity();
-        let samples: Vec<Sample<Service>> = view
-            .pods()
-            .filter(|pod| !pod.info.is_best_effort())
-            .filter_map(|pod| {
-                let held_up = pod.held_up?;
-                Some(Sample {
-                    key: (pod.id, held_up.signal),
-                    pressure: held_up.share,
-                    used: pod.cpu?,
-                })
-            })
-            .collect();
         let groups = if cpusets { groups(view) } else { Vec::new() };
         let usage = view.usage();
         let outcome = self.rule.plan(&Input {
@@ -126,8 +107,7 @@ impl Planner for Row {
             capacity,
             reserved: view.facts.node.map_or(0, |node| node.reserved_cpu),
             usage,
-            batch_active: batch.saturating_mul(100) > capacity,
-            samples: &samples,
+            guard: &plan.guard,
             class: quota.map(|quota| Class {
                 group: view.batch,
                 quota,
@@ -139,9 +119,6 @@ impl Planner for Row {
             lsr: &cpus_of(view, QosClass::Lsr),
             groups: &groups,
         });
-        if let Some(rise) = outcome.rise {
-            say_rise(view, rise);
-        }
         plan.batch_quotas_lifted = self.rule.limits_by_quota()
             || (slo.enabled && mode == SuppressMode::Upstream && policy == Policy::CfsQuota);
         let services = usage.map_or(0, |usage| usage.pods_not_be);
@@ -167,8 +144,7 @@ impl Planner for Row {
                 );
             }
             (_, _, None) => {
-                let text = "lowest weight, no cap while services are at their level of pressure";
-                plan.tell(State::Active, format!("{text}{also}"));
+                plan.tell(State::Active, format!("lowest weight, no cap{also}"));
             }
         }
         for write in outcome.writes {
@@ -203,19 +179,9 @@ impl Row {
     }
 }
 
-fn say_rise(view: &View<'_>, rise: Rise<Service>) {
-    let service = view.pods().find(|pod| pod.id == rise.key.0);
-    tracing::info!(
-        service = service.map_or("", |pod| pod.info.name.as_str()),
-        pressure = rise.pressure,
-        baseline = rise.baseline,
-        "pressure rose: batch work falls back to the configured threshold"
-    );
-}
-
 /// CPUs that batch work keeps off: those of LSE pods, those kept back by a reservation or by the
 /// kubelet, and those of SYSTEM pods where these have them for themselves.
-pub(super) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
+pub(crate) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     let mut cpus = cpus_of(view, QosClass::Lse);
     if let Some(node) = view.facts.node {
         cpus.extend(node.reservation.cpus.iter());
@@ -228,7 +194,8 @@ pub(super) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     cpus
 }
 
-fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
+/// The CPUs that pods of a class have for themselves.
+pub(crate) fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
     view.pods()
         .filter(|pod| pod.info.qos == qos && pod.info.is_active())
         .filter_map(|pod| pod.info.cpus.as_ref())

@@ -1,5 +1,4 @@
 use super::*;
-use koord_model::pressure::Config;
 
 const QUOTA_OFF: i64 = -1;
 
@@ -10,7 +9,7 @@ struct Rig {
     usage: Usage,
     quota: i64,
     cpus: CpuSet,
-    samples: Vec<Sample<Service>>,
+    guard: Orders,
     now_ms: u64,
     group: CgroupPath,
     processors: Vec<Processor>,
@@ -26,7 +25,7 @@ impl Rig {
             node: cpu / 8,
         };
         Self {
-            strategy: CpuSuppress::new(Config::default()),
+            strategy: CpuSuppress::default(),
             slo: Slo {
                 known: true,
                 enabled: true,
@@ -43,7 +42,7 @@ impl Rig {
             },
             quota: QUOTA_OFF,
             cpus: "0-15".parse().unwrap(),
-            samples: Vec::new(),
+            guard: Orders::default(),
             now_ms: 0,
             group: CgroupPath::new("kubepods/besteffort").unwrap(),
             processors: (0..16).map(cpu).collect(),
@@ -63,8 +62,7 @@ impl Rig {
             capacity: 16_000,
             reserved: 0,
             usage: Some(self.usage),
-            batch_active: true,
-            samples: &self.samples,
+            guard: &self.guard,
             class: Some(Class {
                 group: &self.group,
                 quota: self.quota,
@@ -84,14 +82,6 @@ impl Rig {
             }
         }
         outcome
-    }
-
-    fn pressure(&mut self, pressure: f64) {
-        self.samples = vec![Sample {
-            key: (1, Signal::Psi),
-            pressure,
-            used: 2000,
-        }];
     }
 }
 
@@ -137,8 +127,7 @@ fn upstream_quota_without_samples_keeps_everything() {
         capacity: 16_000,
         reserved: 0,
         usage: None,
-        batch_active: false,
-        samples: &[],
+        guard: &rig.guard,
         class: Some(Class {
             group: &rig.group,
             quota: rig.quota,
@@ -202,77 +191,64 @@ fn without_settings_an_earlier_limit_stays() {
     assert!(rig.step().writes.is_empty());
 }
 
+/// What the guard asks for is written, an experiment's level at once in both directions.
 #[test]
-fn a_guard_without_suppression_has_no_cap() {
-    let mut rig = Rig::new(SuppressMode::Pressure, Policy::CfsQuota);
-    rig.pressure(0.01);
-    for _ in 0..20 {
-        rig.step();
-    }
-    rig.slo.enabled = false;
-    rig.pressure(0.4);
-    for _ in 0..20 {
-        rig.step();
-    }
-    assert_eq!(rig.strategy.guard().cap(), None);
-    rig.pressure(0.01);
-    rig.slo.enabled = true;
-    assert_eq!(rig.step().cap, None);
-}
-
-#[test]
-fn pressure_mode_runs_free_and_falls_back_at_once() {
+fn pressure_mode_follows_the_guard() {
     let mut rig = Rig::new(SuppressMode::Pressure, Policy::Cpuset);
     rig.quota = 70_000;
-    rig.pressure(0.01);
     let outcome = rig.step();
     assert_eq!(
         (rig.quota, outcome.cap),
         (QUOTA_OFF, None),
         "an earlier run's quota is taken off"
     );
-    assert!(
-        outcome
-            .writes
-            .iter()
-            .any(|i| i.target.resource() == Some(Resource::CpuShares) && i.value == "2")
-    );
+    let shares = |i: &Write| i.target.resource() == Some(Resource::CpuShares);
+    assert!(outcome.writes.iter().any(|i| shares(i) && i.value == "2"));
     for _ in 0..60 {
-        let outcome = rig.step();
-        assert!(
-            outcome
-                .writes
-                .iter()
-                .all(|i| i.target.resource() == Some(Resource::CpuShares))
-        );
+        assert!(rig.step().writes.iter().all(shares));
     }
-    rig.pressure(0.3);
-    let outcome = rig.step();
-    assert!(outcome.rise.is_some());
-    assert_eq!((outcome.cap, rig.quota), (Some(70), 120_000));
-    let reason = &outcome.writes[1].because;
-    assert!(
-        reason.contains("rose to 30.0%") && reason.contains("= 70% of 16000m"),
-        "{reason}"
-    );
-    // Calm again: the cap grows step by step, and is gone in the end.
-    rig.pressure(0.01);
-    let mut last = rig.quota;
-    for _ in 0..60 {
-        rig.step();
-        if rig.quota == QUOTA_OFF {
-            break;
-        }
-        assert!(rig.quota >= last);
-        last = rig.quota;
-    }
+    let ask = |rig: &mut Rig, cap, urgent| {
+        rig.guard = Orders {
+            cap,
+            urgent,
+            why: "cart suffers".to_owned(),
+            ..Orders::default()
+        };
+        rig.step()
+    };
+    let outcome = ask(&mut rig, Some(0), true);
+    assert_eq!(rig.quota, 2_000, "the least");
+    assert!(outcome.writes[1].because.contains("cart suffers; budget"));
+    ask(&mut rig, Some(70), true);
+    assert_eq!(rig.quota, 120_000, "at once");
+    assert!(ask(&mut rig, Some(70), false).writes.iter().all(shares));
+    ask(&mut rig, Some(90), false);
+    assert_eq!(rig.quota, 280_000, "without haste by a tenth of the node");
+    ask(&mut rig, None, true);
     assert_eq!(rig.quota, QUOTA_OFF);
+    // Switched off, the guard's last word counts no more.
+    rig.slo.enabled = false;
+    ask(&mut rig, Some(10), true);
+    assert_eq!(rig.quota, QUOTA_OFF);
+}
+
+#[test]
+fn a_partition_is_set_and_taken_back() {
+    let mut rig = Rig::new(SuppressMode::Pressure, Policy::Cpuset);
+    rig.step();
+    rig.guard.partition = Some("8-15".parse().unwrap());
+    rig.step();
+    assert_eq!(rig.cpus.to_string(), "8-15");
+    rig.guard.partition = None;
+    rig.step();
+    assert_eq!(rig.cpus.to_string(), "0-15");
+    rig.step();
+    assert!(rig.strategy.leaves_cpusets());
 }
 
 #[test]
 fn modes_switch_at_run_time() {
     let mut rig = Rig::new(SuppressMode::Pressure, Policy::CfsQuota);
-    rig.pressure(0.01);
     rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
     rig.mode = SuppressMode::Upstream;

@@ -1,0 +1,313 @@
+//! The pressure guard, from the services' files to the levers' files and back.
+
+use super::*;
+use crate::qos::guard::NAME;
+use koord_host::fake::Attempt;
+
+/// What takes the harm away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cure {
+    /// `cpu.idle` of the batch pod.
+    Idle,
+    /// A CPU set of fewer CPUs.
+    Partition,
+    /// A quota of at most two and a half cores.
+    Quota,
+    /// Nothing.
+    None,
+}
+
+impl Rig {
+    fn is_idle(&self) -> bool {
+        let batch = self.tree.root().cgroup(&self.batch);
+        batch.cpu_idle().unwrap() == Some(true)
+    }
+
+    fn class_cpus(&self) -> String {
+        let class = self.tree.root().cgroup(&self.class);
+        class.cpuset().unwrap().unwrap().to_string()
+    }
+
+    /// A second in which the service suffers unless the levers say otherwise.
+    fn suffer(&mut self, cure: Cure) -> Ticked {
+        let quota = self.quota();
+        let cores = match quota {
+            -1 => 2.8,
+            quota => (quota as f64 / 100_000.0).min(2.8),
+        };
+        let cured = match cure {
+            Cure::Idle => self.is_idle(),
+            Cure::Partition => self.class_cpus() != "0-3",
+            Cure::Quota => cores <= 2.5,
+            Cure::None => false,
+        };
+        self.step(Second {
+            node_cores: 1.1 + cores,
+            batch_cores: cores,
+            stalled: if cured || (cores < 0.1 && cure != Cure::None) {
+                0.01
+            } else {
+                0.35
+            },
+            ..BUSY
+        })
+    }
+
+    /// Until the levers stand as `wanted`; returns the seconds it took.
+    fn until(&mut self, cure: Cure, wanted: impl Fn(&Self) -> bool) -> u64 {
+        for second in 1..300 {
+            self.suffer(cure);
+            if wanted(self) {
+                return second;
+            }
+        }
+        let entries = self.agent.audit().entries();
+        let said: Vec<_> = entries.iter().filter(|e| e.reason == NAME).collect();
+        panic!("{cure:?} was never found: {said:#?}");
+    }
+
+    fn calm(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.step(BUSY);
+        }
+    }
+
+    fn said(&self, kind: &str) -> usize {
+        let entries = self.agent.audit().entries();
+        let starts = format!("{kind}: ");
+        let said = entries.iter().filter(|e| e.reason == NAME);
+        said.filter(|e| e.message.starts_with(&starts)).count()
+    }
+
+    fn refused_writes(&self) -> Vec<Attempt> {
+        let writes = self.tree.writes().into_iter();
+        writes.filter(|write| write.refused.is_some()).collect()
+    }
+}
+
+fn guarded() -> Rig {
+    let mut rig = Rig::new();
+    rig.suppress("pressure");
+    rig.calm(2);
+    assert_eq!(rig.quota(), 150_000, "a blind node starts at the threshold");
+    rig.calm(24);
+    let class = rig.class.clone();
+    assert_eq!(
+        (rig.quota(), rig.shares(&class)),
+        (-1, 2),
+        "and earns its way up"
+    );
+    rig
+}
+
+#[test]
+fn harm_is_answered_by_the_cheapest_lever_that_helps() {
+    let mut rig = guarded();
+    assert!(rig.agent.wants_fast(), "batch work runs");
+    let took = rig.until(Cure::Idle, |rig| rig.is_idle() && rig.said("Helped") == 1);
+    assert!(took < 20, "{took}");
+    assert_eq!((rig.quota(), rig.class_cpus().as_str()), (-1, "0-3"));
+    let guard = rig.agent.guard.clone().unwrap();
+    assert!(guard.idle && guard.cap_percent.is_none());
+    let service = &guard.services[0];
+    assert_eq!((service.pod.as_str(), service.vote), ("default/ls", 1.0));
+    assert_eq!(service.verdict, "protected");
+    assert_eq!(service.held[0].lever, "cpu.idle");
+    assert!(service.last.as_ref().unwrap().helped);
+    assert_eq!(guard.services.len(), 1, "batch pods are no services");
+    // The node's report says it, too.
+    let now = rig.now();
+    let report = rig.agent.report(&Policy::default(), now.ms(), now.wall);
+    let pods = report.unwrap().pods_metric;
+    let extension = |name: &str| {
+        pods.iter()
+            .find(|p| p.name == name)
+            .unwrap()
+            .extensions
+            .clone()
+    };
+    let said = &extension("ls").unwrap()["pressureGuard"];
+    assert_eq!(said["verdict"], "protected");
+    assert_eq!(said["start"], "at the threshold and earns its way up");
+    assert!(extension("be").is_none());
+    assert!(rig.refused_writes().is_empty());
+}
+
+#[test]
+fn where_only_a_partition_helps_batch_work_keeps_off() {
+    let mut rig = guarded();
+    rig.until(Cure::Partition, |rig| rig.said("Helped") == 1);
+    assert_eq!((rig.class_cpus().as_str(), rig.is_idle()), ("2-3", false));
+    for path in ["/podbe", "/podbe/c1"] {
+        assert_eq!(cpus_of(&rig, path), "2-3");
+    }
+    // It is let go, the harm comes back, and so does the partition.
+    rig.until(Cure::Partition, |rig| rig.said("Confirmed") == 1);
+    assert_eq!(rig.class_cpus(), "2-3");
+    // Without harm it goes.
+    rig.calm(60);
+    assert_eq!(rig.class_cpus(), "0-3");
+    assert_eq!(rig.said("Over"), 1);
+    assert!(rig.refused_writes().is_empty());
+}
+
+/// The cap also comes down where pods in the class have limits, whose quotas go meanwhile.
+#[test]
+fn where_only_a_cap_helps_it_hovers_below_the_level_that_hurts() {
+    let mut rig = guarded();
+    let batch = json!({
+        "requests": {"kubernetes.io/batch-cpu": "2000"},
+        "limits": {"kubernetes.io/batch-cpu": "3000"}});
+    let service = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
+    rig.pods(vec![pod("ls", "LS", service), pod("be", "BE", batch)]);
+    let limit = |rig: &Rig| {
+        let group = rig.tree.root().cgroup(&rig.batch);
+        group.cfs_quota().unwrap().unwrap()
+    };
+    rig.calm(2);
+    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
+    rig.until(Cure::Quota, |rig| rig.said("Confirmed") == 1);
+    assert_eq!(limit(&rig), -1);
+    for _ in 0..30 {
+        rig.suffer(Cure::Quota);
+    }
+    let quota = rig.quota();
+    assert!((150_000..=250_000).contains(&quota), "{quota}");
+    let metrics = rig.registry.gather();
+    let events = metrics
+        .iter()
+        .find(|family| family.name() == "koordlet_pressure_guard_events_total");
+    assert!(!events.unwrap().get_metric().is_empty());
+    rig.calm(300);
+    assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
+    assert!(rig.refused_writes().is_empty());
+}
+
+#[test]
+fn what_batch_work_does_not_cause_costs_it_little() {
+    let mut rig = guarded();
+    rig.until(Cure::None, |rig| rig.said("Muted") == 1);
+    rig.suffer(Cure::None);
+    assert_eq!((rig.quota(), rig.is_idle()), (-1, false));
+    assert_eq!(rig.class_cpus(), "0-3");
+    let notes = rig.suffer(Cure::None).notes;
+    assert!(notes.is_empty(), "{notes:?}");
+    let guard = rig.agent.guard.clone().unwrap();
+    assert!(guard.services[0].muted_seconds.is_some());
+}
+
+/// Whatever lever an experiment holds, it is let go when the service is gone.
+#[test]
+fn a_service_that_vanishes_during_an_experiment_leaves_nothing() {
+    let pulled = |rig: &Rig| (rig.is_idle(), rig.class_cpus() != "0-3", rig.quota() != -1);
+    for (wanted, at) in [("idle", 0), ("partition", 1), ("quota", 2)] {
+        let mut rig = guarded();
+        rig.until(Cure::None, |rig| {
+            let (idle, partition, quota) = pulled(rig);
+            [idle, partition, quota][at]
+        });
+        rig.pods(vec![batch_pod()]);
+        rig.calm(8);
+        assert_eq!(pulled(&rig), (false, false, false), "{wanted}");
+        assert!(rig.refused_writes().is_empty(), "{wanted}");
+    }
+}
+
+/// Batch work that ends in the middle of one, with its groups.
+#[test]
+fn batch_pods_that_vanish_during_an_experiment_are_no_trouble() {
+    let mut rig = guarded();
+    rig.until(Cure::None, Rig::is_idle);
+    for path in ["kubepods/besteffort/podbe/c1", "kubepods/besteffort/podbe"] {
+        let group = CgroupPath::new(path).unwrap();
+        rig.tree.vanish(&group).unwrap();
+    }
+    rig.pods(vec![pod(
+        "ls",
+        "LS",
+        json!({"requests": {"cpu": "1", "memory": "1Gi"}}),
+    )]);
+    for _ in 0..30 {
+        rig.second += 1;
+        let now = rig.now();
+        rig.agent.tick(now);
+    }
+    assert_eq!((rig.quota(), rig.class_cpus().as_str()), (-1, "0-3"));
+}
+
+#[test]
+fn a_clean_stop_lets_go_of_every_lever() {
+    for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
+        let mut rig = guarded();
+        rig.until(cure, |rig| rig.said("Helped") == 1);
+        let now = rig.now();
+        rig.agent.restore(now);
+        assert_eq!((rig.quota(), rig.is_idle()), (-1, false), "{cure:?}");
+        assert_eq!(rig.class_cpus(), "0-3", "{cure:?}");
+    }
+}
+
+/// An agent that starts anew knows nothing of levers that a killed one held, and undoes them.
+#[test]
+fn after_a_kill_the_levers_are_let_go() {
+    for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
+        let mut rig = guarded();
+        rig.until(cure, |rig| rig.said("Helped") == 1);
+        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let settings = Settings {
+            layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
+            ..Settings::default()
+        };
+        let (root, log) = (rig.tree.root().clone(), audit::Log::default());
+        rig.agent = Agent::new(root, settings, rig.states.clone(), log, metrics).unwrap();
+        rig.calm(30);
+        assert_eq!((rig.quota(), rig.is_idle()), (-1, false), "{cure:?}");
+        assert_eq!(rig.class_cpus(), "0-3", "{cure:?}");
+    }
+}
+
+#[test]
+fn the_node_can_be_switched_to_upstreams_policy_and_back() {
+    let mut rig = guarded();
+    rig.until(Cure::Idle, |rig| rig.said("Helped") == 1);
+    rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
+    rig.calm(2);
+    assert_eq!((rig.quota(), rig.is_idle()), (150_000, false));
+    assert!(!rig.agent.wants_fast());
+    rig.node(json!({}));
+    rig.calm(30);
+    assert_eq!(rig.quota(), -1);
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
+    rig.calm(2);
+    assert_eq!(rig.quota(), -1);
+    assert!(!rig.agent.wants_fast());
+}
+
+/// A service without pressure files is judged by the delay of its threads, and one that its own limit
+/// holds up blames nobody.
+#[test]
+fn own_throttling_is_left_out() {
+    let mut rig = Rig::new();
+    rig.suppress("pressure");
+    let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "1"}});
+    rig.pods(vec![pod("ls", "LS", limited), batch_pod()]);
+    let container = rig.service.join("c1").unwrap();
+    let mut throttled_ns = 0_u64;
+    for second in 0..120_u64 {
+        throttled_ns += 400_000_000;
+        let text =
+            format!("nr_periods {second}\nnr_throttled {second}\nthrottled_time {throttled_ns}\n");
+        rig.tree.feed(&container, Resource::CpuStat, &text).unwrap();
+        rig.tree
+            .feed(&container, Resource::CpuacctUsage, &format!("{second}\n"))
+            .unwrap();
+        rig.step(Second {
+            stalled: 0.4,
+            ..BUSY
+        });
+    }
+    assert_eq!(rig.said("Tried"), 0);
+    assert_eq!(rig.quota(), -1);
+    let guard = rig.agent.guard.clone().unwrap();
+    assert!(guard.services[0].value < 0.05, "{guard:?}");
+}

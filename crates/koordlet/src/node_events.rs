@@ -1,0 +1,102 @@
+//! Events about the node, at a bounded rate.
+
+use crate::qos::guard::Note;
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_kube::events::{Recorder, Severity};
+
+/// So many at once.
+const BURST: u64 = 5;
+/// Milliseconds until there is one more.
+const EVERY_MS: u64 = 60_000;
+
+/// Tells the node's events what the pressure guard found out.
+#[derive(Debug)]
+pub(crate) struct NodeEvents {
+    node: String,
+    recorder: Recorder,
+    bucket: Bucket,
+}
+
+/// What may still be told.
+#[derive(Debug)]
+struct Bucket {
+    left: u64,
+    filled_ms: u64,
+    dropped: u64,
+}
+
+impl Bucket {
+    /// Whether one more may be told; then also how many were not since the last one.
+    fn take(&mut self, now_ms: u64) -> Option<u64> {
+        let more = now_ms.saturating_sub(self.filled_ms) / EVERY_MS;
+        if more > 0 {
+            self.left = self.left.saturating_add(more).min(BURST);
+            self.filled_ms += more * EVERY_MS;
+        }
+        if self.left == 0 {
+            self.dropped += 1;
+            return None;
+        }
+        self.left -= 1;
+        Some(std::mem::take(&mut self.dropped))
+    }
+}
+
+impl NodeEvents {
+    pub(crate) fn new(node: &str, recorder: Recorder) -> Self {
+        Self {
+            node: node.to_owned(),
+            recorder,
+            bucket: Bucket {
+                left: BURST,
+                filled_ms: 0,
+                dropped: 0,
+            },
+        }
+    }
+
+    /// Tells, unless too much was told lately; what was left out is in the audit log.
+    pub(crate) fn tell(&mut self, now_ms: u64, note: &Note) {
+        let Some(dropped) = self.bucket.take(now_ms) else {
+            return;
+        };
+        // As the kubelet names its node.
+        let about = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.clone()),
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
+        };
+        let more = match dropped {
+            0 => String::new(),
+            n => format!(" ({n} events before this one are in the audit log only)"),
+        };
+        let reason = format!("PressureGuard{}", note.kind);
+        let message = format!("{}{more}", note.message);
+        self.recorder
+            .event(about, Severity::Normal, &reason, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_events_are_told_and_the_rest_is_counted() {
+        let mut bucket = Bucket {
+            left: BURST,
+            filled_ms: 0,
+            dropped: 0,
+        };
+        let told = (0..1000).filter(|_| bucket.take(1000).is_some()).count();
+        assert_eq!(told, 5);
+        assert_eq!(bucket.take(61_000), Some(995));
+        assert_eq!(bucket.take(62_000), None);
+        assert_eq!(bucket.take(3_600_000), Some(1));
+        let told = (0..1000)
+            .filter(|_| bucket.take(3_600_000).is_some())
+            .count();
+        assert_eq!(told, 4, "what was saved up is bounded");
+    }
+}

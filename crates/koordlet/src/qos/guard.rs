@@ -1,0 +1,295 @@
+//! PressureGuard: decides which levers hold batch work back, and for which service.
+//!
+//! The rule is [`koord_model::guard`]. This row brings it the services' samples and this node's levers,
+//! and leaves its orders in the plan: CPUSuppress writes the cap and the partition of CPUs, the hooks
+//! write `cpu.idle` of batch pods. It writes nothing itself.
+
+mod orders;
+mod show;
+#[cfg(test)]
+mod tests;
+
+pub use orders::{Note, Orders};
+
+use crate::gates::Gate;
+use crate::metrics::Metrics;
+use crate::qos::{Facts, Needs, Plan, Planner, Strategy, View, cpu_suppress};
+use crate::states::PodInfo;
+use crate::states::slo::SuppressMode;
+use crate::status::State;
+use koord_api::priority::PriorityClass;
+use koord_api::qos::QosClass;
+use koord_host::Resource;
+use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Settings, Signal};
+use rustc_hash::FxHashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+/// The strategy's name.
+pub const NAME: &str = "PressureGuard";
+/// Ticks between two updates of what is shown, when nothing happens.
+const SHOW_EVERY: u64 = 5;
+/// Priorities from here on are the system's own: `system-cluster-critical` and above.
+const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy {
+    name: NAME,
+    gates: &[Gate::BECPUSuppress],
+    every: |settings| settings.cpu_suppress_interval_ms,
+    claims: &[],
+    make: |settings, metrics| {
+        Box::new(Row {
+            guard: Guard::new(settings.guard),
+            metrics: metrics.clone(),
+            watches: false,
+            last: Settings::default(),
+            why: String::new(),
+            names: FxHashMap::default(),
+            seed: RandomState::new().hash_one(NAME),
+            started: None,
+            changed_tick: 0,
+        })
+    },
+};
+
+/// How much the alarm of a pod counts, 0–1. Batch work and the system's own pods have no say;
+/// services that were labelled LS or better and run at production priority have a whole one, those
+/// that nobody labelled half of one.
+#[must_use]
+pub fn vote(pod: &PodInfo) -> f64 {
+    let system = pod.qos == QosClass::System || pod.priority.is_some_and(|p| p >= SYSTEM_PRIORITY);
+    if pod.is_best_effort() || system {
+        return 0.0;
+    }
+    match (pod.priority_class, pod.qos) {
+        (PriorityClass::Batch | PriorityClass::Free, _) => 0.0,
+        (PriorityClass::Mid, _) => 0.25,
+        (_, QosClass::Lse | QosClass::Lsr | QosClass::Ls) => 1.0,
+        _ => 0.5,
+    }
+}
+
+/// What the guard holds back now, and how it knows.
+#[derive(Debug)]
+struct Row {
+    guard: Guard<u64>,
+    metrics: Metrics,
+    watches: bool,
+    last: Settings<u64>,
+    /// Why the levers stand as they do: the newest event.
+    why: String,
+    /// `namespace/name` by the pod's number: an event may be about one that is gone.
+    names: FxHashMap<u64, String>,
+    seed: u64,
+    /// What was said about how batch work starts.
+    started: Option<&'static str>,
+    changed_tick: u64,
+}
+
+impl Planner for Row {
+    fn needs(&self, facts: &Facts<'_>) -> Needs {
+        let on = facts.slo.enabled && cpu_suppress::mode(facts).0 == SuppressMode::Pressure;
+        Needs {
+            pressure: on,
+            fast_pressure: on && self.watches,
+            throttling: on && self.watches,
+            ..Needs::default()
+        }
+    }
+
+    fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let slo = view.facts.slo;
+        let mode = cpu_suppress::mode(&view.facts).0;
+        let class = view.kernel.number(view.batch, Resource::CfsQuota);
+        let idle = match (slo.enabled, class) {
+            (false, _) => Some("the NodeSLO does not enable suppression"),
+            (_, None) => Some("there is no group of batch pods yet"),
+            _ => None,
+        };
+        if let Some(why) = idle {
+            self.guard.release();
+            self.last = Settings::default();
+            self.watches = false;
+            plan.tell(State::Idle, why);
+            return;
+        }
+        let held = mode == SuppressMode::Upstream;
+        let levers = levers(view);
+        let samples: Vec<Sample<u64>> = view
+            .pods()
+            .filter(|pod| pod.info.is_active() && vote(pod.info) > 0.0)
+            .filter_map(|pod| {
+                Some(Sample {
+                    key: pod.id,
+                    vote: vote(pod.info),
+                    load: pod.cpu?,
+                    throttled: pod.held_up,
+                    readings: pod.readings,
+                })
+            })
+            .collect();
+        let sees_bandwidth = samples.iter().any(|sample| {
+            let mut seen = Signal::ALL.into_iter().filter(|s| s.sees_bandwidth());
+            seen.any(|signal| sample.readings.get(signal).is_some())
+        });
+        self.name(view);
+        let used = view.batch_cpu.unwrap_or(0) as f64;
+        let dice = self.dice();
+        let Decision {
+            settings,
+            events,
+            watches,
+        } = self.guard.step(
+            &Input {
+                now_ms: view.now.ms(),
+                threshold: slo.suppress_percent,
+                batch_used: used / (view.facts.cpu_capacity().max(1) as f64),
+                held,
+                levers: &levers,
+                sees_bandwidth,
+                dice,
+            },
+            &samples,
+        );
+        self.watches = watches;
+        if held {
+            plan.tell(State::Idle, "upstream's policy is in force");
+            return;
+        }
+        self.say_start(view, sees_bandwidth, plan);
+        for event in &events {
+            self.note(view, event, plan);
+        }
+        plan.guard = self.orders(view, &settings);
+        let changed = settings != self.last || !events.is_empty();
+        self.last = settings;
+        if changed || view.tick.saturating_sub(self.changed_tick) >= SHOW_EVERY {
+            self.changed_tick = view.tick;
+            plan.guard_shown = Some(self.shown(view, &levers, sees_bandwidth, &plan.guard));
+        }
+        plan.tell(State::Active, orders::in_words(&plan.guard));
+    }
+}
+
+/// The levers that this node has, and for those it lacks why.
+fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
+    let (facts, machine) = (&view.facts, view.facts.machine);
+    let mut absent = Vec::new();
+    let idle = facts.slo.extension.be_cpu_idle;
+    if !machine.has(Resource::CpuIdle) {
+        absent.push((Lever::Idle, "this kernel has no cpu.idle"));
+    } else if idle.unwrap_or(facts.settings.be_cpu_idle) {
+        absent.push((Lever::Idle, "batch pods are idle always, by configuration"));
+    } else if !facts.settings.gates.is_on(Gate::BatchResource) {
+        absent.push((Lever::Idle, "gate BatchResource is closed"));
+    }
+    absent.push((Lever::Reclaim, "left to BEMemoryEvict and memory QoS"));
+    absent.push((Lever::Bandwidth, "resctrl is left to RdtResctrl"));
+    if facts.settings.gates.is_on(Gate::BECPUManager) {
+        absent.push((Lever::Partition, "CPU sets follow BECPUManager"));
+    } else if !machine.has(Resource::CpusetCpus) {
+        absent.push((Lever::Partition, "groups have no CPU sets"));
+    } else if machine.processors.len() < 2 {
+        absent.push((Lever::Partition, "there is one CPU"));
+    }
+    absent
+}
+
+fn levers(view: &View<'_>) -> Vec<Lever> {
+    let absent = absent(view);
+    let there = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
+    Lever::ALL.into_iter().filter(there).collect()
+}
+
+impl Row {
+    fn name(&mut self, view: &View<'_>) {
+        if view.pods().all(|pod| self.names.contains_key(&pod.id)) {
+            return;
+        }
+        // Those that are gone are still named for a while.
+        if self.names.len() > 4 * view.pods().count().max(64) {
+            self.names.clear();
+        }
+        for pod in view.pods() {
+            let name = format!("{}/{}", pod.info.namespace, pod.info.name);
+            self.names.entry(pod.id).or_insert(name);
+        }
+    }
+
+    fn name_of(&self, key: u64) -> &str {
+        self.names.get(&key).map_or("", String::as_str)
+    }
+
+    /// A random number, 0–1 (SplitMix64).
+    fn dice(&mut self) -> f64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Says once what this node sees and how batch work starts.
+    fn say_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
+        let start = show::start(sees_bandwidth);
+        if self.started.replace(start) == Some(start) {
+            return;
+        }
+        let levers: Vec<_> = levers(view).iter().map(ToString::to_string).collect();
+        let message = format!("batch work starts {start}; levers: {}", levers.join(", "));
+        tracing::info!(message, "pressure guard");
+        plan.notes.push(Note {
+            pod: None,
+            kind: "Start",
+            message,
+            event: false,
+        });
+    }
+
+    fn note(&mut self, view: &View<'_>, event: &Event<u64>, plan: &mut Plan) {
+        let pod = self.name_of(event.key).to_owned();
+        let kind = orders::kind(event.kind);
+        let message = orders::message(event, &pod, view.now.ms());
+        tracing::info!(service = pod, kind, lever = %event.lever, message, "pressure guard");
+        self.metrics.guard_event(&event.lever.to_string(), kind);
+        self.why.clone_from(&message);
+        let pod = view.pods().find(|view| view.id == event.key);
+        plan.notes.push(Note {
+            pod: pod.map(|pod| (pod.info.namespace.clone(), pod.info.name.clone())),
+            kind,
+            message,
+            event: matches!(
+                event.kind,
+                Kind::Confirmed { .. } | Kind::Over | Kind::Muted { .. }
+            ),
+        });
+    }
+
+    fn orders(&self, view: &View<'_>, settings: &Settings<u64>) -> Orders {
+        let cap = match settings.pause {
+            true => Some(0),
+            false => settings.cap,
+        };
+        let why = match (settings.pause, self.why.is_empty()) {
+            (true, _) => "a pause shows how services fare without batch work".to_owned(),
+            (false, true) => format!("batch work starts {}", show::start(false)),
+            (false, false) => self.why.clone(),
+        };
+        let before = match self.last.pause {
+            true => Some(0),
+            false => self.last.cap,
+        };
+        let partition = (!settings.partition.is_empty())
+            .then(|| orders::partition(view, &settings.partition))
+            .flatten();
+        Orders {
+            cap,
+            pause: settings.pause,
+            urgent: cap != before,
+            idle: settings.idle,
+            partition,
+            why,
+        }
+    }
+}

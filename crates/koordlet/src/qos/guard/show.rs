@@ -1,0 +1,118 @@
+//! What the guard shows of itself.
+
+use super::{Orders, Row, absent};
+use crate::qos::View;
+use crate::status::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
+use koord_model::guard::{Lever, ServiceState, Signal, Verdict};
+
+/// How batch work starts, and why.
+pub(super) fn start(sees_bandwidth: bool) -> &'static str {
+    match sees_bandwidth {
+        true => "free: harm through memory bandwidth and caches would be seen",
+        false => {
+            "at the threshold and earns its way up: no signal shows harm through memory bandwidth"
+        }
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::NoVote => "no vote",
+        Verdict::Unknown => "unknown",
+        Verdict::Calm => "calm",
+        Verdict::Uneasy => "uneasy",
+        Verdict::Waits => "waits",
+        Verdict::Tested => "tested",
+        Verdict::Protected => "protected",
+        Verdict::Muted => "muted",
+    }
+}
+
+impl Row {
+    pub(super) fn shown(
+        &self,
+        view: &View<'_>,
+        levers: &[Lever],
+        sees_bandwidth: bool,
+        orders: &Orders,
+    ) -> Guard {
+        let now_ms = view.now.ms();
+        let seen = |signal: &Signal| {
+            let mut pods = view.pods();
+            pods.any(|pod| pod.readings.get(*signal).is_some())
+        };
+        let (paused, ran) = self.guard.paused();
+        Guard {
+            start: start(sees_bandwidth).to_owned(),
+            signals: Signal::ALL
+                .into_iter()
+                .filter(seen)
+                .map(|signal| signal.to_string())
+                .collect(),
+            levers: levers.iter().map(ToString::to_string).collect(),
+            absent: absent(view)
+                .into_iter()
+                .map(|(lever, why)| Lack {
+                    mechanism: lever.to_string(),
+                    consequence: why.to_owned(),
+                })
+                .collect(),
+            cap_percent: orders.cap,
+            idle: orders.idle,
+            batch_cpus: orders.partition.as_ref().map(ToString::to_string),
+            batch_seconds: ran / 1000,
+            paused_seconds: paused / 1000,
+            budget_seconds: (self.guard.budget_ms() / 100.0).round() / 10.0,
+            services: self
+                .guard
+                .services()
+                .map(|state| self.service(&state, now_ms))
+                .collect(),
+        }
+    }
+
+    fn service(&self, state: &ServiceState<u64>, now_ms: u64) -> GuardService {
+        let (signal, value, expected, margin) = match state.signal {
+            Some((signal, value, expected, margin)) => {
+                (signal.to_string(), value, expected, margin)
+            }
+            None => Default::default(),
+        };
+        GuardService {
+            pod: self.name_of(state.key).to_owned(),
+            vote: state.vote,
+            verdict: verdict(state.verdict).to_owned(),
+            signal,
+            value: thousandth(value),
+            expected: thousandth(expected),
+            margin: thousandth(margin),
+            learned: state.learned,
+            held: state
+                .held
+                .iter()
+                .map(|held| GuardHeld {
+                    lever: held.lever.to_string(),
+                    level: held.level,
+                    hurt_at: held.hurt_at,
+                    confirmed: held.confirmed,
+                    tries_in_seconds: held.tries_in_ms / 1000,
+                })
+                .collect(),
+            muted_seconds: state
+                .muted_until_ms
+                .map(|until| until.saturating_sub(now_ms) / 1000),
+            last: state.last.map(|last| GuardExperiment {
+                lever: last.lever.to_string(),
+                signal: last.signal.to_string(),
+                before: thousandth(last.before),
+                after: thousandth(last.after),
+                helped: last.helped,
+                ago_seconds: now_ms.saturating_sub(last.at_ms) / 1000,
+            }),
+        }
+    }
+}
+
+fn thousandth(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}

@@ -1,0 +1,68 @@
+use super::*;
+use crate::states::{Driver, Layout};
+use k8s_openapi::api::core::v1::Pod;
+use koord_host::CgroupPath;
+use serde_json::json;
+
+#[test]
+fn votes_follow_priority_and_qos() {
+    let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+    let service = json!({"requests": {"cpu": "1"}});
+    let check = |qos: &str, priority: i32, resources: &serde_json::Value| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}},
+            "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources}]},
+            "status": {"phase": "Running"}}))
+        .unwrap();
+        vote(&PodInfo::of(&pod, &layout).unwrap())
+    };
+    for (qos, priority, want) in [
+        ("LSE", 9500, 1.0),
+        ("LSR", 9500, 1.0),
+        ("LS", 9500, 1.0),
+        ("LS", 7500, 0.25),
+        ("LS", 5500, 0.0),
+        ("LS", 3500, 0.0),
+        ("", 9500, 0.5),
+        ("", 0, 0.5),
+        ("BE", 9500, 0.0),
+        ("SYSTEM", 9500, 0.0),
+        ("LS", 2_000_001_000, 0.0),
+    ] {
+        assert_eq!(check(qos, priority, &service), want, "{qos} {priority}");
+    }
+    assert_eq!(check("", 0, &json!({})), 0.0, "the kubelet's BestEffort");
+}
+
+#[test]
+fn what_happens_is_told_in_words() {
+    let event = |kind, lever| Event {
+        key: 1,
+        signal: Signal::CpuStall,
+        lever,
+        kind,
+    };
+    let tried = Kind::Tried {
+        value: 0.3,
+        expected: 0.02,
+    };
+    for (kind, lever, want) in [
+        (
+            tried,
+            Lever::Idle,
+            "CPU stall of a/b is 30.0 % where 2.0 % is expected: cpu.idle is tried",
+        ),
+        (
+            Kind::Muted { until_ms: 121_000 },
+            Lever::Quota,
+            "nothing helps a/b: batch work is not the cause of its CPU stall, which is ignored for 120 s",
+        ),
+        (
+            Kind::Over,
+            Lever::Partition,
+            "a/b does not need CPU partition any more",
+        ),
+    ] {
+        assert_eq!(orders::message(&event(kind, lever), "a/b", 1000), want);
+    }
+}
