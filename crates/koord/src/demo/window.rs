@@ -13,15 +13,16 @@ const STEAL: f64 = 0.005;
 const SEND_LAG_US: f64 = 150.0;
 
 /// Load that is not counted before a window, in seconds: until the phase is in its steady state.
-/// Koordinator raises its cap by a tenth of the machine per second, and ours looks once a second.
+/// Koordinator raises its cap by a tenth of the machine per second. Our guard starts at the threshold
+/// where it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever.
 fn warmup(phase: Phase, reads_file: bool) -> f64 {
     match phase {
+        Phase::Managed => 30.0,
         // Memory fills, and what batch work drove out of it comes back.
         _ if reads_file => 6.0,
         Phase::Alone => 1.0,
         Phase::BestEffort | Phase::Unmanaged => 2.0,
         Phase::Suppressed => 4.0,
-        Phase::Managed => 5.0,
     }
 }
 
