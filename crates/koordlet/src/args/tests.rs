@@ -299,3 +299,34 @@ fn bad_values_name_the_flag() {
         assert!(error.starts_with(want), "{error}");
     }
 }
+
+#[test]
+fn an_empty_url_is_none() {
+    let url = |flags: &[&str]| match options(flags).pods {
+        PodSource::Kubelet(kubelet) => kubelet.url,
+        PodSource::ApiServer => panic!("not asked for"),
+    };
+    assert_eq!(url(&["--kubelet-url="]), None);
+    let given = url(&["--kubelet-url=https://k:1"]);
+    assert_eq!(given.as_deref(), Some("https://k:1"));
+}
+
+#[test]
+fn audit_files_and_memory_follow_their_gates() {
+    for (gates, file, kept) in [
+        ("AuditEvents=true,AuditEventsHTTPHandler=true", true, 100),
+        ("AuditEvents=true,AuditEventsHTTPHandler=false", true, 64),
+        ("AuditEvents=false,AuditEventsHTTPHandler=true", false, 100),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let to = format!("--audit-log-dir={}", dir.path().display());
+        let gates = format!("--feature-gates={gates}");
+        let log = options(&[&to, &gates]).audit;
+        for _ in 0..100 {
+            let entry = audit::Entry::new(audit::Subject::Node, 1, "r", String::new());
+            log.record(jiff::Timestamp::UNIX_EPOCH, entry);
+        }
+        let found = (dir.path().join("audit.log").exists(), log.entries().len());
+        assert_eq!(found, (file, kept), "{gates}");
+    }
+}

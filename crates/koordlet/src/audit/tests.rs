@@ -231,3 +231,34 @@ fn a_directory_that_cannot_be_made_is_no_reason_not_to_start() {
     write(&log, 0..1);
     assert_eq!(messages(&log.page(None, 1).unwrap()), ["m0"]);
 }
+
+#[test]
+fn memory_keeps_the_newest() {
+    let log = Log::open(Config {
+        capacity: 2,
+        ..Config::default()
+    });
+    write(&log, 0..5);
+    let kept = log.entries().into_iter().map(|entry| entry.message);
+    assert_eq!(kept.collect::<Vec<_>>(), ["m3", "m4"]);
+}
+
+/// What reached the file before it failed is not given out from memory, too.
+#[test]
+fn a_failed_rotation_repeats_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, away) = (dir.path().join("log"), dir.path().join("away"));
+    let log = Log::open(Config {
+        capacity: 100,
+        ..files(&path)
+    });
+    write(&log, 0..3);
+    log.flush();
+    // Larger than a file may be: it has to rotate, where there is no directory.
+    fs::rename(&path, &away).unwrap();
+    log.record(at(3), entry(&"x".repeat(3 << 20)));
+    fs::rename(&away, &path).unwrap();
+    let found = messages(&log.page(None, 100).unwrap());
+    assert!(found[0].starts_with('x'));
+    assert_eq!(found[1..], ["m2", "m1", "m0"]);
+}

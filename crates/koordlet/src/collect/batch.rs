@@ -72,7 +72,9 @@ pub fn request<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::states::{Driver, Layout};
     use koord_host::fake::Tree;
+    use serde_json::json;
 
     #[test]
     fn the_smaller_of_cpus_and_quota() {
@@ -96,5 +98,24 @@ mod tests {
             tree.vanish(&group).unwrap();
             assert_eq!(sample(true), None);
         }
+    }
+
+    #[test]
+    fn only_batch_pods_request_batch_cpu() {
+        let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+        let pod = |qos: &str, milli: &str| {
+            let pod = json!({
+                "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}},
+                "spec": {"containers": [{"name": "c", "resources":
+                    {"requests": {"kubernetes.io/batch-cpu": milli}}}]}});
+            PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap()
+        };
+        let pods = [
+            pod("BE", "1500"),
+            pod("LS", "700"),
+            pod("BE", "-3"),
+            pod("BE", "500"),
+        ];
+        assert_eq!(request(pods.iter()), 2000.0);
     }
 }

@@ -195,4 +195,37 @@ mod tests {
             "a number is used once"
         );
     }
+
+    #[test]
+    fn only_pods_that_changed_are_told() {
+        let tree = Tree::v1("0-1").unwrap();
+        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
+        let told = |changed: Option<Vec<CgroupPath>>| -> Vec<String> {
+            let groups = changed.unwrap().into_iter();
+            groups.map(|group| group.name().to_owned()).collect()
+        };
+        let both = list(&["a", "b"]);
+        assert_eq!(
+            told(pods.follow(both, 0, root, &mut store)),
+            ["poda", "podb"]
+        );
+        let more = list(&["a", "b", "c"]);
+        assert_eq!(told(pods.follow(more, 1, root, &mut store)), ["podc"]);
+        let fewer = list(&["a", "c"]);
+        assert!(told(pods.follow(fewer, 2, root, &mut store)).is_empty());
+    }
+
+    #[test]
+    fn a_restarted_container_begins_anew() {
+        let tree = Tree::v1("0-1").unwrap();
+        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
+        pods.follow(list(&["a"]), 0, root, &mut store);
+        let id = pods.iter().next().unwrap().1.containers[0].id;
+        store.push((Subject::Container(id), Metric::CpuUsage), 0, 5.0);
+        let mut again = list(&["a"]).unwrap().as_ref().clone();
+        again[0].containers[0].cgroup = CgroupPath::new("kubepods/besteffort/poda/other").ok();
+        pods.follow(Some(Arc::new(again)), 1, root, &mut store);
+        assert_ne!(pods.iter().next().unwrap().1.containers[0].id, id);
+        assert!(store.is_empty());
+    }
 }

@@ -151,8 +151,14 @@ mod tests {
             ("web", CgroupPath::root()),
         ];
         apps.follow(list.into_iter(), &mut store);
+        assert_eq!(apps.apps.len(), 2, "of two with one name the first");
         assert_eq!(apps.subject("web"), Some(subject), "its series go on");
         assert_eq!(sample(&mut apps, &mut store, 3), (0.0, 6.0));
+        // Another group is another application.
+        let moved = tree.group("host-latency-sensitive/web-2").unwrap();
+        apps.follow([("web", moved)].into_iter(), &mut store);
+        assert_ne!(apps.subject("web"), Some(subject));
+        assert!(store.is_empty(), "what the old one used is forgotten");
         apps.follow(std::iter::empty(), &mut store);
         assert!(store.is_empty() && apps.subject("web").is_none());
         assert_eq!(sample(&mut apps, &mut store, 4), (0.0, 0.0));

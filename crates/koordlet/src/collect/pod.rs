@@ -312,4 +312,53 @@ mod tests {
         tree.feed(&other, Resource::CpuacctUsage, text).unwrap();
         tree.root().cgroup(&other).cpu_usage_reader().unwrap()
     }
+
+    #[test]
+    fn groups_that_are_missing_gone_or_unreadable() {
+        let tree = Tree::v2("0-3").unwrap();
+        let group = CgroupPath::new("kubepods/podx").unwrap();
+        let feed = |cpu_ms: u64, memory: &str| {
+            tree.group("kubepods/podx").unwrap();
+            let usage = format!("usage_usec {}\n", cpu_ms * 1000);
+            tree.feed(&group, Resource::CpuacctUsage, &usage).unwrap();
+            tree.feed(&group, Resource::MemoryStat, memory).unwrap();
+        };
+        let stat = "inactive_anon 1\nactive_anon 2\nunevictable 3\n\
+                    inactive_file 10\nactive_file 20\n";
+        let wanted = Wanted {
+            memory: true,
+            throttling: false,
+        };
+        let (mut collector, mut scratch) = (GroupCollector::default(), Scratch::new());
+        let sample = |collector: &mut GroupCollector, scratch: &mut Scratch, second: u64| {
+            collector.sample(tree.root(), &group, second * SECOND, wanted, scratch);
+            (collector.cpu, collector.memory)
+        };
+        for second in 1..=4 {
+            assert_eq!(sample(&mut collector, &mut scratch, second), (None, None));
+        }
+        // After four looks it is left alone for a while, unless its pod changes.
+        feed(1000, stat);
+        assert_eq!(sample(&mut collector, &mut scratch, 5), (None, None));
+        collector.hurry();
+        assert_eq!(sample(&mut collector, &mut scratch, 6), (None, Some(6.0)));
+        feed(1500, stat);
+        let whole = (Some(0.5), Some(6.0));
+        assert_eq!(sample(&mut collector, &mut scratch, 7), whole);
+        feed(2000, "active_anon many\n");
+        assert_eq!(sample(&mut collector, &mut scratch, 8), (Some(0.5), None));
+        feed(2500, stat);
+        sample(&mut collector, &mut scratch, 9);
+        feed(3000, stat);
+        assert_eq!(
+            sample(&mut collector, &mut scratch, 10),
+            whole,
+            "opened anew"
+        );
+        tree.vanish(&group).unwrap();
+        assert_eq!(sample(&mut collector, &mut scratch, 11), (None, None));
+        // Another group of the same name, whose counter went further.
+        feed(9000, stat);
+        assert_eq!(sample(&mut collector, &mut scratch, 12), (None, Some(6.0)));
+    }
 }

@@ -104,7 +104,7 @@ impl Job for PsiCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::states::{Driver, Layout, PodInfo};
+    use crate::states::{Driver, Layout, Phase, PodInfo};
     use koord_host::Resource;
     use koord_host::fake::Tree;
     use serde_json::json;
@@ -161,6 +161,24 @@ mod tests {
         assert_eq!(container("io", "avg10", "full"), Some(7.0));
         let pod = [("pod_name", "p"), ("psi_resource_type", "mem")];
         assert_eq!(value("koordlet_pod_psi", &pod), Some(0.0));
+    }
+
+    #[test]
+    fn pods_that_ended_have_no_pressure() {
+        let tree = Tree::v2("0-1").unwrap();
+        tree.group("kubepods/besteffort/podu/c1").unwrap();
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        metrics.started("node", 0);
+        let states = states();
+        let mut pods = states.pods.load_full().unwrap().as_ref().clone();
+        pods[0].phase = Phase::Succeeded;
+        states.pods.store(Some(Arc::new(pods)));
+        let mut job = PsiCollector::new(tree.root().clone(), states, metrics, Duration::ZERO);
+        job.round().unwrap();
+        let families = registry.gather();
+        let shown = families.iter().any(|f| f.name().ends_with("_psi"));
+        assert!(!shown, "{families:?}");
     }
 
     #[test]

@@ -380,6 +380,42 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_that_is_over_is_no_trouble_and_no_job_runs_too_often() {
+        let count: Arc<AtomicU32> = Arc::default();
+        let recovers = Recovers(count.clone());
+        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let facts: Arc<Facts> = Arc::default();
+        let mut rounds = Rounds::new(vec![Box::new(recovers)], facts.clone(), metrics);
+        let mut run = |ms: u64| {
+            rounds.run(Duration::from_millis(ms));
+            count.load(Ordering::Relaxed)
+        };
+        assert_eq!(run(0), 1);
+        assert_eq!(run(99), 1, "whatever it is told");
+        assert!(facts.trouble("recovers").is_some());
+        assert_eq!(run(100), 2);
+        assert_eq!(facts.trouble("recovers"), None);
+    }
+
+    /// Fails the first time, and wants to run all the time.
+    struct Recovers(Arc<AtomicU32>);
+
+    impl Job for Recovers {
+        fn name(&self) -> &'static str {
+            "recovers"
+        }
+        fn every(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn round(&mut self) -> Result<(), Failure> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                0 => Err("not yet".into()),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    #[test]
     fn the_thread_begins_and_ends() {
         let count: Arc<AtomicU32> = Arc::default();
         let jobs: Vec<Box<dyn Job>> = vec![Box::new(Fake("x", 1, count.clone(), || Ok(())))];

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -25,6 +26,9 @@ enum Answer {
 struct Server {
     answer: fn(&str) -> Answer,
     seen: Arc<Mutex<Vec<Value>>>,
+    /// Whether it offers evictions, and how often it was asked that.
+    offers: bool,
+    discovered: Arc<AtomicUsize>,
 }
 
 impl tower::Service<http::Request<Body>> for Server {
@@ -43,7 +47,10 @@ impl tower::Service<http::Request<Body>> for Server {
             let (code, body) = if path == "/api/v1" {
                 let eviction = json!({"name": "pods/eviction", "singularName": "", "verbs": [],
                     "namespaced": true, "kind": "Eviction", "group": "policy", "version": "v1"});
-                (200, json!({"groupVersion": "v1", "resources": [eviction]}))
+                server.discovered.fetch_add(1, Ordering::SeqCst);
+                let eviction = Some(eviction).filter(|_| server.offers);
+                let eviction: Vec<Value> = eviction.into_iter().collect();
+                (200, json!({"groupVersion": "v1", "resources": eviction}))
             } else {
                 let body = request.into_body().collect_bytes().await?;
                 server.seen.lock().push(serde_json::from_slice(&body)?);
@@ -74,6 +81,8 @@ impl Rig {
             server: Server {
                 answer,
                 seen: Arc::default(),
+                offers: true,
+                discovered: Arc::default(),
             },
             states: Arc::default(),
             audit: audit::Log::default(),
@@ -288,6 +297,16 @@ async fn a_pod_that_cannot_be_killed_is_no_success() {
         "it is not there"
     );
     let (mut child, files) = running_pod(&rig, &tree);
+    // One that has not started yet has nothing to kill.
+    let running = rig.states.pods.load_full().unwrap();
+    let mut pending = running[0].clone();
+    for container in &mut pending.containers {
+        container.cgroup = None;
+    }
+    rig.states.pods.store(Some(Arc::new(vec![pending])));
+    assert!(evictor.try_evict(eviction("a")));
+    assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+    rig.states.pods.store(Some(running));
     assert!(evictor.try_evict(eviction("a")));
     // Nobody empties the files.
     assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
@@ -307,4 +326,21 @@ fn modes_have_names() {
         error,
         "eviction-mode must be api-then-kill, api or kill, got \"nicely\""
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_offers_is_asked_once() {
+    let mut rig = Rig::new(|_| Answer::Yes, nowhere());
+    let (evictor, mut results) = rig.start(Mode::Api);
+    for name in ["a", "b"] {
+        assert!(evictor.try_evict(eviction(name)));
+        assert_eq!(outcome(&mut results).await.1, Outcome::Evicted);
+    }
+    assert_eq!(rig.server.discovered.load(Ordering::SeqCst), 1);
+    rig.server.offers = false;
+    rig.server.seen.lock().clear();
+    let (evictor, mut results) = rig.start(Mode::Api);
+    assert!(evictor.try_evict(eviction("a")));
+    assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+    assert!(rig.server.seen.lock().is_empty(), "there is nothing to ask");
 }

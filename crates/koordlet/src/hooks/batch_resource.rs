@@ -313,9 +313,11 @@ mod tests {
         };
         let main = container("a", Some(500), Some(500));
         let init = container("i", Some(3000), Some(3000));
+        let next = container("j", Some(2000), Some(2000));
         let rules = Node::default().rules();
         for (init, want) in [
             (vec![init.clone()], (3072, 300_000, 2 * GI)),
+            (vec![init.clone(), next], (3072, 300_000, 2 * GI)),
             (vec![sidecar(1000), init], (4096, 400_000, 4 * GI)),
             (vec![sidecar(1000)], (1536, 150_000, 4 * GI)),
             (vec![json!({"name": "i"})], (512, 50_000, 2 * GI)),

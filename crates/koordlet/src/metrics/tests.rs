@@ -202,6 +202,8 @@ fn values_carry_upstreams_units() {
     for line in [
         r#"node_used_cpu_cores{node="n1"} 1.5"#,
         r#"be_suppress_cpu_cores{node="n1",type="cfsQuota"} 0.7"#,
+        r#"be_suppress_cap_percent{node="n1"} 100"#,
+        r#"node_resource_priority_reclaimable_status{node="n1",priority="koord-prod"} 0"#,
         r#"node_resource_allocatable{node="n1",resource="kubernetes.io/batch-cpu",unit="integer"} 1500"#,
         r#"node_resource_allocatable{node="n1",resource="kubernetes.io/batch-memory",unit="byte"} 2048"#,
         r#"node_metric_numa_system_usage{node="n1",numa_node_id="1",resource="memory",unit="byte"} 1024"#,
@@ -219,6 +221,19 @@ fn values_carry_upstreams_units() {
     }
     let full = r#"psi_degree="full",psi_precision="avg60""#;
     assert_eq!(text.matches(full).count(), 2, "a pod's and a container's");
+    // A kernel without that line, and no forecast.
+    metrics.psi(vec![Psi {
+        container: container().into(),
+        resource: "cpu",
+        some: [1.0, 2.0, 3.0],
+        full: None,
+    }]);
+    metrics.reclaimable(None);
+    let text = koord_app::metrics::encode(&registry).unwrap();
+    assert_eq!(text.matches(r#"cpu_full_supported="false""#).count(), 3);
+    assert!(!text.contains(r#"cpu_full_supported="true""#), "{text}");
+    let status = r#"reclaimable_status{node="n1",priority="koord-prod"} 1"#;
+    assert!(text.contains(status), "{text}");
 }
 
 #[test]
@@ -244,6 +259,7 @@ async fn what_is_gone_vanishes() {
     metrics.started("n1", 1);
     let text = || koord_app::metrics::encode(&registry).unwrap();
     record(&metrics);
+    assert!(text().contains("container_cpi{"), "shown once");
     let other = Container {
         id: "containerd://c2".to_owned(),
         ..container()

@@ -177,3 +177,40 @@ fn a_refused_pod_frees_nothing_and_is_asked_again_later() {
     rig.agent.evicted(&found[0], now);
     assert!(first(&mut rig, BUSY, 10).1.is_empty());
 }
+
+#[test]
+fn a_pod_that_is_being_deleted_counts_as_released() {
+    let threshold = json!({"enable": true, "memoryEvictThresholdPercent": 80});
+    let mut rig = rig(&[Gate::BEMemoryEvict], threshold);
+    let mut going = batch_pod();
+    going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok();
+    rig.pods(vec![going, pod("be-2", "BE", json!({}))]);
+    rig.available_kib = 2 << 20;
+    assert!(
+        first(&mut rig, BUSY, 10).1.is_empty(),
+        "its 2 GiB are enough"
+    );
+}
+
+#[test]
+fn an_eviction_lets_only_its_own_strategy_rest() {
+    let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
+        "evictEnabledPriorityThreshold": 7999});
+    let mut rig = rig(&[Gate::CPUEvict], threshold);
+    let mut batch = batch_pod();
+    let labels = batch.metadata.labels.get_or_insert_default();
+    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    rig.pods(vec![batch]);
+    assert!(first(&mut rig, BUSY, 3).1.is_empty());
+    let for_memory = Eviction {
+        uid: "other".to_owned(),
+        namespace: "default".to_owned(),
+        name: "other".to_owned(),
+        feature: "BEMemoryEvict",
+        message: String::new(),
+    };
+    let now = rig.now();
+    rig.agent.evicted(&for_memory, now);
+    let (at, found) = first(&mut rig, BUSY, 20);
+    assert_eq!((at, found.len()), (3, 1), "six seconds after the start");
+}

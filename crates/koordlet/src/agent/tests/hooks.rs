@@ -344,3 +344,34 @@ fn a_kernel_without_cookies_is_left_alone() {
     }
     rig.no_refusals();
 }
+
+#[test]
+fn what_is_not_this_kernels_or_not_known_keeps_its_cpus() {
+    let mut rig = Rig::new();
+    let burstable = || json!({"requests": {"cpu": "1"}});
+    // The groups of a container in a virtual machine, and two of which one is the sandbox.
+    for group in ["podkata/c1", "podkata/pause", "podls/pause", "podls/late"] {
+        rig.tree
+            .group(&format!("kubepods/burstable/{group}"))
+            .unwrap();
+    }
+    let mut kata = pod("kata", "LS", burstable());
+    kata.spec.as_mut().unwrap().runtime_class_name = Some("kata".to_owned());
+    let requests = json!({"requests": {"kubernetes.io/batch-cpu": "2000"}});
+    let batch = noted("be", "BE", requests, pinned("3"));
+    rig.pods(vec![pod("ls", "LS", burstable()), kata, batch]);
+    rig.pools(&["0-1"]);
+    rig.pass();
+    for (path, want) in [
+        ("kubepods/burstable/podls/c1", "0-1"),
+        ("kubepods/burstable/podls/pause", "0-3"),
+        ("kubepods/burstable/podls/late", "0-3"),
+        ("kubepods/burstable/podkata/c1", "0-3"),
+        ("kubepods/burstable/podkata/pause", "0-3"),
+        // Suppression's business.
+        ("kubepods/besteffort/podbe/c1", "0-3"),
+    ] {
+        assert_eq!(rig.cpus(path), want, "{path}");
+    }
+    rig.no_refusals();
+}

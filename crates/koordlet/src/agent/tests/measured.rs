@@ -290,3 +290,44 @@ fn burst_looks_at_containers_with_limits_only() {
         assert_eq!(found, want, "{limited}");
     }
 }
+
+/// The system's use is the node's less that of pods and of host applications.
+#[test]
+fn host_applications_are_not_the_system() {
+    let mut rig = Rig::new();
+    let group = rig.tree.group("host-latency-sensitive/nginx").unwrap();
+    rig.slo(json!({"hostApplications": [{"name": "nginx", "qos": "LS"}]}));
+    for second in 1..=70_u64 {
+        // A tenth of a core, which is all that pods leave.
+        let usage = format!("{}\n", second * 100_000_000);
+        rig.tree
+            .feed(&group, Resource::CpuacctUsage, &usage)
+            .unwrap();
+        rig.step(BUSY);
+    }
+    let status = rig.report(json!({"aggregateDurationSeconds": 60}));
+    let value = serde_json::to_value(&status).unwrap();
+    let cpu = &value["nodeMetric"]["systemUsage"]["resources"]["cpu"];
+    assert_eq!(cpu, "0");
+    let app = &value["hostApplicationMetric"][0];
+    assert_eq!(app["name"], "nginx", "{value}");
+}
+
+#[test]
+fn a_pod_that_ended_uses_nothing() {
+    let mut rig = Rig::new();
+    let mut ended = batch_pod();
+    ended.status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
+    let service = pod("ls", "LS", json!({"requests": {"cpu": "1"}}));
+    rig.pods(vec![service, ended]);
+    for _ in 0..70 {
+        rig.step(BUSY);
+    }
+    let status = rig.report(json!({"aggregateDurationSeconds": 60}));
+    let names: Vec<&str> = status
+        .pods_metric
+        .iter()
+        .map(|pod| pod.name.as_str())
+        .collect();
+    assert_eq!(names, ["ls"]);
+}

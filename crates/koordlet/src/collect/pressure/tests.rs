@@ -230,3 +230,19 @@ fn the_fast_lane_sees_what_a_second_hides() {
     fixture.sample();
     assert_eq!(fixture.pressure.peak_of(1), None);
 }
+
+/// A restarted pod's group is another one: its file is looked for at once, not when its turn comes.
+#[test]
+fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
+    let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
+    f.psi(1, 0);
+    f.follow(&[1]);
+    f.sample();
+    f.tree.vanish(&f.pod(1)).unwrap();
+    f.sample();
+    f.psi(1, 100);
+    f.sample();
+    f.psi(1, 500_100);
+    f.sample();
+    assert_eq!(f.pressure.of(1), Some((0.5, Signal::CpuStall)));
+}
