@@ -65,8 +65,8 @@ pub struct Ticked {
     pub told: Vec<(&'static str, State, String)>,
     /// What the pressure guard did and the node's events shall tell.
     pub notes: Vec<guard::Note>,
-    /// What the pressure guard shows of itself, when there is something new.
-    pub guard: Option<Guard>,
+    /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
+    pub guard: Option<Option<Guard>>,
 }
 
 /// What strategies know beside samples.
@@ -245,8 +245,8 @@ impl Agent {
             self.audit.record(now.wall, entry);
         }
         let guard = plan.guard_shown.take();
-        if guard.is_some() {
-            self.guard.clone_from(&guard);
+        if let Some(guard) = &guard {
+            self.guard.clone_from(guard);
         }
         let (intents, evictions) = plan.into_parts();
         let mut ticked = Ticked {

@@ -456,7 +456,7 @@ impl Loop {
                         status.tick_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                         status.updated_at = Some(now.wall);
                         status.pods = pods;
-                        if guard.is_some() {
+                        if let Some(guard) = guard {
                             status.guard = guard;
                         }
                         status::told(status, told);

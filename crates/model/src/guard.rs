@@ -75,8 +75,8 @@ pub struct Input<'a> {
     pub now_ms: u64,
     /// The configured threshold, in percent of the node.
     pub threshold: i64,
-    /// What batch work used in the interval, as a share of the node.
-    pub batch_used: f64,
+    /// Whether batch work used more than next to nothing in the interval.
+    pub batch_ran: bool,
     /// Somebody else held batch work at the threshold: the guard learns from what is clean and does
     /// nothing.
     pub held: bool,
@@ -163,12 +163,7 @@ impl<K: Ord + Copy> Guard<K> {
             .map_or(0, |last| now_ms.saturating_sub(last).min(MAX_STEP_MS));
         self.stepped_ms = Some(now_ms);
         let paused = std::mem::take(&mut self.settings.pause);
-        let used = if input.batch_used.is_finite() {
-            input.batch_used
-        } else {
-            0.0
-        };
-        let clean = used <= self.config.idle_share;
+        let clean = !input.batch_ran;
         // What we stopped ourselves would run.
         let stopped = self.settings.cap.is_some() && self.settings.cap != self.earned;
         let runs = !clean || paused || stopped;

@@ -21,6 +21,7 @@ use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;
 use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Settings, Signal};
+use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -70,6 +71,13 @@ pub fn vote(pod: &PodInfo) -> f64 {
     }
 }
 
+/// Batch work that uses no more does not run, in milli-cores: half a percent of the node, but more than
+/// the least quota lets through and no more than a tenth of a CPU.
+fn idle_milli(capacity: i64) -> i64 {
+    let least = MIN_QUOTA_US * 1000 / CFS_PERIOD_US;
+    (capacity / 200).clamp(least * 3 / 2, 100)
+}
+
 /// What the guard holds back now, and how it knows.
 #[derive(Debug)]
 struct Row {
@@ -111,6 +119,7 @@ impl Planner for Row {
             self.guard.release();
             self.last = Settings::default();
             self.watches = false;
+            plan.guard_shown = Some(None);
             plan.tell(State::Idle, why);
             return;
         }
@@ -134,7 +143,6 @@ impl Planner for Row {
             seen.any(|signal| sample.readings.get(signal).is_some())
         });
         self.name(view);
-        let used = view.batch_cpu.unwrap_or(0) as f64;
         let dice = self.dice();
         let Decision {
             settings,
@@ -144,7 +152,7 @@ impl Planner for Row {
             &Input {
                 now_ms: view.now.ms(),
                 threshold: slo.suppress_percent,
-                batch_used: used / (view.facts.cpu_capacity().max(1) as f64),
+                batch_ran: view.batch_cpu.unwrap_or(0) > idle_milli(view.facts.cpu_capacity()),
                 held,
                 levers: &levers,
                 sees_bandwidth,
@@ -154,6 +162,7 @@ impl Planner for Row {
         );
         self.watches = watches;
         if held {
+            plan.guard_shown = Some(None);
             plan.tell(State::Idle, "upstream's policy is in force");
             return;
         }
@@ -166,7 +175,8 @@ impl Planner for Row {
         self.last = settings;
         if changed || view.tick.saturating_sub(self.changed_tick) >= SHOW_EVERY {
             self.changed_tick = view.tick;
-            plan.guard_shown = Some(self.shown(view, &levers, sees_bandwidth, &plan.guard));
+            let shown = self.shown(view, &levers, sees_bandwidth, &plan.guard);
+            plan.guard_shown = Some(Some(shown));
         }
         plan.tell(State::Active, orders::in_words(&plan.guard));
     }

@@ -200,8 +200,8 @@ pub struct Plan {
     pub guard: Orders,
     /// What the pressure guard did, for the audit log and the node's events.
     pub notes: Vec<Note>,
-    /// What the pressure guard shows of itself, when there is something new.
-    pub guard_shown: Option<status::Guard>,
+    /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
+    pub guard_shown: Option<Option<status::Guard>>,
     /// By container: how far it may burst.
     pub bursts: FxHashMap<u64, Burst>,
 }

@@ -3,8 +3,6 @@
 /// The constants of the rule. Times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// Batch work that uses no more than this share of the node does not run.
-    pub idle_share: f64,
     /// A service's first time, which is its start and tells nothing.
     pub start_ms: u64,
     /// After a lever was moved, samples are left out for so long.
@@ -52,7 +50,6 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            idle_share: 0.01,
             start_ms: 10_000,
             settle_ms: 1_500,
             test_samples: 4,

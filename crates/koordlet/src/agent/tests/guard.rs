@@ -274,6 +274,7 @@ fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     rig.calm(2);
     assert_eq!((rig.quota(), rig.is_idle()), (150_000, false));
     assert!(!rig.agent.wants_fast());
+    assert!(rig.agent.guard.is_none(), "nothing is shown of what rests");
     rig.node(json!({}));
     rig.calm(30);
     assert_eq!(rig.quota(), -1);

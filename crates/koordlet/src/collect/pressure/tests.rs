@@ -246,3 +246,31 @@ fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
     f.sample();
     assert_eq!(f.pressure.of(1), Some((0.5, Signal::CpuStall)));
 }
+
+#[test]
+fn stalls_for_memory_and_io_are_read_beside_the_cpus() {
+    for tree in [Tree::hybrid("0-3"), Tree::v2("0-3")].map(Result::unwrap) {
+        let mut f = Fixture::new(tree, Limits::default());
+        f.follow(&[1]);
+        let feed = |f: &Fixture, file, total: u64| {
+            let text = format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n");
+            f.tree.feed(&f.pod(1), file, &text).unwrap();
+        };
+        for second in 0..3 {
+            f.psi(1, second * 100_000);
+            feed(&f, Resource::MemoryPressure, second * 200_000);
+            feed(&f, Resource::IoPressure, second * 300_000);
+            f.sample();
+        }
+        let readings = f.pressure.readings(1);
+        for (signal, want) in [
+            (Signal::CpuStall, Some(0.1)),
+            (Signal::MemoryStall, Some(0.2)),
+            (Signal::IoStall, Some(0.3)),
+            (Signal::CpuPeak, None),
+            (Signal::RunQueue, None),
+        ] {
+            assert_eq!(readings.get(signal), want, "{signal}");
+        }
+    }
+}

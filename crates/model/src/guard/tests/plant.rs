@@ -181,7 +181,7 @@ impl Plant {
         let input = Input {
             now_ms: self.at * 1000,
             threshold: THRESHOLD,
-            batch_used: batch,
+            batch_ran: batch > 0.01,
             held: false,
             levers: &self.levers,
             sees_bandwidth: self.sees_bandwidth,
