@@ -9,6 +9,7 @@ mod memory;
 use crate::audit::{self, Entry, FileChange, Log};
 use crate::metrics::{Metrics, Part};
 use jiff::Timestamp;
+use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
 use memory::Memory;
 use rustc_hash::FxHashSet;
@@ -237,7 +238,19 @@ impl Executor {
             });
         }
         intents.sort_by(|a, b| {
-            let key = |i: &Intent| (i.target.depth(), i.target.rank(), !i.target.is_stable());
+            // Group identity and core scheduling exclude each other: one goes off before the other
+            // goes on.
+            let turns_on = |i: &Intent| {
+                let switch = matches!(
+                    i.target,
+                    Target::Sysctl(Sysctl::SchedCore | Sysctl::GroupIdentityEnabled)
+                );
+                switch && i.value != "0"
+            };
+            let key = |i: &Intent| {
+                let place = (i.target.depth(), i.target.rank());
+                (place, !i.target.is_stable(), turns_on(i))
+            };
             // Actions stay in the order in which they were wanted.
             let by_target = || match a.target.is_stable() {
                 true => a.target.cmp(&b.target),

@@ -223,7 +223,16 @@ fn group_identity_reaches_every_group_and_goes_again() {
     rig.pass();
     assert_eq!(sysctl(&rig, Sysctl::SchedCore), "1");
     rig.slo(slo(true));
+    drop(rig.tree.writes());
     rig.pass();
+    let switches = rig.tree.writes().into_iter();
+    let switches: Vec<_> = switches
+        .filter(|write| write.file.starts_with("proc/sys/kernel/sched_"))
+        .map(|write| (write.file.replace("proc/sys/kernel/", ""), write.value))
+        .collect();
+    let order = [("sched_core", "0"), ("sched_group_identity_enabled", "1")];
+    let order = order.map(|(file, value)| (file.to_owned(), value.to_owned()));
+    assert_eq!(switches, order, "the other one goes off first");
     for (path, want) in groups {
         assert_eq!(rig.bvt(path), want.to_string(), "{path}");
     }
