@@ -8,7 +8,7 @@
 //!   formula, dead band and growth limit. One deviation: a first quota is written even when it is
 //!   within the dead band of -1, as can happen on large nodes.
 //!
-//! With gate BECPUManager CPU sets follow the scheduler ([`pools`]) and the limit is always a quota.
+//! With gate BECPUManager CPU sets follow the scheduler (`pools`) and the limit is always a quota.
 //!
 //! In both, the quota moves at most once per ten CFS periods: every write refills the bandwidth
 //! pool, and a faster loop would give batch work more than the quota says.
