@@ -24,6 +24,7 @@ pub mod features;
 pub mod limits;
 pub mod memory;
 mod mounts;
+pub mod packets;
 pub mod path;
 pub mod perf;
 pub mod process;
