@@ -12,9 +12,10 @@
 //!          (pure functions)            write-ahead log
 //! ```
 //!
-//! Start at [`ApiServer`]. Invariants: `kinds` does no I/O and knows no store; `store` knows no
-//! resource; nothing here knows any koord component.
+//! Start at [`ApiServer`]. Invariants: `kinds` does no I/O and knows no store, nor does `authz`,
+//! which says who may do what; `store` knows no resource; nothing here knows any koord component.
 
+pub mod authz;
 pub mod bench;
 pub mod controllers;
 pub mod kinds;

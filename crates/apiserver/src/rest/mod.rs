@@ -36,6 +36,7 @@ use koord_app::Clock;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
+pub use crate::authz::User;
 pub(crate) use admission::CRD_FINALIZER;
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
@@ -43,31 +44,6 @@ pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use logs::{LogOptions, LogStream, PodLogs};
 pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
-
-/// Who sends a request. The server puts it into the request's extensions after it has
-/// authenticated the connection; without it the caller is the in-process administrator.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// User name, for example `kubernetes-admin`.
-    pub name: String,
-    /// The user's unique id, often empty.
-    pub uid: String,
-    /// Groups, for example `system:masters`.
-    pub groups: Vec<String>,
-}
-
-impl Default for User {
-    fn default() -> Self {
-        Self {
-            name: "kubernetes-admin".to_owned(),
-            uid: String::new(),
-            groups: vec![
-                "system:masters".to_owned(),
-                "system:authenticated".to_owned(),
-            ],
-        }
-    }
-}
 
 /// Issues the tokens of `serviceaccounts/token` and answers `TokenReview`.
 pub trait Tokens: Send + Sync {

@@ -1,6 +1,7 @@
 //! Who sends a request.
 
-use crate::rest::{Tokens, User};
+use crate::authz::{self, AUTHENTICATED, User};
+use crate::rest::Tokens;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderMap;
@@ -14,8 +15,6 @@ use rustc_hash::FxHashMap;
 #[derive(Debug, Clone)]
 pub(super) struct Peer(pub(super) User);
 
-/// The group of everybody who has proven who he is.
-const AUTHENTICATED: &str = "system:authenticated";
 /// Expired tokens are looked for when this many are known, then at twice what is left.
 const SWEEP_AT: usize = 1024;
 
@@ -62,17 +61,7 @@ impl TokenStore {
 
 impl Tokens for TokenStore {
     fn issue(&self, namespace: &str, account: &str, _audiences: &[String], seconds: i64) -> String {
-        let mut groups = account_groups(namespace);
-        groups.push(AUTHENTICATED.to_owned());
-        let name = format!("system:serviceaccount:{namespace}:{account}");
-        self.issue_for(
-            User {
-                name,
-                uid: String::new(),
-                groups,
-            },
-            seconds,
-        )
+        self.issue_for(User::service_account(namespace, account), seconds)
     }
 
     fn review(&self, token: &str) -> Option<User> {
@@ -80,14 +69,6 @@ impl Tokens for TokenStore {
         let (user, until) = issued.by_token.get(token)?;
         (*until > self.clock.now()).then(|| user.clone())
     }
-}
-
-/// The groups of a service account of `namespace`.
-fn account_groups(namespace: &str) -> Vec<String> {
-    vec![
-        "system:serviceaccounts".to_owned(),
-        format!("system:serviceaccounts:{namespace}"),
-    ]
 }
 
 /// Whom the sender of a request wants to be taken for (`kubectl --as`), if anybody. Every user of
@@ -115,19 +96,17 @@ pub(super) fn impersonated(headers: &HeaderMap) -> Result<Option<User>, String> 
             Some(header) => Err(format!("header {header}: there is no Impersonate-User")),
         };
     };
-    let account = name.strip_prefix("system:serviceaccount:");
     if groups.is_empty()
-        && let Some((namespace, _)) = account.and_then(|account| account.split_once(':'))
+        && let Some((namespace, _)) = authz::account_of(&name)
     {
-        groups = account_groups(namespace);
+        groups = authz::account_groups(namespace);
     }
     if name != "system:anonymous" && !groups.iter().any(|group| group == AUTHENTICATED) {
         groups.push(AUTHENTICATED.to_owned());
     }
     Ok(Some(User {
-        name,
         uid: uid.unwrap_or_default(),
-        groups,
+        ..User::new(name, groups)
     }))
 }
 

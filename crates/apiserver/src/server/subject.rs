@@ -2,7 +2,7 @@
 //!
 //! Only certificates that our own authority signed get here; this finds the names in them.
 
-use crate::rest::User;
+use crate::authz::{AUTHENTICATED, User};
 
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
@@ -40,12 +40,8 @@ pub(super) fn user(certificate: &[u8]) -> Option<User> {
             }
         }
     }
-    groups.push("system:authenticated".to_owned());
-    Some(User {
-        name: name?,
-        uid: String::new(),
-        groups,
-    })
+    groups.push(AUTHENTICATED.to_owned());
+    Some(User::new(name?, groups))
 }
 
 /// The contents of the element with `tag` at the start of `input`, and what follows it.

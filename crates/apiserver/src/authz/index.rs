@@ -1,0 +1,371 @@
+//! Which rules a user has.
+
+use super::{Attributes, Rule, SERVICE_ACCOUNT, User};
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Values by namespace and name; those without a namespace are under `""`.
+type ByName<T> = FxHashMap<Arc<str>, FxHashMap<Arc<str>, T>>;
+/// The names of the bindings of one subject, by namespace.
+type Bound = FxHashMap<Arc<str>, BTreeSet<Arc<str>>>;
+
+/// A `Role`, or, without a namespace, a `ClusterRole`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Role {
+    rules: Arc<[Rule]>,
+}
+
+impl Role {
+    /// Reads the object.
+    #[must_use]
+    pub fn read(role: &Value) -> Self {
+        Self {
+            rules: Rule::all(role.get("rules")).into(),
+        }
+    }
+}
+
+/// What a binding refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoleKind {
+    /// A role of the binding's namespace.
+    Role,
+    /// A cluster role.
+    ClusterRole,
+}
+
+impl RoleKind {
+    /// The kind as references name it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Role => "Role",
+            Self::ClusterRole => "ClusterRole",
+        }
+    }
+}
+
+/// Who is bound.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// The user of this name.
+    User(Arc<str>),
+    /// The members of this group.
+    Group(Arc<str>),
+    /// A service account: namespace and name.
+    ServiceAccount(Arc<str>, Arc<str>),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(name) => write!(f, "User {name:?}"),
+            Self::Group(name) => write!(f, "Group {name:?}"),
+            Self::ServiceAccount(namespace, name) => {
+                write!(f, "ServiceAccount \"{name}/{namespace}\"")
+            }
+        }
+    }
+}
+
+impl Subject {
+    /// Reads a subject of a binding in `namespace`. `None` for what nobody can be.
+    fn read(subject: &Value, namespace: &str) -> Option<Self> {
+        let text = |field: &str| subject.get(field).and_then(Value::as_str).unwrap_or("");
+        let name: Arc<str> = text("name").into();
+        match text("kind") {
+            "User" => Some(Self::User(name)),
+            "Group" => Some(Self::Group(name)),
+            "ServiceAccount" => {
+                let own = Some(text("namespace")).filter(|own| !own.is_empty());
+                let namespace = own.unwrap_or(namespace);
+                (!namespace.is_empty()).then(|| Self::ServiceAccount(namespace.into(), name))
+            }
+            _ => None,
+        }
+    }
+
+    fn is(&self, user: &User) -> bool {
+        match self {
+            Self::User(name) => **name == user.name,
+            Self::Group(name) => user.is_in(name),
+            Self::ServiceAccount(namespace, name) => {
+                super::account_of(&user.name) == Some((namespace, name))
+            }
+        }
+    }
+}
+
+/// A `RoleBinding`, or, without a namespace, a `ClusterRoleBinding`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binding {
+    namespace: Arc<str>,
+    name: Arc<str>,
+    kind: RoleKind,
+    role: Arc<str>,
+    subjects: Vec<Subject>,
+}
+
+impl Binding {
+    /// Reads the object. `None` when what it refers to cannot be a role: then it binds nobody.
+    #[must_use]
+    pub fn read(namespace: &str, name: &str, binding: &Value) -> Option<Self> {
+        let reference = binding.get("roleRef")?;
+        let kind = match (reference.get("kind")?.as_str()?, namespace) {
+            ("ClusterRole", _) => RoleKind::ClusterRole,
+            ("Role", namespace) if !namespace.is_empty() => RoleKind::Role,
+            _ => return None,
+        };
+        let subjects = binding.get("subjects").and_then(Value::as_array);
+        let subjects = subjects.into_iter().flatten();
+        Some(Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            kind,
+            role: reference.get("name")?.as_str()?.into(),
+            subjects: subjects
+                .filter_map(|subject| Subject::read(subject, namespace))
+                .collect(),
+        })
+    }
+
+    /// Where the role is: its namespace, or `""`.
+    fn role_namespace(&self) -> &str {
+        match self.kind {
+            RoleKind::Role => &self.namespace,
+            RoleKind::ClusterRole => "",
+        }
+    }
+
+    /// Why `user` has the rules of this binding, as upstream's reviews say it.
+    fn source(&self, user: &User) -> String {
+        let (kind, own) = if self.namespace.is_empty() {
+            ("ClusterRoleBinding", self.name.to_string())
+        } else {
+            ("RoleBinding", format!("{}/{}", self.name, self.namespace))
+        };
+        let subject = self.subjects.iter().find(|subject| subject.is(user));
+        let subject = subject.map(Subject::to_string).unwrap_or_default();
+        format!(
+            "{kind} {own:?} of {} {:?} to {subject}",
+            self.kind.name(),
+            &*self.role
+        )
+    }
+}
+
+/// Why something is not allowed: no rule says so. What made rules unknown is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Denied {
+    /// Roles that bindings of the user refer to and that do not exist.
+    pub missing: Vec<String>,
+}
+
+impl Denied {
+    /// The reason as upstream words it; empty when there is nothing to say.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self.missing.as_slice() {
+            [] => String::new(),
+            [one] => format!("RBAC: {one}"),
+            many => format!("RBAC: [{}]", many.join(", ")),
+        }
+    }
+}
+
+/// The rules of everybody.
+#[derive(Debug, Default)]
+pub struct Index {
+    roles: ByName<Role>,
+    bindings: ByName<Binding>,
+    /// By user name; service accounts are users.
+    users: FxHashMap<Arc<str>, Bound>,
+    groups: FxHashMap<Arc<str>, Bound>,
+}
+
+impl Index {
+    /// Takes over a role; without a namespace, a cluster role.
+    pub fn put_role(&mut self, namespace: &str, name: &str, role: Role) {
+        let of_namespace = self.roles.entry(namespace.into()).or_default();
+        of_namespace.insert(name.into(), role);
+    }
+
+    /// Forgets a role.
+    pub fn remove_role(&mut self, namespace: &str, name: &str) {
+        remove(&mut self.roles, namespace, name);
+    }
+
+    /// Takes over a binding. One that was read as `None` is to be removed.
+    pub fn put_binding(&mut self, binding: Binding) {
+        self.remove_binding(&binding.namespace, &binding.name);
+        for subject in &binding.subjects {
+            let (map, key) = self.bound_of(subject);
+            let bound = map.entry(key).or_default();
+            let names = bound.entry(Arc::clone(&binding.namespace)).or_default();
+            names.insert(Arc::clone(&binding.name));
+        }
+        let of_namespace = self
+            .bindings
+            .entry(Arc::clone(&binding.namespace))
+            .or_default();
+        of_namespace.insert(Arc::clone(&binding.name), binding);
+    }
+
+    /// Forgets a binding.
+    pub fn remove_binding(&mut self, namespace: &str, name: &str) {
+        let Some(binding) = remove(&mut self.bindings, namespace, name) else {
+            return;
+        };
+        for subject in &binding.subjects {
+            let (map, key) = self.bound_of(subject);
+            let Some(bound) = map.get_mut(&key) else {
+                continue;
+            };
+            if let Some(names) = bound.get_mut(namespace) {
+                names.remove(name);
+                if names.is_empty() {
+                    bound.remove(namespace);
+                }
+            }
+            if bound.is_empty() {
+                map.remove(&key);
+            }
+        }
+    }
+
+    fn bound_of(&mut self, subject: &Subject) -> (&mut FxHashMap<Arc<str>, Bound>, Arc<str>) {
+        match subject {
+            Subject::User(name) => (&mut self.users, Arc::clone(name)),
+            Subject::Group(name) => (&mut self.groups, Arc::clone(name)),
+            Subject::ServiceAccount(namespace, name) => {
+                let user = format!("{SERVICE_ACCOUNT}{namespace}:{name}");
+                (&mut self.users, user.into())
+            }
+        }
+    }
+
+    /// Whether a rule allows this to `user`.
+    ///
+    /// # Errors
+    /// That none does.
+    pub fn check(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), Denied> {
+        self.find(user, attributes).map(drop)
+    }
+
+    /// Which binding allows this to `user`, in upstream's words.
+    ///
+    /// # Errors
+    /// That none does.
+    pub fn explain(&self, user: &User, attributes: &Attributes<'_>) -> Result<String, Denied> {
+        let binding = self.find(user, attributes)?;
+        Ok(format!("RBAC: allowed by {}", binding.source(user)))
+    }
+
+    fn find(&self, user: &User, attributes: &Attributes<'_>) -> Result<&Binding, Denied> {
+        let mut denied = Denied::default();
+        let found = self.visit(user, attributes.namespace(), |binding, rules| {
+            let Some(rules) = rules else {
+                let missing = missing(binding);
+                if !denied.missing.contains(&missing) {
+                    denied.missing.push(missing);
+                }
+                return ControlFlow::Continue(());
+            };
+            if rules.iter().any(|rule| rule.allows(attributes)) {
+                ControlFlow::Break(binding)
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        found.ok_or(denied)
+    }
+
+    /// All rules of `user`: those that hold everywhere and, with a namespace, those of it; and the
+    /// roles that do not exist.
+    #[must_use]
+    pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Denied) {
+        let (mut all, mut denied) = (Vec::new(), Denied::default());
+        let mut seen = BTreeSet::new();
+        let _: Option<()> = self.visit(user, namespace, |binding, rules| {
+            // A binding may be his by several subjects.
+            if seen.insert((Arc::clone(&binding.namespace), Arc::clone(&binding.name))) {
+                match rules {
+                    Some(rules) => all.extend(rules.iter().cloned()),
+                    None => denied.missing.push(missing(binding)),
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        (all, denied)
+    }
+
+    /// The rules of a role that a binding in `namespace` refers to.
+    #[must_use]
+    pub fn role(&self, kind: RoleKind, namespace: &str, name: &str) -> Option<&[Rule]> {
+        let namespace = match kind {
+            RoleKind::Role => namespace,
+            RoleKind::ClusterRole => "",
+        };
+        Some(&self.roles.get(namespace)?.get(name)?.rules)
+    }
+
+    /// Shows `look` each binding of `user` with its role's rules until it breaks: first those that
+    /// hold everywhere, then those of `namespace`.
+    fn visit<'a, B>(
+        &'a self,
+        user: &User,
+        namespace: &str,
+        mut look: impl FnMut(&'a Binding, Option<&'a [Rule]>) -> ControlFlow<B>,
+    ) -> Option<B> {
+        let scopes = std::iter::once("").chain((!namespace.is_empty()).then_some(namespace));
+        for scope in scopes {
+            let Some(bindings) = self.bindings.get(scope) else {
+                continue;
+            };
+            let own = self.users.get(user.name.as_str());
+            let of_groups = user
+                .groups
+                .iter()
+                .map(|group| self.groups.get(group.as_str()));
+            let names = std::iter::once(own).chain(of_groups).flatten();
+            for name in names.filter_map(|bound| bound.get(scope)).flatten() {
+                let Some(binding) = bindings.get(name) else {
+                    continue;
+                };
+                let role = self.roles.get(binding.role_namespace());
+                let role = role.and_then(|roles| roles.get(&binding.role));
+                if let ControlFlow::Break(found) = look(binding, role.map(|role| &*role.rules)) {
+                    return Some(found);
+                }
+            }
+        }
+        None
+    }
+}
+
+fn missing(binding: &Binding) -> String {
+    let plural = match binding.kind {
+        RoleKind::Role => "role",
+        RoleKind::ClusterRole => "clusterrole",
+    };
+    format!(
+        "{plural}.rbac.authorization.k8s.io {:?} not found",
+        &*binding.role
+    )
+}
+
+fn remove<T>(map: &mut ByName<T>, namespace: &str, name: &str) -> Option<T> {
+    let of_namespace = map.get_mut(namespace)?;
+    let removed = of_namespace.remove(name);
+    if of_namespace.is_empty() {
+        map.remove(namespace);
+    }
+    removed
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,392 @@
+//! One rule of a role.
+
+use super::{Attributes, ResourceTarget, Target};
+use crate::kinds::status::quoted;
+use serde_json::Value;
+use std::fmt;
+
+/// What a rule of a role allows (`rbac.authorization.k8s.io/v1 PolicyRule`). `*` in a list but
+/// `names` stands for everything; empty `names` allow every name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Verbs.
+    pub verbs: Vec<String>,
+    /// API groups of the resources.
+    pub groups: Vec<String>,
+    /// Resources and `resource/subresource`; `*/sub` is that sub-resource of every resource.
+    pub resources: Vec<String>,
+    /// Names of the objects; empty: every name.
+    pub names: Vec<String>,
+    /// Paths; a `*` at the end stands for every continuation.
+    pub paths: Vec<String>,
+}
+
+/// The fields of a rule on the wire, in the order in which messages name them.
+const FIELDS: [(&str, &str); 5] = [
+    ("apiGroups", "APIGroups"),
+    ("resources", "Resources"),
+    ("nonResourceURLs", "NonResourceURLs"),
+    ("resourceNames", "ResourceNames"),
+    ("verbs", "Verbs"),
+];
+
+impl Rule {
+    /// The rules of a role's `rules`. What is not text in a list is left out, which only takes
+    /// rights away.
+    #[must_use]
+    pub fn all(rules: Option<&Value>) -> Vec<Self> {
+        let rules = rules.and_then(Value::as_array).into_iter().flatten();
+        rules.map(Self::read).collect()
+    }
+
+    fn read(rule: &Value) -> Self {
+        let list = |field: &str| -> Vec<String> {
+            let items = rule.get(field).and_then(Value::as_array);
+            let texts = items.into_iter().flatten().filter_map(Value::as_str);
+            texts.map(str::to_owned).collect()
+        };
+        Self {
+            verbs: list("verbs"),
+            groups: list("apiGroups"),
+            resources: list("resources"),
+            names: list("resourceNames"),
+            paths: list("nonResourceURLs"),
+        }
+    }
+
+    fn lists(&self) -> [&Vec<String>; 5] {
+        [
+            &self.groups,
+            &self.resources,
+            &self.paths,
+            &self.names,
+            &self.verbs,
+        ]
+    }
+
+    /// The rule as a `PolicyRule`.
+    #[must_use]
+    pub fn to_value(&self) -> Value {
+        let mut map = serde_json::Map::new();
+        for ((field, _), list) in FIELDS.iter().zip(self.lists()) {
+            if !list.is_empty() {
+                map.insert((*field).to_owned(), list.clone().into());
+            }
+        }
+        Value::Object(map)
+    }
+
+    /// Whether the rule allows this.
+    #[must_use]
+    pub fn allows(&self, attributes: &Attributes<'_>) -> bool {
+        if !matches(&self.verbs, attributes.verb) {
+            return false;
+        }
+        match &attributes.target {
+            Target::Path(path) => self.paths.iter().any(|own| path_matches(own, path)),
+            Target::Resource(target) => {
+                matches(&self.groups, target.group)
+                    && self
+                        .resources
+                        .iter()
+                        .any(|own| resource_matches(own, target))
+                    && (self.names.is_empty() || self.names.iter().any(|own| own == target.name))
+            }
+        }
+    }
+
+    /// The rule taken apart: one verb of one resource in one group (of one name), or of one path,
+    /// each.
+    fn parts(&self) -> impl Iterator<Item = Self> {
+        let one = |text: &String| vec![text.clone()];
+        let names: Vec<Vec<String>> = match self.names.as_slice() {
+            [] => vec![Vec::new()],
+            names => names.iter().map(one).collect(),
+        };
+        let mut parts = Vec::new();
+        for verb in &self.verbs {
+            for group in &self.groups {
+                for resource in &self.resources {
+                    parts.extend(names.iter().map(|names| Self {
+                        verbs: one(verb),
+                        groups: one(group),
+                        resources: one(resource),
+                        names: names.clone(),
+                        paths: Vec::new(),
+                    }));
+                }
+            }
+            parts.extend(self.paths.iter().map(|path| Self {
+                verbs: one(verb),
+                paths: one(path),
+                ..Self::default()
+            }));
+        }
+        parts.into_iter()
+    }
+
+    /// Whether the rule allows all that `part`, taken apart before, allows. In what a part says
+    /// `*` is a word: only `*` covers it.
+    fn covers(&self, part: &Self) -> bool {
+        let within = |own: &[String], wanted: &[String]| wanted.iter().all(|w| matches(own, w));
+        let resources = |wanted: &String| {
+            let (resource, subresource) = match wanted.split_once('/') {
+                Some((resource, sub)) => (resource, sub),
+                None => (wanted.as_str(), ""),
+            };
+            let target = ResourceTarget {
+                resource,
+                subresource,
+                ..ResourceTarget::default()
+            };
+            self.resources
+                .iter()
+                .any(|own| own == wanted || resource_matches(own, &target))
+        };
+        let names = self.names.is_empty()
+            || !part.names.is_empty() && part.names.iter().all(|name| self.names.contains(name));
+        let paths = |wanted: &String| {
+            self.paths
+                .iter()
+                .any(|own| own == wanted || path_matches(own, wanted))
+        };
+        within(&self.verbs, &part.verbs)
+            && within(&self.groups, &part.groups)
+            && part.resources.iter().all(resources)
+            && (part.resources.is_empty() || names)
+            && part.paths.iter().all(paths)
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lists = FIELDS.iter().zip(self.lists());
+        let parts = lists.filter(|(_, list)| !list.is_empty());
+        let parts = parts.map(|((_, name), list)| {
+            let items: Vec<String> = list.iter().map(|item| quoted(item)).collect();
+            format!("{name}:[{}]", items.join(" "))
+        });
+        write!(f, "{{{}}}", parts.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// What `wanted` allow and `held` do not: each part of a rule whose verb, group, resource and name
+/// no single rule of `held` allows; joined where only the verbs differ.
+#[must_use]
+pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
+    let mut missing: Vec<Rule> = Vec::new();
+    for part in wanted.iter().flat_map(Rule::parts) {
+        if held.iter().any(|rule| rule.covers(&part)) {
+            continue;
+        }
+        let same = missing.iter_mut().find(|rule| {
+            (&rule.groups, &rule.resources, &rule.names, &rule.paths)
+                == (&part.groups, &part.resources, &part.names, &part.paths)
+        });
+        match same {
+            Some(rule) => rule.verbs.extend(part.verbs),
+            None => missing.push(part),
+        }
+    }
+    missing
+}
+
+/// Whether `list` has `wanted` or `*`.
+fn matches(list: &[String], wanted: &str) -> bool {
+    list.iter().any(|own| own == "*" || own == wanted)
+}
+
+fn resource_matches(own: &str, target: &ResourceTarget<'_>) -> bool {
+    if own == "*" {
+        return true;
+    }
+    match own.split_once('/') {
+        None => target.subresource.is_empty() && own == target.resource,
+        Some((resource, sub)) => {
+            !sub.is_empty()
+                && sub == target.subresource
+                && (resource == "*" || resource == target.resource)
+        }
+    }
+}
+
+fn path_matches(own: &str, path: &str) -> bool {
+    own == path
+        || own
+            .strip_suffix('*')
+            .is_some_and(|start| path.starts_with(start.trim_end_matches('*')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn rule(value: &Value) -> Rule {
+        Rule::read(value)
+    }
+
+    fn resource<'a>(what: &'a str, name: &'a str) -> Target<'a> {
+        let (group, rest) = what.split_once(':').unwrap_or(("", what));
+        let (resource, subresource) = rest.split_once('/').unwrap_or((rest, ""));
+        Target::Resource(ResourceTarget {
+            group,
+            resource,
+            subresource,
+            namespace: "",
+            name,
+        })
+    }
+
+    /// Verb, resource (`group:plural/sub`) and name, and whether the rule allows it.
+    type Case = (&'static str, &'static str, &'static str, bool);
+
+    /// The rows follow Kubernetes' documentation of RBAC.
+    #[test]
+    fn what_a_rule_allows() {
+        let table: Vec<(Value, &[Case])> = vec![
+            (
+                json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}),
+                &[
+                    ("get", "pods", "a", true),
+                    ("list", "pods", "", true),
+                    ("watch", "pods", "", false),
+                    ("get", "pods/log", "a", false),
+                    ("get", "apps:pods", "a", false),
+                    ("get", "secrets", "a", false),
+                ],
+            ),
+            (
+                json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}),
+                &[
+                    ("impersonate", "users", "x", true),
+                    ("delete", "apps:deployments/scale", "x", true),
+                ],
+            ),
+            (
+                json!({"verbs": ["get"], "apiGroups": ["apps"], "resources": ["*/scale", "pods/"]}),
+                &[
+                    ("get", "apps:deployments/scale", "x", true),
+                    ("get", "apps:deployments/status", "x", false),
+                    ("get", "apps:deployments", "x", false),
+                    ("get", "apps:pods", "x", false),
+                ],
+            ),
+            (
+                json!({"verbs": ["get", "create"], "apiGroups": [""], "resources": ["configmaps"],
+                       "resourceNames": ["a", "*"]}),
+                &[
+                    ("get", "configmaps", "a", true),
+                    ("get", "configmaps", "b", false),
+                    ("create", "configmaps", "", false),
+                ],
+            ),
+            (
+                json!({"verbs": ["get"], "apiGroups": [], "resources": ["pods"]}),
+                &[("get", "pods", "a", false)],
+            ),
+            (
+                json!({"verbs": ["get"], "nonResourceURLs": ["*"]}),
+                &[("get", "pods", "a", false)],
+            ),
+            (json!({"verbs": [7, "get"]}), &[("get", "pods", "a", false)]),
+        ];
+        for (value, cases) in &table {
+            for (verb, what, name, allowed) in *cases {
+                let attributes = Attributes {
+                    verb,
+                    target: resource(what, name),
+                };
+                assert_eq!(
+                    rule(value).allows(&attributes),
+                    *allowed,
+                    "{value}: {verb} {what} {name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn paths() {
+        let of = |path: &str| rule(&json!({"verbs": ["get"], "nonResourceURLs": [path]}));
+        for (own, path, allowed) in [
+            ("/healthz", "/healthz", true),
+            ("/healthz", "/healthz/ping", false),
+            ("/healthz/*", "/healthz/ping", true),
+            ("/healthz/*", "/healthz", false),
+            ("*", "/anything", true),
+            ("/a*b", "/axb", false),
+        ] {
+            let attributes = Attributes {
+                verb: "get",
+                target: Target::Path(path),
+            };
+            assert_eq!(of(own).allows(&attributes), allowed, "{own} {path}");
+            let attributes = Attributes {
+                verb: "post",
+                ..attributes
+            };
+            assert!(!of(own).allows(&attributes));
+        }
+        let everything = rule(&json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        let attributes = Attributes {
+            verb: "get",
+            target: Target::Path("/version"),
+        };
+        assert!(!everything.allows(&attributes));
+    }
+
+    fn missing(held: &Value, wanted: &Value) -> Vec<String> {
+        let missing = uncovered(&Rule::all(Some(held)), &Rule::all(Some(wanted)));
+        missing.iter().map(Rule::to_string).collect()
+    }
+
+    #[test]
+    fn who_holds_less_than_he_gives() {
+        let pods = json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}]);
+        assert!(missing(&pods, &pods).is_empty());
+        // Two rules together hold it.
+        let apart = json!([
+            {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]},
+            {"verbs": ["list"], "apiGroups": [""], "resources": ["pods", "nodes"]},
+        ]);
+        assert!(missing(&apart, &pods).is_empty());
+        assert_eq!(
+            missing(&pods, &apart),
+            [r#"{APIGroups:[""], Resources:["nodes"], Verbs:["list"]}"#]
+        );
+        let more = json!([{"verbs": ["get", "delete", "watch"], "apiGroups": [""],
+                           "resources": ["pods"]}]);
+        assert_eq!(
+            missing(&pods, &more),
+            [r#"{APIGroups:[""], Resources:["pods"], Verbs:["delete" "watch"]}"#]
+        );
+        // Everything is more than any list of things.
+        let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
+        assert_eq!(missing(&pods, &all).len(), 1);
+        assert!(missing(&all, &pods).is_empty());
+        assert!(missing(&all, &all).is_empty());
+    }
+
+    #[test]
+    fn names_and_subresources_are_held_as_they_are_given() {
+        let rules = |resource: &str, names: &[&str]| {
+            json!([{"verbs": ["get"], "apiGroups": [""], "resources": [resource],
+                    "resourceNames": names}])
+        };
+        let holds = |held: &Value, wanted: &Value| missing(held, wanted).is_empty();
+        assert!(holds(&rules("pods", &[]), &rules("pods", &["a"])));
+        assert!(!holds(&rules("pods", &["a"]), &rules("pods", &[])));
+        assert!(holds(&rules("pods", &["a", "b"]), &rules("pods", &["b"])));
+        assert!(holds(&rules("*/log", &[]), &rules("pods/log", &[])));
+        assert!(!holds(&rules("pods/log", &[]), &rules("*/log", &[])));
+        assert!(holds(&rules("*/log", &[]), &rules("*/log", &[])));
+        assert!(!holds(&rules("pods", &[]), &rules("pods/log", &[])));
+        assert!(holds(&rules("*", &[]), &rules("pods/log", &[])));
+        let path = |path: &str| json!([{"verbs": ["get"], "nonResourceURLs": [path]}]);
+        assert!(holds(&path("/a/*"), &path("/a/b")));
+        assert!(holds(&path("/a/*"), &path("/a/b/*")));
+        assert!(!holds(&path("/a/b"), &path("/a/*")));
+        assert!(!holds(&rules("*", &[]), &path("/a")));
+    }
+}
