@@ -39,7 +39,7 @@ impl Reconcile for Definitions {
                 return Ok(None);
             }
             let now = api.clock().now();
-            api.modify_raw(&crds, key, false, |old| {
+            api.edit(&crds, Some("status"), key, |old| {
                 let mut new = old.clone();
                 let changed = meta::set_condition(
                     meta::section(&mut new, "status"),

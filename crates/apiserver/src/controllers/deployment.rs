@@ -381,7 +381,7 @@ async fn annotate(
     revision: i64,
 ) -> Result<(), ApiError> {
     let done = api
-        .modify_raw(resource, key, false, |old| {
+        .edit(resource, None, key, |old| {
             let text = revision.to_string();
             if meta::text(old, &["metadata", "annotations", REVISION]) == text {
                 return Ok(None);

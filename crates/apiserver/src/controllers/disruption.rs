@@ -4,7 +4,7 @@ use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::ApiError;
-use crate::rest::{Api, Input, WriteOptions, meta};
+use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -79,17 +79,11 @@ impl Reconcile for Disruption {
             let now = api.clock().now();
             let expected_by_owners = expected_by_owners(api, &key.namespace, &selected);
             let done = api
-                .modify(
-                    &resource,
-                    Some("status"),
-                    key,
-                    &WriteOptions::default(),
-                    |old| {
-                        let mut new = old.clone();
-                        assess(&mut new, &selected, expected_by_owners, now);
-                        Ok(Input::from(new))
-                    },
-                )
+                .edit(&resource, Some("status"), key, |old| {
+                    let mut new = old.clone();
+                    assess(&mut new, &selected, expected_by_owners, now);
+                    Ok((new != *old).then_some(new))
+                })
                 .await;
             match done {
                 Ok(done) => {

@@ -384,7 +384,7 @@ async fn release(
     key: &Key,
     uids: &[String],
 ) -> Result<(), ApiError> {
-    api.modify_raw(resource, key, false, |old| {
+    api.edit(resource, None, key, |old| {
         let mut new = old.clone();
         let metadata = meta::section(&mut new, "metadata");
         let Some(list) = metadata

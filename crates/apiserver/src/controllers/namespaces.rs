@@ -112,7 +112,7 @@ async fn report(api: &Api, key: &Key, left: &BTreeMap<String, Left>) -> Result<(
         .collect();
     let now = api.clock().now();
     let namespaces = api.builtin("", "v1", "namespaces")?;
-    api.modify_raw(&namespaces, key, false, |old| {
+    api.edit(&namespaces, Some("status"), key, |old| {
         let mut new = old.clone();
         let status = meta::section(&mut new, "status");
         let mut changed = false;
@@ -165,7 +165,7 @@ async fn report(api: &Api, key: &Key, left: &BTreeMap<String, Left>) -> Result<(
 async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
     let namespaces = api.builtin("", "v1", "namespaces")?;
     let done = api
-        .modify_raw(&namespaces, key, false, |old| {
+        .edit(&namespaces, Some("finalize"), key, |old| {
             let mut new = old.clone();
             let spec = meta::section(&mut new, "spec");
             let Some(list) = spec.get_mut("finalizers").and_then(Value::as_array_mut) else {

@@ -133,12 +133,23 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
         return Ok(seen);
     }
     let resource = api.builtin("", "v1", "nodes")?;
-    let done = api
-        .modify_raw(&resource, &node.key, false, |old| {
-            let mut new = old.clone();
-            if silent {
+    if silent {
+        let done = api
+            .edit(&resource, Some("status"), &node.key, |old| {
+                let mut new = old.clone();
                 mark_unknown(&mut new, now);
-            }
+                Ok((new != *old).then_some(new))
+            })
+            .await;
+        match done {
+            Err(e) if e.code == 404 => return Ok(seen),
+            Err(e) => return Err(e),
+            Ok(_) => {}
+        }
+    }
+    let done = api
+        .edit(&resource, None, &node.key, |old| {
+            let mut new = old.clone();
             set_taints(&mut new, now);
             Ok((new != *old).then_some(new))
         })
@@ -298,7 +309,7 @@ async fn evict(api: &Api, node: &str, taints: &[Value], now: Timestamp) -> Resul
             continue;
         }
         let marked = api
-            .modify_raw(&pods, &entry.key, false, |old| {
+            .edit(&pods, Some("status"), &entry.key, |old| {
                 let mut new = old.clone();
                 let changed = meta::set_condition(
                     meta::section(&mut new, "status"),

@@ -167,19 +167,13 @@ pub(super) async fn write_status(
     mut change: impl FnMut(&mut Map<String, Value>),
 ) -> Result<(), ApiError> {
     let done = api
-        .modify(
-            resource,
-            Some("status"),
-            key,
-            &WriteOptions::default(),
-            |old| {
-                let mut new = old.clone();
-                if meta::uid(old) == uid {
-                    change(meta::section(&mut new, "status"));
-                }
-                Ok(Input::from(new))
-            },
-        )
+        .edit(resource, Some("status"), key, |old| {
+            let mut new = old.clone();
+            if meta::uid(old) == uid {
+                change(meta::section(&mut new, "status"));
+            }
+            Ok((new != *old).then_some(new))
+        })
         .await;
     match done {
         Err(e) if e.code != 404 => Err(e),

@@ -1,58 +1,16 @@
 //! `pods/binding`: the scheduler's word.
 
+use super::admission::{Attributes, Operation, Options};
 use super::dispatch::Call;
-use super::write::{Object, Outcome, WriteOptions, store_error};
 use super::{Api, meta, respond};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
-use crate::store::{Key, StoreError};
+use crate::store::Key;
 use axum::response::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 impl Api {
-    /// Changes a stored object past the strategies of its kind: for sub-resources that may write
-    /// what clients may not. `change` returns `None` to leave it as it is.
-    pub(crate) async fn modify_raw(
-        &self,
-        resource: &Arc<Resource>,
-        key: &Key,
-        dry_run: bool,
-        mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
-    ) -> Result<Outcome, ApiError> {
-        let storage = self.storage_of(resource);
-        loop {
-            let entry = self.entry(resource, key)?;
-            let unchanged = |object| Outcome {
-                object,
-                created: false,
-                warnings: Vec::new(),
-            };
-            let Some(new) = change(&entry.value())? else {
-                return Ok(unchanged(Object::Stored(entry)));
-            };
-            if dry_run {
-                return Ok(unchanged(Object::Computed(new)));
-            }
-            let index = storage.index(&new);
-            let done = self
-                .store()
-                .update(
-                    resource.table.clone(),
-                    key.clone(),
-                    Some(entry.revision),
-                    new,
-                    index,
-                )
-                .await;
-            match done {
-                Ok(entry) => return Ok(unchanged(Object::Stored(entry))),
-                Err(StoreError::Conflict { .. }) => {}
-                Err(e) => return Err(store_error(resource, key, e)),
-            }
-        }
-    }
-
     /// The built-in resource `group/version/plural`.
     pub(crate) fn builtin(
         &self,
@@ -71,9 +29,7 @@ impl Api {
         name: &str,
         call: &Call,
     ) -> Result<Response, ApiError> {
-        let options = call
-            .query
-            .write_options("CreateOptions", call.user_agent())?;
+        let options = call.write_options("CreateOptions")?;
         let mut binding = call.decode()?.value;
         let pods = self.builtin("", "v1", "pods")?;
         let bindings = self.builtin("", "v1", "bindings")?;
@@ -94,30 +50,43 @@ impl Api {
             let e = FieldError::required("metadata.name", "name or generateName is required");
             return Err(ApiError::invalid("", "Binding", name, &[e]));
         }
-        check_target(name, &binding)?;
-        let key = Self::key(&pods, call.namespace(), name);
-        self.bind(&pods, &key, &binding, &options).await?;
-        let mut done = respond::success(Value::Null);
-        if let Some(map) = done.as_object_mut() {
-            map.remove("details");
-            map.insert("code".to_owned(), 201.into());
-        }
-        Ok(respond::value(201, &done, call.style()))
-    }
-
-    async fn bind(
-        &self,
-        pods: &Arc<Resource>,
-        key: &Key,
-        binding: &Value,
-        options: &WriteOptions,
-    ) -> Result<Outcome, ApiError> {
-        let now = self.clock().now();
-        self.modify_raw(pods, key, options.dry_run, |pod| {
-            bound(pod, binding, key, now).map(Some)
+        // The legacy form is a resource of its own, also for admission.
+        let (resource, subresource) = match call.path.subresource.as_deref() {
+            Some(sub) => (&pods, sub),
+            None => (&bindings, ""),
+        };
+        let attributes = Attributes::new(
+            Operation::Create,
+            resource,
+            subresource,
+            (call.namespace(), name),
+            Options::Write(&options),
+        );
+        let mut warnings = Vec::new();
+        self.admit(&attributes, &mut binding, None, &mut warnings, |binding| {
+            check_target(name, binding)
         })
-        .await
+        .await?;
+        let key = Self::key(&pods, call.namespace(), name);
+        let now = self.clock().now();
+        self.modify_admitted(&pods, &key, options.dry_run, |pod| {
+            bound(pod, &binding, &key, now).map(Some)
+        })
+        .await?;
+        Ok(created(call, &warnings))
     }
+}
+
+/// The answer to a Binding and an Eviction.
+pub(super) fn created(call: &Call, warnings: &[String]) -> Response {
+    let mut done = respond::success(Value::Null);
+    if let Some(map) = done.as_object_mut() {
+        map.remove("details");
+        map.insert("code".to_owned(), 201.into());
+    }
+    let mut response = respond::value(201, &done, call.style());
+    respond::warn(&mut response, warnings);
+    response
 }
 
 fn check_target(name: &str, binding: &Value) -> Result<(), ApiError> {

@@ -10,6 +10,14 @@ use std::sync::Arc;
 /// Group and plural of the definitions.
 pub(crate) const CRDS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 
+/// The objects of a definition that is being deleted are gone: nobody may make new ones.
+fn emptied(definition: &Value) -> bool {
+    meta::deleting(definition)
+        && !meta::finalizers(definition)
+            .iter()
+            .any(|f| f == super::CRD_FINALIZER)
+}
+
 impl Api {
     /// What follows from an object having been stored.
     pub(crate) async fn stored(
@@ -42,8 +50,8 @@ impl Api {
     fn serve_definition(&self, resource: &Resource, key: &Key) -> Result<(), Vec<FieldError>> {
         let _in_turn = self.inner.definitions.lock();
         match self.store().get(&resource.table, key) {
-            Some(entry) => self.registry().install_crd(&entry.value()),
-            None => {
+            Some(entry) if !emptied(&entry.value()) => self.registry().install_crd(&entry.value()),
+            _ => {
                 self.registry().remove_crd(&key.name);
                 Ok(())
             }

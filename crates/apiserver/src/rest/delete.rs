@@ -1,12 +1,14 @@
 //! Deletion: preconditions, grace, finalizers, propagation.
 
+use super::admission::{Attributes, Operation, Options};
 use super::query::{Query, check_dry_run};
 use super::write::store_error;
-use super::{Api, meta};
+use super::{Api, User, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, StoreError};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// What happens to the objects that the deleted one owns.
@@ -33,6 +35,10 @@ pub struct DeleteOptions {
     pub propagation: Option<Propagation>,
     /// Check everything, delete nothing.
     pub dry_run: bool,
+    /// Who deletes; `None`: the controllers of this process.
+    pub user: Option<Arc<User>>,
+    /// The deletion is part of a request that was admitted under another name: an eviction.
+    pub(crate) admitted: bool,
 }
 
 /// Finalizer of a foreground deletion.
@@ -122,6 +128,7 @@ impl DeleteOptions {
             )?,
             propagation,
             dry_run,
+            ..Self::default()
         })
     }
 
@@ -277,17 +284,42 @@ impl Api {
         key: &Key,
         options: &DeleteOptions,
     ) -> Result<Deleted, ApiError> {
-        let (group, plural) = (&*resource.group, &*resource.plural);
-        if resource.is("", "namespaces") && IMMORTAL.contains(&&*key.name) {
-            let why = "this namespace may not be deleted";
-            return Err(ApiError::forbidden(group, plural, &key.name, why));
-        }
+        let mut unheard = Vec::new();
+        self.delete_and_warn(resource, key, options, &mut unheard)
+            .await
+    }
+
+    /// [`Api::delete_object`] for somebody who listens to the warnings of admission.
+    pub(super) async fn delete_and_warn(
+        &self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        options: &DeleteOptions,
+        warnings: &mut Vec<String>,
+    ) -> Result<Deleted, ApiError> {
+        let attributes = Attributes::new(
+            Operation::Delete,
+            resource,
+            "",
+            (&key.namespace, &key.name),
+            Options::Delete(options),
+        );
         let storage = self.storage_of(resource);
         loop {
             let entry = self.entry(resource, key)?;
             let version = entry.revision.to_string();
             options.check(resource, &key.name, &entry.index.uid, &version)?;
             let object = entry.value();
+            let old = if resource.storage_version {
+                Cow::Borrowed(&object)
+            } else {
+                Cow::Owned(resource.from_storage(object.clone()))
+            };
+            warnings.clear();
+            self.admit(&attributes, &mut Value::Null, Some(&old), warnings, |_| {
+                Ok(())
+            })
+            .await?;
             let plan = plan(resource, &object, options, self.clock().now());
             let result = match plan {
                 Plan::Keep => return Ok(Deleted::Pending(entry)),
@@ -331,36 +363,22 @@ impl Api {
         key: &Key,
         finalizer: &str,
     ) -> Result<(), ApiError> {
-        loop {
-            let Some(entry) = self.store().get(&resource.table, key) else {
-                return Ok(());
-            };
-            let mut object = entry.value();
-            let mut list = meta::finalizers(&object);
-            let before = list.len();
-            list.retain(|f| f != finalizer);
-            if list.len() == before {
-                return Ok(());
-            }
-            meta::set_finalizers(&mut object, &list);
-            let grace = meta::at(&object, &["metadata", "deletionGracePeriodSeconds"])
-                .and_then(Value::as_i64)
-                .unwrap_or(0);
-            let leaves = list.is_empty() && meta::deleting(&object) && grace == 0;
-            let done = if leaves {
-                self.remove(resource, key, Some(entry.revision)).await
-            } else {
-                let index = self.storage_of(resource).index(&object);
-                let table = resource.table.clone();
-                self.store()
-                    .update(table, key.clone(), Some(entry.revision), object, index)
-                    .await
-            };
-            match done {
-                Ok(_) | Err(StoreError::NotFound { .. }) => return Ok(()),
-                Err(StoreError::Conflict { .. }) => {}
-                Err(e) => return Err(store_error(resource, key, e)),
-            }
+        let done = self
+            .edit(resource, None, key, |old| {
+                let mut list = meta::finalizers(old);
+                let before = list.len();
+                list.retain(|f| f != finalizer);
+                if list.len() == before {
+                    return Ok(None);
+                }
+                let mut new = old.clone();
+                meta::set_finalizers(&mut new, &list);
+                Ok(Some(new))
+            })
+            .await;
+        match done {
+            Err(e) if e.code != 404 => Err(e),
+            _ => Ok(()),
         }
     }
 }

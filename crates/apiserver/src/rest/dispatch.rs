@@ -7,7 +7,7 @@ use super::path::{ResourcePath, Target};
 use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
-use super::write::{Input, Object, Outcome};
+use super::write::{Input, Object, Outcome, WriteOptions};
 use super::{Api, User, nonresource, path, transform};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
@@ -47,6 +47,20 @@ impl Call {
             problems: duplicates,
             patched: false,
         })
+    }
+
+    /// The options of a create, update or patch, with who asks.
+    pub(super) fn write_options(&self, kind: &str) -> Result<WriteOptions, ApiError> {
+        let mut options = self.query.write_options(kind, self.user_agent())?;
+        options.user = Some(Arc::new(self.user.clone()));
+        Ok(options)
+    }
+
+    /// The options of a delete, with who asks.
+    fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
+        let mut options = DeleteOptions::parse(&self.decode()?.value, &self.query)?;
+        options.user = Some(Arc::new(self.user.clone()));
+        Ok(options)
     }
 
     /// The client program.
@@ -204,18 +218,14 @@ impl Api {
                 if resource.namespaced && namespace.is_empty() {
                     return Err(method_not_allowed());
                 }
-                let options = call
-                    .query
-                    .write_options("CreateOptions", call.user_agent())?;
+                let options = call.write_options("CreateOptions")?;
                 let done = self
                     .create_object(resource, namespace, call.input()?, &options)
                     .await?;
                 self.reply(resource, call, &done)
             }
             "update" => {
-                let options = call
-                    .query
-                    .write_options("UpdateOptions", call.user_agent())?;
+                let options = call.write_options("UpdateOptions")?;
                 let input = call.input()?;
                 let key = Self::key(resource, namespace, name);
                 let done = self
@@ -238,10 +248,15 @@ impl Api {
                 self.reply(resource, call, &done)
             }
             "delete" => {
-                let options = DeleteOptions::parse(&call.decode()?.value, &call.query)?;
+                let options = call.delete_options()?;
                 let key = Self::key(resource, namespace, name);
-                let deleted = self.delete_object(resource, &key, &options).await?;
-                Ok(self.reply_deleted(resource, call, &deleted))
+                let mut warnings = Vec::new();
+                let deleted = self
+                    .delete_and_warn(resource, &key, &options, &mut warnings)
+                    .await?;
+                let mut response = self.reply_deleted(resource, call, &deleted);
+                respond::warn(&mut response, &warnings);
+                Ok(response)
             }
             _ => self.delete_collection(resource, call).await,
         }
@@ -252,11 +267,16 @@ impl Api {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Response, ApiError> {
-        let options = DeleteOptions::parse(&call.decode()?.value, &call.query)?;
+        let options = call.delete_options()?;
         let selection = Selection::parse(resource, &call.path, &call.query)?;
-        let mut items = Vec::new();
+        let (mut items, mut warnings) = (Vec::new(), Vec::new());
         for entry in self.selected(resource, &selection) {
-            match self.delete_object(resource, &entry.key, &options).await {
+            let mut said = Vec::new();
+            let deleted = self
+                .delete_and_warn(resource, &entry.key, &options, &mut said)
+                .await;
+            warnings.append(&mut said);
+            match deleted {
                 Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
                     items.push(resource.from_storage(e.value()));
                 }
@@ -270,7 +290,9 @@ impl Api {
             "metadata": { "resourceVersion": self.store().revision().to_string() },
             "items": items,
         });
-        Ok(respond::value(200, &list, call.style()))
+        let mut response = respond::value(200, &list, call.style());
+        respond::warn(&mut response, &warnings);
+        Ok(response)
     }
 
     /// The reply to a write.
@@ -348,9 +370,7 @@ impl Api {
             }
             (_, "PUT") => {
                 call.check_reply()?;
-                let options = call
-                    .query
-                    .write_options("UpdateOptions", call.user_agent())?;
+                let options = call.write_options("UpdateOptions")?;
                 let input = call.input()?;
                 let key = Self::key(resource, call.namespace(), call.name());
                 let done = self

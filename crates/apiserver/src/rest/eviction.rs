@@ -1,10 +1,12 @@
 //! `pods/eviction`: a delete that disruption budgets may refuse.
 
+use super::admission::{Attributes, Operation, Options};
+use super::binding::created;
 use super::delete::{DeleteOptions, Deleted};
 use super::dispatch::Call;
 use super::query::Query;
 use super::write::{Input, WriteOptions};
-use super::{Api, meta, respond};
+use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::ApiError;
@@ -76,10 +78,16 @@ fn unprotected(pod: &Value) -> bool {
     matches!(phase, "Succeeded" | "Failed" | "Pending") || meta::deleting(pod)
 }
 
+/// What an Eviction says about the deletion.
+fn delete_options(eviction: &Value) -> Result<DeleteOptions, ApiError> {
+    let given = eviction.get("deleteOptions").unwrap_or(&Value::Null);
+    DeleteOptions::parse(given, &Query::default())
+}
+
 impl Api {
     /// POST of an Eviction.
     pub(super) async fn serve_eviction(&self, call: &Call) -> Result<Response, ApiError> {
-        let body = call.decode()?.value;
+        let mut body = call.decode()?.value;
         let name = call.name();
         let (kind, version) = (
             meta::text(&body, &["kind"]),
@@ -99,21 +107,38 @@ impl Api {
                 "name in URL does not match name in Eviction object",
             ));
         }
-        let null = Value::Null;
-        let mut options = DeleteOptions::parse(
-            body.get("deleteOptions").unwrap_or(&null),
-            &Query::default(),
-        )?;
-        options.dry_run |= call.query.dry_run("CreateOptions")?;
-        let pods = self.builtin("", "v1", "pods")?;
-        let key = Self::key(&pods, call.namespace(), name);
-        self.evict(&pods, &key, &options).await?;
-        let mut done = respond::success(Value::Null);
-        if let Some(map) = done.as_object_mut() {
-            map.remove("details");
-            map.insert("code".to_owned(), 201.into());
+        let kind = if kind.is_empty() { "Eviction" } else { kind }.to_owned();
+        let version = if version.is_empty() {
+            "policy/v1"
+        } else {
+            version
         }
-        Ok(respond::value(201, &done, call.style()))
+        .to_owned();
+        body["kind"] = kind.into();
+        body["apiVersion"] = version.into();
+        meta::set(&mut body, "name", name);
+        let options = call.write_options("CreateOptions")?;
+        delete_options(&body)?;
+        let pods = self.builtin("", "v1", "pods")?;
+        let attributes = Attributes::new(
+            Operation::Create,
+            &pods,
+            "eviction",
+            (call.namespace(), name),
+            Options::Write(&options),
+        );
+        let (mut warnings, mut wanted) = (Vec::new(), DeleteOptions::default());
+        self.admit(&attributes, &mut body, None, &mut warnings, |body| {
+            wanted = delete_options(body)?;
+            Ok(())
+        })
+        .await?;
+        wanted.dry_run |= options.dry_run;
+        wanted.user = options.user;
+        wanted.admitted = true;
+        let key = Self::key(&pods, call.namespace(), name);
+        self.evict(&pods, &key, &wanted).await?;
+        Ok(created(call, &warnings))
     }
 
     async fn evict(
@@ -142,7 +167,7 @@ impl Api {
         if !options.dry_run && !meta::deleting(&pod) {
             let now = self.clock().now();
             let marked = self
-                .modify_raw(pods, key, false, |old| {
+                .modify_admitted(pods, key, false, |old| {
                     pinned.check(pods, &key.name, meta::uid(old), meta::resource_version(old))?;
                     let mut new = old.clone();
                     let changed = meta::set_condition(
@@ -183,6 +208,7 @@ impl Api {
         let now = meta::time(self.clock().now());
         let options = WriteOptions {
             dry_run,
+            admitted: true,
             ..WriteOptions::default()
         };
         let name = &*entry.key.name;

@@ -27,6 +27,7 @@ mod review;
 mod scale;
 mod selection;
 mod transform;
+mod update;
 mod watch;
 mod write;
 
@@ -38,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::authz::User;
 pub(crate) use admission::CRD_FINALIZER;
+pub use admission::Operation;
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
 pub(crate) use delete::{FOREGROUND, ORPHAN};
@@ -91,6 +93,9 @@ struct Inner {
     documents: nonresource::Documents,
     /// Held while the registry is brought in line with a stored definition.
     definitions: parking_lot::Mutex<()>,
+    /// What passed admission, for its tests.
+    #[cfg(test)]
+    admitted: parking_lot::Mutex<Vec<String>>,
 }
 
 impl std::fmt::Debug for Api {
@@ -121,6 +126,8 @@ impl Api {
             shutdown,
             documents,
             definitions: parking_lot::Mutex::default(),
+            #[cfg(test)]
+            admitted: parking_lot::Mutex::default(),
         };
         Self {
             inner: Arc::new(inner),

@@ -106,9 +106,7 @@ impl Api {
                 "may not be specified for non-apply patch",
             )));
         }
-        let options = call
-            .query
-            .write_options("PatchOptions", call.user_agent())?;
+        let options = call.write_options("PatchOptions")?;
         let key = Self::key(resource, call.namespace(), call.name());
         if let Patch::Apply(document) = patch {
             let input = Input {

@@ -31,8 +31,7 @@ impl Api {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Response, ApiError> {
-        call.query
-            .write_options("CreateOptions", call.user_agent())?;
+        call.write_options("CreateOptions")?;
         let mut review = call.decode()?.value;
         super::check::check_identity(resource, &mut review, false)?;
         let metadata = meta::section(&mut review, "metadata");

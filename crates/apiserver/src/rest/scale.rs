@@ -4,6 +4,7 @@ use super::accept::Endpoint;
 use super::dispatch::{Call, method_not_allowed};
 use super::patch::Patch;
 use super::respond::{self, Style};
+use super::update::{Projection, Target};
 use super::write::Input;
 use super::{Api, meta};
 use crate::kinds::selector::LabelSelector;
@@ -61,8 +62,22 @@ impl Paths {
         meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
     }
 
-    /// The Scale of an object.
-    fn scale(&self, object: &Value) -> Value {
+    fn set_replicas(&self, object: &mut Value, replicas: i64) {
+        let mut at = object;
+        let Some((last, front)) = self.spec.split_last() else {
+            return;
+        };
+        for key in front {
+            at = meta::as_object(at)
+                .entry(key.as_str())
+                .or_insert(Value::Null);
+        }
+        meta::as_object(at).insert(last.clone(), replicas.into());
+    }
+}
+
+impl Projection for Paths {
+    fn show(&self, object: &Value) -> Value {
         let mut metadata = json!({});
         for key in [
             "name",
@@ -95,17 +110,14 @@ impl Paths {
         })
     }
 
-    fn set(&self, object: &mut Value, replicas: i64) {
-        let mut at = object;
-        let Some((last, front)) = self.spec.split_last() else {
-            return;
-        };
-        for key in front {
-            at = meta::as_object(at)
-                .entry(key.as_str())
-                .or_insert(Value::Null);
+    fn put(&self, object: &mut Value, scale: &Value) -> Result<(), ApiError> {
+        let replicas = wanted(meta::name(object), scale)?;
+        let given = meta::resource_version(scale);
+        if !given.is_empty() {
+            meta::set(object, "resourceVersion", given);
         }
-        meta::as_object(at).insert(last.clone(), replicas.into());
+        self.set_replicas(object, replicas);
+        Ok(())
     }
 }
 
@@ -214,7 +226,7 @@ impl Api {
         let change: Change = match *method {
             Method::GET | Method::HEAD => {
                 let entry = self.entry(resource, &key)?;
-                let scale = paths.scale(&resource.from_storage(entry.value()));
+                let scale = paths.show(&resource.from_storage(entry.value()));
                 return Ok(respond::value(200, &scale, style));
             }
             Method::PUT => {
@@ -234,24 +246,28 @@ impl Api {
             }
             _ => return Err(method_not_allowed()),
         };
-        let options = call
-            .query
-            .write_options("UpdateOptions", call.user_agent())?;
+        let options = call.write_options(if *method == Method::PATCH {
+            "PatchOptions"
+        } else {
+            "UpdateOptions"
+        })?;
+        let target = Target {
+            resource,
+            subresource: Some("scale"),
+            key: &key,
+            projection: Some(&paths),
+        };
         let done = self
-            .modify(resource, None, &key, &options, |old| {
-                let scale = change(&paths.scale(old))?;
-                let replicas = wanted(name, &scale)?;
-                let given = meta::resource_version(&scale);
-                let mut new = old.clone();
-                if !given.is_empty() {
-                    meta::set(&mut new, "resourceVersion", given);
-                }
-                paths.set(&mut new, replicas);
-                Ok(Input::from(new))
+            .modify_target(target, &options, |scale| {
+                let scale = change(scale)?;
+                wanted(name, &scale)?;
+                Ok(Some(Input::from(scale)))
             })
             .await?;
-        let scale = paths.scale(&done.object.value(resource));
-        Ok(respond::value(200, &scale, style))
+        let scale = paths.show(&done.object.value(resource));
+        let mut response = respond::value(200, &scale, style);
+        respond::warn(&mut response, &done.warnings);
+        Ok(response)
     }
 }
 

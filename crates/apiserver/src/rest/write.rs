@@ -1,13 +1,11 @@
-//! Create and update: the pipeline every write goes through.
+//! Creating objects, and what all writes share.
 
-use super::check::{
-    check_fields, check_identity, check_update_identity, invalid, keep_identity, namespace_held,
-    namespace_mismatch, new_finalizers_while_deleting, pending_grace,
-};
-use super::{Api, admission, meta};
+use super::admission::{self, Attributes, Operation, Options};
+use super::check::{check_fields, check_identity, invalid, namespace_mismatch};
+use super::{Api, User, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
-use crate::store::{Entry, Key, Revision, StoreError};
+use crate::store::{Entry, Key, StoreError};
 use bytes::Bytes;
 use serde_json::Value;
 use std::sync::Arc;
@@ -35,6 +33,10 @@ pub struct WriteOptions {
     pub field_manager: String,
     /// Take fields over from other managers (apply only).
     pub force: bool,
+    /// Who writes; `None`: the controllers of this process.
+    pub user: Option<Arc<User>>,
+    /// The write is part of a request that was admitted under another name, as an eviction.
+    pub(crate) admitted: bool,
 }
 
 /// An object as the result of a verb: stored, or only computed (dry run, other version).
@@ -56,7 +58,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    fn stored(entry: Arc<Entry>) -> Self {
+    pub(super) fn stored(entry: Arc<Entry>) -> Self {
         Self {
             object: Object::Stored(entry),
             created: false,
@@ -64,7 +66,7 @@ impl Outcome {
         }
     }
 
-    fn computed(value: Value) -> Self {
+    pub(super) fn computed(value: Value) -> Self {
         Self {
             object: Object::Computed(value),
             ..Self::empty()
@@ -121,8 +123,6 @@ impl From<Value> for Input {
 const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Longest prefix that leaves room for the suffix.
 const NAME_PREFIX: usize = 58;
-/// How often a write is tried again after losing a race.
-const ATTEMPTS: usize = 64;
 
 /// `prefix` with five random characters.
 pub(crate) fn generated_name(prefix: &str) -> String {
@@ -216,16 +216,11 @@ impl Api {
                 "resourceVersion should not be set on objects to be created",
             ));
         }
-        let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
-        let generated = meta::name(&object).is_empty() && !generate.is_empty();
-        if generated {
-            meta::set(&mut object, "name", generated_name(&generate));
-        }
-        admission::namespace_exists(self, resource, namespace, meta::name(&object))?;
-        let now = self.clock().now();
         {
             let metadata = meta::section(&mut object, "metadata");
             for key in [
+                "uid",
+                "creationTimestamp",
                 "deletionTimestamp",
                 "deletionGracePeriodSeconds",
                 "selfLink",
@@ -233,16 +228,22 @@ impl Api {
             ] {
                 metadata.remove(key);
             }
-            metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
-            metadata.insert("creationTimestamp".to_owned(), meta::time(now).into());
         }
         resource.default_object(&mut object);
-        resource.prepare_create(&mut object);
-        admission::on_create(self, resource, namespace, &mut object)?;
-        let errors = resource.validate_create(&object);
-        if !errors.is_empty() {
-            return Err(invalid(resource, meta::name(&object), &errors));
-        }
+        let given = meta::name(&object).to_owned();
+        let attributes = Attributes::new(
+            Operation::Create,
+            resource,
+            "",
+            (namespace, &given),
+            Options::Write(options),
+        );
+        self.admit(&attributes, &mut object, None, &mut warnings, |object| {
+            self.finish_create(resource, namespace, object)
+        })
+        .await?;
+        let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
+        let generated = given.is_empty() && !generate.is_empty();
         let storage = self.storage_of(resource);
         let mut attempt = 0;
         loop {
@@ -287,113 +288,28 @@ impl Api {
         }
     }
 
-    /// Changes an object: `change` gets it as it is now, in the version of `resource`, and returns
-    /// what it shall be. A race with another writer is run again, unless the result of `change`
-    /// names a `resourceVersion` that is not the current one.
-    pub(crate) async fn modify(
+    /// Makes an admitted new object what it will be in the store, and validates it.
+    fn finish_create(
         &self,
-        resource: &Arc<Resource>,
-        subresource: Option<&str>,
-        key: &Key,
-        options: &WriteOptions,
-        mut change: impl FnMut(&Value) -> Result<Input, ApiError>,
-    ) -> Result<Outcome, ApiError> {
-        let storage = self.storage_of(resource);
-        for _ in 0..ATTEMPTS {
-            let entry = self.entry(resource, key)?;
-            let old = resource.from_storage(entry.value());
-            let Input {
-                value: mut new,
-                problems,
-                patched,
-            } = change(&old)?;
-            let mut warnings = Vec::new();
-            check_identity(resource, &mut new, patched)?;
-            check_fields(resource, &new, problems, options, &mut warnings, patched)?;
-            resource.prune(&mut new);
-            check_update_identity(resource, key, &old, &mut new, subresource)?;
-            resource.default_object(&mut new);
-            resource.prepare_update(subresource, &old, &mut new);
-            keep_identity(&old, &mut new);
-            admission::on_update(self, resource, subresource, &old, &mut new)?;
-            let mut errors = new_finalizers_while_deleting(&old, &new);
-            errors.extend(resource.validate_update(subresource, &new, &old));
-            if !errors.is_empty() {
-                return Err(invalid(resource, &key.name, &errors));
-            }
-            meta::set(&mut new, "resourceVersion", entry.revision.to_string());
-            if new == old {
-                return Ok(Outcome {
-                    warnings,
-                    ..Outcome::stored(entry)
-                });
-            }
-            let leaves = meta::deleting(&new)
-                && meta::finalizers(&new).is_empty()
-                && !pending_grace(&new)
-                && !(resource.is("", "namespaces") && namespace_held(&new));
-            if options.dry_run {
-                return Ok(Outcome {
-                    warnings,
-                    ..Outcome::computed(new)
-                });
-            }
-            if leaves {
-                match self.remove(resource, key, Some(entry.revision)).await {
-                    Ok(_) => {
-                        return Ok(Outcome {
-                            warnings,
-                            ..Outcome::computed(new)
-                        });
-                    }
-                    Err(StoreError::Conflict { .. }) => continue,
-                    Err(e) => return Err(store_error(resource, key, e)),
-                }
-            }
-            let stored = resource.to_storage(new);
-            let index = storage.index(&stored);
-            let done = self
-                .store()
-                .update(
-                    resource.table.clone(),
-                    key.clone(),
-                    Some(entry.revision),
-                    stored,
-                    index,
-                )
-                .await;
-            match done {
-                Ok(entry) => {
-                    self.stored(resource, &entry).await?;
-                    return Ok(Outcome {
-                        warnings,
-                        ..Outcome::stored(entry)
-                    });
-                }
-                Err(StoreError::Conflict { .. }) => {}
-                Err(e) => return Err(store_error(resource, key, e)),
-            }
+        resource: &Resource,
+        namespace: &str,
+        object: &mut Value,
+    ) -> Result<(), ApiError> {
+        self.claim_namespace(resource, namespace, object)?;
+        let generate = meta::text(object, &["metadata", "generateName"]);
+        if meta::name(object).is_empty() && !generate.is_empty() {
+            let name = generated_name(generate);
+            meta::set(object, "name", name);
         }
-        Err(ApiError::stale(
-            &resource.group,
-            &resource.plural,
-            &key.name,
-        ))
-    }
-
-    /// Removes an entry for good, with what that entails.
-    pub(crate) async fn remove(
-        &self,
-        resource: &Arc<Resource>,
-        key: &Key,
-        expected: Option<Revision>,
-    ) -> Result<Arc<Entry>, StoreError> {
-        let gone = self
-            .store()
-            .delete(resource.table.clone(), key.clone(), expected, None)
-            .await?;
-        self.removed(resource, &gone);
-        Ok(gone)
+        meta::set(object, "uid", uuid::Uuid::new_v4().to_string());
+        meta::set(object, "creationTimestamp", meta::time(self.clock().now()));
+        resource.prepare_create(object);
+        admission::on_create(self, resource, object)?;
+        let errors = resource.validate_create(object);
+        if errors.is_empty() {
+            return Ok(());
+        }
+        Err(invalid(resource, meta::name(object), &errors))
     }
 
     /// Sets `metadata.namespace` from the URL and refuses a body that says otherwise.

@@ -4,8 +4,8 @@
 use koord_api::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::{child, set_default, set_default_nonzero};
-use crate::kinds::meta::{self, str_at};
+use super::{child, set_default};
+use crate::kinds::meta;
 use crate::kinds::quantity;
 use crate::kinds::resource::{Behavior, Resource};
 
@@ -67,9 +67,6 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
                 }]);
             }
             root.insert("status".to_owned(), status);
-            if let Some(spec) = child(root, "spec") {
-                pod_admission(spec);
-            }
         }
         ("", "namespaces") => {
             root.insert("status".to_owned(), json!({"phase": "Active"}));
@@ -100,37 +97,6 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
             root.insert("status".to_owned(), json!({}));
         }
         _ => {}
-    }
-}
-
-/// What the admission chain of a default cluster adds to every new pod.
-fn pod_admission(spec: &mut Map<String, Value>) {
-    let deprecated = spec
-        .get("serviceAccount")
-        .and_then(Value::as_str)
-        .unwrap_or("default");
-    let account = deprecated.to_owned();
-    set_default_nonzero(spec, "serviceAccountName", account);
-    if let Some(account) = spec.get("serviceAccountName").cloned() {
-        spec.insert("serviceAccount".to_owned(), account);
-    }
-    let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
-    let Value::Array(list) = tolerations else {
-        return;
-    };
-    for key in [
-        "node.kubernetes.io/not-ready",
-        "node.kubernetes.io/unreachable",
-    ] {
-        let tolerated = list.iter().any(|t| {
-            let (k, effect) = (str_at(t, &["key"]), str_at(t, &["effect"]));
-            (k == key || k.is_empty()) && matches!(effect, "" | "NoExecute")
-        });
-        if !tolerated {
-            list.push(json!({
-                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300,
-            }));
-        }
     }
 }
 

@@ -43,7 +43,6 @@ fn pod_defaults() {
         ("dnsPolicy", json!("ClusterFirst")),
         ("terminationGracePeriodSeconds", json!(30)),
         ("schedulerName", json!("default-scheduler")),
-        ("serviceAccountName", json!("default")),
         ("enableServiceLinks", json!(true)),
         ("securityContext", json!({})),
     ] {
@@ -54,7 +53,6 @@ fn pod_defaults() {
     assert_eq!(c["ports"][0]["protocol"], "TCP");
     let want = json!({"cpu": "1", "memory": "1Gi"});
     assert_eq!(c["resources"], json!({"limits": want, "requests": want}));
-    assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2);
     assert_eq!(
         p["status"],
         json!({"phase": "Pending", "qosClass": "Guaranteed"})

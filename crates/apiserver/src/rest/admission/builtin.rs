@@ -1,0 +1,227 @@
+//! The built-in admission plugins: namespace life cycle, priority, service account, tolerations.
+
+use super::{Attributes, Operation};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::delete::IMMORTAL;
+use crate::rest::{Api, meta};
+use crate::store::{Key, TableId};
+use serde_json::{Value, json};
+
+/// Seconds a pod tolerates a dead node unless it says otherwise.
+const DEFAULT_TOLERATION_SECONDS: i64 = 300;
+
+/// Runs the plugins over a write.
+pub(super) fn admit(
+    api: &Api,
+    attributes: &Attributes<'_>,
+    object: &mut Value,
+) -> Result<(), ApiError> {
+    namespace_lifecycle(api, attributes, object)?;
+    let resource = attributes.resource;
+    if attributes.operation == Operation::Create && attributes.subresource.is_empty() {
+        if resource.is("", "pods") {
+            priority(api, object)?;
+            service_account(api, attributes.namespace, object)?;
+            default_tolerations(object);
+        } else if resource.is("", "namespaces") {
+            super::server_fields::namespace_label(object);
+        }
+    }
+    Ok(())
+}
+
+/// What a refusal calls the object: one whose name is still to be generated has only its prefix.
+fn called(object: &Value) -> &str {
+    match meta::name(object) {
+        "" => match meta::text(object, &["metadata", "generateName"]) {
+            "" => "Unknown",
+            prefix => prefix,
+        },
+        name => name,
+    }
+}
+
+/// Objects are only made in namespaces that exist and stay, and some namespaces stay for ever.
+fn namespace_lifecycle(
+    api: &Api,
+    attributes: &Attributes<'_>,
+    object: &Value,
+) -> Result<(), ApiError> {
+    let Attributes {
+        operation,
+        resource,
+        subresource,
+        namespace,
+        name,
+        ..
+    } = *attributes;
+    if resource.is("", "namespaces") {
+        if operation == Operation::Delete && subresource.is_empty() && IMMORTAL.contains(&name) {
+            let why = "this namespace may not be deleted";
+            return Err(ApiError::forbidden("", "namespaces", name, why));
+        }
+        return Ok(());
+    }
+    if operation != Operation::Create || !resource.namespaced {
+        return Ok(());
+    }
+    let table = TableId::new("", "namespaces");
+    let Some(entry) = api.store().get(&table, &Key::cluster(namespace)) else {
+        return Err(ApiError::not_found("", "namespaces", namespace));
+    };
+    if entry.index.field("status.phase") == Some("Terminating") {
+        let name = if name.is_empty() {
+            called(object)
+        } else {
+            name
+        };
+        let Resource { group, plural, .. } = &**resource;
+        return Err(ApiError::namespace_terminating(
+            group, plural, name, namespace,
+        ));
+    }
+    Ok(())
+}
+
+/// Resolves `priorityClassName`.
+fn priority(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
+    let table = TableId::new("scheduling.k8s.io", "priorityclasses");
+    let wanted = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
+    let name = called(pod).to_owned();
+    let forbidden = |why: String| ApiError::forbidden("", "pods", &name, &why);
+    let class = if wanted.is_empty() {
+        default_class(api, &table)
+    } else {
+        let entry = api
+            .store()
+            .get(&table, &Key::cluster(wanted.as_str()))
+            .ok_or_else(|| forbidden(format!("no PriorityClass with name {wanted} was found")))?;
+        Some(entry.value())
+    };
+    let (value, policy, class_name) = match &class {
+        Some(c) => (
+            c.get("value").and_then(Value::as_i64).unwrap_or(0),
+            meta::text(c, &["preemptionPolicy"]).to_owned(),
+            meta::name(c).to_owned(),
+        ),
+        None => (0, String::new(), String::new()),
+    };
+    let policy = if policy.is_empty() {
+        "PreemptLowerPriority".to_owned()
+    } else {
+        policy
+    };
+    let spec = meta::section(pod, "spec");
+    match spec
+        .get("priority")
+        .filter(|v| !v.is_null())
+        .and_then(Value::as_i64)
+    {
+        Some(given) if given != value => {
+            return Err(forbidden(format!(
+                "the integer value of priority ({given}) must not be provided in pod spec; priority \
+                 admission controller computed {value} from the given PriorityClass name"
+            )));
+        }
+        _ => {}
+    }
+    match spec.get("preemptionPolicy").and_then(Value::as_str) {
+        Some(given) if given != policy => {
+            return Err(forbidden(format!(
+                "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; \
+                 priority admission controller computed {policy} from the given PriorityClass name"
+            )));
+        }
+        _ => {}
+    }
+    if wanted.is_empty() && !class_name.is_empty() {
+        spec.insert("priorityClassName".to_owned(), class_name.into());
+    }
+    spec.insert("priority".to_owned(), value.into());
+    spec.insert("preemptionPolicy".to_owned(), policy.into());
+    Ok(())
+}
+
+/// The class marked `globalDefault`, the lowest if there are several.
+fn default_class(api: &Api, table: &TableId) -> Option<Value> {
+    let all = api
+        .store()
+        .list(table, None, None, None, None, &|_| true)
+        .ok()?;
+    // Every create of a pod comes here: only what may be a default is parsed.
+    let marked = |bytes: &[u8]| {
+        let key = b"\"globalDefault\":true";
+        bytes.windows(key.len()).any(|window| window == key)
+    };
+    all.items
+        .iter()
+        .filter(|e| marked(&e.bytes))
+        .map(|e| e.value())
+        .filter(|c| c.get("globalDefault").and_then(Value::as_bool) == Some(true))
+        .min_by_key(|c| c.get("value").and_then(Value::as_i64).unwrap_or(0))
+}
+
+fn service_account(api: &Api, namespace: &str, pod: &mut Value) -> Result<(), ApiError> {
+    let name = called(pod).to_owned();
+    let spec = meta::section(pod, "spec");
+    let text = |spec: &serde_json::Map<String, Value>, key: &str| {
+        spec.get(key)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_owned()
+    };
+    let mut account = text(spec, "serviceAccountName");
+    if account.is_empty() {
+        account = text(spec, "serviceAccount");
+    }
+    if account.is_empty() {
+        account = "default".to_owned();
+    }
+    // Every namespace gets its `default` account, only a moment after it is made.
+    if account != "default" {
+        let table = TableId::new("", "serviceaccounts");
+        if api
+            .store()
+            .get(&table, &Key::new(namespace, account.as_str()))
+            .is_none()
+        {
+            let why = format!(
+                "error looking up service account {namespace}/{account}: serviceaccount \
+                 {account:?} not found"
+            );
+            return Err(ApiError::forbidden("", "pods", &name, &why));
+        }
+    }
+    spec.insert("serviceAccountName".to_owned(), account.as_str().into());
+    spec.insert("serviceAccount".to_owned(), account.into());
+    Ok(())
+}
+
+fn default_tolerations(pod: &mut Value) {
+    let spec = meta::section(pod, "spec");
+    let list = spec.entry("tolerations").or_insert_with(|| json!([]));
+    if list.is_null() {
+        *list = json!([]);
+    }
+    let Some(list) = list.as_array_mut() else {
+        return;
+    };
+    for key in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
+        let covered = list.iter().any(|t| {
+            let (k, effect) = (meta::text(t, &["key"]), meta::text(t, &["effect"]));
+            (k == key || k.is_empty()) && (effect == "NoExecute" || effect.is_empty())
+        });
+        if !covered {
+            list.push(json!({
+                "key": key,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": DEFAULT_TOLERATION_SECONDS,
+            }));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Fields that the server sets whatever a client says, beyond those its kind alone decides.
+
+use crate::kinds::Resource;
+use crate::kinds::status::{ApiError, FieldError};
+use crate::rest::{Api, check, meta};
+use crate::store::TableId;
+use serde_json::{Value, json};
+
+/// Finalizer by which deleting a definition waits for its objects.
+pub(crate) const CRD_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
+/// Label that carries a namespace's own name.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// Fills in what a new object gets from the server.
+pub(in crate::rest) fn on_create(
+    api: &Api,
+    resource: &Resource,
+    object: &mut Value,
+) -> Result<(), ApiError> {
+    if resource.is_custom() {
+        return Ok(());
+    }
+    match (&*resource.group, &*resource.plural) {
+        ("", "namespaces") => new_namespace(object),
+        ("", "services") => cluster_ip(api, object),
+        ("apiextensions.k8s.io", "customresourcedefinitions") => {
+            replaces_builtin(api, resource, object)?;
+            let mut finalizers = meta::finalizers(object);
+            if !finalizers.iter().any(|f| f == CRD_FINALIZER) {
+                finalizers.push(CRD_FINALIZER.to_owned());
+                meta::set_finalizers(object, &finalizers);
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A definition of a resource that is built in would share its objects, and delete them with it.
+fn replaces_builtin(api: &Api, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
+    let group = meta::text(definition, &["spec", "group"]);
+    let plural = meta::text(definition, &["spec", "names", "plural"]);
+    let taken = api
+        .registry()
+        .all()
+        .iter()
+        .any(|r| !r.is_custom() && &*r.group == group && &*r.plural == plural);
+    if !taken {
+        return Ok(());
+    }
+    let e = FieldError::invalid(
+        "spec.names.plural",
+        plural,
+        format!("is a built-in resource of group {group}"),
+    );
+    let name = meta::name(definition);
+    Err(check::invalid(resource, name, &[e]))
+}
+
+/// Keeps what a client may not take away from an object.
+pub(in crate::rest) fn on_update(
+    api: &Api,
+    resource: &Resource,
+    subresource: Option<&str>,
+    old: &Value,
+    new: &mut Value,
+) {
+    if resource.is_custom() {
+        return;
+    }
+    match (&*resource.group, &*resource.plural, subresource) {
+        ("", "namespaces", sub) => {
+            if sub != Some("finalize") {
+                let kept = meta::at(old, &["spec", "finalizers"]).cloned();
+                let spec = meta::section(new, "spec");
+                match kept {
+                    Some(f) => spec.insert("finalizers".to_owned(), f),
+                    None => spec.remove("finalizers"),
+                };
+            }
+            namespace_label(new);
+            // Only a deletion ends a namespace: its contents go by the phase.
+            let phase = if meta::deleting(new) {
+                "Terminating"
+            } else {
+                "Active"
+            };
+            meta::section(new, "status").insert("phase".to_owned(), phase.into());
+        }
+        ("", "services", None)
+            if meta::text(new, &["spec", "clusterIP"]).is_empty()
+                && meta::text(new, &["spec", "type"]) != "ExternalName" =>
+        {
+            let kept = meta::at(old, &["spec", "clusterIP"]).cloned();
+            match kept {
+                Some(ip) => {
+                    let spec = meta::section(new, "spec");
+                    spec.insert("clusterIPs".to_owned(), json!([ip]));
+                    spec.insert("clusterIP".to_owned(), ip);
+                }
+                None => cluster_ip(api, new),
+            }
+        }
+        _ => {}
+    }
+}
+
+fn new_namespace(object: &mut Value) {
+    namespace_label(object);
+    let spec = meta::section(object, "spec");
+    spec.insert("finalizers".to_owned(), json!(["kubernetes"]));
+    meta::section(object, "status").insert("phase".to_owned(), "Active".into());
+}
+
+pub(super) fn namespace_label(object: &mut Value) {
+    let name = meta::name(object).to_owned();
+    let metadata = meta::section(object, "metadata");
+    let labels = metadata.entry("labels").or_insert(Value::Null);
+    meta::as_object(labels).insert(NAMESPACE_NAME_LABEL.to_owned(), name.into());
+}
+
+/// Gives a service an address of 10.96.0.0/16. Nothing routes it; clients only expect one.
+fn cluster_ip(api: &Api, service: &mut Value) {
+    if meta::text(service, &["spec", "type"]) == "ExternalName" {
+        return;
+    }
+    let given = meta::text(service, &["spec", "clusterIP"]).to_owned();
+    let address = if given.is_empty() {
+        let table = TableId::new("", "services");
+        let mut address = String::new();
+        for _ in 0..64 {
+            address = format!("10.96.{}.{}", fastrand::u8(1..=254), fastrand::u8(1..=254));
+            let taken = api.store().list(&table, None, None, None, Some(1), &|e| {
+                e.index.field("spec.clusterIP") == Some(address.as_str())
+            });
+            if taken.is_ok_and(|p| p.items.is_empty()) {
+                break;
+            }
+        }
+        address
+    } else {
+        given
+    };
+    let spec = meta::section(service, "spec");
+    spec.insert("clusterIPs".to_owned(), json!([address]));
+    spec.insert("clusterIP".to_owned(), address.into());
+}

@@ -1,0 +1,285 @@
+//! Changing objects.
+
+use super::admission::{self, Attributes, Operation, Options};
+use super::check::{
+    check_fields, check_identity, check_update_identity, invalid, keep_identity, namespace_held,
+    new_finalizers_while_deleting, pending_grace,
+};
+use super::write::{Input, Object, Outcome, WriteOptions, store_error};
+use super::{Api, meta};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::store::{Entry, Key, Revision, StoreError};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// How often a write is tried again after losing a race.
+const ATTEMPTS: usize = 64;
+
+/// What a sub-resource shows instead of the object, and takes back: a Scale.
+pub(super) trait Projection: Send + Sync {
+    /// What clients see of `object`.
+    fn show(&self, object: &Value) -> Value;
+    /// Writes what a client made of it into `object`.
+    ///
+    /// # Errors
+    /// When it is not one, or its values are out of range.
+    fn put(&self, object: &mut Value, shown: &Value) -> Result<(), ApiError>;
+}
+
+/// Which object, and what of it, a write changes.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) resource: &'a Arc<Resource>,
+    pub(super) subresource: Option<&'a str>,
+    pub(super) key: &'a Key,
+    /// The sub-resource is an object of its own kind.
+    pub(super) projection: Option<&'a dyn Projection>,
+}
+
+impl Target<'_> {
+    /// The part of the object whose rules hold: behind a projection, the whole.
+    fn part(&self) -> Option<&str> {
+        self.subresource.filter(|_| self.projection.is_none())
+    }
+}
+
+impl Api {
+    /// Changes an object: `change` gets it as it is now, in the version of `resource`, and returns
+    /// what it shall be. A race with another writer is run again, unless the result of `change`
+    /// names a `resourceVersion` that is not the current one.
+    pub(crate) async fn modify(
+        &self,
+        resource: &Arc<Resource>,
+        subresource: Option<&str>,
+        key: &Key,
+        options: &WriteOptions,
+        mut change: impl FnMut(&Value) -> Result<Input, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let target = Target {
+            resource,
+            subresource,
+            key,
+            projection: None,
+        };
+        self.modify_target(target, options, |old| change(old).map(Some))
+            .await
+    }
+
+    /// A change by a controller of this process; `None` leaves the object as it is, unasked.
+    pub(crate) async fn edit(
+        &self,
+        resource: &Arc<Resource>,
+        subresource: Option<&str>,
+        key: &Key,
+        mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let target = Target {
+            resource,
+            subresource,
+            key,
+            projection: None,
+        };
+        self.modify_target(target, &WriteOptions::default(), |old| {
+            Ok(change(old)?.map(Input::from))
+        })
+        .await
+    }
+
+    /// [`Api::modify`] of any target; a `change` that returns `None` ends it without a write.
+    pub(super) async fn modify_target(
+        &self,
+        target: Target<'_>,
+        options: &WriteOptions,
+        mut change: impl FnMut(&Value) -> Result<Option<Input>, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let Target {
+            resource,
+            key,
+            projection,
+            ..
+        } = target;
+        let attributes = Attributes::new(
+            Operation::Update,
+            resource,
+            target.subresource.unwrap_or(""),
+            (&key.namespace, &key.name),
+            Options::Write(options),
+        );
+        let storage = self.storage_of(resource);
+        for _ in 0..ATTEMPTS {
+            let entry = self.entry(resource, key)?;
+            let old = resource.from_storage(entry.value());
+            let shown = projection.map(|p| p.show(&old));
+            let Some(input) = change(shown.as_ref().unwrap_or(&old))? else {
+                return Ok(Outcome::stored(entry));
+            };
+            let mut warnings = Vec::new();
+            let (mut body, problems, patched) = (input.value, input.problems, input.patched);
+            if projection.is_none() {
+                check_identity(resource, &mut body, patched)?;
+                check_fields(resource, &body, problems, options, &mut warnings, patched)?;
+                resource.prune(&mut body);
+                check_update_identity(resource, key, &old, &mut body, target.part())?;
+                resource.default_object(&mut body);
+            }
+            let mut new = Value::Null;
+            let finish = |body: &mut Value| {
+                match projection {
+                    Some(projection) => {
+                        new = old.clone();
+                        projection.put(&mut new, body)?;
+                        self.finish_update(&target, &entry, &old, &mut new)?;
+                        *body = projection.show(&new);
+                    }
+                    None => {
+                        self.finish_update(&target, &entry, &old, body)?;
+                    }
+                }
+                Ok(())
+            };
+            let before = shown.as_ref().unwrap_or(&old);
+            self.admit(&attributes, &mut body, Some(before), &mut warnings, finish)
+                .await?;
+            if projection.is_none() {
+                new = body;
+            }
+            if new == old {
+                return Ok(Outcome {
+                    warnings,
+                    ..Outcome::stored(entry)
+                });
+            }
+            let leaves = meta::deleting(&new)
+                && meta::finalizers(&new).is_empty()
+                && !pending_grace(&new)
+                && !(resource.is("", "namespaces") && namespace_held(&new));
+            if options.dry_run {
+                return Ok(Outcome {
+                    warnings,
+                    ..Outcome::computed(new)
+                });
+            }
+            if leaves {
+                match self.remove(resource, key, Some(entry.revision)).await {
+                    Ok(_) => {
+                        return Ok(Outcome {
+                            warnings,
+                            ..Outcome::computed(new)
+                        });
+                    }
+                    Err(StoreError::Conflict { .. }) => continue,
+                    Err(e) => return Err(store_error(resource, key, e)),
+                }
+            }
+            let stored = resource.to_storage(new);
+            let index = storage.index(&stored);
+            let done = self
+                .store()
+                .update(
+                    resource.table.clone(),
+                    key.clone(),
+                    Some(entry.revision),
+                    stored,
+                    index,
+                )
+                .await;
+            match done {
+                Ok(entry) => {
+                    self.stored(resource, &entry).await?;
+                    return Ok(Outcome {
+                        warnings,
+                        ..Outcome::stored(entry)
+                    });
+                }
+                Err(StoreError::Conflict { .. }) => {}
+                Err(e) => return Err(store_error(resource, key, e)),
+            }
+        }
+        Err(ApiError::stale(
+            &resource.group,
+            &resource.plural,
+            &key.name,
+        ))
+    }
+
+    /// Makes an admitted change what it will be in the store, and validates it.
+    fn finish_update(
+        &self,
+        target: &Target<'_>,
+        entry: &Entry,
+        old: &Value,
+        new: &mut Value,
+    ) -> Result<(), ApiError> {
+        let Target { resource, key, .. } = *target;
+        let part = target.part();
+        check_update_identity(resource, key, old, new, part)?;
+        resource.prepare_update(part, old, new);
+        keep_identity(old, new);
+        admission::on_update(self, resource, part, old, new);
+        let mut errors = new_finalizers_while_deleting(old, new);
+        errors.extend(resource.validate_update(part, new, old));
+        if !errors.is_empty() {
+            return Err(invalid(resource, &key.name, &errors));
+        }
+        meta::set(new, "resourceVersion", entry.revision.to_string());
+        Ok(())
+    }
+
+    /// Writes what a request asks for that was admitted under another name (a Binding, an
+    /// Eviction), past the rules for clients. `change` returns `None` to leave the object as it is.
+    pub(super) async fn modify_admitted(
+        &self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        dry_run: bool,
+        mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
+    ) -> Result<Outcome, ApiError> {
+        let storage = self.storage_of(resource);
+        loop {
+            let entry = self.entry(resource, key)?;
+            let unchanged = |object| Outcome {
+                object,
+                created: false,
+                warnings: Vec::new(),
+            };
+            let Some(new) = change(&entry.value())? else {
+                return Ok(unchanged(Object::Stored(entry)));
+            };
+            if dry_run {
+                return Ok(unchanged(Object::Computed(new)));
+            }
+            let index = storage.index(&new);
+            let done = self
+                .store()
+                .update(
+                    resource.table.clone(),
+                    key.clone(),
+                    Some(entry.revision),
+                    new,
+                    index,
+                )
+                .await;
+            match done {
+                Ok(entry) => return Ok(unchanged(Object::Stored(entry))),
+                Err(StoreError::Conflict { .. }) => {}
+                Err(e) => return Err(store_error(resource, key, e)),
+            }
+        }
+    }
+
+    /// Removes an entry for good, with what that entails.
+    pub(crate) async fn remove(
+        &self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        expected: Option<Revision>,
+    ) -> Result<Arc<Entry>, StoreError> {
+        let gone = self
+            .store()
+            .delete(resource.table.clone(), key.clone(), expected, None)
+            .await?;
+        self.removed(resource, &gone);
+        Ok(gone)
+    }
+}
