@@ -79,6 +79,8 @@ pub struct Collectors {
     pub cpi_window_ms: u64,
     /// Whether memory with page cache is measured, too.
     pub page_cache: bool,
+    /// Whether packets of services are counted, for the pressure guard.
+    pub packets: bool,
     /// Whether cache and memory bandwidth are monitored by QoS class.
     pub resctrl: bool,
     /// Between two readings of these.
@@ -94,6 +96,7 @@ impl Default for Collectors {
             cpi_ms: 60_000,
             cpi_window_ms: 10_000,
             page_cache: false,
+            packets: true,
             resctrl: false,
             resctrl_ms: 10_000,
         }

@@ -3,6 +3,7 @@
 use super::snapshots::Snapshots;
 use super::{AgentError, Now};
 use crate::collect::batch::{self, BatchCollector, BatchSample};
+use crate::collect::cpi;
 use crate::collect::follow::Pods;
 use crate::collect::host_app::HostApps;
 use crate::collect::node::NodeCollector;
@@ -11,6 +12,7 @@ use crate::collect::pod::{GroupCollector, Wanted};
 use crate::collect::pressure::{Limits, Pressure};
 use crate::collect::slow::Facts;
 use crate::collect::table;
+use crate::collect::work::Work;
 use crate::options::Settings;
 use crate::qos::{Machine, Needs, PodView, guard};
 use crate::report::Memory;
@@ -22,10 +24,11 @@ use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
 use koord_host::topology::CpuTopology;
 use koord_host::{CgroupPath, Resource, Root, Scratch};
-use koord_model::guard::Readings;
+use koord_model::guard::{Readings, Signal};
 use koord_model::suppress::Processor;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Containers' memory is sampled every so many ticks.
 const CONTAINER_MEMORY_EVERY: u64 = 5;
@@ -57,6 +60,8 @@ pub(crate) struct Measure {
     scratch: Scratch,
     node: NodeCollector,
     pressure: Pressure,
+    /// CPU time of services per unit of work.
+    pub(crate) work: Work,
     /// Whether somebody asked for the fast lane.
     pub(crate) fast: bool,
     /// What was asked for at the last tick.
@@ -67,6 +72,8 @@ pub(crate) struct Measure {
     cold_round: u64,
     /// The last windows of counters that were seen.
     cpi_round: u64,
+    /// Cycles per instruction by the pod's number, in the one tick after they were counted.
+    cpi: FxHashMap<u64, f64>,
     snapshots: Snapshots,
     ticks: u64,
     batch_class: BatchCollector,
@@ -109,11 +116,13 @@ impl Measure {
             memory: Memory::default(),
             always_page_cache: settings.collectors.page_cache,
             pressure: Pressure::new(root.clone(), Limits::default()),
+            work: Work::new(root.clone(), settings.collectors.packets),
             fast: false,
             needs: Needs::default(),
             facts: Arc::default(),
             cold_round: 0,
             cpi_round: 0,
+            cpi: FxHashMap::default(),
             snapshots: Snapshots::new(settings.snapshot.clone()),
             node: NodeCollector::new(root.clone()),
             layout: settings.layout.clone(),
@@ -137,7 +146,11 @@ impl Measure {
             cpu: pod.usage.cpu.map(|cores| (cores * 1000.0) as i64),
             memory: pod.usage.memory.map(|bytes| bytes as i64),
             readings: match self.needs.pressure {
-                true => self.pressure.readings(pod.id),
+                true => self
+                    .pressure
+                    .readings(pod.id)
+                    .with(Signal::CpuPerWork, self.work.of(pod.id))
+                    .with(Signal::Cpi, self.cpi.get(&pod.id).copied()),
                 false => Readings::default(),
             },
             held_up: pod.held_up(),
@@ -166,7 +179,10 @@ impl Measure {
             .iter()
             .filter(|(info, _)| info.is_active() && guard::vote(info) > 0.0)
             .map(|(info, pod)| (pod.id, &info.cgroup, changed.contains(&info.cgroup)));
-        self.pressure.follow(services);
+        let services: Vec<_> = services.collect();
+        let groups = services.iter().map(|(id, group, _)| (*id, *group));
+        self.work.follow(groups);
+        self.pressure.follow(services.into_iter());
         self.snapshots.give(&self.pods, &mut self.store);
         let ids: FxHashSet<u64> = self.pods.iter().map(|(_, pod)| pod.id).collect();
         self.numa_pages.retain(|id, _| ids.contains(id));
@@ -279,10 +295,16 @@ impl Measure {
         }
         if needs.pressure {
             self.pressure.sample(steady, &mut self.scratch);
+            let used = self.pods.iter().map(|(_, pod)| (pod.id, pod.usage.cpu));
+            let used: FxHashMap<u64, Option<f64>> = used.collect();
+            self.work
+                .sample(steady, |id| used.get(&id).copied().flatten());
         } else if self.needs.pressure {
             self.pressure.rest();
+            self.work.rest();
         }
         self.fast = needs.pressure && needs.fast_pressure;
+        self.facts.watched.store(self.fast, Ordering::Relaxed);
         self.needs = needs;
     }
 
@@ -417,12 +439,20 @@ impl Measure {
 
     /// Takes over what perf counted, when there is something new.
     fn collect_counts(&mut self, now: Now) {
+        // A reading is of one tick: the same one twice would pass for two.
+        self.cpi.clear();
         let Some(found) = self.facts.cpi.load_full() else {
             return;
         };
         let (round, counts) = &*found;
         if std::mem::replace(&mut self.cpi_round, *round) == *round {
             return;
+        }
+        for (_, pod) in self.pods.iter() {
+            let counted = pod.containers.iter().filter_map(|c| counts.get(&c.group));
+            if let Some(cpi) = cpi::of_pod(counted) {
+                self.cpi.insert(pod.id, cpi);
+            }
         }
         let containers = self.pods.iter().flat_map(|(_, pod)| &pod.containers);
         for container in containers {
@@ -452,6 +482,7 @@ impl Measure {
         table::shown(settings, self.needs, self.memory, |name| match name {
             "node" => self.node.failing().map(failing),
             "numa" => self.numa.failing().map(failing),
+            "packets" => self.work.trouble(),
             _ => self.facts.trouble(name),
         })
     }

@@ -8,6 +8,7 @@ mod hooks;
 mod measured;
 mod node;
 mod resctrl;
+mod signals;
 
 use super::*;
 use crate::gates::Gate;

@@ -174,6 +174,10 @@ pub struct Collectors {
     /// Also measure memory with page cache.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_pagecache_collector: bool,
+    /// Count the packets that services send, with eBPF: CPU time per packet shows the pressure guard
+    /// harm through memory bandwidth and caches. Needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+    #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub enable_packet_collector: bool,
     /// Monitor cache and memory bandwidth by QoS class (with gate ResctrlCollector).
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_resctrl_collector: bool,

@@ -189,6 +189,7 @@ impl Args {
                 cpi_ms: millis(collectors.cpi_collector_interval),
                 cpi_window_ms: millis(collectors.collect_cpi_timewindow),
                 page_cache: collectors.enable_pagecache_collector,
+                packets: collectors.enable_packet_collector,
                 resctrl: collectors.enable_resctrl_collector,
                 resctrl_ms: millis(collectors.resctrl_collector_interval),
             },

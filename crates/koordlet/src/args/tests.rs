@@ -107,10 +107,11 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
+    "enable-packet-collector",
     "eviction-mode",
     "kubeconfig",
     "kubelet-cgroup-root",

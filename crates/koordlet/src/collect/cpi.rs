@@ -2,7 +2,8 @@
 //!
 //! One round opens the counters and another reads and closes them, so that nobody waits for a window
 //! to end. Where there are more containers than descriptors to count them with, they take turns: one
-//! window after the other until each had its own, and then the pause.
+//! window after the other until each had its own, and then the pause. There is none while the pressure
+//! guard watches services.
 
 use super::slow::{Facts, Failure, Job, Unavailable};
 use crate::metrics::{Container, Cpi, Metrics};
@@ -12,6 +13,7 @@ use koord_host::{CgroupPath, HostError, Root, limits};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Descriptors that a window may hold: two per container and CPU. Sixteen containers on 128 CPUs.
@@ -28,6 +30,21 @@ pub struct Counts {
 
 /// What was counted last, by the container's group.
 pub type ByGroup = FxHashMap<CgroupPath, Counts>;
+
+/// Fewer instructions of a pod in a window say nothing about its services.
+const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
+
+/// Cycles per instruction of a pod whose containers counted so many; `None` when they did next to
+/// nothing.
+#[must_use]
+pub fn of_pod<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
+    let (mut cycles, mut instructions) = (0_u64, 0_u64);
+    for counts in containers {
+        cycles = cycles.saturating_add(counts.cycles);
+        instructions = instructions.saturating_add(counts.instructions);
+    }
+    (instructions >= FEWEST_INSTRUCTIONS).then(|| cycles as f64 / instructions as f64)
+}
 
 /// A container that is or will be counted.
 #[derive(Debug)]
@@ -202,10 +219,10 @@ impl Job for CpiCollector {
     }
 
     fn every(&self) -> Duration {
-        if self.open.is_empty() {
-            self.every
-        } else {
-            self.window
+        match self.open.is_empty() {
+            true if self.facts.watched.load(Ordering::Relaxed) => Duration::ZERO,
+            true => self.every,
+            false => self.window,
         }
     }
 

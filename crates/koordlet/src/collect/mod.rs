@@ -15,6 +15,7 @@ pub mod resctrl;
 pub mod slow;
 pub mod storage;
 pub mod table;
+pub mod work;
 
 use std::fmt;
 

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// What the slow collectors found last.
@@ -37,6 +38,8 @@ pub struct Facts {
     pub cold: ArcSwapOption<(u64, Cold)>,
     /// What containers did in their newest windows, likewise.
     pub cpi: ArcSwapOption<(u64, cpi::ByGroup)>,
+    /// Whether the pressure guard watches services now, and newer counts are of use.
+    pub watched: AtomicBool,
     /// Samples to be saved over a restart.
     pub to_save: Mutex<Option<Vec<u8>>>,
     /// What collectors said last that fail or have given up, by name.

@@ -72,6 +72,12 @@ pub const COLLECTORS: &[Row] = &[
         tick,
         "cpu, memory and io.pressure, else schedstat of threads",
     ),
+    row(
+        "packets",
+        Readers::Strategies(|needs| needs.pressure),
+        tick,
+        "packets of services, by eBPF",
+    ),
     row("batch", Readers::Always, tick, "cpu usage of the BE class"),
     row(
         "batch limit",

@@ -6,6 +6,7 @@
 
 mod orders;
 mod show;
+mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -20,9 +21,10 @@ use crate::status::State;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;
-use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Settings, Signal};
+use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
+use sight::Sight;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
@@ -48,6 +50,8 @@ pub const STRATEGY: Strategy = Strategy {
             why: String::new(),
             names: FxHashMap::default(),
             seed: RandomState::new().hash_one(NAME),
+            sight: Sight::default(),
+            forget_ms: settings.guard.forget_ms,
             started: None,
             changed_tick: 0,
         })
@@ -90,6 +94,9 @@ struct Row {
     /// `namespace/name` by the pod's number: an event may be about one that is gone.
     names: FxHashMap<u64, String>,
     seed: u64,
+    sight: Sight,
+    /// How long a service that is gone counts for what the node sees.
+    forget_ms: u64,
     /// What was said about how batch work starts.
     started: Option<&'static str>,
     changed_tick: u64,
@@ -138,10 +145,9 @@ impl Planner for Row {
                 })
             })
             .collect();
-        let sees_bandwidth = samples.iter().any(|sample| {
-            let mut seen = Signal::ALL.into_iter().filter(|s| s.sees_bandwidth());
-            seen.any(|signal| sample.readings.get(signal).is_some())
-        });
+        let there = samples.iter().map(|sample| (sample.key, sample.readings));
+        self.sight.look(view.now.ms(), self.forget_ms, there);
+        let sees_bandwidth = self.sight.sees_bandwidth();
         self.name(view);
         let dice = self.dice();
         let Decision {
@@ -240,18 +246,37 @@ impl Row {
         ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Says once what this node sees and how batch work starts.
+    /// Says once what this node sees and how batch work starts, and when it sees otherwise.
     fn say_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
         let start = show::start(sees_bandwidth);
-        if self.started.replace(start) == Some(start) {
+        let before = self.started.replace(start);
+        if before == Some(start) {
             return;
         }
-        let levers: Vec<_> = levers(view).iter().map(ToString::to_string).collect();
-        let message = format!("batch work starts {start}; levers: {}", levers.join(", "));
+        let (kind, message) = match (before, sees_bandwidth) {
+            (None, _) => {
+                let levers: Vec<_> = levers(view).iter().map(ToString::to_string).collect();
+                let levers = levers.join(", ");
+                (
+                    "Start",
+                    format!("batch work starts {start}; levers: {levers}"),
+                )
+            }
+            (Some(_), true) => {
+                let signals: Vec<_> = self.sight.signals().map(|s| s.to_string()).collect();
+                let signals = signals.join(", ");
+                let now = "harm through memory bandwidth and caches would be seen from now on";
+                ("Signals", format!("{now}: {signals}"))
+            }
+            (Some(_), false) => {
+                let now = "no signal shows harm through memory bandwidth and caches any more";
+                ("Signals", now.to_owned())
+            }
+        };
         tracing::info!(message, "pressure guard");
         plan.notes.push(Note {
             pod: None,
-            kind: "Start",
+            kind,
             message,
             event: false,
         });

@@ -118,6 +118,11 @@ fn containers_take_turns_in_windows() {
     assert!(row("koord://busy", "cycles") >= milli as f64);
     assert_eq!(row("koord://quiet", "instructions"), 0.0);
 
+    // Nor is there a pause while the guard watches.
+    job.facts.watched.store(true, Ordering::Relaxed);
+    assert_eq!(job.every(), Duration::ZERO);
+    job.facts.watched.store(false, Ordering::Relaxed);
+
     // With descriptors for all, all at once.
     job.descriptors = DESCRIPTORS;
     job.round().unwrap();
@@ -148,4 +153,22 @@ fn a_machine_that_does_not_count_is_named_and_not_asked_again() {
             assert!(error.to_string().contains("perf event"), "{error}");
         }
     }
+}
+
+#[test]
+fn a_pods_cpi_is_that_of_its_containers_together() {
+    let counts = |cycles, instructions| Counts {
+        cycles,
+        instructions,
+    };
+    let of = |all: &[Counts]| of_pod(all.iter());
+    assert_eq!(of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
+    let both = [
+        counts(10_000_000, 20_000_000),
+        counts(50_000_000, 10_000_000),
+    ];
+    assert_eq!(of(&both), Some(2.0));
+    assert_eq!(of(&[counts(30_000_000, 9_999_999)]), None);
+    assert_eq!(of(&[]), None);
+    assert!(of(&[counts(u64::MAX, u64::MAX), counts(1, 1)]).is_some());
 }

@@ -3,7 +3,7 @@
 use super::{Orders, Row, absent};
 use crate::qos::View;
 use crate::status::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
-use koord_model::guard::{Lever, ServiceState, Signal, Verdict};
+use koord_model::guard::{Lever, ServiceState, Verdict};
 
 /// How batch work starts, and why.
 pub(super) fn start(sees_bandwidth: bool) -> &'static str {
@@ -37,18 +37,10 @@ impl Row {
         orders: &Orders,
     ) -> Guard {
         let now_ms = view.now.ms();
-        let seen = |signal: &Signal| {
-            let mut pods = view.pods();
-            pods.any(|pod| pod.readings.get(*signal).is_some())
-        };
         let (paused, ran) = self.guard.paused();
         Guard {
             start: start(sees_bandwidth).to_owned(),
-            signals: Signal::ALL
-                .into_iter()
-                .filter(seen)
-                .map(|signal| signal.to_string())
-                .collect(),
+            signals: self.sight.signals().map(|s| s.to_string()).collect(),
             levers: levers.iter().map(ToString::to_string).collect(),
             absent: absent(view)
                 .into_iter()

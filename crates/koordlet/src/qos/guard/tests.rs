@@ -2,6 +2,7 @@ use super::*;
 use crate::states::{Driver, Layout};
 use k8s_openapi::api::core::v1::Pod;
 use koord_host::CgroupPath;
+use koord_model::guard::{Readings, Signal};
 use serde_json::json;
 
 #[test]
@@ -65,4 +66,24 @@ fn what_happens_is_told_in_words() {
     ] {
         assert_eq!(orders::message(&event(kind, lever), "a/b", 1000), want);
     }
+}
+
+#[test]
+fn a_service_that_pauses_does_not_make_the_node_blind() {
+    let mut sight = Sight::default();
+    let stalls = Readings::default().with(Signal::CpuStall, Some(0.1));
+    let work = stalls.with(Signal::CpuPerWork, Some(100.0));
+    let mut look = |now_ms, services: &[(u64, Readings)]| {
+        sight.look(now_ms, 600_000, services.iter().copied());
+        (sight.sees_bandwidth(), sight.signals().count())
+    };
+    assert_eq!(look(0, &[(1, stalls)]), (false, 1));
+    assert_eq!(look(1_000, &[(1, stalls), (2, work)]), (true, 2));
+    for hours in 1..24 {
+        let idle = [(1, stalls), (2, stalls)];
+        assert_eq!(look(hours * 3_600_000, &idle), (true, 2));
+    }
+    let gone = 23 * 3_600_000;
+    assert_eq!(look(gone + 600_000, &[(1, stalls)]), (true, 2), "a restart");
+    assert_eq!(look(gone + 600_001, &[(1, stalls)]), (false, 1));
 }

@@ -1,0 +1,131 @@
+//! Signals of harm through memory bandwidth, from what is counted to what the guard says it sees.
+
+use super::*;
+use crate::collect::cpi::Counts;
+use crate::collect::work::Work;
+use crate::collect::work::tests::Sent;
+use crate::qos::guard::NAME;
+use koord_model::guard::Signal;
+
+/// An agent whose counts of packets are made up here.
+fn counted() -> (Rig, Sent) {
+    let mut rig = Rig::new();
+    let sent = Sent::default();
+    sent.set(&rig.service, 0);
+    let root = rig.tree.root().clone();
+    rig.agent.measure.work = Work::with(root, Box::new(sent.clone()));
+    rig.suppress("pressure");
+    (rig, sent)
+}
+
+fn reading(rig: &Rig, uid: &str, signal: Signal) -> Option<f64> {
+    let views = rig.agent.measure.views().unwrap();
+    let pod = views.iter().find(|pod| pod.info.uid == uid).unwrap();
+    pod.readings.get(signal)
+}
+
+fn said(rig: &Rig, kind: &str) -> Vec<String> {
+    let entries = rig.agent.audit().entries();
+    let said = entries.iter().filter(|entry| entry.reason == NAME);
+    let said = said.filter(|entry| entry.message.starts_with(kind));
+    said.map(|entry| entry.message.clone()).collect()
+}
+
+#[test]
+fn a_service_without_packets_at_first_makes_the_node_see_later_and_for_good() {
+    let (mut rig, sent) = counted();
+    for _ in 0..5 {
+        rig.step(BUSY);
+    }
+    let shown = |rig: &Rig| rig.agent.guard.clone().unwrap();
+    assert!(
+        rig.quota() >= 150_000,
+        "a blind node starts at the threshold"
+    );
+    assert!(shown(&rig).start.starts_with("at the threshold"));
+    for second in 1..10 {
+        sent.set(&rig.service, 4_000 * second);
+        rig.step(BUSY);
+    }
+    // A core and 4,000 packets a second.
+    let value = reading(&rig, "ls", Signal::CpuPerWork);
+    assert_eq!(value, Some(250.0));
+    assert_eq!(reading(&rig, "be", Signal::CpuPerWork), None);
+    assert_eq!(rig.quota(), -1, "what it sees it need not fear");
+    let guard = shown(&rig);
+    assert!(guard.start.starts_with("free"), "{}", guard.start);
+    let signals = &guard.signals;
+    assert!(
+        signals.contains(&Signal::CpuPerWork.to_string()),
+        "{signals:?}"
+    );
+    // The service pauses: nothing is said, nothing is taken back.
+    for _ in 0..30 {
+        rig.step(BUSY);
+    }
+    assert_eq!(reading(&rig, "ls", Signal::CpuPerWork), None);
+    assert_eq!(rig.quota(), -1);
+    assert!(shown(&rig).start.starts_with("free"));
+    assert_eq!(said(&rig, "Start: ").len(), 1);
+    let changes = said(&rig, "Signals: ");
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert!(
+        changes[0].contains("would be seen from now on"),
+        "{changes:?}"
+    );
+}
+
+#[test]
+fn while_upstreams_policy_rules_no_packets_are_counted() {
+    let (mut rig, sent) = counted();
+    for second in 1..4 {
+        sent.set(&rig.service, 4_000 * second);
+        rig.step(BUSY);
+    }
+    assert!(reading(&rig, "ls", Signal::CpuPerWork).is_some());
+    rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
+    for second in 4..8 {
+        sent.set(&rig.service, 4_000 * second);
+        rig.step(BUSY);
+    }
+    assert_eq!(reading(&rig, "ls", Signal::CpuPerWork), None);
+    let row = |name: &str| {
+        let mut rows = rig.agent.collectors().into_iter();
+        rows.find(|row| row.name == name).unwrap()
+    };
+    assert_eq!(row("packets").state, State::Idle);
+}
+
+#[test]
+fn cycles_per_instruction_are_read_once() {
+    let mut rig = Rig::new();
+    rig.suppress("pressure");
+    rig.step(BUSY);
+    let container = rig.service.join("c1").unwrap();
+    let counts = |round: u64, cycles: u64| {
+        let group = container.clone();
+        let instructions = 20_000_000;
+        let counts = Counts {
+            cycles,
+            instructions,
+        };
+        Some(Arc::new((round, [(group, counts)].into_iter().collect())))
+    };
+    for (round, cycles, cpi) in [(1, 30_000_000, 1.5), (2, 40_000_000, 2.0)] {
+        let found = counts(round, cycles);
+        rig.agent.measure.facts.cpi.store(found);
+        rig.step(BUSY);
+        assert_eq!(reading(&rig, "ls", Signal::Cpi), Some(cpi));
+        rig.step(BUSY);
+        assert_eq!(
+            reading(&rig, "ls", Signal::Cpi),
+            None,
+            "round {round} again"
+        );
+    }
+    let watched = &rig.agent.measure.facts.watched;
+    assert!(
+        watched.load(std::sync::atomic::Ordering::Relaxed),
+        "batch work runs"
+    );
+}

@@ -1,0 +1,256 @@
+//! CPU time of services per unit of work: what shows that a neighbour takes memory bandwidth or shared
+//! cache where the machine counts no instructions, as most virtual machines.
+//!
+//! The unit of work is a packet with payload that a process of the pod sends, loopback included: an
+//! answer, a request to another service, a record. See [`koord_host::packets`] for what counts as one.
+//! How much work a packet stands for differs from service to service, and a service is compared with
+//! itself only. The value is microseconds of CPU time per packet.
+//!
+//! *Cost.* One system call per pod and sample, and some tens of nanoseconds per packet of these pods.
+
+use super::{Complaint, Rate};
+use crate::status::State;
+use koord_host::packets::{PacketCounter, PacketProgram};
+use koord_host::{Cgroup, CgroupPath, HostError, Root};
+use rustc_hash::FxHashMap;
+use std::fmt;
+
+/// Fewer packets per second say nothing: by chance alone fifty vary by a seventh, which is the least
+/// that counts as harm.
+const FEWEST: f64 = 50.0;
+/// Less CPU time, in cores, is too little to be compared.
+const LEAST_CORES: f64 = 0.01;
+/// A pod without a group in the unified tree is looked at again after this long, in milliseconds.
+const RETRY_MS: u64 = 10_000;
+
+/// The count of a group.
+pub trait Count: fmt::Debug + Send {
+    /// Packets so far; `None` when the group is gone.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    fn packets(&self) -> koord_host::Result<Option<u64>>;
+}
+
+/// What counts.
+pub trait Source: fmt::Debug + Send {
+    /// Begins to count for a group; `None` when there is no such group in the unified tree.
+    ///
+    /// # Errors
+    /// [`HostError::is_unsupported`] where this machine never will.
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>>;
+}
+
+impl Count for PacketCounter {
+    fn packets(&self) -> koord_host::Result<Option<u64>> {
+        self.read()
+    }
+}
+
+impl Source for PacketProgram {
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
+        let counter = Self::attach(self, group)?;
+        Ok(counter.map(|counter| Box::new(counter) as Box<dyn Count>))
+    }
+}
+
+/// Where counts come from.
+#[derive(Debug)]
+enum Stage {
+    /// It is switched off.
+    Off,
+    /// Nobody asked yet.
+    New,
+    Ready(Box<dyn Source>),
+    /// This machine cannot, and why.
+    Lacking(String),
+}
+
+/// The services of a node.
+#[derive(Debug)]
+pub struct Work {
+    root: Root,
+    stage: Stage,
+    pods: Vec<Pod>,
+    at: FxHashMap<u64, usize>,
+    complaint: Complaint,
+}
+
+#[derive(Debug)]
+struct Pod {
+    id: u64,
+    group: CgroupPath,
+    counter: Option<Box<dyn Count>>,
+    /// When it was looked for.
+    tried_ms: Option<u64>,
+    rate: Rate,
+    newest: Option<f64>,
+}
+
+impl Work {
+    /// A collector without pods, switched on or not.
+    #[must_use]
+    pub fn new(root: Root, on: bool) -> Self {
+        Self {
+            root,
+            stage: if on { Stage::New } else { Stage::Off },
+            pods: Vec::new(),
+            at: FxHashMap::default(),
+            complaint: Complaint::default(),
+        }
+    }
+
+    /// With `source` in the place of the kernel's, for tests.
+    #[must_use]
+    pub fn with(root: Root, source: Box<dyn Source>) -> Self {
+        Self {
+            stage: Stage::Ready(source),
+            ..Self::new(root, true)
+        }
+    }
+
+    /// Follows these pods and no others: their numbers and groups.
+    pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath)>) {
+        let mut old: FxHashMap<u64, Pod> = self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
+        for (id, group) in pods {
+            let known = old.remove(&id).filter(|pod| pod.group == *group);
+            self.pods.push(known.unwrap_or_else(|| Pod::new(id, group)));
+        }
+        self.at = (0..).zip(&self.pods).map(|(n, pod)| (pod.id, n)).collect();
+    }
+
+    /// Takes a sample of every pod at `now_ns` of a steady clock; `cores` is what a pod used since the
+    /// sample before, in cores.
+    pub fn sample(&mut self, now_ns: u64, cores: impl Fn(u64) -> Option<f64>) {
+        if matches!(self.stage, Stage::New) && !self.pods.is_empty() {
+            match PacketProgram::load() {
+                Ok(program) => self.stage = Stage::Ready(Box::new(program)),
+                Err(error) => self.give_up(&error),
+            }
+        }
+        self.attach(now_ns / 1_000_000);
+        let mut failure = None;
+        for pod in &mut self.pods {
+            let packets = match pod.counter.as_ref().map(|counter| counter.packets()) {
+                Some(Ok(Some(packets))) => packets,
+                other => {
+                    if let Some(Err(error)) = other {
+                        failure.get_or_insert(error);
+                    }
+                    pod.close();
+                    continue;
+                }
+            };
+            let per_second = pod.rate.update(now_ns, packets).map(|rate| rate * 1e9);
+            pod.newest = per_second
+                .zip(cores(pod.id))
+                .filter(|(rate, cores)| *rate >= FEWEST && *cores >= LEAST_CORES)
+                .map(|(rate, cores)| cores * 1e6 / rate);
+        }
+        if let Some(error) = failure {
+            self.complaint.say("packets", &error);
+        }
+    }
+
+    /// Begins to count for pods that are new, and for those whose turn it is to be tried again. An even
+    /// part per call keeps every call alike.
+    fn attach(&mut self, now_ms: u64) {
+        let Stage::Ready(source) = &self.stage else {
+            return;
+        };
+        let most = self.pods.len() / 8 + 8;
+        let due = |pod: &&mut Pod| {
+            let tried = pod.tried_ms;
+            pod.counter.is_none() && tried.is_none_or(|at| now_ms.saturating_sub(at) >= RETRY_MS)
+        };
+        for pod in self.pods.iter_mut().filter(due).take(most) {
+            pod.tried_ms = Some(now_ms);
+            match source.attach(&self.root.cgroup(&pod.group)) {
+                Ok(counter) => {
+                    if counter.is_some() {
+                        self.complaint.clear();
+                    }
+                    pod.counter = counter;
+                }
+                Err(error) if error.is_unsupported() => {
+                    self.give_up(&error);
+                    return;
+                }
+                Err(error) => self.complaint.say("packets", &error),
+            }
+        }
+    }
+
+    fn give_up(&mut self, error: &HostError) {
+        tracing::warn!(part = "packets", %error, "unavailable");
+        self.stage = Stage::Lacking(error.to_string());
+        for pod in &mut self.pods {
+            pod.close();
+        }
+    }
+
+    /// Stops counting: nobody asks any more.
+    pub fn rest(&mut self) {
+        for pod in &mut self.pods {
+            *pod = Pod::new(pod.id, &pod.group);
+        }
+    }
+
+    /// The newest value of the pod `id`, in microseconds of CPU time per packet; `None` where nothing is
+    /// counted and while the pod does too little to be compared.
+    #[must_use]
+    pub fn of(&self, id: u64) -> Option<f64> {
+        self.pods.get(*self.at.get(&id)?)?.newest
+    }
+
+    /// Why nothing is counted, or not for every pod.
+    #[must_use]
+    pub fn trouble(&self) -> Option<(State, String)> {
+        let without = || {
+            let tried = self.pods.iter().filter(|pod| pod.tried_ms.is_some());
+            tried.filter(|pod| pod.counter.is_none()).count()
+        };
+        match &self.stage {
+            Stage::Off => Some((
+                State::Off,
+                "flag --enable-packet-collector=false".to_owned(),
+            )),
+            Stage::Lacking(why) => Some((State::Unavailable, why.clone())),
+            Stage::New => None,
+            Stage::Ready(_) => match self.complaint.standing() {
+                Some(error) => Some((State::Failing, error.to_owned())),
+                None if without() > 0 => {
+                    let why = format!(
+                        "{} of {} services have no group in the unified tree",
+                        without(),
+                        self.pods.len()
+                    );
+                    Some((State::Active, why))
+                }
+                None => None,
+            },
+        }
+    }
+}
+
+impl Pod {
+    fn new(id: u64, group: &CgroupPath) -> Self {
+        Self {
+            id,
+            group: group.clone(),
+            counter: None,
+            tried_ms: None,
+            rate: Rate::default(),
+            newest: None,
+        }
+    }
+
+    /// Nothing is counted any more.
+    fn close(&mut self) {
+        (self.counter, self.newest) = (None, None);
+        self.rate.reset();
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

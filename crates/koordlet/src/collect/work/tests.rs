@@ -1,0 +1,195 @@
+use super::*;
+use koord_host::fake::Tree;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// What a group sent, by its path; a group that is not in here is not there.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sent(Arc<Mutex<FxHashMap<CgroupPath, u64>>>);
+
+#[derive(Debug)]
+struct One(Sent, CgroupPath);
+
+impl Sent {
+    pub(crate) fn set(&self, group: &CgroupPath, packets: u64) {
+        self.0.lock().insert(group.clone(), packets);
+    }
+}
+
+impl Count for One {
+    fn packets(&self) -> koord_host::Result<Option<u64>> {
+        Ok(self.0.0.lock().get(&self.1).copied())
+    }
+}
+
+impl Source for Sent {
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
+        let one = || Box::new(One(self.clone(), group.path().clone())) as Box<dyn Count>;
+        Ok(self.0.lock().contains_key(group.path()).then(one))
+    }
+}
+
+/// Refuses everything.
+#[derive(Debug)]
+struct Refuses;
+
+impl Source for Refuses {
+    fn attach(&self, _: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
+        Err(HostError::Unsupported {
+            resource: "a count",
+            version: "this test",
+        })
+    }
+}
+
+struct Fixture {
+    _tree: Tree,
+    sent: Sent,
+    work: Work,
+    now: u64,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let (tree, sent) = (Tree::hybrid("0-3").unwrap(), Sent::default());
+        let work = Work::with(tree.root().clone(), Box::new(sent.clone()));
+        Self {
+            _tree: tree,
+            sent,
+            work,
+            now: SECOND,
+        }
+    }
+
+    fn follow(&mut self, pods: &[u64]) {
+        let groups: Vec<_> = pods.iter().map(|n| (*n, group(*n))).collect();
+        self.work
+            .follow(groups.iter().map(|(n, group)| (*n, group)));
+    }
+
+    /// A second later, in which every pod used so many cores.
+    fn sample(&mut self, cores: f64) {
+        self.now += SECOND;
+        self.work.sample(self.now, |_| Some(cores));
+    }
+}
+
+fn group(n: u64) -> CgroupPath {
+    CgroupPath::new(&format!("kubepods/pod{n}")).unwrap()
+}
+
+#[test]
+fn the_value_is_cpu_time_by_packet() {
+    let mut f = Fixture::new();
+    f.sent.set(&group(1), 1000);
+    f.sent.set(&group(2), 0);
+    f.follow(&[1, 2]);
+    f.sample(0.5);
+    assert_eq!(f.work.of(1), None, "one sample is no rate");
+    f.sent.set(&group(1), 6000);
+    f.sample(0.5);
+    assert_eq!(f.work.of(1), Some(100.0), "half a core and 5000 packets");
+    assert_eq!(f.work.of(2), None, "it sends nothing");
+    assert_eq!(f.work.of(3), None);
+    assert_eq!(f.work.trouble(), None);
+}
+
+#[test]
+fn too_little_to_be_compared_is_no_value() {
+    for (packets, cores, want) in [
+        (50, 0.01, Some(200.0)),
+        (49, 0.01, None),
+        (50, 0.009, None),
+        (5000, 0.009, None),
+    ] {
+        let mut f = Fixture::new();
+        f.sent.set(&group(1), 0);
+        f.follow(&[1]);
+        f.sample(cores);
+        f.sent.set(&group(1), packets);
+        f.sample(cores);
+        assert_eq!(f.work.of(1), want, "{packets} packets, {cores} cores");
+        f.now += SECOND;
+        f.work.sample(f.now, |_| None);
+        assert_eq!(f.work.of(1), None, "the CPU time is not known");
+    }
+}
+
+#[test]
+fn a_group_that_comes_and_goes_is_tried_again() {
+    let mut f = Fixture::new();
+    f.follow(&[1]);
+    f.sample(1.0);
+    let (state, why) = f.work.trouble().unwrap();
+    assert_eq!(state, State::Active);
+    assert_eq!(why, "1 of 1 services have no group in the unified tree");
+    f.sent.set(&group(1), 0);
+    for _ in 0..9 {
+        f.sample(1.0);
+        assert!(f.work.trouble().is_some(), "not tried each second");
+    }
+    f.sample(1.0);
+    assert_eq!(f.work.trouble(), None);
+    f.sent.set(&group(1), 500);
+    f.sample(1.0);
+    assert_eq!(f.work.of(1), Some(2000.0));
+    f.sent.0.lock().clear();
+    f.sample(1.0);
+    assert_eq!(f.work.of(1), None);
+    // It was made anew and counts from 0.
+    f.sent.set(&group(1), 100);
+    f.sample(1.0);
+    f.sample(1.0);
+    assert_eq!(f.work.of(1), None, "the counter before was another");
+}
+
+#[test]
+fn at_rest_nothing_is_held() {
+    let mut f = Fixture::new();
+    f.sent.set(&group(1), 0);
+    f.follow(&[1]);
+    f.sample(1.0);
+    f.sent.set(&group(1), 500);
+    f.work.rest();
+    assert!(f.work.pods.iter().all(|pod| pod.counter.is_none()));
+    f.sample(1.0);
+    assert_eq!(f.work.of(1), None, "a rate over the rest would be wrong");
+}
+
+#[test]
+fn what_the_machine_lacks_is_said_and_not_tried_again() {
+    let tree = Tree::v1("0-3").unwrap();
+    let mut work = Work::with(tree.root().clone(), Box::new(Refuses));
+    let group = group(1);
+    work.follow([(1, &group)].into_iter());
+    for second in 1..30 {
+        work.sample(second * SECOND, |_| Some(1.0));
+    }
+    let told = (
+        State::Unavailable,
+        "a count does not exist in this test".to_owned(),
+    );
+    assert_eq!(work.trouble(), Some(told));
+    assert!(matches!(work.stage, Stage::Lacking(_)));
+
+    let mut off = Work::new(tree.root().clone(), false);
+    off.follow([(1, &group)].into_iter());
+    off.sample(SECOND, |_| Some(1.0));
+    assert_eq!(off.trouble().unwrap().0, State::Off);
+    assert!(matches!(off.stage, Stage::Off));
+}
+
+/// Directories that are no groups cannot be attached to, whatever this kernel has.
+#[test]
+fn on_a_fake_tree_nothing_is_counted_and_it_is_said() {
+    let tree = Tree::hybrid("0-3").unwrap();
+    let group = tree.group("kubepods/pod1").unwrap();
+    let mut work = Work::new(tree.root().clone(), true);
+    work.follow([(1, &group)].into_iter());
+    work.sample(SECOND, |_| Some(1.0));
+    work.sample(2 * SECOND, |_| Some(1.0));
+    assert_eq!(work.of(1), None);
+    assert!(work.trouble().is_some());
+}
