@@ -8,7 +8,7 @@
 //! * `facts` is the table of wire facts of the built-in types (field names, protobuf numbers,
 //!   merge keys) that strict decoding, strategic merge and protobuf decoding share.
 //! * [`selector`], [`patch`], [`status`], [`discovery`], [`openapi`], [`table`], [`proto`] are the
-//!   algorithms.
+//!   algorithms; [`webhook`] says which admission webhooks a write concerns.
 
 mod builtin;
 pub mod crd;
@@ -27,6 +27,7 @@ pub mod status;
 mod strategy;
 pub mod structural;
 pub mod table;
+pub mod webhook;
 
 pub use registry::Registry;
 pub use resource::{Behavior, GroupVersionKind, Resource, Subresource};

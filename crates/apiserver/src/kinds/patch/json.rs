@@ -21,6 +21,14 @@ const MAX_DEPTH: usize = 120;
 pub fn json_patch(original: &Value, body: &[u8]) -> Result<Value, PatchError> {
     let document: Value =
         serde_json::from_slice(body).map_err(|e| PatchError::Malformed(e.to_string()))?;
+    json_patch_value(original, document)
+}
+
+/// [`json_patch`] of a parsed document.
+///
+/// # Errors
+/// As [`json_patch`].
+pub fn json_patch_value(original: &Value, document: Value) -> Result<Value, PatchError> {
     let count = document.as_array().map_or(0, Vec::len);
     if count > MAX_OPERATIONS {
         return Err(PatchError::TooManyOperations(count));

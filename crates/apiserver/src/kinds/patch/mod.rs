@@ -11,8 +11,8 @@ use super::resource::Resource;
 use super::status::{ApiError, FieldError};
 
 pub use apply::apply;
-pub use json::json_patch;
 pub(super) use json::measure;
+pub use json::{json_patch, json_patch_value};
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;

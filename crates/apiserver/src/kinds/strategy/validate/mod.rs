@@ -5,6 +5,7 @@ mod metadata;
 pub(in crate::kinds) mod names;
 mod pod;
 mod resources;
+mod webhook;
 mod workload;
 
 use serde_json::Value;
@@ -82,6 +83,10 @@ fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &m
         | ("", "replicationcontrollers") => workload::replicated(resource, object, old, errors),
         ("batch", "jobs") => workload::job(object, old, errors),
         ("batch", "cronjobs") => workload::cron_job(object, errors),
+        (
+            "admissionregistration.k8s.io",
+            "mutatingwebhookconfigurations" | "validatingwebhookconfigurations",
+        ) => webhook::configuration(object, errors),
         _ => {}
     }
 }
