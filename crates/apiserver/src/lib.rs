@@ -27,3 +27,6 @@ mod api_server;
 
 pub use api_server::{ApiServer, Config, Error, Storage};
 pub use rest::logs::{LogOptions, LogStream, PodLogs};
+pub use rest::{
+    InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
+};

@@ -22,6 +22,7 @@ impl Api {
     /// When the store does not take them.
     pub async fn bootstrap(&self) -> Result<(), ApiError> {
         self.load_definitions();
+        self.load_webhooks();
         for name in NAMESPACES {
             self.ensure(
                 "",

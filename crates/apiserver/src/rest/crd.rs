@@ -25,6 +25,7 @@ impl Api {
         resource: &Arc<Resource>,
         entry: &Arc<Entry>,
     ) -> Result<(), ApiError> {
+        self.webhooks_changed(resource);
         if resource.is(CRDS.0, CRDS.1) {
             self.establish(resource, entry.clone()).await?;
         }
@@ -33,6 +34,7 @@ impl Api {
 
     /// What follows from an object being gone.
     pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
+        self.webhooks_changed(resource);
         if resource.is(CRDS.0, CRDS.1)
             && let Err(errors) = self.serve_definition(resource, &entry.key)
         {

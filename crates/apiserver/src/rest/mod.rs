@@ -39,7 +39,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::authz::User;
 pub(crate) use admission::CRD_FINALIZER;
-pub use admission::Operation;
+pub use admission::{
+    InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
+};
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
 pub(crate) use delete::{FOREGROUND, ORPHAN};
@@ -93,6 +95,8 @@ struct Inner {
     documents: nonresource::Documents,
     /// Held while the registry is brought in line with a stored definition.
     definitions: parking_lot::Mutex<()>,
+    /// The webhooks that admission asks.
+    webhooks: admission::Webhooks,
     /// What passed admission, for its tests.
     #[cfg(test)]
     admitted: parking_lot::Mutex<Vec<String>>,
@@ -126,6 +130,7 @@ impl Api {
             shutdown,
             documents,
             definitions: parking_lot::Mutex::default(),
+            webhooks: admission::Webhooks::default(),
             #[cfg(test)]
             admitted: parking_lot::Mutex::default(),
         };

@@ -100,6 +100,7 @@ impl Query {
             field_validation: validation,
             field_manager: manager,
             force: self.flag("force").unwrap_or(false),
+            patch: kind == "PatchOptions",
             ..WriteOptions::default()
         })
     }

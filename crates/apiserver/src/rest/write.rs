@@ -33,6 +33,8 @@ pub struct WriteOptions {
     pub field_manager: String,
     /// Take fields over from other managers (apply only).
     pub force: bool,
+    /// The write is a patch.
+    pub(crate) patch: bool,
     /// Who writes; `None`: the controllers of this process.
     pub user: Option<Arc<User>>,
     /// The write is part of a request that was admitted under another name, as an eviction.

@@ -6,6 +6,7 @@
 )]
 
 mod full_disk;
+mod hooks;
 mod hostile;
 mod kubectl;
 mod lifecycle;
@@ -15,4 +16,5 @@ mod serving;
 mod store_crash;
 mod support;
 mod watching;
+mod webhooks;
 mod workloads;

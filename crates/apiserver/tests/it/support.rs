@@ -62,6 +62,16 @@ impl Cluster {
         Self::with(false).await
     }
 
+    /// Without controllers, with its objects in a directory.
+    pub(crate) async fn in_dir(dir: &std::path::Path) -> Self {
+        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
+        let mut config = Config::dir(dir, clock);
+        config.controllers = false;
+        Self {
+            server: ApiServer::open(config).await.unwrap(),
+        }
+    }
+
     async fn with(controllers: bool) -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);

@@ -1,14 +1,17 @@
 //! Admission: the one way from a request to the store.
 //!
 //! Every write passes [`Api::admit`] exactly once, whoever sends it and by whichever verb or
-//! sub-resource: built-in steps that change the object, then what `finish` does (the server's own
-//! fields and validation). What a request entails by itself, such as the deletion that an eviction
+//! sub-resource: built-in steps that change the object, mutating webhooks, what `finish` does (the
+//! server's own fields and validation), validating webhooks. What a request entails by itself, such as the deletion that an eviction
 //! asks for, was admitted with the request and does not pass again.
 
 mod builtin;
+mod call;
+mod review;
 mod server_fields;
 #[cfg(test)]
 mod tests;
+mod webhooks;
 
 use super::delete::DeleteOptions;
 use super::write::WriteOptions;
@@ -18,8 +21,10 @@ use crate::kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
+pub use review::{InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse};
 pub(crate) use server_fields::CRD_FINALIZER;
 pub(super) use server_fields::{on_create, on_update};
+pub(super) use webhooks::Webhooks;
 
 /// What a write does to its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,7 +157,9 @@ impl Api {
         #[cfg(test)]
         self.inner.admitted.lock().push(tests::line(attributes));
         builtin::admit(self, attributes, object)?;
-        let _ = (old, warnings);
-        finish(object)
+        webhooks::advise(attributes, object, warnings);
+        self.mutate(attributes, object, old, warnings).await?;
+        finish(object)?;
+        self.validate(attributes, object, old, warnings).await
     }
 }

@@ -1,0 +1,231 @@
+//! Calling a webhook over HTTPS.
+
+use crate::kinds::webhook::Endpoint;
+use crate::rest::body::MAX_BODY;
+use crate::rest::meta;
+use crate::store::{Key, Store, TableId};
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// The way to one webhook. Each call has a connection of its own: it cannot find one that the
+/// other side has just closed, and calls spread over what stands behind an address.
+pub(super) struct Transport {
+    endpoint: Endpoint,
+    url: Uri,
+    host: String,
+    port: u16,
+    tls: TlsConnector,
+    name: ServerName<'static>,
+}
+
+impl Transport {
+    /// The way to `endpoint`, whose server shows a certificate that `ca_bundle` (PEM) vouches for.
+    ///
+    /// # Errors
+    /// When the address or the authorities cannot be used.
+    pub(super) fn new(endpoint: &Endpoint, ca_bundle: &[u8]) -> Result<Self, String> {
+        let url = endpoint.url();
+        let uri: Uri = url.parse().map_err(|e| format!("{url:?}: {e}"))?;
+        if uri.scheme_str() != Some("https") {
+            return Err(format!("{url:?}: only https is called"));
+        }
+        let host = uri.host().unwrap_or_default();
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let name = ServerName::try_from(host.clone()).map_err(|e| format!("{url:?}: {e}"))?;
+        Ok(Self {
+            endpoint: endpoint.clone(),
+            host,
+            port: uri.port_u16().unwrap_or(443),
+            url: uri,
+            tls: TlsConnector::from(Arc::new(client(ca_bundle)?)),
+            name,
+        })
+    }
+
+    /// Sends a review and returns the body of the answer.
+    ///
+    /// # Errors
+    /// Whatever kept the answer away.
+    pub(super) async fn post(
+        &self,
+        store: &Store,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<Bytes, String> {
+        let (host, port) = match &self.endpoint {
+            Endpoint::Url(_) => (self.host.clone(), self.port),
+            Endpoint::Service {
+                namespace,
+                name,
+                port,
+                ..
+            } => resolve(store, namespace, name, *port)?,
+        };
+        let stream = TcpStream::connect((host.as_str(), port))
+            .await
+            .map_err(|e| format!("dial tcp {host}:{port}: {e}"))?;
+        // One small request: waiting for more to send would only be slow.
+        let _ = stream.set_nodelay(true);
+        let stream = self
+            .tls
+            .connect(self.name.clone(), stream)
+            .await
+            .map_err(|e| format!("tls: {e}"))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream))
+                .await
+                .map_err(|e| e.to_string())?;
+        let authority = self.url.authority().map_or("", |a| a.as_str());
+        let request = Request::post(format!(
+            "{}?timeout={}s",
+            self.url.path(),
+            timeout.as_secs()
+        ))
+        .header(header::HOST, authority)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json")
+        .header(header::USER_AGENT, "koord-apiserver-admission")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|e| e.to_string())?;
+        let exchange = async {
+            let response = sender.send_request(request).await;
+            let response = response.map_err(|e| e.to_string())?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+            let body = body.map_err(|e| {
+                if e.is::<LengthLimitError>() {
+                    format!("the response is larger than {MAX_BODY} bytes")
+                } else {
+                    e.to_string()
+                }
+            })?;
+            answered(status, body.to_bytes())
+        };
+        tokio::pin!(exchange, connection);
+        // The connection lives in this future: one that is given up is closed.
+        tokio::select! {
+            biased;
+            done = &mut exchange => return done,
+            _ = &mut connection => {}
+        }
+        exchange.await
+    }
+}
+
+fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
+    if status.is_success() {
+        return Ok(body);
+    }
+    let said: String = String::from_utf8_lossy(&body).chars().take(200).collect();
+    Err(format!("the webhook answered {status}: {}", said.trim()))
+}
+
+/// TLS towards servers that the authorities of `ca_bundle` vouch for, and no others.
+fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
+        let certificate = certificate.map_err(|e| format!("caBundle: {e}"))?;
+        roots
+            .add(certificate)
+            .map_err(|e| format!("caBundle: {e}"))?;
+    }
+    if roots.is_empty() {
+        return Err("caBundle: holds no certificate, so that no server can be trusted".to_owned());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// An address behind a port of a Service. Nothing here routes the address of the Service itself.
+///
+/// # Errors
+/// When there is no such Service or port, or nothing ready behind it.
+pub(super) fn resolve(
+    store: &Store,
+    namespace: &str,
+    name: &str,
+    port: u16,
+) -> Result<(String, u16), String> {
+    let key = Key::new(namespace, name);
+    let service = store
+        .get(&TableId::new("", "services"), &key)
+        .ok_or_else(|| format!("service {name:?} not found in namespace {namespace:?}"))?
+        .value();
+    if meta::text(&service, &["spec", "type"]) == "ExternalName" {
+        let host = meta::text(&service, &["spec", "externalName"]);
+        return Ok((host.to_owned(), port));
+    }
+    let port_name = each(&service, &["spec", "ports"])
+        .find(|p| number(p) == Some(port))
+        .map(|p| meta::text(p, &["name"]).to_owned())
+        .ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    let slices = store
+        .list(
+            &TableId::new("discovery.k8s.io", "endpointslices"),
+            Some(namespace),
+            None,
+            None,
+            None,
+            &|e| e.index.label("kubernetes.io/service-name") == Some(name),
+        )
+        .map(|page| page.items)
+        .unwrap_or_default();
+    let found = slices.iter().find_map(|entry| {
+        let slice = entry.value();
+        let port = port_of(&slice, &port_name)?;
+        let ready = each(&slice, &["endpoints"]).find(|e| {
+            meta::at(e, &["conditions", "ready"]).and_then(Value::as_bool) != Some(false)
+        })?;
+        let host = ready.get("addresses")?.as_array()?.first()?.as_str()?;
+        Some((host.to_owned(), port))
+    });
+    let found = found.or_else(|| {
+        let endpoints = store.get(&TableId::new("", "endpoints"), &key)?.value();
+        each(&endpoints, &["subsets"]).find_map(|subset| {
+            let address = each(subset, &["addresses"]).next()?;
+            let host = meta::text(address, &["ip"]).to_owned();
+            Some((host, port_of(subset, &port_name)?))
+        })
+    });
+    found.ok_or_else(|| {
+        format!(
+            "no endpoints available for service {name:?}: an EndpointSlice or Endpoints object has \
+             to name them"
+        )
+    })
+}
+
+fn each<'a>(object: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+    let list = meta::at(object, path).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
+fn number(port: &Value) -> Option<u16> {
+    u16::try_from(port.get("port")?.as_u64()?).ok()
+}
+
+/// The number of the port of that name in a slice or subset.
+fn port_of(object: &Value, name: &str) -> Option<u16> {
+    each(object, &["ports"])
+        .find(|p| meta::text(p, &["name"]) == name)
+        .and_then(number)
+}

@@ -1,0 +1,572 @@
+//! Asking webhooks: which, in which order, and what becomes of their answers.
+
+use super::call::Transport;
+use super::review::{self, InProcessWebhook, WebhookRequest, WebhookResponse};
+use super::{Attributes, Operation, Options, builtin};
+use crate::kinds::status::ApiError;
+use crate::kinds::webhook::{self, Candidate, NamespaceLabels, Webhook};
+use crate::kinds::{GroupVersionKind, Resource, patch};
+use crate::rest::{Api, Propagation, meta};
+use crate::rest::{DeleteOptions, FieldValidation, WriteOptions, check};
+use crate::store::{Entry, Key, Store, TableId};
+use arc_swap::ArcSwap;
+use futures::FutureExt as _;
+use futures::future::join_all;
+use http::Uri;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
+
+/// Plurals of the configurations.
+const MUTATING: &str = "mutatingwebhookconfigurations";
+const VALIDATING: &str = "validatingwebhookconfigurations";
+
+/// A webhook that may be asked.
+pub(super) struct Hook {
+    webhook: Webhook,
+    /// Under which in-process webhooks are registered.
+    address: String,
+    /// Made at the first call.
+    transport: OnceLock<Result<Transport, String>>,
+}
+
+type Hooks = Arc<Vec<Arc<Hook>>>;
+
+/// All webhooks, as the stored configurations name them, and those in this process.
+#[derive(Default)]
+pub(in crate::rest) struct Webhooks {
+    mutating: ArcSwap<Vec<Arc<Hook>>>,
+    validating: ArcSwap<Vec<Arc<Hook>>>,
+    in_process: ArcSwap<FxHashMap<String, Arc<dyn InProcessWebhook>>>,
+    /// Held while the lists are brought in line with the store: of two writes, the later counts.
+    in_turn: parking_lot::Mutex<()>,
+}
+
+/// The address of a webhook in one form: with port and path.
+fn address(url: &str) -> String {
+    let Ok(uri) = url.parse::<Uri>() else {
+        return url.to_owned();
+    };
+    let host = uri.host().unwrap_or_default().to_ascii_lowercase();
+    let port = uri.port_u16().unwrap_or(443);
+    let path = uri.path().trim_end_matches('/');
+    format!("https://{host}:{port}{path}")
+}
+
+impl Webhooks {
+    /// Reads the stored configurations.
+    fn load(&self, store: &Store) {
+        let _in_turn = self.in_turn.lock();
+        for (list, plural) in [(&self.mutating, MUTATING), (&self.validating, VALIDATING)] {
+            list.store(Arc::new(hooks(store, plural)));
+        }
+    }
+
+    /// The webhooks that may be asked about objects of a resource.
+    fn of(&self, resource: &Resource, mutating: bool) -> Option<Hooks> {
+        let list = if mutating {
+            &self.mutating
+        } else {
+            &self.validating
+        };
+        let list = list.load();
+        if list.is_empty() || webhook::exempt(resource) {
+            return None;
+        }
+        Some(Arc::clone(&list))
+    }
+}
+
+/// The stored webhooks in order: configurations by name, and as they are listed.
+fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
+    let table = TableId::new(webhook::GROUP, plural);
+    let mut entries = store
+        .list(&table, None, None, None, None, &|_| true)
+        .map(|page| page.items)
+        .unwrap_or_default();
+    entries.sort_by(|a, b| a.key.name.cmp(&b.key.name));
+    let mut out = Vec::new();
+    for entry in entries {
+        let configuration = entry.value();
+        let list = configuration.get("webhooks").and_then(Value::as_array);
+        for hook in list.into_iter().flatten() {
+            match Webhook::parse(hook) {
+                Ok(webhook) => out.push(Arc::new(Hook {
+                    address: address(&webhook.endpoint.url()),
+                    webhook,
+                    transport: OnceLock::new(),
+                })),
+                // Validation keeps such a one out of the store.
+                Err(why) => tracing::warn!(
+                    configuration = %entry.key.name,
+                    webhook = meta::name(hook),
+                    why,
+                    "a stored webhook cannot be used and is not called"
+                ),
+            }
+        }
+    }
+    out
+}
+
+/// Why a webhook has no verdict, or what it is.
+enum Refusal {
+    /// It could not be called, or gave no valid answer: the failure policy decides.
+    Failed(String),
+    /// It refused, or its answer cannot be carried out.
+    Final(ApiError),
+}
+
+/// A write while webhooks are asked about it.
+pub(super) struct Asking<'a> {
+    api: &'a Api,
+    attributes: &'a Attributes<'a>,
+    kind: GroupVersionKind,
+    /// The stored namespace of the write.
+    namespace: Option<Arc<Entry>>,
+    equivalents: Vec<Arc<Resource>>,
+    options: Value,
+}
+
+fn kind_of(resource: &Resource, subresource: &str) -> GroupVersionKind {
+    resource
+        .subresource(subresource)
+        .map_or_else(|| resource.gvk(), |s| s.response.clone())
+}
+
+/// The options of a write as an object.
+fn options_of(attributes: &Attributes<'_>) -> Value {
+    let mut options = match attributes.options {
+        Options::Write(given) => write_options(attributes.operation, given),
+        Options::Delete(given) => delete_options(given),
+    };
+    options["apiVersion"] = "meta.k8s.io/v1".into();
+    if attributes.dry_run() {
+        options["dryRun"] = json!(["All"]);
+    }
+    options
+}
+
+fn write_options(operation: Operation, given: &WriteOptions) -> Value {
+    let kind = match operation {
+        Operation::Create => "CreateOptions",
+        _ if given.patch => "PatchOptions",
+        _ => "UpdateOptions",
+    };
+    let mut options = json!({ "kind": kind });
+    if !given.field_manager.is_empty() {
+        options["fieldManager"] = given.field_manager.as_str().into();
+    }
+    if given.field_validation == FieldValidation::Strict {
+        options["fieldValidation"] = "Strict".into();
+    }
+    if kind == "PatchOptions" && given.force {
+        options["force"] = true.into();
+    }
+    options
+}
+
+fn delete_options(given: &DeleteOptions) -> Value {
+    let mut options = json!({ "kind": "DeleteOptions" });
+    if let Some(seconds) = given.grace_period_seconds {
+        options["gracePeriodSeconds"] = seconds.into();
+    }
+    for (key, text) in [
+        ("uid", &given.uid),
+        ("resourceVersion", &given.resource_version),
+    ] {
+        if let Some(text) = text {
+            options["preconditions"][key] = text.as_str().into();
+        }
+    }
+    if let Some(propagation) = given.propagation {
+        let policy = match propagation {
+            Propagation::Orphan => "Orphan",
+            Propagation::Background => "Background",
+            Propagation::Foreground => "Foreground",
+        };
+        options["propagationPolicy"] = policy.into();
+    }
+    options
+}
+
+impl<'a> Asking<'a> {
+    fn new(api: &'a Api, attributes: &'a Attributes<'a>) -> Self {
+        let resource = attributes.resource;
+        let namespaces = TableId::new("", "namespaces");
+        let namespace = (!attributes.namespace.is_empty())
+            .then(|| {
+                api.store()
+                    .get(&namespaces, &Key::cluster(attributes.namespace))
+            })
+            .flatten();
+        let equivalents = api.registry().all().into_iter().filter(|r| {
+            r.table == resource.table
+                && r.stored
+                && (attributes.subresource.is_empty()
+                    || r.subresource(attributes.subresource).is_some())
+        });
+        Self {
+            api,
+            attributes,
+            kind: kind_of(resource, attributes.subresource),
+            namespace,
+            equivalents: equivalents.collect(),
+            options: options_of(attributes),
+        }
+    }
+
+    /// The version of the resource in which `hook` is asked, if it is.
+    fn matches(
+        &self,
+        hook: &Hook,
+        object: Option<&Value>,
+        old: Option<&Value>,
+    ) -> Option<Arc<Resource>> {
+        let a = self.attributes;
+        let is_namespace = a.resource.is("", "namespaces");
+        let written = is_namespace && a.subresource.is_empty() && a.operation != Operation::Delete;
+        let namespace_labels = match (&self.namespace, object) {
+            (_, Some(object)) if written => NamespaceLabels::Object(object),
+            _ if a.namespace.is_empty() && !is_namespace => NamespaceLabels::None,
+            (Some(entry), _) => NamespaceLabels::Stored(&entry.index),
+            (None, _) => NamespaceLabels::Missing,
+        };
+        hook.webhook.matches(&Candidate {
+            operation: a.operation.as_str(),
+            resource: a.resource,
+            subresource: a.subresource,
+            namespace: a.namespace,
+            namespace_labels,
+            object,
+            old,
+            equivalents: &self.equivalents,
+        })
+    }
+
+    /// `object` in the version of `target`.
+    fn seen_as(&self, object: &Value, target: &Arc<Resource>) -> Option<Value> {
+        let own = Arc::ptr_eq(target, self.attributes.resource);
+        (!own && self.is_whole()).then(|| self.attributes.resource.convert(object.clone(), target))
+    }
+
+    /// What is admitted is the object, not a Binding or a Scale.
+    fn is_whole(&self) -> bool {
+        self.kind == self.attributes.resource.gvk()
+    }
+
+    /// Asks one webhook.
+    async fn ask(
+        &self,
+        hook: &Hook,
+        target: &Arc<Resource>,
+        (object, old): (Option<&Value>, Option<&Value>),
+        mutating: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<WebhookResponse, Refusal> {
+        let Hook { webhook, .. } = hook;
+        let a = self.attributes;
+        if a.dry_run() && !webhook.dry_run {
+            return Err(Refusal::Final(ApiError::bad_request(format!(
+                "admission webhook {:?} does not support dry run",
+                webhook.name
+            ))));
+        }
+        let converted = object.and_then(|o| self.seen_as(o, target));
+        let converted_old = old.and_then(|o| self.seen_as(o, target));
+        let request = WebhookRequest {
+            uid: uuid::Uuid::new_v4().to_string(),
+            kind: kind_of(target, a.subresource).into(),
+            resource: (&**target).into(),
+            sub_resource: a.subresource,
+            request_kind: self.kind.clone().into(),
+            request_resource: (&**a.resource).into(),
+            request_sub_resource: a.subresource,
+            name: a.name,
+            namespace: a.namespace,
+            operation: a.operation,
+            user_info: a.user(),
+            object: converted.as_ref().or(object),
+            old_object: converted_old.as_ref().or(old),
+            dry_run: a.dry_run(),
+            options: &self.options,
+        };
+        let mut response = self
+            .call(hook, &request, mutating)
+            .await
+            .map_err(Refusal::Failed)?;
+        if !response.audit_annotations.is_empty() {
+            tracing::debug!(
+                webhook = webhook.name,
+                annotations = ?response.audit_annotations,
+                "audit annotations"
+            );
+        }
+        warnings.append(&mut response.warnings);
+        if response.allowed {
+            Ok(response)
+        } else {
+            Err(Refusal::Final(response.refusal(&webhook.name)))
+        }
+    }
+
+    async fn call(
+        &self,
+        hook: &Hook,
+        request: &WebhookRequest<'_>,
+        mutating: bool,
+    ) -> Result<WebhookResponse, String> {
+        let Hook {
+            webhook, address, ..
+        } = hook;
+        let version = webhook.review.ok_or(
+            "could not create admission objects: webhook does not accept known AdmissionReview \
+             versions (v1, v1beta1)",
+        )?;
+        let late = |_| {
+            format!(
+                "failed to call webhook: Post \"{}?timeout={}s\": context deadline exceeded",
+                webhook.endpoint.url(),
+                webhook.timeout.as_secs()
+            )
+        };
+        let in_process = self.api.inner.webhooks.in_process.load();
+        if let Some(local) = in_process.get(address) {
+            let answer = AssertUnwindSafe(local.review(request)).catch_unwind();
+            let answer = tokio::time::timeout(webhook.timeout, answer);
+            let answer = answer.await.map_err(late)?;
+            let answer = answer.map_err(|_| "failed to call webhook: it panicked".to_owned())?;
+            let answer = answer.map_err(|why| format!("failed to call webhook: {why}"))?;
+            if !mutating && !answer.patch.is_null() {
+                return Err(
+                    "received invalid webhook response: validating webhook may not return \
+                     response.patch"
+                        .to_owned(),
+                );
+            }
+            return Ok(answer);
+        }
+        drop(in_process);
+        let transport = hook
+            .transport
+            .get_or_init(|| Transport::new(&webhook.endpoint, &webhook.ca_bundle));
+        let transport = transport
+            .as_ref()
+            .map_err(|why| format!("failed to call webhook: {why}"))?;
+        let body = review::body(version, request);
+        let answer = transport.post(self.api.store(), body, webhook.timeout);
+        let answer = tokio::time::timeout(webhook.timeout, answer);
+        let answer = answer.await.map_err(late)?.map_err(|why| {
+            format!(
+                "failed to call webhook: Post \"{}\": {why}",
+                webhook.endpoint.url()
+            )
+        })?;
+        review::parse(version, &request.uid, mutating, &answer)
+    }
+
+    /// Applies the failure policy. `Ok`: the request goes on without the webhook.
+    fn judge(&self, hook: &Hook, refusal: Refusal) -> Result<(), ApiError> {
+        let Webhook { name, fail, .. } = &hook.webhook;
+        match refusal {
+            Refusal::Failed(why) if *fail => Err(ApiError::internal(format!(
+                "failed calling webhook {name:?}: {why}"
+            ))),
+            Refusal::Failed(why) => {
+                tracing::warn!(webhook = name, why, "failed calling webhook, failing open");
+                Ok(())
+            }
+            Refusal::Final(error) => Err(error),
+        }
+    }
+
+    /// The object with a webhook's patch. The webhook saw it in the version of `target`.
+    fn patched(
+        &self,
+        hook: &Hook,
+        target: &Arc<Resource>,
+        object: &Value,
+        operations: Value,
+    ) -> Result<Value, Refusal> {
+        let refused = |why: String| Refusal::Final(ApiError::internal(why));
+        let name = &hook.webhook.name;
+        if object.is_null() {
+            return Err(refused(format!(
+                "admission webhook {name:?} attempted to modify the object, which is not supported \
+                 for this operation"
+            )));
+        }
+        let seen = self.seen_as(object, target);
+        let patched = patch::json_patch_value(seen.as_ref().unwrap_or(object), operations);
+        let mut new = match patched {
+            Ok(new) => new,
+            Err(patch::PatchError::Malformed(why)) => {
+                return Err(Refusal::Failed(format!(
+                    "received undecodable patch in webhook response: {why}"
+                )));
+            }
+            Err(e) => return Err(refused(e.to_string())),
+        };
+        if self.is_whole() {
+            check::check_identity(target, &mut new, false).map_err(|e| refused(e.message))?;
+            target.prune(&mut new);
+            target.default_object(&mut new);
+            if seen.is_some() {
+                new = target.convert(new, self.attributes.resource);
+            }
+        } else if !new.is_object() {
+            return Err(refused(format!("webhook {name:?} left no object")));
+        }
+        Ok(new)
+    }
+}
+
+impl Api {
+    /// Brings the webhooks in line with the stored configurations.
+    pub(in crate::rest) fn load_webhooks(&self) {
+        self.inner.webhooks.load(self.store());
+    }
+
+    /// What follows from a configuration having been written or removed.
+    pub(in crate::rest) fn webhooks_changed(&self, resource: &Resource) {
+        if resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING) {
+            self.load_webhooks();
+        }
+    }
+
+    /// Answers calls to the webhook at `url` by a function in this process: wherever a stored
+    /// configuration names that address. A Service has the address
+    /// `https://<name>.<namespace>.svc:<port>/<path>`.
+    pub fn register_webhook(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
+        let address = address(url);
+        self.inner.webhooks.in_process.rcu(|old| {
+            let mut new = FxHashMap::clone(old);
+            new.insert(address.clone(), Arc::clone(&webhook));
+            new
+        });
+    }
+
+    /// Asks the mutating webhooks in their order. When one changes the object, the built-in steps
+    /// run once more, and after them the webhooks that wish to see what came later.
+    pub(super) async fn mutate(
+        &self,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let Some(hooks) = self.inner.webhooks.of(attributes.resource, true) else {
+            return Ok(());
+        };
+        let asking = Asking::new(self, attributes);
+        let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
+        for round in 0..2 {
+            if round > 0 {
+                if !reinvoke {
+                    break;
+                }
+                let before = object.clone();
+                builtin::admit(self, attributes, object)?;
+                if *object != before {
+                    again.append(&mut asked);
+                }
+            }
+            for (i, hook) in hooks.iter().enumerate() {
+                let shown = (!object.is_null()).then_some(&*object);
+                let Some(target) = asking.matches(hook, shown, old) else {
+                    continue;
+                };
+                if round > 0 && !again.contains(&i) {
+                    continue;
+                }
+                let answer = asking
+                    .ask(hook, &target, (shown, old), true, warnings)
+                    .await;
+                let answer = answer.and_then(|response| {
+                    if !response.patches() {
+                        return Ok(None);
+                    }
+                    let new = asking.patched(hook, &target, object, response.patch)?;
+                    Ok((new != *object).then_some(new))
+                });
+                let changed = match answer {
+                    Ok(changed) => changed,
+                    Err(refusal) => {
+                        asking.judge(hook, refusal)?;
+                        None
+                    }
+                };
+                if let Some(new) = changed {
+                    *object = new;
+                    reinvoke = true;
+                    again.append(&mut asked);
+                }
+                if hook.webhook.reinvoke {
+                    asked.push(i);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the validating webhooks, all at once. Of several refusals the first in order counts.
+    pub(super) async fn validate(
+        &self,
+        attributes: &Attributes<'_>,
+        object: &Value,
+        old: Option<&Value>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let Some(hooks) = self.inner.webhooks.of(attributes.resource, false) else {
+            return Ok(());
+        };
+        let attributes = &Attributes {
+            name: match attributes.name {
+                "" => meta::name(object),
+                name => name,
+            },
+            ..*attributes
+        };
+        let asking = Asking::new(self, attributes);
+        let shown = (!object.is_null()).then_some(object);
+        let calls = hooks.iter().filter_map(|hook| {
+            let target = asking.matches(hook, shown, old)?;
+            let asking = &asking;
+            Some(async move {
+                let mut said = Vec::new();
+                let answer = asking.ask(hook, &target, (shown, old), false, &mut said);
+                let verdict = match answer.await {
+                    Ok(_) => Ok(()),
+                    Err(refusal) => asking.judge(hook, refusal),
+                };
+                (said, verdict)
+            })
+        });
+        let mut refused = Ok(());
+        for (mut said, verdict) in join_all(calls).await {
+            warnings.append(&mut said);
+            refused = refused.and(verdict);
+        }
+        refused
+    }
+}
+
+/// Says what of a webhook configuration this server does not do.
+pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
+    let resource = attributes.resource;
+    if !(resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING)) {
+        return;
+    }
+    let hooks = object.get("webhooks").and_then(Value::as_array);
+    for (i, hook) in hooks.into_iter().flatten().enumerate() {
+        let conditions = hook.get("matchConditions").and_then(Value::as_array);
+        if conditions.is_some_and(|c| !c.is_empty()) {
+            warnings.push(format!(
+                "webhooks[{i}].matchConditions: not evaluated by this server; webhook {:?} is \
+                 called for everything that its rules and selectors match",
+                meta::text(hook, &["name"])
+            ));
+        }
+    }
+}
