@@ -6,9 +6,14 @@ mod scheduler;
 
 use crate::{cluster, console};
 use anyhow::{Context, Result};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::Clock;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 /// What is measured.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -47,6 +52,30 @@ pub struct ApiserverArgs {
     /// Write the figures to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
+/// until `stop`; `kubeconfig` is written for its clients.
+async fn api_server(
+    kubeconfig: &Path,
+    stop: &CancellationToken,
+) -> Result<(Arc<ApiServer>, JoinHandle<()>)> {
+    let mut config = Config::memory(Clock::system());
+    config.controllers = false;
+    config.bind = ([127, 0, 0, 1], 0).into();
+    let server = ApiServer::open(config).await?;
+    server.install_crds(koord_api::crd_values()).await?;
+    let listener = server.listen().await?;
+    server.write_kubeconfig(kubeconfig)?;
+    let serving = tokio::spawn({
+        let (server, stop) = (server.clone(), stop.clone());
+        async move {
+            if let Err(error) = server.serve(listener, stop).await {
+                tracing::error!(%error, "API server");
+            }
+        }
+    });
+    Ok((server, serving))
 }
 
 /// Runs a benchmark and prints its figures.

@@ -7,8 +7,6 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_apiserver::{ApiServer, Config};
-use koord_app::Clock;
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
 use koord_kube::{Api, Change, Client, Informer};
@@ -101,19 +99,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 
 async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
     let directory = tempfile::tempdir().context("temporary directory")?;
-    let mut config = Config::memory(Clock::system());
-    config.controllers = false;
-    config.bind = ([127, 0, 0, 1], 0).into();
-    let server = ApiServer::open(config).await?;
-    server.install_crds(koord_api::crd_values()).await?;
-    let listener = server.listen().await?;
-    let stop = CancellationToken::new();
-    let serving = tokio::spawn({
-        let (server, stop) = (server.clone(), stop.clone());
-        async move { server.serve(listener, stop).await }
-    });
     let kubeconfig = directory.path().join("kubeconfig");
-    server.write_kubeconfig(&kubeconfig)?;
+    let stop = CancellationToken::new();
+    let (_, serving) = super::api_server(&kubeconfig, &stop).await?;
     let connect = |name: &str| {
         let options = ClientOptions {
             qps: 0.0,

@@ -74,8 +74,13 @@ impl Planner for Evict {
         if self.rested && self.round.is_fresh() {
             self.round.rest(view.now.ms());
         }
-        if !view.facts.slo.enabled || view.pods.is_none() {
-            plan.tell(State::Idle, "the NodeSLO does not enable it");
+        let idle = match (view.facts.slo.enabled, view.pods) {
+            (false, _) => Some("the NodeSLO does not enable it"),
+            (true, None) => Some("the pods are not known yet"),
+            (true, Some(_)) => None,
+        };
+        if let Some(why) = idle {
+            plan.tell(State::Idle, why);
             return;
         }
         let pods = pods(view);
@@ -198,6 +203,10 @@ pub struct Round {
     said: Once,
     /// What is wrong with the settings of a feature now.
     wrong: Vec<String>,
+    /// What a feature waits for that nobody has set.
+    unset: Vec<String>,
+    /// Whether the settings of a feature could be used.
+    set: bool,
 }
 
 impl Round {
@@ -209,6 +218,8 @@ impl Round {
             last_ms: None,
             said: Once::default(),
             wrong: Vec::new(),
+            unset: Vec::new(),
+            set: false,
         }
     }
 
@@ -237,22 +248,34 @@ impl Round {
         read: Result<T, ConfigError>,
     ) -> Option<T> {
         match read {
-            Ok(settings) => Some(settings),
+            Ok(settings) => {
+                self.set = true;
+                Some(settings)
+            }
             Err(error) => {
                 self.said.say(feature, &error);
-                self.wrong.push(format!("{feature}: {error}"));
+                let list = match error {
+                    ConfigError::Missing(_) => &mut self.unset,
+                    _ => &mut self.wrong,
+                };
+                list.push(format!("{feature}: {error}"));
                 None
             }
         }
     }
 
-    /// Says for the status page how the features fare that were looked at.
+    /// Says for the status page how the features fare that were looked at. A threshold that nobody set
+    /// switches its feature off, which is no failure.
     pub fn tell(&mut self, plan: &mut Plan) {
         let wrong = std::mem::take(&mut self.wrong);
-        if wrong.is_empty() {
-            plan.tell(State::Active, "evictions by threshold");
-        } else {
+        let unset = std::mem::take(&mut self.unset);
+        let set = std::mem::take(&mut self.set);
+        if !wrong.is_empty() {
             plan.tell(State::Failing, wrong.join("; "));
+        } else if !set && !unset.is_empty() {
+            plan.tell(State::Idle, unset.join("; "));
+        } else {
+            plan.tell(State::Active, "evictions by threshold");
         }
     }
 

@@ -25,8 +25,6 @@ use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Set
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
 use sight::Sight;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 
 /// The strategy's name.
 pub const NAME: &str = "PressureGuard";
@@ -49,7 +47,7 @@ pub const STRATEGY: Strategy = Strategy {
             last: Settings::default(),
             why: String::new(),
             names: FxHashMap::default(),
-            seed: RandomState::new().hash_one(NAME),
+            chance: fastrand::Rng::new(),
             sight: Sight::default(),
             forget_ms: settings.guard.forget_ms,
             started: None,
@@ -93,7 +91,7 @@ struct Row {
     why: String,
     /// `namespace/name` by the pod's number: an event may be about one that is gone.
     names: FxHashMap<u64, String>,
-    seed: u64,
+    chance: fastrand::Rng,
     sight: Sight,
     /// How long a service that is gone counts for what the node sees.
     forget_ms: u64,
@@ -149,7 +147,6 @@ impl Planner for Row {
         self.sight.look(view.now.ms(), self.forget_ms, there);
         let sees_bandwidth = self.sight.sees_bandwidth();
         self.name(view);
-        let dice = self.dice();
         let Decision {
             settings,
             events,
@@ -162,7 +159,7 @@ impl Planner for Row {
                 held,
                 levers: &levers,
                 sees_bandwidth,
-                dice,
+                dice: self.chance.f64(),
             },
             &samples,
         );
@@ -237,15 +234,7 @@ impl Row {
         self.names.get(&key).map_or("", String::as_str)
     }
 
-    /// A random number, 0–1 (SplitMix64).
-    fn dice(&mut self) -> f64 {
-        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.seed;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
+    /// Says once what this node sees and how batch work starts.
     /// Says once what this node sees and how batch work starts, and when it sees otherwise.
     fn say_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
         let start = show::start(sees_bandwidth);

@@ -390,6 +390,38 @@ async fn a_node_needs_a_name() {
     assert!(error.to_string().contains("NODE_NAME"), "{error}");
 }
 
+/// Options of an agent whose pods come from a kubelet that gives `answer`, asked every `interval`.
+async fn with_kubelet(
+    rig: &Rig,
+    answer: Arc<std::sync::Mutex<serde_json::Value>>,
+    interval: Duration,
+) -> Options {
+    let routes = axum::Router::new().route(
+        "/pods",
+        axum::routing::get(move || async move { axum::Json(answer.lock().unwrap().clone()) }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let kubelet = Kubelet {
+        url: Some(format!("http://{address}")),
+        interval,
+        ..Kubelet::default()
+    };
+    Options {
+        node_name: NODE.to_owned(),
+        root: Some(rig.tree.root().clone()),
+        settings: Settings {
+            interval_ms: 20,
+            ..Settings::default()
+        },
+        pods: PodSource::Kubelet(kubelet),
+        thread: Thread::Own,
+        report: false,
+        ..Options::default()
+    }
+}
+
 #[tokio::test]
 async fn pods_can_come_from_the_kubelet() {
     let rig = Rig::start().await;
@@ -399,31 +431,8 @@ async fn pods_can_come_from_the_kubelet() {
         "spec": {"containers": [{"name": "c",
             "resources": {"requests": {"kubernetes.io/batch-cpu": "3000"}}}]},
         "status": {"phase": "Running"}}]});
-    let routes = axum::Router::new().route(
-        "/pods",
-        axum::routing::get(move || async move { axum::Json(list) }),
-    );
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
-    let settings = Settings {
-        interval_ms: 20,
-        ..Settings::default()
-    };
-    let kubelet = Kubelet {
-        url: Some(format!("http://{address}")),
-        interval: Duration::from_millis(50),
-        ..Kubelet::default()
-    };
-    let options = Options {
-        node_name: NODE.to_owned(),
-        root: Some(rig.tree.root().clone()),
-        settings,
-        pods: PodSource::Kubelet(kubelet),
-        thread: Thread::Own,
-        report: false,
-        ..Options::default()
-    };
+    let answer = Arc::new(std::sync::Mutex::new(list));
+    let options = with_kubelet(&rig, answer, Duration::from_millis(50)).await;
     let running = tokio::spawn(koordlet::run(options, rig.client.clone(), rig.ctx.clone()));
     let group = rig.tree.root().cgroup(&group);
     let wait = async {
@@ -454,31 +463,7 @@ async fn a_restarted_batch_container_has_its_limits_at_once() {
                 "containerID": format!("containerd://{id}"), "state": {"running": {}}}]}}]})
     };
     let answer = Arc::new(std::sync::Mutex::new(list("c1")));
-    let now = answer.clone();
-    let routes = axum::Router::new().route(
-        "/pods",
-        axum::routing::get(move || async move { axum::Json(now.lock().unwrap().clone()) }),
-    );
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
-    let kubelet = Kubelet {
-        url: Some(format!("http://{address}")),
-        interval: Duration::from_secs(3600),
-        ..Kubelet::default()
-    };
-    let options = Options {
-        node_name: NODE.to_owned(),
-        root: Some(rig.tree.root().clone()),
-        settings: Settings {
-            interval_ms: 20,
-            ..Settings::default()
-        },
-        pods: PodSource::Kubelet(kubelet),
-        thread: Thread::Own,
-        report: false,
-        ..Options::default()
-    };
+    let options = with_kubelet(&rig, answer.clone(), Duration::from_secs(3600)).await;
     let running = tokio::spawn(koordlet::run(options, rig.client.clone(), rig.ctx.clone()));
     let has_shares = async |path: &str| {
         let group = rig.tree.root().cgroup(&CgroupPath::new(path).unwrap());

@@ -3,8 +3,6 @@
 use super::fixture::Machine;
 use super::{kubelet, objects};
 use anyhow::{Context as _, Result};
-use koord_apiserver::{ApiServer, Config};
-use koord_app::Clock;
 use koord_kube::Client;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -42,28 +40,15 @@ impl World {
     ) -> Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let mut config = Config::memory(Clock::system());
-        config.controllers = false;
-        config.bind = ([127, 0, 0, 1], 0).into();
-        let server = ApiServer::open(config).await?;
-        server.install_crds(koord_api::crd_values()).await?;
-        let listener = server.listen().await?;
+        let kubeconfig = directory.join("kubeconfig");
         let stop = CancellationToken::new();
-        let serving = tokio::spawn({
-            let (server, stop) = (server.clone(), stop.clone());
-            async move {
-                if let Err(error) = server.serve(listener, stop).await {
-                    tracing::error!(%error, "API server");
-                }
-            }
-        });
+        let (server, serving) = crate::bench::api_server(&kubeconfig, &stop).await?;
         let world = Self {
-            kubeconfig: directory.join("kubeconfig"),
+            kubeconfig,
             client: koord_kube::client::in_process(server.service()),
             stop,
             serving,
         };
-        server.write_kubeconfig(&world.kubeconfig)?;
         world.fill(pods, node_slo).await?;
         Ok(world)
     }

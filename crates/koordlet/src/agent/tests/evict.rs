@@ -96,8 +96,8 @@ fn a_busy_node_evicts_who_may_be_evicted() {
     assert!(first(&mut rig, BUSY, 20).1.is_empty());
 }
 
-#[test]
-fn a_new_agent_waits_before_it_evicts_for_cpu() {
+/// A node on which a batch pod may go for the node's use of CPU.
+fn rig_with_cpu_threshold() -> Rig {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "evictEnabledPriorityThreshold": 7999});
     let mut rig = rig(&[Gate::CPUEvict], threshold);
@@ -105,6 +105,29 @@ fn a_new_agent_waits_before_it_evicts_for_cpu() {
     let labels = batch.metadata.labels.get_or_insert_default();
     labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
     rig.pods(vec![batch]);
+    rig
+}
+
+#[test]
+fn a_threshold_that_is_not_set_is_no_failure() {
+    let state = |threshold: serde_json::Value| {
+        let mut rig = rig(&[Gate::CPUEvict, Gate::CPUAllocatableEvict], threshold);
+        rig.pods(vec![batch_pod()]);
+        let told = rig.step(BUSY).told.into_iter();
+        let mut told = told.filter(|(strategy, ..)| *strategy == "CPUEvict");
+        told.next().map(|(_, state, why)| (state, why)).unwrap()
+    };
+    let (idle, why) = state(json!({"enable": true}));
+    assert_eq!(idle, State::Idle);
+    assert!(why.contains("cpuEvictThresholdPercent is not set"), "{why}");
+    let usage = json!({"enable": true, "cpuEvictThresholdPercent": 90,
+        "evictEnabledPriorityThreshold": 7999});
+    assert_eq!(state(usage).0, State::Active, "one of two features is set");
+}
+
+#[test]
+fn a_new_agent_waits_before_it_evicts_for_cpu() {
+    let mut rig = rig_with_cpu_threshold();
     let (at, found) = first(&mut rig, BUSY, 20);
     assert_eq!(
         (at, found.len()),
@@ -194,13 +217,7 @@ fn a_pod_that_is_being_deleted_counts_as_released() {
 
 #[test]
 fn an_eviction_lets_only_its_own_strategy_rest() {
-    let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
-        "evictEnabledPriorityThreshold": 7999});
-    let mut rig = rig(&[Gate::CPUEvict], threshold);
-    let mut batch = batch_pod();
-    let labels = batch.metadata.labels.get_or_insert_default();
-    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
-    rig.pods(vec![batch]);
+    let mut rig = rig_with_cpu_threshold();
     assert!(first(&mut rig, BUSY, 3).1.is_empty());
     let for_memory = Eviction {
         uid: "other".to_owned(),
