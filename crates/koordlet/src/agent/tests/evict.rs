@@ -100,7 +100,7 @@ fn a_busy_node_evicts_who_may_be_evicted() {
 fn rig_with_cpu_threshold() -> Rig {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "evictEnabledPriorityThreshold": 7999});
-    let mut rig = rig(&[Gate::CPUEvict], threshold);
+    let rig = rig(&[Gate::CPUEvict], threshold);
     let mut batch = batch_pod();
     let labels = batch.metadata.labels.get_or_insert_default();
     labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
