@@ -49,6 +49,8 @@ pub(super) struct Stage {
     /// The service without a limit, where there is one with a limit.
     unlimited: Option<SocketAddr>,
     services: usize,
+    /// Phases that were measured already.
+    pub(super) seen: Vec<Phase>,
     /// Load of the bystanders; it ends with the stage.
     _bystanders: Vec<tokio::process::Child>,
 }
@@ -253,6 +255,7 @@ impl Scene {
             address,
             unlimited,
             services: 1 + usize::from(unlimited.is_some()),
+            seen: Vec::new(),
             _bystanders: Vec::new(),
         };
         for number in 0..scenario.bystanders {
@@ -416,6 +419,13 @@ impl Scene {
     /// The scenario that is set up.
     pub(super) fn stage(&self) -> Result<&Stage> {
         self.stage.as_ref().context("no scenario is set up")
+    }
+
+    /// Notes that a window of `phase` was measured.
+    pub(super) fn saw(&mut self, phase: Phase) {
+        if let Some(stage) = &mut self.stage {
+            stage.seen.push(phase);
+        }
     }
 
     /// Batch work of the machine when nothing else runs: the divisor of EMU. Measured once per repeat.

@@ -14,15 +14,19 @@ const SEND_LAG_US: f64 = 150.0;
 
 /// Load that is not counted before a window, in seconds: until the phase is in its steady state.
 /// Koordinator raises its cap by a tenth of the machine per second. Our guard starts at the threshold
-/// where it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever.
-fn warmup(phase: Phase, reads_file: bool) -> f64 {
-    match phase {
-        Phase::Managed => 30.0,
+/// where it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever. What
+/// it found out it knows when the phase comes again. The service is not judged while it starts, and has
+/// been there for a while before batch work comes, as services are: `first` says that the phase is new.
+fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
+    match (phase, first) {
+        (Phase::Managed, true) => 30.0,
+        (Phase::Managed, false) => 12.0,
+        (Phase::Alone, true) => 15.0,
         // Memory fills, and what batch work drove out of it comes back.
         _ if reads_file => 6.0,
-        Phase::Alone => 1.0,
-        Phase::BestEffort | Phase::Unmanaged => 2.0,
-        Phase::Suppressed => 4.0,
+        (Phase::Alone, false) => 1.0,
+        (Phase::BestEffort | Phase::Unmanaged, _) => 2.0,
+        (Phase::Suppressed, _) => 4.0,
     }
 }
 
@@ -46,14 +50,18 @@ impl Scene {
             .await?;
         let sampler = Sampler::start(targets).context("sampler")?;
         step(self, "measuring");
-        let ls = self.generate(phase, repeat, &sampler).await;
+        let stage = self.stage()?;
+        let reads_file = stage.scenario.service.file.1 > 0;
+        let warmup = warmup(phase, !stage.seen.contains(&phase), reads_file);
+        let ls = self.generate(phase, repeat, warmup, &sampler).await;
         let series = sampler.finish(self.setup.cpus);
         if let Some(counters) = counters {
             self.stop_batch(&counters).await?;
         }
         let ls = ls?;
+        self.saw(phase);
         let window = series.window(ls.window_ns);
-        let writes = self.writes(ls.window_ns.0, warmup(phase, self.reads_file()?));
+        let writes = self.writes(ls.window_ns.0, warmup);
         // Without cgroups nobody can tell the service's CPU time from a stranger's.
         let strangers = match self.setup.enforced {
             true => self.stage()?.scenario.strangers,
@@ -77,14 +85,11 @@ impl Scene {
         })
     }
 
-    fn reads_file(&self) -> Result<bool> {
-        Ok(self.stage()?.scenario.service.file.1 > 0)
-    }
-
     async fn generate(
         &self,
         phase: Phase,
         repeat: usize,
+        warmup: f64,
         sampler: &Sampler,
     ) -> Result<load::Outcome> {
         let stage = self.stage()?;
@@ -105,7 +110,7 @@ impl Scene {
         option("--connect", stage.measured(phase).1.to_string());
         option("--rate", stage.rate.to_string());
         option("--seconds", seconds.to_string());
-        option("--warmup", warmup(phase, self.reads_file()?).to_string());
+        option("--warmup", warmup.to_string());
         option("--seed", repeat.to_string());
         if stage.scenario.service.nginx {
             option("--http", "/file".to_owned());
