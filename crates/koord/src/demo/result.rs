@@ -282,32 +282,34 @@ pub fn recovery_ms(p99_us: &[f64], slot_ms: u64, slots: usize, limit_us: f64) ->
 }
 
 /// Fills in the recovery of every phase. A p99 is back when it is at most 1.5 times what `alone` has
-/// in the second half of the peak; a run in which it never is counts as the whole peak.
+/// in the second half of the peak; one that never is counts as the whole peak. The p99 of a slot is the
+/// median over the runs: a slot has a few hundred requests, and one hiccup of the machine in a run says
+/// nothing about the phase.
 pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
     let slots = usize::try_from(peak_ms / slot_ms.max(1)).unwrap_or(0);
-    let counted = |result: &PhaseResult| -> Vec<Vec<f64>> {
-        let runs = result.counted_runs();
-        runs.map(|run| run.ls.cycle_p99_us.clone()).collect()
+    let cycle = |result: &PhaseResult| -> Vec<f64> {
+        let runs: Vec<&[f64]> = result
+            .counted_runs()
+            .map(|run| run.ls.cycle_p99_us.as_slice())
+            .collect();
+        let of_slot = |at| median(runs.iter().filter_map(|p99| p99.get(at).copied()));
+        let shortest = runs.iter().map(|p99| p99.len()).min().unwrap_or(0);
+        (0..shortest).map(of_slot).collect()
     };
     let Some(alone) = phases.iter().find(|result| result.name == Phase::Alone) else {
         return;
     };
-    let steady = counted(alone).into_iter().map(|p99| {
-        let half = p99.get(slots / 2..slots.min(p99.len()));
-        median(half.unwrap_or_default().iter().copied())
-    });
-    let limit = 1.5 * median(steady);
+    let alone = cycle(alone);
+    let steady = alone.get(slots / 2..slots.min(alone.len()));
+    let limit = 1.5 * median(steady.unwrap_or_default().iter().copied());
     for result in phases {
-        let runs = counted(result);
-        if runs.is_empty() {
+        let p99 = cycle(result);
+        if p99.is_empty() {
             continue;
         }
         #[allow(clippy::cast_precision_loss, reason = "milliseconds of a cycle")]
         let never = peak_ms as f64;
-        result.recovery_ms =
-            Some(median(runs.iter().map(|p99| {
-                recovery_ms(p99, slot_ms, slots, limit).unwrap_or(never)
-            })));
+        result.recovery_ms = Some(recovery_ms(&p99, slot_ms, slots, limit).unwrap_or(never));
     }
 }
 
@@ -570,6 +572,27 @@ pub(super) mod tests {
         let of = phases.map(|result| result.recovery_ms.unwrap());
         // Never back within the peak: all of it.
         assert_eq!(of, [10.0, 20.0, 60.0]);
+    }
+
+    #[test]
+    fn a_hiccup_in_one_run_is_no_recovery_time() {
+        let runs = |name, slots: [[f64; 6]; 3]| {
+            let runs = slots.map(|p99| {
+                let mut run = run(1.0, 1.0, false);
+                run.ls.cycle_p99_us = p99.to_vec();
+                run
+            });
+            PhaseResult::from_runs(name, runs.to_vec())
+        };
+        let calm = [3.0, 2.0, 2.0, 2.0, 2.0, 2.0];
+        let hiccups = [
+            [3.0, 2.0, 9.0, 2.0, 2.0, 2.0],
+            [3.0, 9.0, 2.0, 2.0, 2.0, 2.0],
+            [9.0, 2.0, 2.0, 2.0, 9.0, 2.0],
+        ];
+        let mut phases = [runs(Phase::Alone, [calm; 3]), runs(Phase::Managed, hiccups)];
+        recoveries(&mut phases, 20, 120);
+        assert_eq!(phases[1].recovery_ms, Some(0.0));
     }
 
     #[test]
