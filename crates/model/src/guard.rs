@@ -25,6 +25,10 @@
 //! shared caches. A node without a signal for these starts at the configured threshold and earns its
 //! way up while nobody complains.
 //!
+//! *Rare signals.* A reading of performance counters stands for a window of seconds. It counts only
+//! where all of the window was in the same circumstances, and experiments and claims that go by it wait
+//! for longer. Pauses are too short for it: it is learned while batch work rests.
+//!
 //! Time, chance and samples come in as values. All times are milliseconds, shares are 0–1, levels are
 //! percent.
 
@@ -103,6 +107,8 @@ pub struct Guard<K> {
     tests: Budget,
     pauses: Budget,
     stepped_ms: Option<u64>,
+    /// The circumstances (clean, judged) of the last interval, and when they began.
+    steady: ((bool, bool), u64),
     /// The clock of batch work: it stands while none runs.
     clock_ms: u64,
     settled_ms: u64,
@@ -126,6 +132,7 @@ impl<K: Ord + Copy> Guard<K> {
             tests: Budget::new(config.test_share, saved, saved),
             pauses: Budget::new(config.pause_share, 5_000.0, 0.0),
             stepped_ms: None,
+            steady: ((false, false), 0),
             clock_ms: 0,
             settled_ms: 0,
             settings: Settings::default(),
@@ -178,10 +185,15 @@ impl<K: Ord + Copy> Guard<K> {
             self.pauses.spend(passed);
         }
         let settled = self.clock_ms >= self.settled_ms;
+        let judged = !clean && !input.held && !paused && settled;
+        if self.steady.0 != (clean, judged) {
+            self.steady = ((clean, judged), now_ms.saturating_sub(passed));
+        }
         let at = Circumstances {
             now_ms,
             clean,
-            judged: !clean && !input.held && !paused && settled,
+            judged,
+            steady_ms: now_ms.saturating_sub(self.steady.1),
         };
         for sample in samples {
             let service = self.services.entry(sample.key);
@@ -277,12 +289,16 @@ impl<K: Ord + Copy> Guard<K> {
 
     /// One more sample of a running experiment.
     fn go_on(&mut self, mut test: Test<K>, input: &Input<'_>, events: &mut Vec<Event<K>>) {
-        let config = self.config;
+        let config = self.config.of(test.signal);
         let Some(service) = self.services.get_mut(&test.key) else {
             events.push(test.event(Kind::Ended));
             return;
         };
-        match test.go_on(service, self.clock_ms, input.now_ms, &config) {
+        let found = test.go_on(service, self.clock_ms, input.now_ms, &config);
+        if found != Found::Nothing {
+            self.tests.spend(test.pay(self.clock_ms));
+        }
+        match found {
             Found::Nothing => self.test = Some(test),
             Found::Lost => {
                 service.tried.push(test.lever);
@@ -326,6 +342,7 @@ impl<K: Ord + Copy> Guard<K> {
         for (key, service) in &mut self.services {
             let mut claims = std::mem::take(&mut service.claims);
             claims.retain_mut(|claim| {
+                let config = config.of(claim.signal);
                 // Let go, harm must come back about as it was: noise is no proof.
                 let least = match claim.is_let_go() {
                     true => config.helps * claim.first.before,
@@ -384,7 +401,10 @@ impl<K: Ord + Copy> Guard<K> {
         for (key, service) in &mut self.services {
             service.waits = false;
             let Some((signal, excess)) = service.alarm() else {
-                if clock_ms.saturating_sub(service.alarmed_ms) > self.config.hold_ms {
+                // An alarm of a rare signal takes longer to ring again.
+                let last = service.last.map(|last| self.config.of(last.signal));
+                let calm_ms = last.unwrap_or(self.config).hold_ms;
+                if clock_ms.saturating_sub(service.alarmed_ms) > calm_ms {
                     service.tried.clear();
                 }
                 continue;
@@ -450,10 +470,11 @@ impl<K: Ord + Copy> Guard<K> {
             return;
         };
         let paid_ms = match lever.is_costly() {
-            true => config.settle_ms + 1_000 * config.test_samples as u64,
+            true => config.test_takes_ms(signal),
             false => 0,
         };
-        if paid_ms > 0 && !self.tests.has(paid_ms) {
+        // One that takes longer than can be saved up begins with all of it and leaves a debt.
+        if paid_ms > 0 && !self.tests.has(paid_ms.min(config.test_saved_ms)) {
             service.waits = true;
             return;
         }

@@ -1,5 +1,7 @@
 //! The constants of the rule.
 
+use super::signal::Signal;
+
 /// The constants of the rule. Times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
@@ -41,6 +43,11 @@ pub struct Config {
     pub earn_ms: u64,
     /// By how much it grows, in percent.
     pub earn_percent: i64,
+    /// A rare signal's reading stands for so long before it, and one comes about as often while batch
+    /// work runs.
+    pub rare_window_ms: u64,
+    /// The longest time between two of them.
+    pub rare_gap_ms: u64,
     /// A service without samples for so long has no say.
     pub gone_ms: u64,
     /// What was learned about a service is kept for so long after it was last seen.
@@ -69,8 +76,39 @@ impl Default for Config {
             max_mute_ms: 3_600_000,
             earn_ms: 2_000,
             earn_percent: 5,
+            rare_window_ms: 12_000,
+            rare_gap_ms: 90_000,
             gone_ms: 4_000,
             forget_ms: 600_000,
         }
+    }
+}
+
+impl Config {
+    /// As it is for `signal`: where readings are rare, whatever waits for some waits for longer.
+    pub(super) fn of(&self, signal: Signal) -> Self {
+        if !signal.is_rare() {
+            return *self;
+        }
+        let gaps = |n: u64| self.rare_gap_ms.saturating_mul(n);
+        Self {
+            test_samples: 3,
+            test_ms: gaps(4),
+            watch_ms: gaps(3),
+            raise_ms: gaps(3),
+            hold_ms: gaps(6),
+            gone_ms: gaps(1),
+            ..*self
+        }
+    }
+
+    /// What an experiment with `signal` takes, in milliseconds.
+    pub(super) fn test_takes_ms(&self, signal: Signal) -> u64 {
+        let each = match signal.is_rare() {
+            true => self.rare_window_ms,
+            false => 1_000,
+        };
+        let samples = self.of(signal).test_samples as u64;
+        self.settle_ms.saturating_add(each.saturating_mul(samples))
     }
 }

@@ -57,7 +57,9 @@ pub(super) struct Track {
     pub(super) window: Window,
     /// One bit per judged sample, the newest lowest: whether it was high.
     high: u32,
-    at_ms: u64,
+    pub(super) at_ms: u64,
+    /// Whether all that the newest reading stands for was in the same circumstances.
+    pub(super) whole: bool,
 }
 
 impl Track {
@@ -116,6 +118,8 @@ pub(super) struct Circumstances {
     pub(super) clean: bool,
     /// The sample says something about batch work.
     pub(super) judged: bool,
+    /// For how long both are as they are.
+    pub(super) steady_ms: u64,
 }
 
 impl Service {
@@ -158,13 +162,14 @@ impl Service {
             if signal.counts_throttling() {
                 value = (value - throttled).max(0.0);
             }
-            if at.clean && !starting {
+            let whole = !signal.is_rare() || at.steady_ms >= config.rare_window_ms;
+            if at.clean && !starting && whole {
                 self.baseline.learn(signal, self.load, value, at.now_ms);
             }
             let track = self.tracks.entry(signal).or_default();
-            (track.value, track.at_ms) = (value, at.now_ms);
+            (track.value, track.at_ms, track.whole) = (value, at.now_ms, whole);
             track.expected = self.baseline.expect(signal, self.load);
-            if !at.judged || starting {
+            if !at.judged || starting || !whole {
                 continue;
             }
             let Some(expected) = track.expected else {
@@ -174,8 +179,9 @@ impl Service {
             track.window.push(off);
             track.high = (track.high << 1) | u32::from(off > expected.margin);
         }
-        self.tracks
-            .retain(|_, track| at.now_ms.saturating_sub(track.at_ms) <= config.gone_ms);
+        self.tracks.retain(|signal, track| {
+            at.now_ms.saturating_sub(track.at_ms) <= config.of(*signal).gone_ms
+        });
     }
 
     /// Forgets the newest samples: from now on things are otherwise.
@@ -239,9 +245,9 @@ impl Service {
         self.tried.clear();
     }
 
-    /// Whether a clean sample would tell something new.
+    /// Whether a clean sample of a single interval would tell something new.
     pub(super) fn wants_clean(&self, now_ms: u64) -> bool {
-        let mut signals = self.tracks.keys();
+        let mut signals = self.tracks.keys().filter(|signal| !signal.is_rare());
         self.vote > 0.0 && signals.any(|signal| self.baseline.wants(*signal, self.load, now_ms))
     }
 }

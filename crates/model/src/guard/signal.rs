@@ -66,6 +66,13 @@ impl Signal {
         !matches!(self, Self::Cpi | Self::CpuPerWork)
     }
 
+    /// Whether a reading comes only now and then and stands for the seconds before it: those of a
+    /// window of performance counters.
+    #[must_use]
+    pub fn is_rare(self) -> bool {
+        self == Self::Cpi
+    }
+
     /// Whether it grows when a neighbour takes memory bandwidth or shared cache. What waits for
     /// memory runs, so no stall does.
     #[must_use]

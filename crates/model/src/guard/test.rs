@@ -49,7 +49,7 @@ pub(super) struct Before {
 }
 
 /// What a step of an experiment found.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Found {
     /// It goes on.
     Nothing,
@@ -92,6 +92,17 @@ impl<K: Copy> Test<K> {
         }
     }
 
+    /// What it took longer than was paid for, in milliseconds; from now on that is paid, too.
+    pub(super) fn pay(&mut self, clock_ms: u64) -> u64 {
+        let took = clock_ms.saturating_sub(self.began_ms);
+        let over = match self.lever.is_costly() {
+            true => took.saturating_sub(self.paid_ms),
+            false => 0,
+        };
+        self.paid_ms = self.paid_ms.saturating_add(over);
+        over
+    }
+
     /// What a claim keeps of it.
     pub(super) fn first(&self) -> First {
         First {
@@ -119,7 +130,7 @@ impl<K: Copy> Test<K> {
         config: &Config,
     ) -> Found {
         let track = service.tracks.get(&self.signal);
-        let fresh = track.filter(|_| service.seen_ms == now_ms);
+        let fresh = track.filter(|track| track.whole && track.at_ms == now_ms);
         let expected = self.baseline.expect(self.signal, service.load);
         if let (Some(track), Some(expected)) = (fresh, expected) {
             self.after.push(track.value - expected.mean);

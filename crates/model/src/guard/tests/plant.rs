@@ -5,6 +5,11 @@ use crate::guard::{
     Config, Decision, Event, Guard, Input, Kind, Lever, Readings, Sample, Settings, Signal,
 };
 
+use std::collections::BTreeMap;
+
+/// Seconds that a reading stands for.
+const WINDOW: usize = 10;
+
 /// SplitMix64: chance that a seed repeats.
 #[derive(Debug, Clone)]
 pub(super) struct Dice(pub(super) u64);
@@ -74,6 +79,9 @@ pub(super) struct Plant {
     pub(super) levers: Vec<Lever>,
     pub(super) sees_bandwidth: bool,
     pub(super) signal: Signal,
+    /// A reading comes every so many seconds and is the mean of the newest of them.
+    pub(super) every: u64,
+    values: BTreeMap<usize, Vec<f64>>,
     pub(super) dice: Dice,
     pub(super) at: u64,
     pub(super) settings: Settings<usize>,
@@ -107,6 +115,8 @@ impl Plant {
             levers: vec![Lever::Idle, Lever::Partition, Lever::Quota],
             sees_bandwidth: true,
             signal: Signal::CpuStall,
+            every: 1,
+            values: BTreeMap::new(),
             dice: Dice(seed),
             at: 0,
             settings: Settings::default(),
@@ -161,13 +171,22 @@ impl Plant {
             harmed |= harm > 0.04;
             let noise = self.noise * self.dice.bell();
             let value = (own.stall + own.throttled + harm + noise).clamp(0.0, 1.0);
+            let values = self.values.entry(service).or_default();
+            values.push(value);
+            let reading = self.at.is_multiple_of(self.every).then(|| {
+                let newest = values.len().saturating_sub(WINDOW);
+                let window = values.split_off(newest);
+                values.clear();
+                let n = window.len() as f64;
+                window.into_iter().sum::<f64>() / n
+            });
             if own.present {
                 samples.push(Sample {
                     key: service,
                     vote: own.vote,
                     load: own.load,
                     throttled: own.throttled,
-                    readings: Readings::default().with(self.signal, Some(value)),
+                    readings: Readings::default().with(self.signal, reading),
                 });
             }
         }

@@ -379,20 +379,135 @@ fn a_blind_node_starts_at_the_threshold_and_earns_its_way_up() {
     assert!(later.harmed < 0.05 && later.batch > 0.58, "{later:?}");
 }
 
-/// Harm that no stall shows: cycles per instruction rise by a third.
+/// Harm that no stall shows: CPU time per request rises by two fifths, from the start.
 #[test]
-fn cpi_finds_what_stalls_do_not_show() {
-    for seed in SEEDS {
-        let mut plant = Plant::new(seed)
-            .own(|_, _, _| Own { stall: 0.6, ..CALM })
-            .demand(|at| if at > 60 { 0.9 } else { 0.0 })
-            .harm(over(0.5, 0.25));
-        plant.signal = Signal::Cpi;
-        plant.run(300);
-        let later = plant.run(HOUR);
-        assert!(later.harmed < 0.05, "seed {seed}: {later:?}");
-        assert!(later.batch > 0.35, "seed {seed}: {later:?}");
+fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
+    for (helps, untouched) in [
+        (Lever::Bandwidth, vec![Lever::Partition, Lever::Quota]),
+        (Lever::Partition, vec![Lever::Quota]),
+        (Lever::Quota, vec![]),
+    ] {
+        for seed in SEEDS {
+            let mut plant = Plant::new(seed)
+                .levers(&[
+                    Lever::Idle,
+                    Lever::Bandwidth,
+                    Lever::Partition,
+                    Lever::Quota,
+                ])
+                .own(|_, _, _| Own { stall: 0.5, ..CALM })
+                .harm(move |second| {
+                    let (settings, batch) = (second.settings, second.batch);
+                    let hurts = match helps {
+                        Lever::Bandwidth => settings.bandwidth.is_none_or(|level| level > 40),
+                        Lever::Partition => !settings.partition.contains(&second.service),
+                        _ => batch > 0.5,
+                    };
+                    if hurts && batch > 0.1 { 0.2 } else { 0.0 }
+                });
+            // A request does not always cost the same.
+            plant.noise = 0.02;
+            plant.signal = Signal::CpuPerWork;
+            let what = format!("{helps}, seed {seed}");
+            // Without pauses nothing would be known of it.
+            plant.run(HOUR / 2);
+            let later = plant.run(HOUR);
+            assert!(later.harmed < 0.05, "{what}: {later:?}");
+            let least = if helps == Lever::Quota { 0.35 } else { 0.88 };
+            assert!(later.batch > least, "{what}: {later:?}");
+            assert!(
+                plant.count(|k| matches!(k, Kind::Confirmed { .. })) > 0,
+                "{what}"
+            );
+            for lever in &untouched {
+                assert_eq!(plant.tried(*lever), 0, "{lever}, {what}");
+            }
+        }
     }
+}
+
+/// A service whose requests become dearer for minutes, at the same load, beside harmless batch work.
+#[test]
+fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
+    for (every, long) in [(1800, 300), (600, 60), (7200, 3600)] {
+        for seed in SEEDS {
+            let burst = bursts(seed, every, long, 0.25);
+            let mut plant = Plant::new(seed).own(move |at, service, _| Own {
+                stall: 0.5 + burst(at, service),
+                ..CALM
+            });
+            plant.noise = 0.02;
+            plant.signal = Signal::CpuPerWork;
+            let run = plant.run(4 * HOUR);
+            let what = format!("{long} s each {every} s, seed {seed}: {run:?}");
+            assert!(run.capped < 0.035 && run.batch > 0.865, "{what}");
+            let alarms = plant.count(|k| matches!(k, Kind::Tried { .. }));
+            assert!(alarms > 0, "the case is not what it is for: {what}");
+            let mutes = plant.count(|k| matches!(k, Kind::Muted { .. } | Kind::Chance));
+            assert!(mutes > 0, "{what}");
+        }
+    }
+}
+
+/// Cycles per instruction rise by two fifths, in readings of ten seconds.
+#[test]
+fn a_rare_signal_finds_harm_too() {
+    for every in [10, 20] {
+        for seed in SEEDS {
+            let mut plant = Plant::new(seed)
+                .own(|_, _, _| Own { stall: 0.5, ..CALM })
+                .demand(|at| if at > 900 { 0.9 } else { 0.0 })
+                .harm(over(0.5, 0.2));
+            plant.noise = 0.02;
+            (plant.signal, plant.every) = (Signal::Cpi, every);
+            plant.run(900 + 3 * HOUR);
+            let later = plant.run(4 * HOUR);
+            let what = format!("every {every} s, seed {seed}: {later:?}");
+            assert!(later.harmed < 0.1, "{what}");
+            assert!(later.batch > 0.3, "{what}");
+            assert!(
+                plant.count(|k| matches!(k, Kind::Confirmed { .. })) > 0,
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rare_signal_that_batch_work_does_not_move_costs_it_little() {
+    for every in [10, 70] {
+        for seed in SEEDS {
+            let burst = bursts(seed, 3600, 900, 0.25);
+            let mut plant = Plant::new(seed)
+                .own(move |at, service, _| Own {
+                    stall: 0.5 + if at > 900 { burst(at, service) } else { 0.0 },
+                    ..CALM
+                })
+                .demand(|at| if at > 900 { 0.9 } else { 0.0 });
+            plant.noise = 0.02;
+            (plant.signal, plant.every) = (Signal::Cpi, every);
+            let run = plant.run(900 + 6 * HOUR);
+            let what = format!("every {every} s, seed {seed}: {run:?}");
+            assert!(run.capped < 0.035, "{what}");
+            assert_eq!(
+                run.paused, 0.0,
+                "pauses are too short to learn from: {what}"
+            );
+        }
+    }
+}
+
+/// A window over the end or the begin of batch work says nothing about either.
+#[test]
+fn a_window_of_two_minds_counts_for_nothing() {
+    let mut plant = Plant::new(1)
+        .demand(|at| if at % 16 < 8 { 0.9 } else { 0.0 })
+        .harm(over(0.5, 0.4));
+    (plant.signal, plant.every) = (Signal::Cpi, 10);
+    plant.run(HOUR);
+    assert_eq!(plant.count(|_| true), 0);
+    let state = plant.guard.services().next().unwrap();
+    assert_eq!(state.verdict, Verdict::Unknown);
 }
 
 /// One of a hundred services is hurt: it is protected, and its neighbours' alarms do not hide it.
