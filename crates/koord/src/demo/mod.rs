@@ -4,6 +4,7 @@
 //! Nothing is short-cut: the batch pods of the last two phases ask for `kubernetes.io/batch-cpu`
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
+pub mod output;
 pub mod picture;
 pub mod pods;
 pub mod progress;
@@ -22,7 +23,7 @@ use progress::Progress;
 use result::{Phase, PhaseResult, Ratios, Run, ScenarioResult, Single, Suite};
 use scenario::Scenario;
 use scene::Scene;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -54,7 +55,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html", default_value = "koord-demo.html")]
     pub report: PathBuf,
     /// Measure nothing: show and draw what `--json` wrote earlier.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["repeat", "phase_seconds", "rate", "json"])]
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["scenario", "repeat", "phase_seconds", "rate", "json"])]
     pub from: Option<PathBuf>,
     /// Show what the components log.
     #[arg(long)]
@@ -86,8 +88,18 @@ fn bounded(text: &str, low: f64, high: f64, unit: &str) -> Result<f64, String> {
 /// When the cluster cannot start or a file cannot be written.
 pub fn main(args: &Args) -> Result<ExitCode> {
     crate::cluster::init_logging(if args.verbose { "info" } else { "error" });
-    let suite = match &args.from {
-        Some(path) => read(path)?,
+    let figures = args.from.as_deref().map(output::read).transpose()?;
+    // Minutes of measuring are not for the bin.
+    output::check(&args.report)?;
+    if let Some(path) = &args.from {
+        output::distinct(path, &args.report, "--from and --report")?;
+    }
+    if let Some(path) = &args.json {
+        output::check(path)?;
+        output::distinct(path, &args.report, "--json and --report")?;
+    }
+    let suite = match figures {
+        Some(suite) => suite,
         None => crate::cluster::runtime()?.block_on(run(args))?,
     };
     finish(args, &suite)?;
@@ -101,10 +113,7 @@ async fn run(args: &Args) -> Result<Suite> {
     let selected = scenario::select(&args.scenario).map_err(anyhow::Error::msg)?;
     let default = if selected.len() == 1 { 10.0 } else { 2.0 };
     let mut stop = Stop::new()?;
-    let mut scene = tokio::select! {
-        scene = Scene::open(args.phase_seconds.unwrap_or(default)) => scene?,
-        () = stop.wait() => anyhow::bail!("interrupted before anything was measured"),
-    };
+    let mut scene = Scene::open(args.phase_seconds.unwrap_or(default), &mut stop).await?;
     scene.setup.repeat = usize::from(args.repeat);
     let windows = selected.iter().map(|one| one.phases.len()).sum::<usize>();
     let mut progress = Progress::new(windows * usize::from(args.repeat));
@@ -163,6 +172,7 @@ impl Stop {
                 _ = self.interrupt.recv() => {}
                 _ = self.terminate.recv() => {}
             }
+            console::warn("interrupted: clearing away");
             self.stopped = true;
         }
     }
@@ -177,10 +187,10 @@ async fn play(
     stop: &mut Stop,
 ) -> ScenarioResult {
     let mut runs = Vec::new();
-    let why = if stop.stopped {
-        Some("interrupted before it began".to_owned())
-    } else if let Some(why) = scene.obstacle(scenario) {
+    let why = if let Some(why) = scene.obstacle(scenario) {
         Some(why)
+    } else if stop.stopped {
+        Some("interrupted before it began".to_owned())
     } else {
         let windows = windows(args, scenario, scene, progress, &mut runs);
         let outcome = tokio::select! {
@@ -269,7 +279,11 @@ fn summarise(
         service_us,
         ratios: Ratios::of(&phases, &setup),
         recovery_ms: managed.and_then(|managed| managed.recovery_ms),
-        words: words::of(&phases),
+        // Without enforcement the phases differ by name only.
+        words: match scene.setup.enforced {
+            true => words::of(&phases),
+            false => Vec::new(),
+        },
         phases,
     }
 }
@@ -284,28 +298,19 @@ fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
     [first, &rest].concat()
 }
 
-/// Prints and writes what was measured.
+/// Prints and writes what was measured: the figures first, as nothing brings them back.
 fn finish(args: &Args, suite: &Suite) -> Result<()> {
     console::say("");
     console::say(table::text(suite));
-    write(&args.report, &report::html(suite)?)?;
-    console::say(format_args!("\nThe pictures: {}", args.report.display()));
+    console::say("");
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(suite).context("report as JSON")?;
-        write(path, &text)?;
+        output::write(path, &text)?;
         console::say(format_args!("The figures:  {}", path.display()));
     }
+    output::write(&args.report, &report::html(suite)?)?;
+    console::say(format_args!("The pictures: {}", args.report.display()));
     Ok(())
-}
-
-fn read(path: &Path) -> Result<Suite> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{}: no figures of a demo", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

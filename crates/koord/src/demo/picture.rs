@@ -1,7 +1,7 @@
 //! The pictures of the report. Bars are HTML, so that their labels keep their size on every screen
 //! and never overlap; CPU over time is SVG. Colours are the page's, for light and dark.
 
-use super::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult};
+use super::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
 use super::table::span;
 use super::words::latency;
 use std::fmt::Write as _;
@@ -63,9 +63,10 @@ impl Bar {
         );
         if self.runs.len() > 1 {
             for run in &self.runs {
+                let beyond = if *run > top { " beyond" } else { "" };
                 let _ = write!(
                     page,
-                    "<i class=\"run\" style=\"left:{:.2}%\"></i>",
+                    "<i class=\"run{beyond}\" style=\"left:{:.2}%\"></i>",
                     percent(*run)
                 );
             }
@@ -82,17 +83,22 @@ fn values(result: &PhaseResult, of: fn(&Run) -> f64) -> Vec<f64> {
     result.counted_runs().map(of).collect()
 }
 
-/// The largest value that is drawn, of medians and runs.
+/// Where the scale ends: at the largest run, but not far beyond the largest median, or one stray run
+/// would flatten all bars.
 fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
-    bars.flat_map(|bar| bar.runs.iter().copied().chain([bar.value]))
-        .fold(0.0, f64::max)
+    let (median, run) = bars.fold((0.0_f64, 0.0_f64), |(median, run), bar| {
+        let runs = bar.runs.iter().copied().fold(run, f64::max);
+        (median.max(bar.value), runs.max(bar.value))
+    });
+    run.min(1.5 * median)
 }
 
 /// The picture of a scenario: p99 of the service and batch work done, a row per phase.
 #[must_use]
 pub fn scenario(of: &ScenarioResult) -> String {
     let find = |phase: Phase| of.phases.iter().find(|result| result.name == phase);
-    let alone = find(Phase::Alone).map(|alone| alone.ls.p99_us);
+    let reference = find(Phase::Alone);
+    let alone = reference.map(|alone| alone.ls.p99_us);
     let plain = find(Phase::BestEffort).map(|plain| plain.be.ops_per_s);
     let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
     let rows: Vec<(Phase, Bar, Option<Bar>)> = of
@@ -101,9 +107,15 @@ pub fn scenario(of: &ScenarioResult) -> String {
         .map(|result| {
             let times = over(result.ls.p99_us, alone);
             let (class, word) = cue(times);
+            let same = reference
+                .is_some_and(|alone| result.p99_against(alone) == Verdict::Indistinguishable);
+            let word = if same { "≈ alone" } else { word };
+            let tail = format!("p99.9 {}", latency(result.ls.p999_us));
             let note = match times {
-                Some(times) if result.name != Phase::Alone => format!("{times:.2}×, {word}"),
-                _ => String::new(),
+                Some(times) if result.name != Phase::Alone => {
+                    format!("{times:.2}×, {word}<br>{tail}")
+                }
+                _ => tail,
             };
             let slow = Bar {
                 class,
@@ -328,6 +340,20 @@ mod tests {
             assert!(picture.contains(text), "{text} is missing in {picture}");
         }
         assert_eq!(picture.matches("class=\"bar bad\"").count(), 1);
+    }
+
+    #[test]
+    fn a_stray_run_does_not_flatten_the_others() {
+        let mut result = result();
+        result.phases[2] = phase_of(Phase::Managed, &[550.0, 560.0, 900_000.0]);
+        let picture = scenario(&result);
+        // The scale ends at 1.5 times 45 ms.
+        assert!(
+            picture.contains("bar bad\" style=\"width:66.67%\""),
+            "{picture}"
+        );
+        assert!(picture.contains("run beyond\" style=\"left:100.00%\""));
+        assert_eq!(picture.matches("beyond").count(), 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The self-contained HTML page of a demo.
 
 use super::picture;
-use super::result::{Phase, PhaseResult, Run, ScenarioResult, Suite};
+use super::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
 use super::table::{self, ratio};
 use super::words::latency;
 use anyhow::Result;
@@ -38,19 +38,11 @@ pub fn html(suite: &Suite) -> Result<String> {
         setup.phase_seconds,
         match setup.repeat {
             1 => "each measured once".to_owned(),
-            repeats => format!("medians of {repeats}, every run a dot"),
+            repeats => format!("medians of {repeats}, every run a mark (▸: off the scale)"),
         },
     )?;
-    if !setup.enforced {
-        page.push_str(
-            "<p class=\"warn\">Cgroups were not enforced: nothing here was protected.</p>",
-        );
-    }
-    if setup.enforced && !setup.psi {
-        page.push_str(
-            "<p class=\"warn\">This kernel tells no pressure per group (PSI): koordlet goes by run-queue \
-             delay.</p>",
-        );
+    for sentence in table::lacks(setup) {
+        write!(page, "<p class=\"warn\">{}</p>", escape(&sentence))?;
     }
     if !suite.complete {
         page.push_str(
@@ -75,7 +67,11 @@ pub fn html(suite: &Suite) -> Result<String> {
 fn headline(suite: &Suite) -> String {
     if let [only] = suite.scenarios.as_slice() {
         let find = |phase| only.phases.iter().find(|result| result.name == phase);
-        if let (Some(alone), Some(managed)) = (find(Phase::Alone), find(Phase::Managed)) {
+        if let (Some(alone), Some(managed), true) = (
+            find(Phase::Alone),
+            find(Phase::Managed),
+            suite.setup.enforced,
+        ) {
             let work = only.ratios.be_managed_over_suppressed;
             return format!(
                 "{}: p99 {} beside batch under koord, {} alone; p99.9 {} and {}.{}",
@@ -91,43 +87,55 @@ fn headline(suite: &Suite) -> String {
         }
         return only.title.clone();
     }
+    if !suite.setup.enforced {
+        return "Services beside batch work, and nothing protected".to_owned();
+    }
     let times = |of: fn(&ScenarioResult) -> Option<f64>, bar: fn(f64) -> bool| {
         let hit = |one: &&ScenarioResult| of(one).is_some_and(bar);
         suite.scenarios.iter().filter(hit).count()
     };
-    let measured = times(|one| one.ratios.p99_besteffort_over_alone, |_| true);
-    let hurt = times(
-        |one| one.ratios.p99_besteffort_over_alone,
-        |times| times >= 1.5,
-    );
-    let left = times(
-        |one| one.ratios.p99_managed_over_alone,
-        |times| times >= 1.5,
-    );
+    let harmed = |times: f64| times >= 1.5;
+    let plain = |one: &ScenarioResult| one.ratios.p99_besteffort_over_alone;
+    let ours = |one: &ScenarioResult| one.ratios.p99_managed_over_alone;
     let saved = |one: &&ScenarioResult| {
-        one.ratios
-            .p99_besteffort_over_alone
-            .is_some_and(|times| times >= 1.5)
-            && one
-                .ratios
-                .p99_managed_over_alone
-                .is_some_and(|times| times <= 1.15)
+        plain(one).is_some_and(harmed) && ours(one).is_some_and(|times| times <= 1.15)
     };
-    let saved = suite.scenarios.iter().filter(saved).count();
     format!(
-        "In {hurt} of {measured} scenarios batch work raises the service's p99 to 1.5 times and more \
-         under plain Kubernetes; with koord in {left}. In {saved} koord brings it back to what the \
-         service has alone."
+        "In {} of {} scenarios batch work raises the service's p99 to 1.5 times and more under plain \
+         Kubernetes; with koord in {}. In {} koord brings it back to what the service has alone. \
+         At p99.9 these are {} under plain Kubernetes and {} with koord.",
+        times(plain, harmed),
+        times(plain, |_| true),
+        times(ours, harmed),
+        suite.scenarios.iter().filter(saved).count(),
+        times(|one| tail_over_alone(one, Phase::BestEffort), harmed),
+        times(|one| tail_over_alone(one, Phase::Managed), harmed),
     )
+}
+
+/// p99.9 of a phase over that of `alone`.
+fn tail_over_alone(one: &ScenarioResult, phase: Phase) -> Option<f64> {
+    let tail = |phase| {
+        let found = one.phases.iter().find(|result| result.name == phase);
+        found.map(|result| result.ls.p999_us)
+    };
+    let (tail, alone) = (tail(phase)?, tail(Phase::Alone)?);
+    (alone > 0.0).then(|| tail / alone)
 }
 
 /// A row per scenario with a cue for each figure.
 fn overview(page: &mut String, suite: &Suite) -> Result<()> {
     page.push_str(
-        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th>scenario</th>\
-         <th colspan=\"3\">p99 of the service, times alone<br><small>plain Kubernetes · Koordinator's cap · koord</small></th>\
-         <th colspan=\"2\">batch work of koord, times<br><small>plain Kubernetes · Koordinator's cap</small></th></tr>",
+        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th rowspan=\"2\">scenario</th>\
+         <th colspan=\"3\">p99 of the service, times alone</th>\
+         <th colspan=\"2\">batch work of koord, times that of</th></tr>\
+         <tr>",
     );
+    let (plain, fixed) = ("plain <i>Kubernetes</i>", "<i>Koordinator's</i> cap");
+    for title in [plain, fixed, "koord", plain, fixed] {
+        write!(page, "<th>{title}</th>")?;
+    }
+    page.push_str("</tr>");
     for one in &suite.scenarios {
         let ratios = &one.ratios;
         write!(
@@ -145,15 +153,16 @@ fn overview(page: &mut String, suite: &Suite) -> Result<()> {
             )?;
             continue;
         }
-        for times in [
-            ratios.p99_besteffort_over_alone,
-            ratios.p99_suppressed_over_alone,
-            ratios.p99_managed_over_alone,
+        for (phase, times) in [
+            (Phase::BestEffort, ratios.p99_besteffort_over_alone),
+            (Phase::Suppressed, ratios.p99_suppressed_over_alone),
+            (Phase::Managed, ratios.p99_managed_over_alone),
         ] {
             let (class, word) = picture::cue(times);
+            let same = if overlaps(one, phase) { "≈ " } else { "" };
             write!(
                 page,
-                "<td><span class=\"chip {class}\" title=\"{word}\">{}</span></td>",
+                "<td><span class=\"chip {class}\" title=\"{word}\">{same}{}</span></td>",
                 ratio(times)
             )?;
         }
@@ -178,9 +187,19 @@ fn overview(page: &mut String, suite: &Suite) -> Result<()> {
     page.push_str(
         "</table></div><p class=\"key\"><span class=\"chip good\">p99 up to 1.15, batch from 0.9</span>\
          <span class=\"chip fair\">in between</span>\
-         <span class=\"chip bad\">p99 over 1.5, batch under 0.5</span></p>",
+         <span class=\"chip bad\">p99 over 1.5, batch under 0.5</span>\
+         <span>≈ the runs' ranges overlap with those of alone</span></p>",
     );
     Ok(())
+}
+
+/// Whether the runs of a phase cannot be told from those of `alone`.
+fn overlaps(one: &ScenarioResult, phase: Phase) -> bool {
+    let find = |phase| one.phases.iter().find(|result| result.name == phase);
+    match (find(Phase::Alone), find(phase)) {
+        (Some(alone), Some(result)) => result.p99_against(alone) == Verdict::Indistinguishable,
+        _ => false,
+    }
 }
 
 fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Result<()> {
@@ -191,12 +210,8 @@ fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Resul
         escape(&scenario.title),
         escape(&scenario.about)
     )?;
-    if let Some(why) = &scenario.why {
-        write!(
-            page,
-            "<p class=\"warn\">Not measured to its end: {}</p>",
-            escape(why)
-        )?;
+    if let Some(missing) = table::missing(scenario) {
+        write!(page, "<p class=\"warn\">{}</p>", escape(&missing))?;
     }
     if scenario.phases.is_empty() {
         page.push_str("</section>");
@@ -412,6 +427,7 @@ mod tests {
     #[test]
     fn the_page_of_several_counts_what_was_won() {
         let suite = Suite {
+            setup: enforced(),
             complete: false,
             scenarios: vec![
                 scenario("a", 3000.0, 1100.0),
@@ -430,6 +446,7 @@ mod tests {
             "In 2 of 3 scenarios",
             "with koord in 1.",
             "In 1 koord",
+            "At p99.9 these are 0 under plain",
             "d needs &lt;root&gt;",
             "&lt;a&gt;",
             "Not everything was measured",
@@ -441,10 +458,39 @@ mod tests {
 
     #[test]
     fn the_headline_of_one_names_the_tail() {
-        let suite = Suite {
+        let mut suite = Suite {
+            setup: enforced(),
             scenarios: vec![scenario("a", 3000.0, 1100.0)],
             ..Suite::default()
         };
         assert!(headline(&suite).contains("p99.9"), "{}", headline(&suite));
+        // Without cgroups the phases are names, and a headline must not praise one of them.
+        suite.setup.enforced = false;
+        suite.setup.unenforced = Some("kubepods: not <root>".to_owned());
+        assert_eq!(headline(&suite), "<a>");
+        suite.scenarios.push(scenario("b", 3000.0, 1100.0));
+        assert!(headline(&suite).contains("nothing protected"));
+        let page = html(&suite).unwrap();
+        assert!(page.contains("Nothing was protected") && page.contains("not &lt;root&gt;"));
+    }
+
+    fn enforced() -> Setup {
+        Setup {
+            enforced: true,
+            psi: true,
+            ..Setup::default()
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_pressure_is_said_to_be_that() {
+        let mut suite = Suite {
+            setup: enforced(),
+            ..Suite::default()
+        };
+        let said = |suite: &Suite| table::text(suite) + &html(suite).unwrap();
+        assert!(!said(&suite).contains("PSI"));
+        suite.setup.psi = false;
+        assert_eq!(said(&suite).matches("run-queue delay").count(), 2);
     }
 }

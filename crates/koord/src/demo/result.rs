@@ -195,6 +195,8 @@ pub struct Setup {
     pub cgroup: String,
     /// Whether cgroups were enforced (root and a writable tree).
     pub enforced: bool,
+    /// Why not.
+    pub unenforced: Option<String>,
     /// Arrivals per second.
     pub rate: f64,
     /// CPU cost of one request, in microseconds, as calibrated.

@@ -1,7 +1,8 @@
 //! What the demo can show: services and the neighbours that hurt them, each a mechanism of its own.
 
 use super::result::Phase;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 /// A service beside batch work of one kind.
 #[derive(Debug, Clone, Copy)]
@@ -269,7 +270,12 @@ pub fn program(name: &str) -> Option<PathBuf> {
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     places
         .map(|place| place.join(name))
-        .find(|file| file.is_file())
+        .find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    let executable = |mode: u32| mode & 0o111 != 0;
+    std::fs::metadata(file).is_ok_and(|of| of.is_file() && executable(of.permissions().mode()))
 }
 
 /// The names there are, for messages.

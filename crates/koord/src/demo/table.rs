@@ -1,6 +1,6 @@
 //! The tables for the terminal.
 
-use super::result::{Phase, PhaseResult, ScenarioResult, Suite, Verdict};
+use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
 use super::words::latency;
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -107,16 +107,35 @@ pub fn text(suite: &Suite) -> String {
             "  effective machine utilisation, managed (cpu): {emu:.2}"
         ));
     }
-    if !suite.setup.enforced {
-        parts.push("  Not root, or cgroups are not writable: nothing was protected.".to_owned());
-    }
-    if suite.setup.enforced && !suite.setup.psi {
-        parts.push(
-            "  This kernel tells no pressure per group (PSI): koordlet goes by run-queue delay."
-                .to_owned(),
-        );
-    }
+    let lacks = lacks(&suite.setup);
+    parts.extend(lacks.map(|sentence| format!("  {sentence}")));
     parts.join("\n\n")
+}
+
+/// What this machine lacks for the figures to be worth what they could be.
+pub fn lacks(setup: &Setup) -> impl Iterator<Item = String> {
+    let unprotected = (!setup.enforced).then(|| {
+        let why = setup.unenforced.as_deref();
+        format!(
+            "Nothing was protected, whatever a phase is called: {}.",
+            why.unwrap_or("control groups were not enforced")
+        )
+    });
+    let blind = (setup.enforced && !setup.psi).then(|| {
+        "This kernel tells no pressure per group (PSI): koordlet goes by run-queue delay."
+            .to_owned()
+    });
+    [unprotected, blind].into_iter().flatten()
+}
+
+/// Why a scenario has not all its figures.
+#[must_use]
+pub fn missing(scenario: &ScenarioResult) -> Option<String> {
+    let why = scenario.why.as_deref()?;
+    Some(match scenario.phases.is_empty() {
+        true => format!("Not measured: {why}."),
+        false => format!("Not measured to its end: {why}."),
+    })
 }
 
 fn scenario_text(scenario: &ScenarioResult, heading: bool) -> String {
@@ -124,8 +143,8 @@ fn scenario_text(scenario: &ScenarioResult, heading: bool) -> String {
     if heading {
         lines.push(format!(" {}: {}", scenario.name, scenario.title));
     }
-    if let Some(why) = &scenario.why {
-        lines.push(format!("  not measured to its end: {why}"));
+    if let Some(missing) = missing(scenario) {
+        lines.push(format!("  {missing}"));
     }
     if !scenario.phases.is_empty() {
         let rows = rows(scenario).into_iter().map(Vec::from);
@@ -176,6 +195,7 @@ fn overview(suite: &Suite) -> String {
         let ratios = &one.ratios;
         let name = match one.ran {
             true => one.name.clone(),
+            false if one.phases.is_empty() => format!("{} (not measured)", one.name),
             false => format!("{} (not all)", one.name),
         };
         vec![

@@ -7,5 +7,6 @@
 )]
 
 mod crash;
+mod demo;
 mod harness;
 mod kubectl;

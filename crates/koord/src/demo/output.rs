@@ -1,0 +1,63 @@
+//! The files a demo reads and writes. That they can be written is found out before anything is
+//! measured.
+
+use super::result::Suite;
+use anyhow::{Context, Result, bail, ensure};
+use std::path::Path;
+
+/// Whether what was measured can be put into `path` later. What is there stays as it is.
+///
+/// # Errors
+/// When it is a directory, its directory is missing, or it may not be written.
+pub fn check(path: &Path) -> Result<()> {
+    let refused = || format!("cannot write {}", path.display());
+    ensure!(!path.is_dir(), "{}: it is a directory", refused());
+    let there = path.exists();
+    let mut options = std::fs::OpenOptions::new();
+    options
+        .append(true)
+        .create(true)
+        .open(path)
+        .with_context(refused)?;
+    if !there {
+        // Whoever makes it meanwhile gets it overwritten at the end anyway.
+        std::fs::remove_file(path).with_context(refused)?;
+    }
+    Ok(())
+}
+
+/// Refuses a second use of a file.
+///
+/// # Errors
+/// When both name one file; `what` says which options they belong to.
+pub fn distinct(one: &Path, other: &Path, what: &str) -> Result<()> {
+    let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let same = whole(one) == whole(other)
+        || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other);
+    ensure!(!same, "{what} both name {}", one.display());
+    Ok(())
+}
+
+/// What `--json` wrote.
+///
+/// # Errors
+/// When the file cannot be read, or is not what this version writes.
+pub fn read(path: &Path) -> Result<Suite> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    if text.trim().is_empty() {
+        bail!("{shown} is empty: it should be what koord demo --json wrote");
+    }
+    let suite: Suite = serde_json::from_str(&text)
+        .with_context(|| format!("{shown} is not what this version's koord demo --json writes"))?;
+    ensure!(!suite.scenarios.is_empty(), "{shown} has no scenario");
+    Ok(suite)
+}
+
+/// Writes a file.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
