@@ -230,6 +230,50 @@ pub fn percentiles(phases: &[PhaseResult]) -> String {
     page
 }
 
+/// How long p99 took to be back after a step of the load, a bar per phase; where there are steps.
+#[must_use]
+pub fn recovery(of: &ScenarioResult) -> Option<String> {
+    let bars: Vec<(Phase, Bar)> = of
+        .phases
+        .iter()
+        .filter_map(|result| {
+            let ms = result.recovery_ms?;
+            let class = match ms {
+                ms if ms <= 100.0 => "good",
+                ms if ms <= 200.0 => "fair",
+                _ => "bad",
+            };
+            let bar = Bar {
+                class,
+                value: ms,
+                runs: Vec::new(),
+                text: format!("{ms:.0}\u{a0}ms"),
+                note: String::new(),
+            };
+            Some((result.name, bar))
+        })
+        .collect();
+    // So that 0 and 20 ms do not look as far apart as 0 and 1 s.
+    let top = top(bars.iter().map(|(_, bar)| bar)).max(200.0);
+    if bars.is_empty() {
+        return None;
+    }
+    let mut page = String::from(
+        "<div class=\"block\"><h4>After the load's step: until p99 is back (shorter is better)</h4>",
+    );
+    for (phase, bar) in &bars {
+        let _ = write!(
+            page,
+            "<div class=\"small\"><span>{}</span><div class=\"pair\">",
+            label(*phase)
+        );
+        bar.html(&mut page, top);
+        page.push_str("</div></div>");
+    }
+    page.push_str("</div>");
+    Some(page)
+}
+
 /// How high a layer of the stack reaches.
 type Height = fn(&CpuSample) -> f64;
 
@@ -354,6 +398,23 @@ mod tests {
         );
         assert!(picture.contains("run beyond\" style=\"left:100.00%\""));
         assert_eq!(picture.matches("beyond").count(), 1);
+    }
+
+    #[test]
+    fn the_way_back_is_drawn_where_there_is_one() {
+        let mut result = result();
+        assert_eq!(recovery(&result), None);
+        for (phase, ms) in result.phases.iter_mut().zip([0.0, 1000.0, 60.0]) {
+            phase.recovery_ms = Some(ms);
+        }
+        let picture = recovery(&result).unwrap();
+        for text in [
+            "1000\u{a0}ms",
+            "bar bad\" style=\"width:100.00%",
+            "bar good\" style=\"width:6.00%",
+        ] {
+            assert!(picture.contains(text), "{text} is missing in {picture}");
+        }
     }
 
     #[test]

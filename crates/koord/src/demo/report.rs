@@ -235,23 +235,11 @@ fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Resul
         "<div class=\"panel\">{}</div>",
         picture::scenario(scenario)
     )?;
+    if let Some(back) = picture::recovery(scenario) {
+        write!(page, "<div class=\"panel\">{back}</div>")?;
+    }
     for sentence in &scenario.words {
         write!(page, "<p>{}</p>", escape(sentence))?;
-    }
-    if let Some(ms) = scenario.recovery_ms {
-        let each: Vec<String> = scenario
-            .phases
-            .iter()
-            .filter_map(|result| {
-                let ms = result.recovery_ms?;
-                Some(format!("{} {ms:.0}\u{a0}ms", picture::label(result.name)))
-            })
-            .collect();
-        write!(
-            page,
-            "<p>After the step, p99 is back within {ms:.0}\u{a0}ms ({}).</p>",
-            each.join(", ")
-        )?;
     }
     let open = if suite.scenarios.len() == 1 {
         " open"
