@@ -4,7 +4,7 @@ use crate::controllers;
 use crate::kinds::Registry;
 use crate::kinds::status::ApiError;
 use crate::rest::logs::PodLogs;
-use crate::rest::{Api, ApiOptions};
+use crate::rest::{Api, ApiOptions, Authorization};
 use crate::server::{self, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
 use axum::Router;
@@ -48,6 +48,8 @@ pub struct Config {
     pub clock: Clock,
     /// Who answers `pods/log`.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
+    /// Who may do what. Default: what roles and bindings say.
+    pub authorization: Authorization,
     /// Whether the built-in controllers run (garbage collection, namespaces, workloads, ...).
     pub controllers: bool,
     /// When a write in a directory counts as durable.
@@ -68,6 +70,7 @@ impl Config {
             allow_remote: false,
             clock,
             pod_logs: None,
+            authorization: Authorization::default(),
             controllers: true,
             durability: Durability::default(),
             history: HistoryLimits::default(),
@@ -159,6 +162,7 @@ impl ApiServer {
             clock: config.clock.clone(),
             pod_logs: config.pod_logs,
             tokens: Some(Arc::clone(&tokens)),
+            authorization: config.authorization,
             shutdown: stop.clone(),
         });
         let options = ServerOptions {
@@ -182,7 +186,7 @@ impl ApiServer {
     }
 
     /// The server as a service for callers in this process, who act as the administrator unless
-    /// the request's extensions carry another [`crate::rest::User`].
+    /// the request bears a token, or its extensions carry another [`crate::authz::User`].
     pub fn service(&self) -> Router {
         self.server.in_process()
     }

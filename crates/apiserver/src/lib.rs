@@ -26,6 +26,7 @@ pub mod store;
 mod api_server;
 
 pub use api_server::{ApiServer, Config, Error, Storage};
+pub use rest::Authorization;
 pub use rest::logs::{LogOptions, LogStream, PodLogs};
 pub use rest::{
     InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,

@@ -4,6 +4,7 @@
 //! the changes of roles and bindings, so that a question looks only at the bindings of the user and
 //! of his groups. Nothing here does I/O or knows the store; `rest` feeds and asks it.
 
+pub mod bootstrap;
 mod index;
 mod rule;
 
@@ -16,6 +17,8 @@ pub const MASTERS: &str = "system:masters";
 pub const AUTHENTICATED: &str = "system:authenticated";
 /// The group of everybody who has not.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// The group of all nodes.
+pub const NODES: &str = "system:nodes";
 /// Who sends a request without credentials.
 pub const ANONYMOUS: &str = "system:anonymous";
 /// The group of all service accounts; with `:` and a namespace, of those in it.

@@ -54,6 +54,28 @@ impl Rule {
         }
     }
 
+    /// Every verb on every resource.
+    #[must_use]
+    pub fn everything() -> Self {
+        let all = || vec!["*".to_owned()];
+        Self {
+            verbs: all(),
+            groups: all(),
+            resources: all(),
+            ..Self::default()
+        }
+    }
+
+    /// Every verb on every path.
+    #[must_use]
+    pub fn every_path() -> Self {
+        Self {
+            verbs: vec!["*".to_owned()],
+            paths: vec!["*".to_owned()],
+            ..Self::default()
+        }
+    }
+
     fn lists(&self) -> [&Vec<String>; 5] {
         [
             &self.groups,

@@ -1,10 +1,11 @@
-//! The controllers that a control plane needs to be one: garbage collection, namespaces, node and pod
+//! The controllers that a control plane needs to be one: garbage collection, namespaces, sums of roles, node and pod
 //! lifecycle, disruption budgets, event expiry and the workload controllers.
 //!
 //! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
 //! visible, validated and durable like everything else.
 
 mod accounts;
+mod aggregation;
 mod daemonset;
 mod definitions;
 mod deployment;
@@ -32,6 +33,7 @@ pub fn start(api: &Api, shutdown: &CancellationToken) -> TaskTracker {
     tracker.spawn(queue::run(a(), namespaces::Namespaces, s()));
     tracker.spawn(queue::run(a(), definitions::Definitions, s()));
     tracker.spawn(queue::run(a(), accounts::Accounts, s()));
+    tracker.spawn(queue::run(a(), aggregation::Aggregation, s()));
     tracker.spawn(queue::run(a(), disruption::Disruption, s()));
     tracker.spawn(queue::run(a(), pod_gc::PodGc::default(), s()));
     tracker.spawn(nodes::run(a(), s()));

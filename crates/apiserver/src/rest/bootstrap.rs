@@ -15,8 +15,8 @@ const NAMESPACES: [&str; 5] = [
 ];
 
 impl Api {
-    /// Serves the definitions the store holds and makes the default namespaces, priority classes
-    /// and the `kubernetes` service where they are missing. Run it before serving.
+    /// Serves the definitions the store holds and makes the default namespaces, priority classes,
+    /// roles and bindings and the `kubernetes` service where they are missing. Run it before serving.
     ///
     /// # Errors
     /// When the store does not take them.
@@ -70,7 +70,9 @@ impl Api {
                 "ports": [{ "name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443 }],
             },
         });
-        self.ensure("", "v1", "services", "default", service).await
+        self.ensure("", "v1", "services", "default", service)
+            .await?;
+        self.bootstrap_roles().await
     }
 
     /// Creates an object unless one of its name exists.

@@ -8,7 +8,7 @@ use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::{Input, Object, Outcome, WriteOptions};
-use super::{Api, User, nonresource, path, transform};
+use super::{Api, User, guard, nonresource, path, transform};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use axum::response::Response;
@@ -132,12 +132,17 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
     let query = Query::parse(uri.query().unwrap_or(""))?;
     let target = path::parse(uri.path())
         .ok_or_else(|| ApiError::bad_request(format!("invalid path {:?}", uri.path())))?;
+    let user = extensions.remove::<User>().unwrap_or_default();
     let path = match target {
         Target::Resource(path) => path,
         Target::Other(segments) => {
+            let path = format!("/{}", segments.join("/"));
+            guard::check_path(api, &user, &method, &path)?;
             return nonresource::serve(api, &method, &segments, &query, &headers);
         }
     };
+    let verb = guard::verb(&method, &path, &query);
+    guard::check_resource(api, &user, verb, &path, &query)?;
     let resource = api
         .registry()
         .find(&path.group, &path.version, &path.plural)
@@ -146,7 +151,6 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
     if resource.namespaced && path.namespace.is_none() && path.name.is_some() {
         return Err(ApiError::unknown_path());
     }
-    let user = extensions.remove::<User>().unwrap_or_default();
     let body = match method {
         Method::POST | Method::PUT | Method::PATCH | Method::DELETE => body::read(body).await?,
         _ => Bytes::new(),
@@ -174,20 +178,17 @@ impl Api {
         if !resource.stored {
             return self.serve_virtual(method, resource, call).await;
         }
+        let verb = guard::verb(method, &call.path, &call.query);
         let named = call.path.name.is_some();
-        let verb = match (method.as_str(), named) {
-            ("GET" | "HEAD", _) if call.path.watch || call.query.flag("watch").unwrap_or(false) => {
-                "watch"
-            }
-            ("GET" | "HEAD", true) => "get",
-            ("GET" | "HEAD", false) => "list",
-            ("POST", false) => "create",
-            ("PUT", true) => "update",
-            ("PATCH", true) => "patch",
-            ("DELETE", true) => "delete",
-            ("DELETE", false) => "deletecollection",
-            _ => return Err(method_not_allowed()),
+        let fits = match verb {
+            "" => false,
+            "create" => !named,
+            "update" | "patch" => named,
+            _ => true,
         };
+        if !fits {
+            return Err(method_not_allowed());
+        }
         if !resource.verbs.contains(&verb) {
             return Err(ApiError::method_not_allowed(
                 &resource.group,

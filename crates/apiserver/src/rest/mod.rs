@@ -15,6 +15,7 @@ mod crd;
 mod delete;
 mod dispatch;
 mod eviction;
+pub(crate) mod guard;
 mod list;
 pub(crate) mod meta;
 mod nonresource;
@@ -24,6 +25,7 @@ mod podlog;
 mod query;
 mod respond;
 mod review;
+mod roles;
 mod scale;
 mod selection;
 mod transform;
@@ -45,7 +47,9 @@ pub use admission::{
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
 pub(crate) use delete::{FOREGROUND, ORPHAN};
+pub use guard::Authorization;
 pub use logs::{LogOptions, LogStream, PodLogs};
+pub(crate) use path::percent_decode;
 pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
 
@@ -69,6 +73,8 @@ pub struct ApiOptions {
     pub pod_logs: Option<Arc<dyn PodLogs>>,
     /// Issues and reviews service account tokens; without it tokens are opaque random text.
     pub tokens: Option<Arc<dyn Tokens>>,
+    /// Who may do what.
+    pub authorization: Authorization,
     /// Ends the open watches when it is cancelled.
     pub shutdown: CancellationToken,
 }
@@ -91,6 +97,7 @@ struct Inner {
     clock: Clock,
     pod_logs: Option<Arc<dyn PodLogs>>,
     tokens: Option<Arc<dyn Tokens>>,
+    guard: guard::Guard,
     shutdown: CancellationToken,
     documents: nonresource::Documents,
     /// Held while the registry is brought in line with a stored definition.
@@ -118,6 +125,7 @@ impl Api {
             clock,
             pod_logs,
             tokens,
+            authorization,
             shutdown,
         } = options;
         let documents = nonresource::Documents::default();
@@ -127,6 +135,7 @@ impl Api {
             clock,
             pod_logs,
             tokens,
+            guard: guard::Guard::new(authorization),
             shutdown,
             documents,
             definitions: parking_lot::Mutex::default(),

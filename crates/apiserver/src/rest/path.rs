@@ -78,7 +78,7 @@ pub(super) fn parse(path: &str) -> Option<Target> {
 }
 
 /// Undoes percent encoding. `None` for a truncated escape or invalid UTF-8.
-pub(super) fn percent_decode(text: &str) -> Option<String> {
+pub(crate) fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
     }

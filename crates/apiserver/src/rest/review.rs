@@ -1,16 +1,15 @@
-//! Questions about users and permissions. Every authenticated user may do everything, and these
-//! answer accordingly; `serviceaccounts/token` is here too because it is the same kind of thing.
+//! Questions about users and permissions, answered by the same rules as requests;
+//! `serviceaccounts/token` is here too because it is the same kind of thing.
 
 use super::dispatch::Call;
 use super::{Api, User, meta, respond};
+use crate::authz::{Attributes, ResourceTarget, Rule, Target};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
 use axum::response::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Why everything is allowed.
-const ALLOWED: &str = "every authenticated user of this server is an administrator";
 /// Shortest lifetime of a token, seconds.
 const MIN_TOKEN_SECONDS: i64 = 600;
 /// Lifetime of a token unless asked otherwise, seconds.
@@ -20,6 +19,9 @@ fn user_info(user: &User) -> Value {
     let mut info = json!({ "username": user.name, "groups": user.groups });
     if !user.uid.is_empty() {
         info["uid"] = user.uid.as_str().into();
+    }
+    for (key, values) in &user.extra {
+        info["extra"][key] = values.clone().into();
     }
     info
 }
@@ -40,26 +42,74 @@ impl Api {
             "selfsubjectreviews" => json!({ "userInfo": user_info(&call.user) }),
             "selfsubjectaccessreviews" => {
                 check_attributes(resource, &review, false)?;
-                json!({ "allowed": true, "reason": ALLOWED })
+                self.review_access(&call.user, &review)
             }
-            "subjectaccessreviews" | "localsubjectaccessreviews" => {
+            "subjectaccessreviews" => {
                 check_attributes(resource, &review, true)?;
-                if is_anonymous(&review) {
-                    json!({ "allowed": false })
-                } else {
-                    json!({ "allowed": true, "reason": ALLOWED })
-                }
+                self.review_access(&subject(&review), &review)
             }
-            "selfsubjectrulesreviews" => json!({
-                "resourceRules": [{ "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"] }],
-                "nonResourceRules": [{ "verbs": ["*"], "nonResourceURLs": ["*"] }],
-                "incomplete": false,
-            }),
+            "localsubjectaccessreviews" => {
+                check_attributes(resource, &review, true)?;
+                check_local(resource, &review, call.namespace())?;
+                self.review_access(&subject(&review), &review)
+            }
+            "selfsubjectrulesreviews" => self.review_rules(&call.user, &review)?,
             "tokenreviews" => self.review_token(&review)?,
             _ => return Err(super::dispatch::method_not_allowed()),
         };
         meta::as_object(&mut review).insert("status".to_owned(), status);
         Ok(respond::value(201, &review, call.style()))
+    }
+
+    /// Whether `user` may do what a review asks about.
+    fn review_access(&self, user: &User, review: &Value) -> Value {
+        let text = |part, field| meta::text(review, &["spec", part, field]);
+        let of = |field| text("resourceAttributes", field);
+        let asks = meta::at(review, &["spec", "nonResourceAttributes"]);
+        let attributes = if asks.is_some_and(|asks| !asks.is_null()) {
+            Attributes {
+                verb: text("nonResourceAttributes", "verb"),
+                target: Target::Path(text("nonResourceAttributes", "path")),
+            }
+        } else {
+            Attributes {
+                verb: of("verb"),
+                target: Target::Resource(ResourceTarget {
+                    group: of("group"),
+                    resource: of("resource"),
+                    subresource: of("subresource"),
+                    namespace: of("namespace"),
+                    name: of("name"),
+                }),
+            }
+        };
+        let (allowed, reason) = self.decide(user, &attributes);
+        let mut status = json!({ "allowed": allowed });
+        if !reason.is_empty() {
+            status["reason"] = reason.into();
+        }
+        status
+    }
+
+    /// What `user` may do in the namespace a review asks about.
+    fn review_rules(&self, user: &User, review: &Value) -> Result<Value, ApiError> {
+        let namespace = meta::text(review, &["spec", "namespace"]);
+        if namespace.is_empty() {
+            return Err(ApiError::bad_request("no namespace on request"));
+        }
+        let (rules, problem) = self.rules_for(user, namespace);
+        let (paths, resources): (Vec<_>, Vec<_>) =
+            rules.iter().partition(|rule| rule.resources.is_empty());
+        let values = |rules: Vec<&Rule>| rules.into_iter().map(Rule::to_value).collect::<Vec<_>>();
+        let mut status = json!({
+            "resourceRules": values(resources),
+            "nonResourceRules": values(paths),
+            "incomplete": false,
+        });
+        if !problem.is_empty() {
+            status["evaluationError"] = problem.into();
+        }
+        Ok(status)
     }
 
     fn review_token(&self, review: &Value) -> Result<Value, ApiError> {
@@ -149,12 +199,34 @@ impl Api {
     }
 }
 
-/// Whether a review asks about somebody who has not proven who he is.
-fn is_anonymous(review: &Value) -> bool {
+/// Whom a review asks about.
+fn subject(review: &Value) -> User {
     let groups = meta::at(review, &["spec", "groups"]).and_then(Value::as_array);
-    let mut groups = groups.into_iter().flatten();
-    meta::text(review, &["spec", "user"]) == "system:anonymous"
-        || groups.any(|group| group == "system:unauthenticated")
+    let groups = groups.into_iter().flatten().filter_map(Value::as_str);
+    User::new(meta::text(review, &["spec", "user"]), groups)
+}
+
+/// A local review asks about a resource in the namespace it is sent to.
+fn check_local(resource: &Resource, review: &Value, namespace: &str) -> Result<(), ApiError> {
+    if meta::at(review, &["spec", "nonResourceAttributes"]).is_some_and(|asks| !asks.is_null()) {
+        let error = FieldError::invalid(
+            "spec.nonResourceAttributes",
+            Value::Null,
+            "disallowed on this kind of request",
+        );
+        return Err(ApiError::invalid(
+            &resource.group,
+            &resource.kind,
+            "",
+            &[error],
+        ));
+    }
+    if meta::text(review, &["spec", "resourceAttributes", "namespace"]) == namespace {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(format!(
+        "spec.resourceAttributes.namespace must match namespace: {namespace}"
+    )))
 }
 
 /// A review asks about a resource or about a path, and, unless it is about oneself, names a user.

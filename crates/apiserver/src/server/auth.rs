@@ -1,6 +1,6 @@
 //! Who sends a request.
 
-use crate::authz::{self, AUTHENTICATED, User};
+use crate::authz::User;
 use crate::rest::Tokens;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -69,45 +69,6 @@ impl Tokens for TokenStore {
         let (user, until) = issued.by_token.get(token)?;
         (*until > self.clock.now()).then(|| user.clone())
     }
-}
-
-/// Whom the sender of a request wants to be taken for (`kubectl --as`), if anybody. Every user of
-/// this server is an administrator, so everybody may.
-///
-/// # Errors
-/// What is wrong with the headers that say so.
-pub(super) fn impersonated(headers: &HeaderMap) -> Result<Option<User>, String> {
-    let texts = |name: &str| {
-        let values = headers.get_all(name).iter();
-        let texts = values.map(|value| value.to_str().map(str::to_owned));
-        texts
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| format!("header {name}: not printable text"))
-    };
-    let name = texts("impersonate-user")?.into_iter().next();
-    let mut groups = texts("impersonate-group")?;
-    let uid = texts("impersonate-uid")?.into_iter().next();
-    let Some(name) = name.filter(|name| !name.is_empty()) else {
-        let rest = headers
-            .keys()
-            .find(|name| name.as_str().starts_with("impersonate-"));
-        return match rest {
-            None => Ok(None),
-            Some(header) => Err(format!("header {header}: there is no Impersonate-User")),
-        };
-    };
-    if groups.is_empty()
-        && let Some((namespace, _)) = authz::account_of(&name)
-    {
-        groups = authz::account_groups(namespace);
-    }
-    if name != "system:anonymous" && !groups.iter().any(|group| group == AUTHENTICATED) {
-        groups.push(AUTHENTICATED.to_owned());
-    }
-    Ok(Some(User {
-        uid: uid.unwrap_or_default(),
-        ..User::new(name, groups)
-    }))
 }
 
 /// 256 random bits as text. Empty, and so never valid, when the system has no randomness.

@@ -1,18 +1,20 @@
 //! What every request passes before it reaches the API: health, authentication, metrics; and what
 //! ends the streams of its answer when the server stops.
 
-use super::auth::{Peer, bearer, impersonated};
+use super::auth::{Peer, bearer};
 use super::health::{Health, with_type};
+use super::impersonate::Wanted;
 use super::metrics::{HttpMetrics, InFlight};
+use crate::authz::User;
 use crate::kinds::status::ApiError;
-use crate::rest::{Tokens, User};
+use crate::rest::{Api, Authorization, Tokens, guard};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::WWW_AUTHENTICATE;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use http_body::Frame;
 use std::pin::Pin;
@@ -25,8 +27,8 @@ use tower::ServiceExt as _;
 /// How requests get here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// By a call in this process: the caller is the administrator, unless the request says that it
-    /// is somebody else.
+    /// By a call in this process: the caller is the administrator, unless the request bears a
+    /// token or names somebody else.
     InProcess,
     /// Over the network: who it is must be proven.
     Network,
@@ -35,7 +37,9 @@ pub(super) enum Access {
 /// The front of the server.
 #[derive(Clone)]
 pub(super) struct Front {
-    pub(super) api: Router,
+    pub(super) router: Router,
+    /// Asked what callers may do.
+    pub(super) api: Api,
     pub(super) health: Arc<Health>,
     pub(super) metrics: HttpMetrics,
     pub(super) tokens: Arc<dyn Tokens>,
@@ -64,26 +68,24 @@ impl Front {
         if let Some(answer) = self.health.answer(path, request.uri().query()) {
             return answer;
         }
-        if access == Access::Network {
-            let Some(user) = self.authenticate(&mut request) else {
-                return unauthorized();
-            };
-            request.extensions_mut().insert(user);
-        }
-        match impersonated(request.headers()) {
-            Ok(None) => {}
-            Ok(Some(user)) => {
-                request.extensions_mut().insert(user);
-            }
-            Err(why) => return refused(StatusCode::BAD_REQUEST, &ApiError::bad_request(why)),
-        }
+        let Some(user) = self.authenticate(access, &mut request) else {
+            return unauthorized();
+        };
+        let user = match self.speaks_as(user, request.headers()) {
+            Ok(user) => user,
+            Err(error) => return refused(&error),
+        };
         if request.uri().path() == "/metrics" && request.method() == Method::GET {
-            return self.metrics.render();
+            return match guard::check_path(&self.api, &user, request.method(), "/metrics") {
+                Ok(()) => self.metrics.render(),
+                Err(error) => refused(&error),
+            };
         }
+        request.extensions_mut().insert(user);
         let labels = self.metrics.labels(request.method(), request.uri());
         let in_flight = self.metrics.begin(&labels);
         let began = Instant::now();
-        let response = match self.api.clone().oneshot(request).await {
+        let response = match self.router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         };
@@ -102,22 +104,41 @@ impl Front {
         })
     }
 
-    /// Who sends `request`; a wrong token is not outweighed by a good certificate.
-    fn authenticate(&self, request: &mut Request) -> Option<User> {
+    /// `user`, or whom he wants to be taken for, if he may.
+    fn speaks_as(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+        let Some(wanted) = Wanted::read(headers)? else {
+            return Ok(user);
+        };
+        wanted.check(&self.api, &user)?;
+        Ok(wanted.into_user())
+    }
+
+    /// Who sends `request`; a wrong token is not outweighed by a good certificate. `None` for
+    /// somebody who cannot be let in.
+    fn authenticate(&self, access: Access, request: &mut Request) -> Option<User> {
         let peer = request.extensions_mut().remove::<Peer>();
-        match bearer(request.headers()) {
-            Some(token) => self.tokens.review(token),
-            None => peer.map(|Peer(user)| user),
+        let named = request.extensions_mut().remove::<User>();
+        if let Some(token) = bearer(request.headers()) {
+            return self.tokens.review(token);
         }
+        if access == Access::InProcess {
+            return Some(named.unwrap_or_default());
+        }
+        let anonymous = || {
+            // Where everything is allowed to everybody, nobody may stay unknown.
+            (self.api.authorization() == Authorization::Rbac).then(User::anonymous)
+        };
+        peer.map(|Peer(user)| user).or_else(anonymous)
     }
 }
 
-fn refused(status: StatusCode, error: &ApiError) -> Response {
+fn refused(error: &ApiError) -> Response {
+    let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_type(status, "application/json", error.to_value().to_string())
 }
 
 fn unauthorized() -> Response {
-    let mut response = refused(StatusCode::UNAUTHORIZED, &ApiError::unauthorized());
+    let mut response = refused(&ApiError::unauthorized());
     response
         .headers_mut()
         .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -1,6 +1,7 @@
 //! Serving: who may ask (certificates, tokens), over what (TLS, HTTP/1.1 and h2), health, metrics.
 //!
-//! Invariants: over the network only health and version are answered to strangers; secrets are
+//! Invariants: a stranger is told what everybody may know, health and version, and else is
+//! `system:anonymous`, to whom nothing is allowed from the start; secrets are
 //! written to files of mode 0600 and never logged; the server listens on loopback unless told
 //! otherwise in so many words.
 
@@ -8,6 +9,7 @@ mod auth;
 mod error;
 mod front;
 mod health;
+mod impersonate;
 mod kubeconfig;
 mod listen;
 mod metrics;
@@ -86,7 +88,8 @@ impl Server {
         tokens: Arc<dyn Tokens>,
     ) -> Result<Self, ServeError> {
         let front = Front {
-            api: api.router(),
+            router: api.router(),
+            api: api.clone(),
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
             tokens,

@@ -1,7 +1,8 @@
 //! Tests of the parts of the server.
 
-use super::auth::{TokenStore, bearer, impersonated};
+use super::auth::{TokenStore, bearer};
 use super::health::Health;
+use super::impersonate::Wanted;
 use super::pki::Authority;
 use super::{kubeconfig, secret_file, subject};
 use crate::rest::Tokens as _;
@@ -121,7 +122,7 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_static(value));
         }
-        impersonated(&headers)
+        Wanted::read(&headers).map(|wanted| wanted.map(Wanted::into_user))
     };
     assert_eq!(ask(&[]), Ok(None));
     let user = ask(&[
@@ -129,10 +130,14 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
         ("impersonate-group", "a"),
         ("impersonate-group", "b"),
         ("impersonate-uid", "7"),
+        ("impersonate-extra-a%2fb", "c"),
     ]);
     let user = user.unwrap().unwrap();
     assert_eq!((user.name.as_str(), user.uid.as_str()), ("bob", "7"));
     assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
+    assert_eq!(user.extra, [("a/b".to_owned(), vec!["c".to_owned()])]);
+    let user = ask(&[("impersonate-user", "system:anonymous")]).unwrap();
+    assert_eq!(user.unwrap().groups, ["system:unauthenticated"]);
     let user = ask(&[("impersonate-user", "system:serviceaccount:apps:web")]);
     assert!(
         user.unwrap()
@@ -142,14 +147,14 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
     );
     for header in ["impersonate-group", "impersonate-extra-scopes"] {
         let why = ask(&[(header, "x")]).unwrap_err();
-        assert!(why.contains(header), "{why}");
+        assert!(why.message.contains(header), "{why}");
     }
     let mut headers = HeaderMap::new();
     headers.insert(
         "impersonate-user",
         HeaderValue::from_bytes(&[0xe9]).unwrap(),
     );
-    assert!(impersonated(&headers).is_err());
+    assert!(Wanted::read(&headers).is_err());
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod access;
 mod full_disk;
 mod hooks;
 mod hostile;

@@ -497,7 +497,8 @@ async fn scale_and_reviews() {
     let others = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     let asked = json!({"verb": "get", "path": "/metrics"});
     for (user, group, allowed) in [
-        ("ann", "system:authenticated", true),
+        ("ann", "system:monitoring", true),
+        ("ann", "system:authenticated", false),
         ("system:anonymous", "system:unauthenticated", false),
         ("", "system:unauthenticated", false),
     ] {

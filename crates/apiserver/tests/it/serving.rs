@@ -113,7 +113,7 @@ async fn only_those_with_credentials_get_in() {
         "/openapi/v3",
         "/nowhere",
     ] {
-        assert_eq!(code(get(&stranger, path).await), 401, "{path}");
+        assert_eq!(code(get(&stranger, path).await), 403, "{path}");
     }
 
     let mut impostor = admin.clone();

@@ -178,7 +178,32 @@ impl Cluster {
             stop,
         };
         cluster.token = cluster.issue().await;
+        cluster.admit().await;
         cluster
+    }
+
+    /// The service account and `ops` may ask for every path.
+    async fn admit(&self) {
+        use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+        let role: ClusterRole = serde_json::from_value(json!({
+            "metadata": {"name": "look"},
+            "rules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+        }))
+        .unwrap();
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": "look"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "look"},
+            "subjects": [
+                {"kind": "Group", "name": "ops"},
+                {"kind": "ServiceAccount", "name": "prober", "namespace": "default"},
+            ],
+        }))
+        .unwrap();
+        let params = PostParams::default();
+        let roles: Api<ClusterRole> = Api::all(self.client());
+        roles.create(&params, &role).await.unwrap();
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.client());
+        bindings.create(&params, &binding).await.unwrap();
     }
 
     fn client(&self) -> koord_kube::Client {

@@ -1,0 +1,42 @@
+//! Cluster roles that are the sum of others (`aggregationRule`).
+
+use super::queue::{Again, Reconcile, Source};
+use crate::authz::bootstrap::GROUP;
+use crate::kinds::status::ApiError;
+use crate::rest::Api;
+use crate::store::{Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+
+/// Keeps the sums.
+pub(super) struct Aggregation;
+
+impl Reconcile for Aggregation {
+    fn name(&self) -> &'static str {
+        "clusterrole-aggregation"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![Source {
+            table: TableId::new(GROUP, "clusterroles"),
+            // There are few, and any may be a part of any sum.
+            keys: |api, entry| {
+                let all = |e: &crate::store::Entry| {
+                    let key = b"\"clusterRoleSelectors\"";
+                    e.bytes.windows(key.len()).any(|window| window == key)
+                };
+                let sums = api.store().list(&entry.table, None, None, None, None, &all);
+                let sums = sums.map(|page| page.items).unwrap_or_default();
+                sums.iter().map(|sum| sum.key.clone()).collect()
+            },
+        }]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        async move { api.aggregate_role(&key.name).await.map(|()| None) }.boxed()
+    }
+}

@@ -1,0 +1,292 @@
+//! Whether the sender of a request may do what it asks.
+//!
+//! The [`Guard`] keeps the index of rules in step with the store: before an answer it takes over
+//! what has changed in the four tables since the last one, so a binding counts from the moment its
+//! creation was acknowledged, and a question costs no scan.
+
+use super::Api;
+use super::path::ResourcePath;
+use super::query::Query;
+use crate::authz::bootstrap::GROUP;
+use crate::authz::{
+    Attributes, Binding, Denied, Index, MASTERS, ResourceTarget, Role, Rule, Target, User,
+};
+use crate::kinds::selector::FieldSelector;
+use crate::kinds::status::ApiError;
+use crate::store::{Entry, Event, EventKind, Revision, Store, StoreError, TableId, Watcher};
+use http::Method;
+use parking_lot::{Mutex, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Who may do what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Authorization {
+    /// What roles and bindings say; `system:masters` everything.
+    #[default]
+    Rbac,
+    /// Everybody who has proven who he is may do everything.
+    AlwaysAllow,
+}
+
+/// The tables that say who may do what.
+const TABLES: [&str; 4] = [
+    "clusterroles",
+    "roles",
+    "clusterrolebindings",
+    "rolebindings",
+];
+
+/// Answers what somebody may do.
+#[derive(Debug)]
+pub(super) struct Guard {
+    mode: Authorization,
+    index: RwLock<Index>,
+    /// The index has what happened up to here.
+    seen: AtomicU64,
+    /// Changes of the tables; `None` before the first question, and after falling behind.
+    feed: Mutex<Option<Vec<Watcher>>>,
+}
+
+impl Guard {
+    pub(super) fn new(mode: Authorization) -> Self {
+        Self {
+            mode,
+            index: RwLock::default(),
+            seen: AtomicU64::new(0),
+            feed: Mutex::default(),
+        }
+    }
+
+    /// The index as of now.
+    fn index(&self, store: &Store) -> parking_lot::RwLockReadGuard<'_, Index> {
+        let now = store.revision();
+        if self.seen.load(Ordering::Acquire) < now {
+            self.catch_up(store, now);
+        }
+        self.index.read()
+    }
+
+    fn catch_up(&self, store: &Store, now: Revision) {
+        let mut feed = self.feed.lock();
+        if self.seen.load(Ordering::Acquire) >= now {
+            return;
+        }
+        let up_to_date = feed
+            .as_mut()
+            .is_some_and(|watchers| watchers.iter_mut().all(|watcher| self.drain(watcher)));
+        if !up_to_date {
+            match self.read_all(store) {
+                Ok(watchers) => *feed = Some(watchers),
+                Err(error) => {
+                    // Only rights that were known before count, and the next question tries again.
+                    tracing::error!(%error, "roles and bindings cannot be read");
+                    *feed = None;
+                    return;
+                }
+            }
+        }
+        self.seen.store(now, Ordering::Release);
+    }
+
+    /// Takes over the changes of a table; false when some are lost.
+    fn drain(&self, watcher: &mut Watcher) -> bool {
+        loop {
+            match watcher.try_next() {
+                Ok(Some(event)) => apply(&mut self.index.write(), &event),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn read_all(&self, store: &Store) -> Result<Vec<Watcher>, StoreError> {
+        let mut fresh = Index::default();
+        let mut watchers = Vec::with_capacity(TABLES.len());
+        for plural in TABLES {
+            let table = TableId::new(GROUP, plural);
+            let page = store.list(&table, None, None, None, None, &|_| true)?;
+            for entry in &page.items {
+                put(&mut fresh, entry);
+            }
+            let mut watcher = store.watch(table, page.revision)?;
+            while let Ok(Some(event)) = watcher.try_next() {
+                apply(&mut fresh, &event);
+            }
+            watchers.push(watcher);
+        }
+        *self.index.write() = fresh;
+        Ok(watchers)
+    }
+}
+
+fn apply(index: &mut Index, event: &Event) {
+    match event.kind {
+        EventKind::Put => put(index, &event.new),
+        EventKind::Delete => remove(index, &event.new),
+    }
+}
+
+fn put(index: &mut Index, entry: &Entry) {
+    let (namespace, name) = (&*entry.key.namespace, &*entry.key.name);
+    let value = entry.value();
+    if entry.table.plural().ends_with("roles") {
+        index.put_role(namespace, name, Role::read(&value));
+    } else if let Some(binding) = Binding::read(namespace, name, &value) {
+        index.put_binding(binding);
+    } else {
+        index.remove_binding(namespace, name);
+    }
+}
+
+fn remove(index: &mut Index, entry: &Entry) {
+    let (namespace, name) = (&*entry.key.namespace, &*entry.key.name);
+    if entry.table.plural().ends_with("roles") {
+        index.remove_role(namespace, name);
+    } else {
+        index.remove_binding(namespace, name);
+    }
+}
+
+impl Api {
+    /// How requests are authorized.
+    pub(crate) fn authorization(&self) -> Authorization {
+        self.inner.guard.mode
+    }
+
+    /// Whether everything is allowed to `user`, whatever the rules say.
+    fn unbounded(&self, user: &User) -> bool {
+        self.authorization() == Authorization::AlwaysAllow || user.is_in(MASTERS)
+    }
+
+    /// Lets `user` do this.
+    ///
+    /// # Errors
+    /// 403 that says who may not do what.
+    pub(crate) fn authorize(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+    ) -> Result<(), ApiError> {
+        if self.unbounded(user) {
+            return Ok(());
+        }
+        let denied = match self.inner.guard.index(self.store()).check(user, attributes) {
+            Ok(()) => return Ok(()),
+            Err(denied) => denied,
+        };
+        Err(forbidden(user, attributes, &denied))
+    }
+
+    /// Whether `user` may do this, and why.
+    pub(super) fn decide(&self, user: &User, attributes: &Attributes<'_>) -> (bool, String) {
+        if self.unbounded(user) {
+            return (true, String::new());
+        }
+        match self
+            .inner
+            .guard
+            .index(self.store())
+            .explain(user, attributes)
+        {
+            Ok(reason) => (true, reason),
+            Err(denied) => (false, denied.reason()),
+        }
+    }
+
+    /// All rules of `user` in `namespace`, and what kept some from being known.
+    pub(super) fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, String) {
+        if self.authorization() == Authorization::AlwaysAllow {
+            return (vec![Rule::everything(), Rule::every_path()], String::new());
+        }
+        let index = self.inner.guard.index(self.store());
+        let (mut rules, denied) = index.rules_for(user, namespace);
+        if user.is_in(MASTERS) && rules.is_empty() {
+            rules = vec![Rule::everything(), Rule::every_path()];
+        }
+        (rules, denied.reason())
+    }
+}
+
+fn forbidden(user: &User, attributes: &Attributes<'_>, denied: &Denied) -> ApiError {
+    let mut why = attributes.refusal(&user.name);
+    let reason = denied.reason();
+    if !reason.is_empty() {
+        why = format!("{why}: {reason}");
+    }
+    match &attributes.target {
+        Target::Resource(target) => {
+            ApiError::forbidden(target.group, target.resource, target.name, &why)
+        }
+        Target::Path(_) => ApiError::forbidden("", "", "", &why),
+    }
+}
+
+/// The verb of a request for a resource; `""` for a method that none stands for.
+pub(super) fn verb(method: &Method, path: &ResourcePath, query: &Query) -> &'static str {
+    let named = path.name.is_some();
+    let watch = || path.watch || query.flag("watch").unwrap_or(false);
+    match method.as_str() {
+        "GET" | "HEAD" if path.subresource.is_some() => "get",
+        "GET" | "HEAD" if watch() => "watch",
+        "GET" | "HEAD" if named => "get",
+        "GET" | "HEAD" => "list",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if named => "delete",
+        "DELETE" => "deletecollection",
+        _ => "",
+    }
+}
+
+/// Authorizes a request for a resource.
+///
+/// # Errors
+/// 403.
+pub(super) fn check_resource(
+    api: &Api,
+    user: &User,
+    verb: &str,
+    path: &ResourcePath,
+    query: &Query,
+) -> Result<(), ApiError> {
+    // What selects one object by name is a request for that object.
+    let selected = query
+        .get("fieldSelector")
+        .filter(|_| path.name.is_none() && verb != "create")
+        .and_then(|fields| FieldSelector::parse(fields).ok());
+    let selected = selected.as_ref().and_then(|s| s.required("metadata.name"));
+    let subresource = path.subresource.as_deref().unwrap_or("");
+    let own_name = path.name.as_deref();
+    // A namespace is in itself.
+    let of_namespace = path.plural == "namespaces" && path.namespace.is_none();
+    let namespace = path.namespace.as_deref();
+    let namespace = namespace.or(own_name.filter(|_| of_namespace));
+    let target = ResourceTarget {
+        group: &path.group,
+        resource: &path.plural,
+        subresource: subresource.split('/').next().unwrap_or(""),
+        namespace: namespace.unwrap_or(""),
+        name: own_name.or(selected).unwrap_or(""),
+    };
+    let target = Target::Resource(target);
+    api.authorize(user, &Attributes { verb, target })
+}
+
+/// Authorizes a request for another path.
+///
+/// # Errors
+/// 403.
+pub(crate) fn check_path(
+    api: &Api,
+    user: &User,
+    method: &Method,
+    path: &str,
+) -> Result<(), ApiError> {
+    let verb = method.as_str().to_ascii_lowercase();
+    let attributes = Attributes {
+        verb: &verb,
+        target: Target::Path(path),
+    };
+    api.authorize(user, &attributes)
+}

@@ -1,0 +1,143 @@
+//! The roles every cluster has, and cluster roles that are the sum of others.
+
+use super::write::{Input, WriteOptions};
+use super::{Api, meta};
+use crate::authz::bootstrap::{self, AGGREGATED, AUTO_UPDATE, GROUP};
+use crate::authz::{Rule, uncovered};
+use crate::kinds::selector::LabelSelector;
+use crate::kinds::status::ApiError;
+use crate::store::{Key, TableId};
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+
+impl Api {
+    /// Makes the roles and bindings that are missing, and gives those of an earlier version what
+    /// they lack, unless they say that they want to stay as they are.
+    pub(super) async fn bootstrap_roles(&self) -> Result<(), ApiError> {
+        let objects = bootstrap::objects();
+        try_join_all(
+            objects
+                .into_iter()
+                .map(|(plural, namespace, object)| self.ensure_role(plural, namespace, object)),
+        )
+        .await?;
+        for (name, _) in AGGREGATED {
+            self.aggregate_role(name).await?;
+        }
+        Ok(())
+    }
+
+    async fn ensure_role(
+        &self,
+        plural: &str,
+        namespace: &str,
+        object: Value,
+    ) -> Result<(), ApiError> {
+        let resource = self.builtin(GROUP, "v1", plural)?;
+        let key = Self::key(&resource, namespace, meta::name(&object));
+        let Some(entry) = self.store().get(&resource.table, &key) else {
+            return self.ensure(GROUP, "v1", plural, namespace, object).await;
+        };
+        let Some(field) = lacking(&entry.value(), &object) else {
+            return Ok(());
+        };
+        let complete = |old: &Value| {
+            let mut new = old.clone();
+            if let Some((field, items)) = lacking(old, &object) {
+                let list = meta::as_object(&mut new)
+                    .entry(field)
+                    .or_insert(Value::Null);
+                if let Some(list) = list.as_array_mut() {
+                    list.extend(items);
+                } else {
+                    *list = items.into();
+                }
+            }
+            Ok(Input::from(new))
+        };
+        tracing::info!(object = %key, field = field.0, "completed a default role or binding");
+        self.modify(&resource, None, &key, &WriteOptions::default(), complete)
+            .await
+            .map(drop)
+    }
+
+    /// Gives a cluster role with an `aggregationRule` the rules of those it selects.
+    ///
+    /// # Errors
+    /// What an update answers.
+    pub(crate) async fn aggregate_role(&self, name: &str) -> Result<(), ApiError> {
+        let resource = self.builtin(GROUP, "v1", "clusterroles")?;
+        let key = Key::cluster(name);
+        let Some(role) = self.store().get(&resource.table, &key) else {
+            return Ok(());
+        };
+        let role = role.value();
+        let Some(rules) = self.aggregated(name, &role)? else {
+            return Ok(());
+        };
+        if role.get("rules").unwrap_or(&Value::Null) == &rules {
+            return Ok(());
+        }
+        let options = WriteOptions::default();
+        self.modify(&resource, None, &key, &options, |old| {
+            let mut new = old.clone();
+            meta::as_object(&mut new).insert("rules".to_owned(), rules.clone());
+            Ok(Input::from(new))
+        })
+        .await
+        .map(drop)
+    }
+
+    /// The rules of the roles that `role` is the sum of, by their names, each once. `None` when it
+    /// is no sum.
+    fn aggregated(&self, name: &str, role: &Value) -> Result<Option<Value>, ApiError> {
+        let selectors = meta::at(role, &["aggregationRule", "clusterRoleSelectors"]);
+        let Some(selectors) = selectors.and_then(Value::as_array) else {
+            return Ok(None);
+        };
+        let selectors: Vec<LabelSelector> = selectors
+            .iter()
+            .filter_map(|selector| LabelSelector::from_json(Some(selector)).ok())
+            .collect();
+        let table = TableId::new(GROUP, "clusterroles");
+        let selected = |entry: &crate::store::Entry| {
+            &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
+        };
+        let page = self
+            .store()
+            .list(&table, None, None, None, None, &selected)
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        let mut rules: Vec<Value> = Vec::new();
+        for entry in &page.items {
+            let value = entry.value();
+            let own = value.get("rules").and_then(Value::as_array);
+            for rule in own.into_iter().flatten() {
+                if !rules.contains(rule) {
+                    rules.push(rule.clone());
+                }
+            }
+        }
+        Ok(Some(rules.into()))
+    }
+}
+
+/// What a default role or binding (`wanted`) has and the stored one lacks: the field, and what is
+/// to be appended to it.
+fn lacking(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
+    if meta::at(old, &["metadata", "annotations", AUTO_UPDATE]) != Some(&json!("true"))
+        || wanted.get("aggregationRule").is_some()
+    {
+        return None;
+    }
+    if wanted.get("roleRef").is_some() {
+        let has = old.get("subjects").and_then(Value::as_array);
+        let has = |subject: &&Value| has.is_some_and(|list| list.contains(subject));
+        let wanted = wanted.get("subjects").and_then(Value::as_array)?;
+        let missing: Vec<Value> = wanted.iter().filter(|s| !has(s)).cloned().collect();
+        return (!missing.is_empty()).then_some(("subjects", missing));
+    }
+    let held = Rule::all(old.get("rules"));
+    let missing = uncovered(&held, &Rule::all(wanted.get("rules")));
+    let missing: Vec<Value> = missing.iter().map(Rule::to_value).collect();
+    (!missing.is_empty()).then_some(("rules", missing))
+}

@@ -1,0 +1,492 @@
+//! Who may do what: roles and bindings, reviews, impersonation.
+
+use crate::support::{Answer, Cluster};
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
+use koord_apiserver::{ApiServer, Authorization, Config};
+use koord_app::Clock;
+use serde_json::{Value, json};
+
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
+
+/// A request with headers, by a caller in process.
+async fn send(server: &ApiServer, headers: &[(&str, &str)], line: &str, body: Value) -> Answer {
+    let (method, path) = line.split_once(' ').unwrap();
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = match body {
+        Value::Null => Body::empty(),
+        body => Body::from(body.to_string()),
+    };
+    let request = request.body(body).unwrap();
+    let response = tower::ServiceExt::oneshot(server.service(), request).await;
+    let (parts, body) = response.unwrap().into_parts();
+    let text = |bytes: &[u8]| Value::String(String::from_utf8_lossy(bytes).into_owned());
+    let body = if parts.headers["content-type"] == "application/json" {
+        let bytes = body.collect().await.unwrap().to_bytes();
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| text(&bytes))
+    } else {
+        Value::Null
+    };
+    Answer {
+        code: parts.status.as_u16(),
+        body,
+        headers: parts.headers,
+    }
+}
+
+/// A request as this user (`kubectl --as`).
+async fn by(user: &str, cluster: &Cluster, line: &str) -> Answer {
+    with(user, cluster, line, Value::Null).await
+}
+
+async fn with(user: &str, cluster: &Cluster, line: &str, body: Value) -> Answer {
+    send(&cluster.server, &[("impersonate-user", user)], line, body).await
+}
+
+/// Binds `ann` in `default` to a role of that namespace with `rules`.
+async fn give_ann(cluster: &Cluster, rules: Value) {
+    let path = format!("{RBAC}/namespaces/default");
+    let role = json!({"metadata": {"name": "ann"}, "rules": rules});
+    cluster
+        .post(&format!("{path}/roles"), role)
+        .await
+        .expect(201);
+    let binding = json!({
+        "metadata": {"name": "ann"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "ann"},
+        "subjects": [{"kind": "User", "name": "ann"}],
+    });
+    let path = format!("{path}/rolebindings");
+    cluster.post(&path, binding).await.expect(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_may_do_what_no_rule_allows() {
+    let cluster = Cluster::bare().await;
+    let node = json!({"metadata": {"name": "n1"}});
+    cluster.post("/api/v1/nodes", node).await.expect(201);
+    let answer = by("nobody", &cluster, "DELETE /api/v1/nodes/n1").await;
+    let details = answer.body["details"].clone();
+    assert_eq!(
+        answer.fails(403, "Forbidden"),
+        r#"nodes "n1" is forbidden: User "nobody" cannot delete resource "nodes" in API group "" at the cluster scope"#
+    );
+    assert_eq!(details, json!({"name": "n1", "kind": "nodes"}));
+    cluster.get("/api/v1/nodes/n1").await.expect(200);
+    let answer = by(
+        "nobody",
+        &cluster,
+        "GET /apis/apps/v1/namespaces/y/deployments",
+    )
+    .await;
+    assert_eq!(
+        answer.fails(403, "Forbidden"),
+        r#"deployments.apps is forbidden: User "nobody" cannot list resource "deployments" in API group "apps" in the namespace "y""#
+    );
+    // What does not exist is not told either.
+    for line in [
+        "GET /api/v1/wonders",
+        "GET /apis/no.such/v1/wonders/x",
+        "POST /api/v1/namespaces/default/pods",
+        "PUT /api/v1/namespaces/default/pods/x/status",
+        "PATCH /api/v1/nodes/n1",
+        "DELETE /api/v1/nodes",
+        "GET /api/v1/nodes?watch=1",
+        "GET /api/v1/watch/nodes/n1",
+        "POST /apis/authorization.k8s.io/v1/subjectaccessreviews",
+        "GET /api/v1/namespaces/default/pods/x/log",
+        "OPTIONS /api/v1/nodes",
+        "GET /metrics",
+        "GET /nowhere",
+        "POST /api",
+    ] {
+        by("nobody", &cluster, line).await.fails(403, "Forbidden");
+    }
+    let answer = by("nobody", &cluster, "GET /nowhere").await;
+    assert_eq!(
+        answer.fails(403, "Forbidden"),
+        r#"forbidden: User "nobody" cannot get path "/nowhere""#
+    );
+    for line in [
+        "GET /api",
+        "GET /apis/apps/v1",
+        "GET /openapi/v3",
+        "GET /version",
+    ] {
+        by("nobody", &cluster, line).await.expect(200);
+    }
+    // Who has not proven who he is does not even see what is served.
+    by("system:anonymous", &cluster, "GET /version")
+        .await
+        .expect(200);
+    by("system:anonymous", &cluster, "GET /api")
+        .await
+        .fails(403, "Forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_binding_counts_from_its_creation_to_its_end() {
+    let cluster = Cluster::bare().await;
+    give_ann(
+        &cluster,
+        json!([
+            {"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods", "namespaces"]},
+            {"verbs": ["get", "watch"], "apiGroups": [""], "resources": ["configmaps"],
+             "resourceNames": ["mine"]},
+            {"verbs": ["create"], "apiGroups": [""], "resources": ["secrets"]},
+        ]),
+    )
+    .await;
+    let in_default = |rest: &str| format!("GET /api/v1/namespaces/default/{rest}");
+    for (line, code) in [
+        (in_default("pods"), 200),
+        (in_default("pods?watch=true"), 403),
+        (in_default("pods?watch=0"), 200),
+        (in_default("pods/x"), 404),
+        (in_default("pods/x/status"), 403),
+        ("GET /api/v1/namespaces/kube-system/pods".to_owned(), 403),
+        ("GET /api/v1/pods".to_owned(), 403),
+        // A namespace is in itself.
+        ("GET /api/v1/namespaces/default".to_owned(), 200),
+        ("GET /api/v1/namespaces/kube-system".to_owned(), 403),
+        ("GET /api/v1/namespaces".to_owned(), 403),
+        (in_default("configmaps/mine"), 404),
+        (in_default("configmaps/other"), 403),
+        (in_default("configmaps"), 403),
+        (in_default("configmaps?watch=1&timeoutSeconds=1"), 403),
+        (
+            in_default("configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name=mine"),
+            200,
+        ),
+        (
+            in_default("configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name!=mine"),
+            403,
+        ),
+        // Not served at such a path, and so not allowed by way of it.
+        (in_default("nodes"), 403),
+    ] {
+        let answer = by("ann", &cluster, &line).await;
+        assert_eq!(answer.code, code, "{line}: {}", answer.body);
+    }
+    let secrets = "POST /api/v1/namespaces/default/secrets";
+    let secret = json!({"metadata": {"name": "s"}});
+    with("ann", &cluster, secrets, secret).await.expect(201);
+    let secret = "DELETE /api/v1/namespaces/default/secrets/s";
+    by("ann", &cluster, secret).await.fails(403, "Forbidden");
+    by("bob", &cluster, &in_default("pods"))
+        .await
+        .fails(403, "Forbidden");
+
+    let role = format!("{RBAC}/namespaces/default/roles/ann");
+    cluster.delete(&role, Value::Null).await.expect(200);
+    let why = by("ann", &cluster, &in_default("pods"))
+        .await
+        .fails(403, "Forbidden");
+    assert!(
+        why.ends_with(r#": RBAC: role.rbac.authorization.k8s.io "ann" not found"#),
+        "{why}"
+    );
+    let binding = format!("{RBAC}/namespaces/default/rolebindings/ann");
+    cluster.delete(&binding, Value::Null).await.expect(200);
+    let why = by("ann", &cluster, &in_default("pods"))
+        .await
+        .fails(403, "Forbidden");
+    assert!(!why.contains("RBAC"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn admin_edit_and_view_are_sums() {
+    let cluster = Cluster::start().await;
+    let cluster_role = |name: &str| format!("{RBAC}/clusterroles/{name}");
+    let rules = async |name: &str| {
+        let role = cluster.get(&cluster_role(name)).await.expect(200);
+        role["rules"].as_array().unwrap().clone()
+    };
+    let (view, edit, admin) = (
+        rules("view").await,
+        rules("edit").await,
+        rules("admin").await,
+    );
+    assert!(view.iter().all(|rule| edit.contains(rule)));
+    assert!(edit.iter().all(|rule| admin.contains(rule)));
+    assert!(view.len() < edit.len() && edit.len() < admin.len());
+    let text = json!(view).to_string();
+    assert!(
+        text.contains("pods/log") && !text.contains("secrets"),
+        "{text}"
+    );
+
+    let own = json!({"verbs": ["get"], "apiGroups": ["example.com"], "resources": ["widgets"]});
+    let part = json!({
+        "metadata": {"name": "widgets",
+                     "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+        "rules": [own],
+    });
+    cluster
+        .post(&format!("{RBAC}/clusterroles"), part)
+        .await
+        .expect(201);
+    cluster
+        .until(&cluster_role("admin"), |role| {
+            role.body["rules"].as_array().unwrap().contains(&own)
+        })
+        .await;
+    cluster
+        .delete(&cluster_role("widgets"), Value::Null)
+        .await
+        .expect(200);
+    cluster
+        .until(&cluster_role("admin"), |role| {
+            !role.body["rules"].as_array().unwrap().contains(&own)
+        })
+        .await;
+    assert_eq!(rules("admin").await, admin);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reviews_answer_as_requests_are_answered() {
+    let cluster = Cluster::bare().await;
+    give_ann(
+        &cluster,
+        json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]),
+    )
+    .await;
+    let asks = |namespace: &str, verb: &str| json!({"resourceAttributes": {"namespace": namespace, "verb": verb, "resource": "pods"}});
+    let own = format!("POST {REVIEWS}/selfsubjectaccessreviews");
+    let ask = async |user: &str, spec: Value| {
+        let review = with(user, &cluster, &own, json!({"spec": spec}))
+            .await
+            .expect(201);
+        review["status"].clone()
+    };
+    assert_eq!(
+        ask("ann", asks("default", "get")).await,
+        json!({
+            "allowed": true,
+            "reason": r#"RBAC: allowed by RoleBinding "ann/default" of Role "ann" to User "ann""#,
+        })
+    );
+    assert_eq!(
+        ask("ann", asks("default", "list")).await,
+        json!({"allowed": false})
+    );
+    assert_eq!(
+        ask("bob", asks("default", "get")).await,
+        json!({"allowed": false})
+    );
+    let path = json!({"nonResourceAttributes": {"path": "/api", "verb": "get"}});
+    assert_eq!(ask("bob", path).await["allowed"], true);
+    let everything = json!({"resourceAttributes": {"verb": "*", "group": "*", "resource": "*"}});
+    assert_eq!(ask("ann", everything.clone()).await["allowed"], false);
+    let mine = format!("{REVIEWS}/selfsubjectaccessreviews");
+    let mine = cluster
+        .post(&mine, json!({"spec": everything}))
+        .await
+        .expect(201);
+    assert_eq!(mine["status"]["allowed"], true);
+
+    let others = format!("{REVIEWS}/subjectaccessreviews");
+    let mut spec = asks("default", "get");
+    spec["user"] = "ann".into();
+    let review = cluster
+        .post(&others, json!({"spec": spec}))
+        .await
+        .expect(201);
+    assert_eq!(review["status"]["allowed"], true);
+    spec["user"] = "x".into();
+    spec["groups"] = json!(["system:masters"]);
+    let review = cluster
+        .post(&others, json!({"spec": spec}))
+        .await
+        .expect(201);
+    assert_eq!(review["status"]["allowed"], true);
+
+    let local =
+        |namespace: &str| format!("{REVIEWS}/namespaces/{namespace}/localsubjectaccessreviews");
+    spec["user"] = "ann".into();
+    spec["groups"] = json!([]);
+    let review = cluster
+        .post(&local("default"), json!({"spec": spec}))
+        .await
+        .expect(201);
+    assert_eq!(review["status"]["allowed"], true);
+    let why = cluster
+        .post(&local("kube-system"), json!({"spec": spec}))
+        .await;
+    assert!(
+        why.fails(400, "BadRequest")
+            .contains("must match namespace: kube-system")
+    );
+
+    let rules = format!("POST {REVIEWS}/selfsubjectrulesreviews");
+    let spec = json!({"spec": {"namespace": "default"}});
+    let status = with("ann", &cluster, &rules, spec).await.expect(201)["status"].clone();
+    let pods = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
+    let found = status["resourceRules"].as_array().unwrap();
+    assert!(found.contains(&pods), "{status}");
+    assert!(status["nonResourceRules"].to_string().contains("/healthz"));
+    assert_eq!(status["incomplete"], false);
+    let answer = with("ann", &cluster, &rules, json!({"spec": {}})).await;
+    assert_eq!(answer.fails(400, "BadRequest"), "no namespace on request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn impersonation_is_a_right() {
+    let cluster = Cluster::bare().await;
+    let role = json!({
+        "metadata": {"name": "speaks"},
+        "rules": [
+            {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"],
+             "resourceNames": ["bob"]},
+            {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["groups"],
+             "resourceNames": ["team"]},
+            {"verbs": ["impersonate"], "apiGroups": ["authentication.k8s.io"],
+             "resources": ["userextras/scope"], "resourceNames": ["small"]},
+            {"verbs": ["create"], "apiGroups": [""], "resources": ["serviceaccounts/token"]},
+        ],
+    });
+    cluster
+        .post(&format!("{RBAC}/clusterroles"), role)
+        .await
+        .expect(201);
+    let binding = json!({
+        "metadata": {"name": "speaks"},
+        "roleRef": {"kind": "ClusterRole", "name": "speaks"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}],
+    });
+    let bindings = format!("{RBAC}/clusterrolebindings");
+    cluster.post(&bindings, binding).await.expect(201);
+    let request = json!({"spec": {"expirationSeconds": 600}});
+    let account = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let token = cluster.post(account, request).await.expect(201);
+    let bearer = format!("Bearer {}", token["status"]["token"].as_str().unwrap());
+    let who = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let ask = async |headers: &[(&str, &str)]| {
+        let mut all = vec![("authorization", bearer.as_str())];
+        all.extend(headers);
+        send(&cluster.server, &all, who, json!({})).await
+    };
+    let user = |answer: Answer| answer.expect(201)["status"]["userInfo"].clone();
+    let own = user(ask(&[]).await);
+    assert_eq!(own["username"], "system:serviceaccount:default:default");
+    let bob = ("impersonate-user", "bob");
+    assert_eq!(user(ask(&[bob]).await)["username"], "bob");
+    let scope = ("impersonate-extra-scope", "small");
+    let all = user(ask(&[bob, ("impersonate-group", "team"), scope]).await);
+    assert_eq!(all["groups"], json!(["team", "system:authenticated"]));
+    assert_eq!(all["extra"], json!({"scope": ["small"]}));
+    for (headers, what) in [
+        (vec![("impersonate-user", "eve")], "users"),
+        (
+            vec![("impersonate-user", "system:serviceaccount:default:x")],
+            "serviceaccounts",
+        ),
+        (vec![bob, ("impersonate-group", "system:masters")], "groups"),
+        (
+            vec![bob, ("impersonate-extra-scope", "large")],
+            "userextras/scope",
+        ),
+        (
+            vec![bob, ("impersonate-extra-other", "small")],
+            "userextras/other",
+        ),
+        (vec![bob, ("impersonate-uid", "7")], "uids"),
+    ] {
+        let why = ask(&headers).await.fails(403, "Forbidden");
+        assert!(
+            why.contains(&format!("cannot impersonate resource {what:?}")),
+            "{why}"
+        );
+    }
+    // Who is impersonated has his own rights only.
+    let headers = [("authorization", bearer.as_str()), bob];
+    let line = format!("POST {account}");
+    let answer = send(&cluster.server, &headers, &line, json!({})).await;
+    answer.fails(403, "Forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_completes_the_default_roles() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = async || {
+        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
+        let mut config = Config::dir(dir.path(), clock);
+        config.controllers = false;
+        Cluster {
+            server: ApiServer::open(config).await.unwrap(),
+        }
+    };
+    let role = |name: &str| format!("{RBAC}/clusterroles/{name}");
+    let cluster = open().await;
+    let own = json!({"verbs": ["get"], "apiGroups": ["x"], "resources": ["y"]});
+    let merge = "application/merge-patch+json";
+    let patch = json!({"rules": [own]});
+    cluster
+        .patch(&role("system:basic-user"), merge, patch.clone())
+        .await
+        .expect(200);
+    let kept = json!({"rules": [own], "metadata": {"annotations": {
+        "rbac.authorization.kubernetes.io/autoupdate": "false"}}});
+    cluster
+        .patch(&role("system:discovery"), merge, kept)
+        .await
+        .expect(200);
+    let bindings = format!("{RBAC}/clusterrolebindings/system:basic-user");
+    cluster
+        .patch(&bindings, merge, json!({"subjects": []}))
+        .await
+        .expect(200);
+    cluster
+        .delete(&role("system:monitoring"), Value::Null)
+        .await
+        .expect(200);
+    cluster.server.close().await;
+    let cluster = open().await;
+    let completed = cluster.get(&role("system:basic-user")).await.expect(200);
+    let rules = completed["rules"].as_array().unwrap();
+    assert!(rules.contains(&own) && rules.len() > 1, "{completed}");
+    let stays = cluster.get(&role("system:discovery")).await.expect(200);
+    assert_eq!(stays["rules"], json!([own]));
+    let bound = cluster.get(&bindings).await.expect(200);
+    assert_eq!(bound["subjects"][0]["name"], "system:authenticated");
+    cluster.get(&role("system:monitoring")).await.expect(200);
+    // What was there before a start counts.
+    let review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+    with("ann", &cluster, review, json!({})).await.expect(201);
+    by("ann", &cluster, "GET /api")
+        .await
+        .fails(403, "Forbidden");
+    let revision = cluster.server.store().revision();
+    cluster.server.close().await;
+    let cluster = open().await;
+    assert_eq!(
+        cluster.server.store().revision(),
+        revision,
+        "nothing was lacking"
+    );
+    cluster.server.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_may_be_allowed_to_everybody() {
+    let mut config = Config::memory(Clock::system());
+    config.authorization = Authorization::AlwaysAllow;
+    let cluster = Cluster {
+        server: ApiServer::open(config).await.unwrap(),
+    };
+    by("nobody", &cluster, "GET /api/v1/nodes")
+        .await
+        .expect(200);
+    let review = json!({"spec": {"resourceAttributes": {"verb": "delete", "resource": "nodes"}}});
+    let own = format!("POST {REVIEWS}/selfsubjectaccessreviews");
+    let review = with("nobody", &cluster, &own, review).await.expect(201);
+    assert_eq!(review["status"]["allowed"], true);
+}
