@@ -2,7 +2,9 @@
 
 mod burst;
 mod koordlet;
+mod levers;
 mod scheduler;
+mod service;
 
 use crate::{cluster, console};
 use anyhow::{Context, Result};
@@ -22,6 +24,8 @@ pub enum Command {
     Koordlet(koordlet::Args),
     /// What CPU burst does for a service with a CPU limit.
     Burst(burst::Args),
+    /// What each means to hold batch work back does for a service, beside each kind of batch work.
+    Levers(levers::Args),
     /// What the API server does per second, and the memory it takes.
     Apiserver(ApiserverArgs),
     /// How many pods the scheduler places per second, and what that costs.
@@ -98,6 +102,11 @@ pub fn main(command: Command) -> Result<()> {
             let report = burst::run(&args)?;
             publish(&report, args.json.as_deref())
         }
+        Command::Levers(args) => {
+            let report = levers::run(&args)?;
+            console::say(levers::text(&report).trim_end());
+            store(&report, args.json.as_deref())
+        }
         Command::Apiserver(args) => {
             let directory = tempfile::tempdir().context("temporary directory")?;
             let options = koord_apiserver::bench::BenchOptions {
@@ -120,8 +129,13 @@ pub fn main(command: Command) -> Result<()> {
 fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
     let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
     console::say(&text);
+    store(figures, file)
+}
+
+fn store(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
     match file {
         Some(path) => {
+            let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         }
         None => Ok(()),

@@ -7,21 +7,19 @@
 //! the reference.
 
 use super::koordlet::agent::{Agent, Program, Settings};
-use super::koordlet::fixture::{Groups, Shape};
+use super::koordlet::fixture::Groups;
 use super::koordlet::objects;
 use super::koordlet::world::World;
+use super::service::Service;
 use crate::demo::result::median;
 use crate::demo::sampler::{Sampler, Targets};
-use crate::workload::{self, load};
+use crate::workload;
 use crate::{cluster, console};
 use anyhow::{Context as _, Result, bail};
 use koord_host::Cgroup;
 use serde::Serialize;
 use serde_json::json;
-use std::ffi::OsStr;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// What a request costs, in microseconds of CPU, and how much of that is not its own work.
@@ -145,13 +143,6 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     })
 }
 
-/// A service in a container of its own.
-struct Service {
-    pod: Cgroup,
-    container: Cgroup,
-    address: SocketAddr,
-}
-
 async fn measure(args: &Args) -> Result<Report> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let directory = args.keep.as_deref().unwrap_or(temporary.path());
@@ -171,8 +162,9 @@ async fn measure(args: &Args) -> Result<Report> {
     )]
     let steps = (steps_per_us * (SERVICE_US - OVERHEAD_US)) as u64;
     std::fs::create_dir_all(&work)?;
-    let limited = serve(&mut groups, 0, steps, &work).await?;
-    let free = serve(&mut groups, 1, steps, &work).await?;
+    let steps = ["--steps".to_owned(), steps.to_string()];
+    let limited = Service::start(&mut groups, 0, &steps, &work).await?;
+    let free = Service::start(&mut groups, 1, &steps, &work).await?;
     if limited.container.cfs_burst()?.is_none() {
         bail!("this kernel has no CFS burst");
     }
@@ -282,22 +274,13 @@ impl Scene {
             service.container.cpu_usage()?.unwrap_or(0),
             Instant::now(),
         );
-        let output = tokio::process::Command::new(std::env::current_exe()?)
-            .args([
-                "workload",
-                "load",
-                "--connect",
-                &service.address.to_string(),
-            ])
-            .args(["--rate", &RATE.to_string(), "--bursts", BURSTS])
-            .args(["--seconds", &self.seconds.to_string()])
-            .args(["--seed", &(seed + 1).to_string()])
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .kill_on_drop(true)
-            .output()
-            .await
-            .context("cannot start the load generator")?;
+        let options = [
+            ("--rate", RATE.to_string()),
+            ("--bursts", BURSTS.to_owned()),
+            ("--seconds", self.seconds.to_string()),
+            ("--seed", (seed + 1).to_string()),
+        ];
+        let seen = service.load(&sampler, &options).await;
         let elapsed = began.elapsed().as_secs_f64();
         let after = stat(&service.container)?;
         let used = service
@@ -307,10 +290,7 @@ impl Scene {
             .saturating_sub(used);
         let cpus = workload::serve::allowed_cpus().len();
         let series = sampler.finish(cpus);
-        if !output.status.success() {
-            bail!("the load generator failed: {}", output.status);
-        }
-        let seen: load::Outcome = serde_json::from_slice(&output.stdout)?;
+        let seen = seen?;
         let steal = series.window(seen.window_ns).steal;
         let periods = after.nr_periods.saturating_sub(before.nr_periods);
         let throttled = after.nr_throttled.saturating_sub(before.nr_throttled);
@@ -335,33 +315,6 @@ impl Scene {
             steal_percent: steal * 100.0,
             rejected,
         })
-    }
-}
-
-/// Starts a service in the container of pod `index`, and waits until it listens.
-async fn serve(groups: &mut Groups, index: u32, steps: u64, work: &Path) -> Result<Service> {
-    let pod = groups.make(&format!("kubepods/burstable/pod{}", Shape::uid(index)))?;
-    let name = format!("{}/{}", pod.path().as_str(), Shape::container(index, 0));
-    let container = groups.make(&name)?;
-    let ready = work.join(format!("address-{index}"));
-    let steps = steps.to_string();
-    let workload = ["serve", "--steps", &steps, "--ready-file"].map(OsStr::new);
-    let workload: Vec<&OsStr> = workload.into_iter().chain([ready.as_os_str()]).collect();
-    groups.run(&container, &workload)?;
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Ok(text) = std::fs::read_to_string(&ready) {
-            let address = text.parse().context("the service's address")?;
-            return Ok(Service {
-                pod,
-                container,
-                address,
-            });
-        }
-        if Instant::now() > end {
-            bail!("the service does not start");
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

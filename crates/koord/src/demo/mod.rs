@@ -14,7 +14,7 @@ pub mod sampler;
 pub mod scenario;
 mod scene;
 pub mod table;
-mod window;
+pub(crate) mod window;
 pub mod words;
 
 use crate::console;

@@ -99,20 +99,29 @@ pub struct Batch<'a> {
 
 /// What batch pod `number` runs.
 fn command(neighbour: Neighbour, batch: &Batch<'_>, counter: &Path) -> Vec<String> {
+    match workload(neighbour, &batch.scratch, counter) {
+        Some(args) => [batch.executable.display().to_string(), "workload".into()]
+            .into_iter()
+            .chain(args)
+            .collect(),
+        None => ffmpeg(counter),
+    }
+}
+
+/// The arguments of `koord workload` for a batch pod; `None` for what is somebody else's program.
+#[must_use]
+pub fn workload(neighbour: Neighbour, scratch: &Path, counter: &Path) -> Option<Vec<String>> {
     let path = |path: &Path| path.display().to_string();
     let args: Vec<String> = match neighbour {
-        Neighbour::Ffmpeg => return ffmpeg(counter),
+        Neighbour::Ffmpeg => return None,
         Neighbour::Compute(threads) => vec!["hog".into(), "--threads".into(), threads.to_string()],
         Neighbour::Spawn => vec!["spawn".into()],
-        Neighbour::Sync => vec!["sync".into(), "--dir".into(), path(&batch.scratch)],
+        Neighbour::Sync => vec!["sync".into(), "--dir".into(), path(scratch)],
         Neighbour::Grow(mib) => vec!["grow".into(), "--mib".into(), mib.to_string()],
         Neighbour::Stream => vec!["stream".into()],
     };
-    [path(batch.executable), "workload".into()]
-        .into_iter()
-        .chain(args)
-        .chain(["--counter".into(), path(counter)])
-        .collect()
+    let counter = ["--counter".into(), path(counter)];
+    Some(args.into_iter().chain(counter).collect())
 }
 
 /// ffmpeg encoding a test picture without end, its progress in a file beside the counters.

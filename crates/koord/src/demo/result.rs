@@ -328,7 +328,8 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// Least and greatest; zeros for no values.
-fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+#[must_use]
+pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| {
         (low.min(value), high.max(value))
     });

@@ -178,7 +178,8 @@ async fn wait_for_quiet() {
     }
 }
 
-fn rejection(window: &Window, ls: &load::Outcome, strangers: f64) -> Option<String> {
+/// Why noise spoilt a window, if it did. `strangers` is the part of the machine that others may use.
+pub(crate) fn rejection(window: &Window, ls: &load::Outcome, strangers: f64) -> Option<String> {
     if window.strangers > strangers {
         return Some(format!(
             "other processes used {:.1} %",

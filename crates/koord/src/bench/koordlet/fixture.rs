@@ -195,6 +195,27 @@ impl Groups {
         Ok(group.add_process(pid)?)
     }
 
+    /// Ends what runs in a group and below, and waits until nothing is left.
+    ///
+    /// # Errors
+    /// When processes cannot be listed or ended, or do not end in time.
+    pub(in crate::bench) fn stop(&mut self, group: &Cgroup) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            group.kill()?;
+            // Those that nobody waited for are still in their group.
+            self.processes
+                .retain_mut(|process| !matches!(process.try_wait(), Ok(Some(_))));
+            if group.procs_recursive()?.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("processes in {} do not end", group.path());
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
     /// Gives the whole of it the greatest weight, so that others on this machine get next to nothing.
     ///
     /// # Errors

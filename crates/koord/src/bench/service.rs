@@ -1,0 +1,91 @@
+//! The demo's service in a container of its own, and the demo's load on it.
+
+use super::koordlet::fixture::{Groups, Shape};
+use crate::demo::sampler::Sampler;
+use crate::workload::load;
+use anyhow::{Context as _, Result, bail};
+use koord_host::Cgroup;
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// How long a service may take to listen.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A service in a container of its own.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) pod: Cgroup,
+    pub(super) container: Cgroup,
+    address: SocketAddr,
+}
+
+impl Service {
+    /// Starts a service in the container of burstable pod `index`, and waits until it listens. `options`
+    /// are those of `koord workload serve`.
+    ///
+    /// # Errors
+    /// When its groups cannot be made or it does not listen in time.
+    pub(super) async fn start(
+        groups: &mut Groups,
+        index: u32,
+        options: &[String],
+        work: &Path,
+    ) -> Result<Self> {
+        let pod = groups.make(&format!("kubepods/burstable/pod{}", Shape::uid(index)))?;
+        let name = format!("{}/{}", pod.path().as_str(), Shape::container(index, 0));
+        let container = groups.make(&name)?;
+        let ready = work.join(format!("address-{index}"));
+        let options = options.iter().map(OsStr::new);
+        let workload: Vec<&OsStr> = std::iter::once(OsStr::new("serve"))
+            .chain(options)
+            .chain([OsStr::new("--ready-file"), ready.as_os_str()])
+            .collect();
+        groups.run(&container, &workload)?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(text) = std::fs::read_to_string(&ready) {
+                let address = text.parse().context("the service's address")?;
+                return Ok(Self {
+                    pod,
+                    container,
+                    address,
+                });
+            }
+            if Instant::now() > end {
+                bail!("the service does not start");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Puts load on it; `options` are those of `koord workload load`.
+    ///
+    /// # Errors
+    /// When the generator cannot be started or fails.
+    pub(super) async fn load(
+        &self,
+        sampler: &Sampler,
+        options: &[(&str, String)],
+    ) -> Result<load::Outcome> {
+        let child = tokio::process::Command::new(std::env::current_exe()?)
+            .args(["workload", "load", "--connect", &self.address.to_string()])
+            .args(options.iter().flat_map(|(name, value)| [name, &**value]))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start the load generator")?;
+        if let Some(pid) = child.id() {
+            sampler.load_is(pid);
+        }
+        let output = child.wait_with_output().await.context("load generator")?;
+        if !output.status.success() {
+            bail!("the load generator failed: {}", output.status);
+        }
+        serde_json::from_slice(&output.stdout).context("the load generator's outcome")
+    }
+}
