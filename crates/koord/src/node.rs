@@ -61,6 +61,11 @@ pub(crate) fn guard(guard: &Guard) -> String {
     if g.idle {
         now.push("cpu.idle on batch pods".to_owned());
     }
+    if let Some(percent) = g.bandwidth_percent {
+        now.push(format!(
+            "{percent} % of the memory bandwidth for batch pods"
+        ));
+    }
     if let Some(cpus) = &g.batch_cpus {
         now.push(format!("batch work on CPUs {cpus}"));
     }

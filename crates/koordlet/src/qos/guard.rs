@@ -1,8 +1,8 @@
 //! PressureGuard: decides which levers hold batch work back, and for which service.
 //!
 //! The rule is [`koord_model::guard`]. This row brings it the services' samples and this node's levers,
-//! and leaves its orders in the plan: CPUSuppress writes the cap and the partition of CPUs, the hooks
-//! write `cpu.idle` of batch pods. It writes nothing itself.
+//! and leaves its orders in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl the
+//! bandwidth, the hooks `cpu.idle` of batch pods. It writes nothing itself.
 
 mod orders;
 mod show;
@@ -30,6 +30,8 @@ use sight::Sight;
 pub const NAME: &str = "PressureGuard";
 /// Ticks between two updates of what is shown, when nothing happens.
 const SHOW_EVERY: u64 = 5;
+/// Ticks between two looks at what resctrl can do: it may be mounted later.
+const LOOK_EVERY: u64 = 60;
 /// Priorities from here on are the system's own: `system-cluster-critical` and above.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 
@@ -52,6 +54,7 @@ pub const STRATEGY: Strategy = Strategy {
             forget_ms: settings.guard.forget_ms,
             started: None,
             changed_tick: 0,
+            bandwidth: None,
         })
     },
 };
@@ -98,6 +101,8 @@ struct Row {
     /// What was said about how batch work starts.
     started: Option<&'static str>,
     changed_tick: u64,
+    /// Why there is no lever for bandwidth, if there is none, and when that was looked at.
+    bandwidth: Option<(u64, Option<&'static str>)>,
 }
 
 impl Planner for Row {
@@ -112,6 +117,7 @@ impl Planner for Row {
     }
 
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
+        plan.guard = Orders::default();
         let slo = view.facts.slo;
         let mode = cpu_suppress::mode(&view.facts).0;
         let class = view.kernel.number(view.batch, Resource::CfsQuota);
@@ -129,7 +135,8 @@ impl Planner for Row {
             return;
         }
         let held = mode == SuppressMode::Upstream;
-        let levers = levers(view);
+        self.look(view);
+        let levers = self.levers(view);
         let samples: Vec<Sample<u64>> = view
             .pods()
             .filter(|pod| pod.info.is_active() && vote(pod.info) > 0.0)
@@ -185,7 +192,22 @@ impl Planner for Row {
     }
 }
 
-/// The levers that this node has, and for those it lacks why.
+/// Why this node cannot limit the memory bandwidth of batch work; `None` when it can.
+fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
+    if !view.facts.settings.gates.is_on(Gate::RdtResctrl) {
+        return Some("gate RdtResctrl is closed");
+    }
+    match view.kernel.resctrl() {
+        Ok(None) => Some("resctrl is not mounted, or this kernel or CPU has none"),
+        Ok(Some(info)) if info.bandwidth.is_none() => {
+            Some("this CPU does not divide memory bandwidth")
+        }
+        Ok(Some(_)) => None,
+        Err(_) => Some("resctrl cannot be read"),
+    }
+}
+
+/// The levers that this node lacks, and why; bandwidth is looked at elsewhere.
 fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     let (facts, machine) = (&view.facts, view.facts.machine);
     let mut absent = Vec::new();
@@ -198,7 +220,6 @@ fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
         absent.push((Lever::Idle, "gate BatchResource is closed"));
     }
     absent.push((Lever::Reclaim, "left to BEMemoryEvict and memory QoS"));
-    absent.push((Lever::Bandwidth, "resctrl is left to RdtResctrl"));
     if facts.settings.gates.is_on(Gate::BECPUManager) {
         absent.push((Lever::Partition, "CPU sets follow BECPUManager"));
     } else if !machine.has(Resource::CpusetCpus) {
@@ -209,13 +230,29 @@ fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     absent
 }
 
-fn levers(view: &View<'_>) -> Vec<Lever> {
-    let absent = absent(view);
-    let there = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
-    Lever::ALL.into_iter().filter(there).collect()
-}
-
 impl Row {
+    /// Looks at resctrl, now and then.
+    fn look(&mut self, view: &View<'_>) {
+        let old = self
+            .bandwidth
+            .is_none_or(|(at, _)| view.tick.saturating_sub(at) >= LOOK_EVERY);
+        if old {
+            self.bandwidth = Some((view.tick, no_bandwidth(view)));
+        }
+    }
+
+    fn absent(&self, view: &View<'_>) -> Vec<(Lever, &'static str)> {
+        let why = self.bandwidth.and_then(|(_, why)| why);
+        let bandwidth = why.map(|why| (Lever::Bandwidth, why));
+        absent(view).into_iter().chain(bandwidth).collect()
+    }
+
+    fn levers(&self, view: &View<'_>) -> Vec<Lever> {
+        let absent = self.absent(view);
+        let there = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
+        Lever::ALL.into_iter().filter(there).collect()
+    }
+
     fn name(&mut self, view: &View<'_>) {
         if view.pods().all(|pod| self.names.contains_key(&pod.id)) {
             return;
@@ -244,7 +281,7 @@ impl Row {
         }
         let (kind, message) = match (before, sees_bandwidth) {
             (None, _) => {
-                let levers: Vec<_> = levers(view).iter().map(ToString::to_string).collect();
+                let levers: Vec<_> = self.levers(view).iter().map(ToString::to_string).collect();
                 let levers = levers.join(", ");
                 (
                     "Start",
@@ -312,6 +349,7 @@ impl Row {
             pause: settings.pause,
             urgent: cap != before,
             idle: settings.idle,
+            bandwidth: settings.bandwidth,
             partition,
             why,
         }

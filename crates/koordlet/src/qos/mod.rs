@@ -190,7 +190,11 @@ struct Active {
 
 /// The strategies that run, in order.
 #[derive(Debug)]
-pub struct Strategies(Vec<Active>);
+pub struct Strategies {
+    active: Vec<Active>,
+    /// What the pressure guard ordered last: it stands while the guard is not due.
+    orders: guard::Orders,
+}
 
 impl Strategies {
     /// Those that `settings` switch on.
@@ -204,30 +208,31 @@ impl Strategies {
             .collect();
         claim::check(&claims)?;
         let active = STRATEGIES.iter().filter(|row| row.is_on(settings));
-        Ok(Self(
-            active
-                .map(|row| Active {
-                    row,
-                    planner: (row.make)(settings, metrics),
-                    every_ms: (row.every)(settings),
-                    due_ms: 0,
-                })
-                .collect(),
-        ))
+        let active = active.map(|row| Active {
+            row,
+            planner: (row.make)(settings, metrics),
+            every_ms: (row.every)(settings),
+            due_ms: 0,
+        });
+        Ok(Self {
+            active: active.collect(),
+            orders: guard::Orders::default(),
+        })
     }
 
     /// What must be measured.
     #[must_use]
     pub fn needs(&self, facts: &Facts<'_>) -> Needs {
-        let each = self.0.iter().map(|active| active.planner.needs(facts));
+        let each = self.active.iter().map(|active| active.planner.needs(facts));
         each.fold(Needs::default(), Needs::and)
     }
 
     /// Lets every strategy decide that is due.
     pub fn plan(&mut self, view: &View<'_>) -> Plan {
         let mut plan = Plan::default();
+        plan.guard = self.orders.standing();
         let now = view.now.ms();
-        for active in &mut self.0 {
+        for active in &mut self.active {
             if now < active.due_ms {
                 continue;
             }
@@ -237,12 +242,19 @@ impl Strategies {
             plan.turn_of(active.row.name, active.row.claims);
             active.planner.plan(view, &mut plan);
         }
+        self.orders.clone_from(&plan.guard);
         plan
+    }
+
+    /// Has these orders stand, as if the guard had given them; where its gate is open it gives others.
+    #[cfg(test)]
+    pub(crate) fn order(&mut self, orders: guard::Orders) {
+        self.orders = orders;
     }
 
     /// Tells the strategies that an eviction was accepted.
     pub fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
-        for active in &mut self.0 {
+        for active in &mut self.active {
             active.planner.evicted(eviction, now_ms);
         }
     }
@@ -261,7 +273,7 @@ mod tests {
             settings.gates.set(*gate, true);
         }
         let strategies = Strategies::new(&settings, &metrics).unwrap();
-        assert_eq!(strategies.0.len(), STRATEGIES.len());
+        assert_eq!(strategies.active.len(), STRATEGIES.len());
         let mut names: Vec<_> = STRATEGIES.iter().map(|row| row.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -4,6 +4,11 @@
 //! them while their class's `resctrlQOS` is enabled. A pod with `node.koordinator.sh/resctrl` has a
 //! group of its own, `koordlet-<uid>`, which goes when the pod has been gone for a while. Masks,
 //! roundings and vendors are [`koord_model::resctrl`].
+//!
+//! While the pressure guard limits the memory bandwidth of batch work, `BE` has the lesser of its order and
+//! of what is configured, and batch pods enter `BE` whether or not `resctrlQOS` is enabled for them: in the
+//! root group nothing would limit them. Let go, `BE` has what is configured again, which is all of it
+//! where nothing is. Pods with settings of their own keep these.
 
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
@@ -11,11 +16,13 @@ use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Wri
 use crate::states::PodInfo;
 use crate::status::State;
 use koord_api::qos::QosClass;
+use koord_api::slo::ResctrlQOSCfg;
 use koord_host::resctrl::{ResctrlGroup, Schema};
 use koord_host::target::ResctrlFile;
 use koord_host::{HostError, Target, TargetKind};
 use koord_model::resctrl::{self, Bandwidth, Hardware, Line, Resource};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::fmt::Write as _;
 
 /// The strategy's name.
 pub const NAME: &str = "RdtResctrl";
@@ -57,6 +64,10 @@ pub const STRATEGY: Strategy = Strategy {
 struct Control {
     reconcile: Reconcile,
     said: Once,
+    /// The limit of bandwidth that the guard ordered last, in percent.
+    ordered: Option<i64>,
+    /// Whether there ever was one.
+    narrowed: bool,
     /// Groups of pods that are gone, and since when.
     orphans: FxHashMap<ResctrlGroup, u64>,
 }
@@ -64,9 +75,18 @@ struct Control {
 impl Planner for Control {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let every = view.facts.settings.reconcile_interval_ms;
-        let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
+        let gates = &view.facts.settings.gates;
+        let order = plan
+            .guard
+            .bandwidth
+            .filter(|_| gates.is_on(Gate::RdtResctrl));
+        let moved = order != self.ordered;
+        let due = self.reconcile.due(view, every);
+        let (Some(round), Some(_)) = (due.or(moved.then_some(Round::Changed)), view.pods) else {
             return;
         };
+        self.ordered = order;
+        self.narrowed |= order.is_some();
         let hardware = match hardware(view) {
             Ok(Some(hardware)) => hardware,
             Ok(None) => {
@@ -80,12 +100,15 @@ impl Planner for Control {
                 return;
             }
         };
-        plan.tell(
-            State::Active,
-            "schemata of LSR, LS and BE, and of pods that ask",
-        );
+        let mut told = "schemata of LSR, LS and BE, and of pods that ask".to_owned();
+        if let Some(percent) = order {
+            let _ = write!(
+                told,
+                "; the pressure guard has BE at {percent} % of the memory bandwidth at most"
+            );
+        }
+        plan.tell(State::Active, told);
         plan.verify(round == Round::Periodic);
-        let gates = &view.facts.settings.gates;
         let classes = gates.is_on(Gate::RdtResctrl) && view.facts.slo.known;
         if classes {
             for class in [QosClass::Lsr, QosClass::Ls, QosClass::Be] {
@@ -93,11 +116,20 @@ impl Planner for Control {
                 let (Some(name), Some(settings)) = (resctrl::class_group(class), settings) else {
                     continue;
                 };
-                let (lines, errors) = resctrl::of_class(&hardware, settings);
+                let batch = class == QosClass::Be;
+                let narrowed = match batch && self.narrowed {
+                    true => &narrow(settings, order),
+                    false => settings,
+                };
+                let (lines, errors) = resctrl::of_class(&hardware, narrowed);
                 for error in errors {
                     self.said.say(name, &error);
                 }
-                group(plan, name, class, &lines);
+                let why = match order.filter(|_| batch) {
+                    Some(percent) => format!("{}; {percent} % of bandwidth", plan.guard.why),
+                    None => String::new(),
+                };
+                group(plan, name, class, &lines, &why);
             }
         }
         let mut own = FxHashSet::default();
@@ -111,7 +143,7 @@ impl Planner for Control {
                     }
                     let name = format!("{POD_GROUP_PREFIX}{}", pod.uid);
                     if pod.is_active() {
-                        group(plan, &name, pod.qos, &lines);
+                        group(plan, &name, pod.qos, &lines, "");
                     }
                     own.insert(name.clone());
                     name
@@ -119,8 +151,9 @@ impl Planner for Control {
                 None => {
                     let settings = view.facts.slo.resctrl_qos(pod.qos_default);
                     let enabled = settings.is_some_and(|settings| settings.enable == Some(true));
+                    let ordered = order.is_some() && pod.qos_default == QosClass::Be;
                     match resctrl::class_group(pod.qos_default) {
-                        Some(name) if classes && enabled => name.to_owned(),
+                        Some(name) if classes && (enabled || ordered) => name.to_owned(),
                         _ => continue,
                     }
                 }
@@ -164,8 +197,22 @@ fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
     }))
 }
 
+/// A class's settings with no more bandwidth than the guard ordered, and all of it where neither says
+/// anything. What cannot be used stays, to be complained about.
+fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
+    let percent = match settings.mba_percent {
+        Some(configured @ 1..=100) => configured.min(order.unwrap_or(100)),
+        Some(other) if order.is_none() => other,
+        _ => order.unwrap_or(100),
+    };
+    ResctrlQOSCfg {
+        mba_percent: Some(percent),
+        ..settings.clone()
+    }
+}
+
 /// The group and its shares.
-fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line]) {
+fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
     };
@@ -176,6 +223,9 @@ fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line]) {
         };
         let mut write = Write::to(Level::Node, target, class).value(value);
         write.reason = "UpdateResctrl";
+        if matches!(file, ResctrlFile::Schemata(Schema::Mb)) {
+            write = write.because(why);
+        }
         plan.write(write);
     };
     push(ResctrlFile::Directory, "1".to_owned());

@@ -19,6 +19,8 @@ pub struct Guard {
     pub cap_percent: Option<i64>,
     /// Whether batch groups have the idle policy.
     pub idle: bool,
+    /// The limit of batch work's memory bandwidth, in percent; none when missing.
+    pub bandwidth_percent: Option<i64>,
     /// The CPUs left to batch work, when it keeps off some.
     pub batch_cpus: Option<String>,
     /// Batch work's time so far, and how much of it was pauses, in seconds.

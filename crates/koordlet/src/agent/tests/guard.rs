@@ -312,3 +312,19 @@ fn own_throttling_is_left_out() {
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.services[0].value < 0.05, "{guard:?}");
 }
+
+/// Those who pull the levers may be due more often than the guard.
+#[test]
+fn levers_stand_while_the_guard_is_not_due() {
+    let settings = Settings {
+        cpu_suppress_interval_ms: 3_000,
+        ..Settings::default()
+    };
+    let mut rig = Rig::with(settings);
+    rig.suppress("pressure");
+    rig.until(Cure::Idle, |rig| rig.is_idle() && rig.said("Helped") == 1);
+    for second in 0..20 {
+        rig.suffer(Cure::Idle);
+        assert!(rig.is_idle(), "{second}");
+    }
+}

@@ -5,13 +5,17 @@ use koord_host::fake::ResctrlHardware;
 use koord_host::resctrl::{self, ResctrlGroup, Schema};
 
 fn rig(hardware: &ResctrlHardware, vendor: &str) -> Rig {
+    let mut settings = Settings::default();
+    settings.gates.set(Gate::RdtResctrl, true);
+    settings.gates.set(Gate::Resctrl, true);
+    rig_with(hardware, vendor, settings)
+}
+
+fn rig_with(hardware: &ResctrlHardware, vendor: &str, settings: Settings) -> Rig {
     let tree = Tree::hybrid("0-3").unwrap();
     tree.mount_resctrl(hardware.clone()).unwrap();
     let cpuinfo = format!("processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu cat_l3 mba\n");
     tree.put("proc/cpuinfo", &cpuinfo).unwrap();
-    let mut settings = Settings::default();
-    settings.gates.set(Gate::RdtResctrl, true);
-    settings.gates.set(Gate::Resctrl, true);
     let rig = Rig::on(tree, settings);
     let class = |end: i64, bandwidth: i64| {
         json!({"enable": true, "resctrlQOS": {"enable": true, "catRangeStartPercent": 0,
@@ -127,4 +131,126 @@ fn too_few_groups_are_survived() {
             .iter()
             .all(|write| !write.contains("schemata"))
     );
+}
+
+/// An order of the pressure guard. Here its own row is off, so that the order stands.
+fn order(rig: &mut Rig, bandwidth: Option<i64>) {
+    rig.agent.strategies.order(crate::qos::guard::Orders {
+        bandwidth,
+        why: "a/b suffers".to_owned(),
+        ..Default::default()
+    });
+}
+
+fn without_guard(hardware: &ResctrlHardware, vendor: &str) -> Rig {
+    let mut settings = Settings::default();
+    settings.gates.set(Gate::BECPUSuppress, false);
+    settings.gates.set(Gate::RdtResctrl, true);
+    rig_with(hardware, vendor, settings)
+}
+
+#[test]
+fn the_guards_order_narrows_bandwidth_at_once_and_is_taken_back() {
+    for (vendor, hardware, [configured, narrowed]) in [
+        (
+            "GenuineIntel",
+            ResctrlHardware::intel(),
+            ["0=40;1=40", "0=20;1=20"],
+        ),
+        // 20 % of 160, in 1/8 GB/s.
+        (
+            "AuthenticAMD",
+            ResctrlHardware::amd(),
+            ["0=56;1=56;8=56;9=56", "0=32;1=32;8=32;9=32"],
+        ),
+    ] {
+        let mut rig = without_guard(&hardware, vendor);
+        rig.step(BUSY);
+        let bandwidth = |rig: &Rig| shares(rig, "BE", Schema::Mb).unwrap();
+        let services = shares(&rig, "LS", Schema::Mb);
+        let cache = shares(&rig, "BE", Schema::L3);
+        assert_eq!(bandwidth(&rig), configured);
+        order(&mut rig, Some(20));
+        rig.step(BUSY);
+        assert_eq!(bandwidth(&rig), narrowed, "{vendor}: at the next tick");
+        let entries = rig.agent.audit().entries();
+        assert!(
+            entries
+                .iter()
+                .any(|e| e.message.contains("a/b suffers; 20 %")),
+            "{entries:#?}"
+        );
+        // It stands, also when every file is looked at again.
+        for _ in 0..15 {
+            rig.step(BUSY);
+            assert_eq!(bandwidth(&rig), narrowed, "{vendor}");
+        }
+        // It is never wider than what is configured.
+        order(&mut rig, Some(90));
+        rig.step(BUSY);
+        assert_eq!(bandwidth(&rig), configured, "{vendor}");
+        order(&mut rig, Some(20));
+        rig.step(BUSY);
+        order(&mut rig, None);
+        rig.step(BUSY);
+        assert_eq!(bandwidth(&rig), configured, "{vendor}: let go");
+        assert_eq!(shares(&rig, "LS", Schema::Mb), services, "{vendor}");
+        assert_eq!(shares(&rig, "BE", Schema::L3), cache, "{vendor}");
+        assert_eq!(refused(&rig), Vec::<String>::new(), "{vendor}");
+    }
+}
+
+/// A limit on a group without threads would do nothing.
+#[test]
+fn batch_pods_enter_their_group_when_the_guard_limits_it() {
+    let mut rig = without_guard(&ResctrlHardware::intel(), "GenuineIntel");
+    threads(&rig, &rig.batch, [70, 71, 72]);
+    threads(&rig, &rig.service, [80, 81, 82]);
+    let off = json!({"enable": true, "resctrlQOS": {"enable": false}});
+    rig.slo(json!({"resourceQOSStrategy": {"beClass": off, "lsClass": off}}));
+    rig.step(BUSY);
+    let inside = |rig: &Rig, name| tasks(rig, name).unwrap_or_default();
+    assert_eq!(inside(&rig, "BE"), [0_u32; 0]);
+    order(&mut rig, Some(30));
+    rig.step(BUSY);
+    assert_eq!(inside(&rig, "BE"), [71, 72]);
+    assert_eq!(inside(&rig, "LS"), [0_u32; 0]);
+    assert_eq!(shares(&rig, "BE", Schema::Mb).unwrap(), "0=30;1=30");
+    order(&mut rig, None);
+    rig.step(BUSY);
+    assert_eq!(shares(&rig, "BE", Schema::Mb).unwrap(), "0=100;1=100");
+    assert_eq!(refused(&rig), Vec::<String>::new());
+}
+
+#[test]
+fn the_guard_has_the_lever_where_resctrl_divides_bandwidth() {
+    let lacks = |rig: &mut Rig| {
+        rig.suppress("pressure");
+        for _ in 0..3 {
+            rig.step(BUSY);
+        }
+        let guard = rig.agent.guard.clone().unwrap();
+        let levers = guard.levers.contains(&"memory bandwidth".to_owned());
+        let lack = guard.absent.into_iter();
+        let mut lack = lack.filter(|lack| lack.mechanism == "memory bandwidth");
+        let why = lack.next().map(|lack| lack.consequence);
+        assert_eq!(levers, why.is_none());
+        why
+    };
+    assert_eq!(
+        lacks(&mut rig(&ResctrlHardware::intel(), "GenuineIntel")),
+        None
+    );
+    let undivided = ResctrlHardware {
+        bandwidth: None,
+        ..ResctrlHardware::intel()
+    };
+    let undivided = lacks(&mut rig(&undivided, "GenuineIntel")).unwrap();
+    assert_eq!(undivided, "this CPU does not divide memory bandwidth");
+    let mut closed = Settings::default();
+    closed.gates.set(Gate::RdtResctrl, false);
+    let closed = lacks(&mut Rig::with(closed));
+    assert_eq!(closed.unwrap(), "gate RdtResctrl is closed");
+    let missing = lacks(&mut Rig::new()).unwrap();
+    assert!(missing.starts_with("resctrl is not mounted"), "{missing}");
 }

@@ -20,10 +20,23 @@ pub struct Orders {
     pub urgent: bool,
     /// Batch pods get the idle policy.
     pub idle: bool,
+    /// Batch work may use this much of the memory bandwidth, in percent.
+    pub bandwidth: Option<i64>,
     /// The CPUs left to batch work.
     pub partition: Option<CpuSet>,
     /// Why, in words.
     pub why: String,
+}
+
+impl Orders {
+    /// What still holds at a tick at which the guard does not decide.
+    #[must_use]
+    pub fn standing(&self) -> Self {
+        Self {
+            urgent: false,
+            ..self.clone()
+        }
+    }
 }
 
 /// Something that happened, for the audit log.
@@ -63,6 +76,11 @@ pub(super) fn in_words(orders: &Orders) -> String {
     let mut all = vec!["lowest weight".to_owned()];
     if orders.idle {
         all.push("cpu.idle on batch pods".to_owned());
+    }
+    if let Some(percent) = orders.bandwidth {
+        all.push(format!(
+            "{percent} % of the memory bandwidth for batch pods"
+        ));
     }
     if let Some(cpus) = &orders.partition {
         all.push(format!("batch work on CPUs {cpus}"));

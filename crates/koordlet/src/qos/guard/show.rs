@@ -1,6 +1,6 @@
 //! What the guard shows of itself.
 
-use super::{Orders, Row, absent};
+use super::{Orders, Row};
 use crate::qos::View;
 use crate::status::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
 use koord_model::guard::{Lever, ServiceState, Verdict};
@@ -42,7 +42,8 @@ impl Row {
             start: start(sees_bandwidth).to_owned(),
             signals: self.sight.signals().map(|s| s.to_string()).collect(),
             levers: levers.iter().map(ToString::to_string).collect(),
-            absent: absent(view)
+            absent: self
+                .absent(view)
                 .into_iter()
                 .map(|(lever, why)| Lack {
                     mechanism: lever.to_string(),
@@ -51,6 +52,7 @@ impl Row {
                 .collect(),
             cap_percent: orders.cap,
             idle: orders.idle,
+            bandwidth_percent: orders.bandwidth,
             batch_cpus: orders.partition.as_ref().map(ToString::to_string),
             batch_seconds: ran / 1000,
             paused_seconds: paused / 1000,
