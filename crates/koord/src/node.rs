@@ -61,6 +61,9 @@ pub(crate) fn guard(guard: &Guard) -> String {
     if g.idle {
         now.push("cpu.idle on batch pods".to_owned());
     }
+    if g.reclaim {
+        now.push("pages of batch pods are reclaimed".to_owned());
+    }
     if let Some(percent) = g.bandwidth_percent {
         now.push(format!(
             "{percent} % of the memory bandwidth for batch pods"

@@ -67,6 +67,7 @@ pub enum Resource {
     MemoryMin,
     MemoryLow,
     MemoryHigh,
+    MemoryReclaim,
     MemoryWmarkRatio,
     MemoryWmarkScaleFactor,
     MemoryWmarkMinAdj,
@@ -116,7 +117,7 @@ struct Row {
 
 impl Resource {
     /// Every resource.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::CpuShares,
         Self::CfsQuota,
         Self::CfsPeriod,
@@ -142,6 +143,7 @@ impl Resource {
         Self::MemoryMin,
         Self::MemoryLow,
         Self::MemoryHigh,
+        Self::MemoryReclaim,
         Self::MemoryWmarkRatio,
         Self::MemoryWmarkScaleFactor,
         Self::MemoryWmarkMinAdj,
@@ -205,6 +207,7 @@ impl Resource {
             Self::MemoryMin => both(Memory, "memory.min", Range(0, i64::MAX)),
             Self::MemoryLow => both(Memory, "memory.low", Range(0, i64::MAX)),
             Self::MemoryHigh => both(Memory, "memory.high", Range(0, i64::MAX)),
+            Self::MemoryReclaim => v2_only(Memory, "memory.reclaim", Range(1, i64::MAX)),
             Self::MemoryWmarkRatio => both(Memory, "memory.wmark_ratio", Range(0, 100)),
             Self::MemoryWmarkScaleFactor => both(Memory, "memory.wmark_scale_factor", Range(1, 1000)),
             Self::MemoryWmarkMinAdj => both(Memory, "memory.wmark_min_adj", Range(-25, 50)),
@@ -367,6 +370,7 @@ impl Resource {
             Self::MemoryWmarkMinAdj => "-25 to 50",
             Self::MemoryPriority => "0 to 12",
             Self::NetClsClassid => "0 to 4294967295",
+            Self::MemoryReclaim => "a number of bytes, at least 1",
             Self::MemoryMin
             | Self::MemoryLow
             | Self::MemoryHigh

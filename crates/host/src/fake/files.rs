@@ -120,6 +120,7 @@ pub(super) fn of_v2_controller(controller: &str, parent_cpus: &str) -> Vec<(&'st
             ("memory.min", "0\n"),
             ("memory.low", "0\n"),
             ("memory.high", "max\n"),
+            ("memory.reclaim", ""),
             ("memory.max", "max\n"),
             ("memory.oom.group", "0\n"),
             ("memory.events", "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n"),

@@ -3,7 +3,7 @@
 use super::kernel::{Place, child_dirs, errno, read};
 use super::processes::is_populated;
 use crate::cpuset::CpuSet;
-use libc::{EACCES, EBUSY, EINVAL, ENOSPC, ERANGE};
+use libc::{EACCES, EAGAIN, EBUSY, EINVAL, ENOSPC, ERANGE};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -129,6 +129,17 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
                 limit.to_string()
             };
             place.set(name, &text)
+        }
+        ("v2", "memory.reclaim") => {
+            let wanted = bytes(value, "")?;
+            let amount = |name: &str| place.read(name).parse().unwrap_or(0_u64);
+            let current = amount("memory.current");
+            let taken = wanted.min(current.saturating_sub(amount("memory.min")));
+            place.set("memory.current", &(current - taken).to_string())?;
+            match taken == wanted {
+                true => Ok(()),
+                false => Err(errno(EAGAIN)),
+            }
         }
         ("unified" | "v2", "cgroup.freeze") => match number::<i32>(value)? {
             0 | 1 => place.set(name, value),

@@ -289,15 +289,15 @@ impl Target {
         }
     }
 
-    /// Whether a value stays what was written until somebody writes again. Not so for `tasks`,
-    /// which takes actions, and for processes, whose ids are used again.
+    /// Whether a value stays what was written until somebody writes again. Not so for `tasks` and
+    /// `memory.reclaim`, which take actions, and for processes, whose ids are used again.
     #[must_use]
     pub fn is_stable(&self) -> bool {
         !matches!(
             self.kind(),
             TargetKind::Resctrl(ResctrlFile::Tasks)
                 | TargetKind::Process(_)
-                | TargetKind::Cgroup(Resource::Procs | Resource::Tasks)
+                | TargetKind::Cgroup(Resource::Procs | Resource::Tasks | Resource::MemoryReclaim)
         )
     }
 
@@ -552,6 +552,20 @@ impl Root {
         self.put_target(target, value)
     }
 
+    /// `memory.reclaim` cannot be read. When less could be had than was asked for it says EAGAIN, which
+    /// is no failure.
+    fn put_reclaim(&self, path: PathBuf, value: &str) -> Result<Written> {
+        match self.write(&path, value) {
+            Err(error) if error.os_error() != Some(libc::EAGAIN) => Err(error),
+            _ => Ok(Written {
+                path,
+                old: String::new(),
+                new: value.to_owned(),
+                changed: true,
+            }),
+        }
+    }
+
     fn put_target(&self, target: &Target, value: &str) -> Result<Written> {
         let path = target.path(self)?;
         if let Target::Resctrl {
@@ -563,6 +577,9 @@ impl Root {
         }
         if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
             return self.put_cookie(pid, wanted, path);
+        }
+        if target.resource() == Some(Resource::MemoryReclaim) {
+            return self.put_reclaim(path, value);
         }
         let current = self.read_short(&path, |content| Ok(content.to_owned()))?;
         let gone = || std::io::Error::from_raw_os_error(libc::ENOENT);

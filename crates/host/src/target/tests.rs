@@ -298,3 +298,51 @@ fn block_limits_of_v2_share_a_line() {
         "60"
     );
 }
+
+/// What the kernel's documentation of cgroup v2 says of `memory.reclaim`.
+#[test]
+fn reclaiming_less_than_was_asked_for_is_no_failure() {
+    let tree = Tree::v2("0-1").unwrap();
+    let group = tree.group("kubepods/podx").unwrap();
+    let target = Target::cgroup(&group, Resource::MemoryReclaim);
+    assert!(!target.is_stable(), "it is wanted again and again");
+    let used = || {
+        let group = tree.root().cgroup(&group);
+        group.memory_usage().unwrap().unwrap()
+    };
+    tree.feed(&group, Resource::MemoryUsage, "20480000\n")
+        .unwrap();
+    tree.feed(&group, Resource::MemoryMin, "4096000\n").unwrap();
+    for (ask, left) in [
+        ("12288000", 8_192_000),
+        ("12288000", 4_096_000),
+        ("4096", 4_096_000),
+    ] {
+        assert!(tree.root().write_target(&target, ask).unwrap().changed);
+        assert_eq!(used(), left);
+    }
+    let refused: Vec<_> = tree
+        .writes()
+        .into_iter()
+        .filter(|write| write.file.ends_with("memory.reclaim"))
+        .map(|write| write.refused)
+        .collect();
+    assert_eq!(refused, [None, Some(libc::EAGAIN), Some(libc::EAGAIN)]);
+    for bad in ["0", "-1", "max"] {
+        assert!(tree.root().write_target(&target, bad).is_err(), "{bad}");
+    }
+    let gone = Target::cgroup(
+        &CgroupPath::new("kubepods/pody").unwrap(),
+        Resource::MemoryReclaim,
+    );
+    assert!(tree.root().write_target(&gone, "1").unwrap_err().is_gone());
+    let v1 = Tree::hybrid("0-1").unwrap();
+    let group = v1.group("kubepods/podx").unwrap();
+    let target = Target::cgroup(&group, Resource::MemoryReclaim);
+    assert!(
+        v1.root()
+            .write_target(&target, "1")
+            .unwrap_err()
+            .is_unsupported()
+    );
+}

@@ -20,7 +20,7 @@ use crate::states::{Layout, Slo};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeSLOSpec;
 use koord_host::fake::Tree;
-use koord_host::{CgroupPath, Resource};
+use koord_host::{CgroupPath, Resource, Version};
 use serde_json::json;
 
 const START: i64 = 1_748_000_000;
@@ -175,13 +175,20 @@ impl Rig {
             (&self.batch, self.batch_ns, 2048),
             (&self.class, self.batch_ns, 2048),
         ] {
-            feed(group, Resource::CpuacctUsage, &format!("{ns}\n"));
             let anon = mib << 20;
             let stat = format!(
                 "total_inactive_anon 0\ntotal_active_anon {anon}\ntotal_inactive_file 8388608\n\
                  total_active_file 8388608\ntotal_unevictable 0\n"
             );
-            feed(group, Resource::MemoryStat, &stat);
+            if self.tree.root().version() == Version::V2 {
+                let usage = ns / 1000;
+                let usage = format!("usage_usec {usage}\nuser_usec {usage}\nsystem_usec 0\n");
+                feed(group, Resource::CpuacctUsage, &usage);
+                feed(group, Resource::MemoryStat, &stat.replace("total_", ""));
+            } else {
+                feed(group, Resource::CpuacctUsage, &format!("{ns}\n"));
+                feed(group, Resource::MemoryStat, &stat);
+            }
         }
         let now = self.now();
         self.agent.tick(now)

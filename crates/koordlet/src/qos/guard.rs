@@ -2,9 +2,10 @@
 //!
 //! The rule is [`koord_model::guard`]. This row brings it the services' samples and this node's levers,
 //! and leaves its orders in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl the
-//! bandwidth, the hooks `cpu.idle` of batch pods. It writes nothing itself.
+//! bandwidth, the hooks `cpu.idle` of batch pods. Itself it only has pages of batch pods reclaimed.
 
 mod orders;
+mod reclaim;
 mod show;
 mod sight;
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub const STRATEGY: Strategy = Strategy {
     name: NAME,
     gates: &[Gate::BECPUSuppress],
     every: |settings| settings.cpu_suppress_interval_ms,
-    claims: &[],
+    claims: reclaim::CLAIMS,
     make: |settings, metrics| {
         Box::new(Row {
             guard: Guard::new(settings.guard),
@@ -181,6 +182,9 @@ impl Planner for Row {
             self.note(view, event, plan);
         }
         plan.guard = self.orders(view, &settings);
+        if settings.reclaim {
+            reclaim::order(view, plan, &self.why);
+        }
         let changed = settings != self.last || !events.is_empty();
         self.last = settings;
         if changed || view.tick.saturating_sub(self.changed_tick) >= SHOW_EVERY {
@@ -219,7 +223,12 @@ fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     } else if !facts.settings.gates.is_on(Gate::BatchResource) {
         absent.push((Lever::Idle, "gate BatchResource is closed"));
     }
-    absent.push((Lever::Reclaim, "left to BEMemoryEvict and memory QoS"));
+    if !machine.has(Resource::MemoryReclaim) {
+        absent.push((
+            Lever::Reclaim,
+            "groups have no memory.reclaim: that is cgroup v2 of kernel 5.19, and v1 can only empty them",
+        ));
+    }
     if facts.settings.gates.is_on(Gate::BECPUManager) {
         absent.push((Lever::Partition, "CPU sets follow BECPUManager"));
     } else if !machine.has(Resource::CpusetCpus) {
@@ -349,6 +358,7 @@ impl Row {
             pause: settings.pause,
             urgent: cap != before,
             idle: settings.idle,
+            reclaim: settings.reclaim,
             bandwidth: settings.bandwidth,
             partition,
             why,

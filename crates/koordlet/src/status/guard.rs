@@ -19,6 +19,8 @@ pub struct Guard {
     pub cap_percent: Option<i64>,
     /// Whether batch groups have the idle policy.
     pub idle: bool,
+    /// Whether pages of batch pods are reclaimed.
+    pub reclaim: bool,
     /// The limit of batch work's memory bandwidth, in percent; none when missing.
     pub bandwidth_percent: Option<i64>,
     /// The CPUs left to batch work, when it keeps off some.

@@ -328,3 +328,63 @@ fn levers_stand_while_the_guard_is_not_due() {
         assert!(rig.is_idle(), "{second}");
     }
 }
+
+/// The service waits for memory unless pages were taken from batch work in the second before.
+#[test]
+fn memory_stalls_are_answered_by_reclaiming_from_batch_pods() {
+    const MIB: i64 = 1 << 20;
+    let mut rig = Rig::on(Tree::v2("0-3").unwrap(), Settings::default());
+    rig.suppress("pressure");
+    let (service, batch) = (rig.service.clone(), rig.batch.clone());
+    let used = |rig: &Rig| {
+        let group = rig.tree.root().cgroup(&batch);
+        i64::try_from(group.memory_usage().unwrap().unwrap()).unwrap()
+    };
+    let mut stalled = 0;
+    let mut second = |rig: &mut Rig, harmed: bool| {
+        stalled += if harmed { 300_000 } else { 5_000 };
+        let text = format!(
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total={stalled}\n\
+             full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+        );
+        rig.tree
+            .feed(&service, Resource::MemoryPressure, &text)
+            .unwrap();
+        let before = used(rig);
+        rig.step(BUSY);
+        before - used(rig)
+    };
+    let start = 8192 * MIB;
+    rig.tree
+        .feed(&batch, Resource::MemoryUsage, &format!("{start}\n"))
+        .unwrap();
+    for _ in 0..30 {
+        assert_eq!(second(&mut rig, false), 0, "nobody suffers");
+    }
+    let mut taken = 0;
+    for _ in 0..60 {
+        taken = second(&mut rig, taken == 0);
+        assert!((0..=16 * MIB).contains(&taken), "{taken}");
+    }
+    assert!(rig.said("Helped") >= 1);
+    let guard = rig.agent.guard.clone().unwrap();
+    assert!(guard.levers.contains(&"memory reclaim".to_owned()));
+    assert!(used(&rig) < start - 100 * MIB);
+    // Without stalls it ends.
+    for _ in 0..120 {
+        second(&mut rig, false);
+    }
+    let left = used(&rig);
+    for _ in 0..10 {
+        assert_eq!(second(&mut rig, false), 0);
+    }
+    assert_eq!(used(&rig), left);
+    // It asked for 1 GiB: that stays.
+    rig.tree
+        .feed(&batch, Resource::MemoryUsage, &format!("{}\n", 1034 * MIB))
+        .unwrap();
+    for _ in 0..60 {
+        second(&mut rig, true);
+    }
+    assert_eq!(used(&rig), 1024 * MIB);
+}

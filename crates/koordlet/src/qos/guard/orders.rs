@@ -20,6 +20,8 @@ pub struct Orders {
     pub urgent: bool,
     /// Batch pods get the idle policy.
     pub idle: bool,
+    /// Pages of batch pods are reclaimed.
+    pub reclaim: bool,
     /// Batch work may use this much of the memory bandwidth, in percent.
     pub bandwidth: Option<i64>,
     /// The CPUs left to batch work.
@@ -76,6 +78,9 @@ pub(super) fn in_words(orders: &Orders) -> String {
     let mut all = vec!["lowest weight".to_owned()];
     if orders.idle {
         all.push("cpu.idle on batch pods".to_owned());
+    }
+    if orders.reclaim {
+        all.push("pages of batch pods are reclaimed".to_owned());
     }
     if let Some(percent) = orders.bandwidth {
         all.push(format!(

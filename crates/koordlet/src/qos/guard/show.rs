@@ -52,6 +52,7 @@ impl Row {
                 .collect(),
             cap_percent: orders.cap,
             idle: orders.idle,
+            reclaim: orders.reclaim,
             bandwidth_percent: orders.bandwidth,
             batch_cpus: orders.partition.as_ref().map(ToString::to_string),
             batch_seconds: ran / 1000,
