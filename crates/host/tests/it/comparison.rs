@@ -432,6 +432,20 @@ const SCENARIOS: &[Scenario] = &[
         ",
     ),
     (
+        "reclaim: nothing can be had from an empty group",
+        V2,
+        "
+        mkdir a
+        . cgroup.subtree_control +memory
+        a memory.reclaim 1048576
+        a memory.reclaim 1M
+        a memory.reclaim 0
+        a memory.reclaim -1
+        a memory.reclaim x
+        a memory.reclaim max
+        ",
+    ),
+    (
         "processes move, and a group that has one stays",
         V1,
         "
