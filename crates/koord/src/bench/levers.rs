@@ -141,12 +141,7 @@ struct Cell {
 /// # Errors
 /// Groups cannot be made, or the kernel refuses what it said it has.
 pub(super) fn run(args: &Args) -> Result<Report> {
-    cluster::runtime()?.block_on(async {
-        tokio::select! {
-            report = measure(args) => report,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        }
-    })
+    cluster::runtime()?.block_on(measure(args))
 }
 
 async fn measure(args: &Args) -> Result<Report> {
@@ -163,11 +158,17 @@ async fn measure(args: &Args) -> Result<Report> {
     }
     let cells = cells(&args.neighbour, &levers);
     let mut runs = Vec::new();
-    for repeat in 0..u64::from(args.repeat) {
+    'all: for repeat in 0..u64::from(args.repeat) {
         let mut order = cells.clone();
         fastrand::Rng::with_seed(args.seed.wrapping_add(repeat)).shuffle(&mut order);
         for cell in order {
-            let run = scene.window(cell, repeat).await?;
+            let run = tokio::select! {
+                run = scene.window(cell, repeat) => run?,
+                _ = tokio::signal::ctrl_c() => {
+                    console::warn("interrupted: what was measured until now");
+                    break 'all;
+                }
+            };
             console::warn(format_args!(
                 "{} {}: p99 {:.0} µs, {:.0} batch operations a second{}",
                 run.neighbour,

@@ -145,7 +145,8 @@ pub enum Lever {
 }
 
 impl Lever {
-    /// All of them, the cheapest for batch work first.
+    /// All of them, the cheapest trial for batch work first: idle costs nothing, a partition what it takes
+    /// away, and the cap's trial is a stop. Held, a cap may well cost less than a partition.
     pub const ALL: [Self; 5] = [
         Self::Idle,
         Self::Reclaim,
