@@ -269,15 +269,20 @@ impl Drop for Groups {
 }
 
 /// Makes the kubelet's groups for the pods of [`super::objects::pods`], with a process in every
-/// container.
+/// container. Where batch work is to run, that of one batch container computes without pause and counts
+/// in `directory`.
 ///
 /// # Errors
 /// When a group or process cannot be made.
-pub(super) fn fill(groups: &mut Groups, args: &Args) -> Result<()> {
+pub(super) fn fill(groups: &mut Groups, args: &Args, directory: &Path) -> Result<()> {
     groups.make("kubepods/burstable")?;
     groups.make("kubepods/besteffort")?.set_cpu_shares(2)?;
     let threads = args.threads.to_string();
     let doze = ["doze", "--threads", &threads].map(OsStr::new);
+    let counter = directory.join("batch-work");
+    let hog = ["hog", "--threads", "1", "--counter"].map(OsStr::new);
+    let hog: Vec<&OsStr> = hog.into_iter().chain([counter.as_os_str()]).collect();
+    let mut hogs = usize::from(args.batch_runs);
     for index in 0..args.pods {
         let shape = Shape::of(index);
         let pod = groups.make(&shape.group(index))?;
@@ -288,7 +293,13 @@ pub(super) fn fill(groups: &mut Groups, args: &Args) -> Result<()> {
                 group.set_cfs_quota(100_000)?;
                 group.set_memory_limit(256 << 20)?;
             }
-            groups.run(&group, &doze)?;
+            let work = if shape.is_batch() && hogs > 0 {
+                hogs -= 1;
+                &hog[..]
+            } else {
+                &doze[..]
+            };
+            groups.run(&group, work)?;
         }
         if shape == Shape::Limited {
             pod.set_cfs_quota(i64::from(args.containers) * 100_000)?;

@@ -48,6 +48,10 @@ pub struct Args {
     /// Whether the fixture's groups have pressure files: `on` puts them into the unified tree, too.
     #[arg(long, default_value = "on", value_parser = ["on", "off"])]
     psi: String,
+    /// One batch container computes without pause, so that the agent has to watch the services: it
+    /// takes finer samples then.
+    #[arg(long)]
+    batch_runs: bool,
     /// The agent; else the `koordlet` beside this program.
     #[arg(long, value_name = "PATH")]
     koordlet: Option<PathBuf>,
@@ -143,6 +147,7 @@ pub(super) struct Report {
     pods: u32,
     containers: u32,
     psi: bool,
+    batch_runs: bool,
     real_cgroups: bool,
     #[serde(flatten)]
     cost: Cost,
@@ -179,7 +184,7 @@ async fn measure(args: &Args) -> Result<Report> {
     std::fs::create_dir_all(directory)
         .with_context(|| format!("--keep {}", directory.display()))?;
     let mut groups = Groups::new(args.fake, args.psi == "on", directory)?;
-    fixture::fill(&mut groups, args)?;
+    fixture::fill(&mut groups, args, directory)?;
     let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); programs.len()];
     let mut runs = Vec::new();
     for round in 0..args.repeat {
@@ -214,6 +219,7 @@ async fn measure(args: &Args) -> Result<Report> {
         pods: args.pods,
         containers: args.containers,
         psi: args.psi == "on",
+        batch_runs: args.batch_runs,
         real_cgroups: groups.is_real(),
         cost,
         beside,
