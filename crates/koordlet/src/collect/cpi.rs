@@ -26,6 +26,8 @@ pub struct Counts {
     pub cycles: u64,
     /// Retired instructions.
     pub instructions: u64,
+    /// Whether that was in the last window of the round: the others' are of some time ago.
+    pub newest: bool,
 }
 
 /// What was counted last, by the container's group.
@@ -35,11 +37,14 @@ pub type ByGroup = FxHashMap<CgroupPath, Counts>;
 const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
 
 /// Cycles per instruction of a pod whose containers counted so many; `None` when they did next to
-/// nothing.
+/// nothing, and when not all of it is of the last window.
 #[must_use]
 pub fn of_pod<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
     let (mut cycles, mut instructions) = (0_u64, 0_u64);
     for counts in containers {
+        if !counts.newest {
+            return None;
+        }
         cycles = cycles.saturating_add(counts.cycles);
         instructions = instructions.saturating_add(counts.instructions);
     }
@@ -144,6 +149,9 @@ impl CpiCollector {
 
     /// Ends the window.
     fn close(&mut self) {
+        for (_, counts) in &mut self.found {
+            counts.newest = false;
+        }
         for (subject, counters) in self.open.drain(..) {
             match counters.read() {
                 Ok(counted) => {
@@ -151,6 +159,7 @@ impl CpiCollector {
                         let counts = Counts {
                             cycles: *cycles,
                             instructions: *instructions,
+                            newest: true,
                         };
                         self.found.push((subject, counts));
                     }

@@ -22,7 +22,7 @@ use crate::status::State;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;
-use koord_model::guard::{Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
+use koord_model::guard::{Config, Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
 use sight::Sight;
@@ -43,8 +43,18 @@ pub const STRATEGY: Strategy = Strategy {
     every: |settings| settings.cpu_suppress_interval_ms,
     claims: reclaim::CLAIMS,
     make: |settings, metrics| {
+        let counted = &settings.collectors;
         Box::new(Row {
-            guard: Guard::new(settings.guard),
+            guard: Guard::new(Config {
+                // What is taken over in the tick after a window is a tick late.
+                rare_window_ms: counted
+                    .cpi_window_ms
+                    .saturating_add(settings.interval_ms.saturating_mul(2)),
+                rare_gap_ms: counted
+                    .cpi_ms
+                    .saturating_add(counted.cpi_window_ms.saturating_mul(3)),
+                ..settings.guard
+            }),
             metrics: metrics.clone(),
             watches: false,
             last: Settings::default(),

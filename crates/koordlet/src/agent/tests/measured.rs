@@ -88,6 +88,7 @@ fn what_perf_counted_is_kept_by_container() {
     let counts = |cycles| Counts {
         cycles,
         instructions: 2 * cycles,
+        newest: true,
     };
     let found = [(group, counts(500)), (gone, counts(7))];
     let found = Arc::new((1, found.into_iter().collect()));

@@ -108,6 +108,7 @@ fn cycles_per_instruction_are_read_once() {
         let counts = Counts {
             cycles,
             instructions,
+            newest: true,
         };
         Some(Arc::new((round, [(group, counts)].into_iter().collect())))
     };

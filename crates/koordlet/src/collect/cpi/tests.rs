@@ -94,9 +94,11 @@ fn containers_take_turns_in_windows() {
     assert_eq!((found.0, found.1.len()), (1, 2));
     let of = |group: &Cgroup| found.1[group.path()];
     assert!(of(&groups[0]).cycles >= milli);
+    assert!(!of(&groups[0]).newest, "its window was the first of two");
     let nothing = Counts {
         cycles: 0,
         instructions: 0,
+        newest: true,
     };
     assert_eq!(of(&groups[1]), nothing);
     let families = registry.gather();
@@ -160,6 +162,7 @@ fn a_pods_cpi_is_that_of_its_containers_together() {
     let counts = |cycles, instructions| Counts {
         cycles,
         instructions,
+        newest: true,
     };
     let of = |all: &[Counts]| of_pod(all.iter());
     assert_eq!(of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
@@ -170,5 +173,10 @@ fn a_pods_cpi_is_that_of_its_containers_together() {
     assert_eq!(of(&both), Some(2.0));
     assert_eq!(of(&[counts(30_000_000, 9_999_999)]), None);
     assert_eq!(of(&[]), None);
+    let old = Counts {
+        newest: false,
+        ..both[0]
+    };
+    assert_eq!(of(&[old, both[1]]), None);
     assert!(of(&[counts(u64::MAX, u64::MAX), counts(1, 1)]).is_some());
 }
