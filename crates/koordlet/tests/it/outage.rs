@@ -176,12 +176,19 @@ struct Node {
     /// What the first service uses, in milli-cores.
     service_milli: u64,
     available_gib: u64,
+    /// Whether the first service waits for CPU while batch pods are not `cpu.idle`.
+    suffers: bool,
+    stalled_us: u64,
     running: Option<JoinHandle<()>>,
     _server: Arc<ApiServer>,
 }
 
 impl Node {
     async fn start(mode: Mode) -> Self {
+        Self::with(mode, slo(65)).await
+    }
+
+    async fn with(mode: Mode, slo: serde_json::Value) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let (server, admin) = cluster(&clock).await;
         let tree = Tree::hybrid("0-1").unwrap();
@@ -211,7 +218,7 @@ impl Node {
         let created = metrics.create(&PostParams::default(), &typed(spec)).await;
         created.unwrap();
         let slos: Api<NodeSLO> = Api::all(admin.clone());
-        let created = slos.create(&PostParams::default(), &typed(slo(65))).await;
+        let created = slos.create(&PostParams::default(), &typed(slo)).await;
         created.unwrap();
 
         let line = Arc::new(Line::default());
@@ -252,6 +259,8 @@ impl Node {
             service_ns: 0,
             service_milli: 300,
             available_gib: 7,
+            suffers: false,
+            stalled_us: 0,
             running: Some(running),
             _server: server,
         }
@@ -280,6 +289,16 @@ impl Node {
                 (format!("{}\n", self.service_ns), format!("{batch_ns}\n"));
             feed(&self.services[0], Resource::CpuacctUsage, &service_ns);
             feed(&self.batches[0], Resource::CpuacctUsage, &batch_ns);
+            let class = CgroupPath::new("kubepods/besteffort").unwrap();
+            feed(&class, Resource::CpuacctUsage, &batch_ns);
+            let waits = self.suffers && !self.is_idle();
+            self.stalled_us += if waits { 350_000 } else { 10_000 };
+            let stalled = format!(
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n\
+                 full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+                self.stalled_us
+            );
+            feed(&self.services[0], Resource::CpuPressure, &stalled);
             for (group, process) in self.batches.iter().zip(&mut self.processes) {
                 let bytes = if process.ended() {
                     0
@@ -310,6 +329,21 @@ impl Node {
             self.pass(1).await;
         }
         panic!("never saw {what}");
+    }
+
+    /// Whether the pressure guard has batch pods `cpu.idle`.
+    fn is_idle(&self) -> bool {
+        let idle = |group| self.tree.root().cgroup(group).cpu_idle().unwrap();
+        self.batches.iter().all(|group| idle(group) == Some(true))
+    }
+
+    /// How often the guard said this.
+    fn guard_said(&self, kind: &str) -> usize {
+        let starts = format!("{kind}: ");
+        let entries = self.audit.entries().into_iter();
+        let said = entries.filter(|entry| entry.reason == "PressureGuard");
+        said.filter(|entry| entry.message.starts_with(&starts))
+            .count()
     }
 
     /// The quota of the BE class, in milli-cores.
@@ -483,4 +517,81 @@ async fn the_node_goes_on_for_ten_minutes_without_a_server() {
 #[tokio::test(start_paused = true)]
 async fn nobody_is_killed_for_want_of_a_server_where_only_the_api_may_evict() {
     ten_minutes_without_a_server(Mode::Api).await;
+}
+
+/// The guard decides by what the node itself shows. A lever that it held when the server went is let go
+/// to see whether the harm comes back, comes back with it, and goes when there is none any more; none of
+/// that waits for an answer. What it finds out when the server is back the server is told.
+async fn the_guard_goes_on_without_a_server(way: Way) {
+    let mut slo = slo(65);
+    slo["spec"]["extensions"]["cpuSuppress"]["mode"] = json!("pressure");
+    let mut node = Node::with(Mode::Api, slo).await;
+    // It sees no harm through memory bandwidth, so it starts at the threshold and earns its way up.
+    node.until("a cap", 60, async |node| node.batch_may_use() > 20)
+        .await;
+    node.until("batch work without a cap", 90, async |node| {
+        node.batch_may_use() <= 0
+    })
+    .await;
+    node.suffers = true;
+    node.until("a lever that helps", 60, async |node| {
+        node.is_idle() && node.guard_said("Helped") == 1
+    })
+    .await;
+
+    node.line.becomes(way);
+    let (began, asked, mut unanswered) = (node.second, node.line.asked(), 0);
+    node.until("the lever let go", 90, async |node| !node.is_idle())
+        .await;
+    unanswered = unanswered.max(node.line.unanswered());
+    // Some samples, and not the time-out of a request.
+    node.until("the lever again", 8, async |node| node.is_idle())
+        .await;
+    assert_eq!(node.guard_said("Confirmed"), 1, "{way:?}");
+    node.suffers = false;
+    node.until("the end of the harm", 150, async |node| {
+        node.guard_said("Over") == 1
+    })
+    .await;
+    while node.second < began + 300 {
+        node.pass(1).await;
+        unanswered = unanswered.max(node.line.unanswered());
+    }
+    assert!(!node.is_idle(), "{way:?}");
+    let asked = node.line.asked() - asked;
+    assert!((20..600).contains(&asked), "{way:?}: asked {asked} times");
+    // One by each informer, a report, and an event.
+    assert!(unanswered <= 5 + 2, "{way:?}: {unanswered} at once");
+
+    node.line.becomes(Way::Open);
+    node.until_reported(30 + 10).await;
+    node.suffers = true;
+    node.until("the lever once more", 60, async |node| node.is_idle())
+        .await;
+    node.suffers = false;
+    node.until("the end of it", 200, async |node| {
+        node.guard_said("Over") == 2
+    })
+    .await;
+    let events: Api<Event> = Api::namespaced(node.admin.clone(), "default");
+    node.until("an event of the node", 60, async |_| {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        let mut over = all
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some("PressureGuardOver"));
+        over.any(|event| event.involved_object.name.as_deref() == Some(NODE))
+    })
+    .await;
+    node.ctx.shutdown.cancel();
+    node.running.take().unwrap().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_guard_goes_on_without_a_server_that_refuses() {
+    the_guard_goes_on_without_a_server(Way::Refused).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_guard_goes_on_without_a_server_that_hangs() {
+    the_guard_goes_on_without_a_server(Way::Hangs).await;
 }
