@@ -6,13 +6,16 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use koord_apiserver::{WebhookRequest, WebhookResponse};
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 /// What a webhook does with the `request` of a review.
@@ -50,6 +53,10 @@ pub(crate) enum Way {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     ca: String,
+    /// Connections so far.
+    connections: Arc<AtomicUsize>,
+    /// The open ones.
+    open: Arc<Mutex<JoinSet<()>>>,
 }
 
 /// A TLS server certificate of a fresh authority, for `localhost`, its address and a Service.
@@ -84,10 +91,18 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let (connections, open) = (Arc::<AtomicUsize>::default(), Arc::default());
+        let server = Self {
+            address,
+            ca,
+            connections: Arc::clone(&connections),
+            open: Arc::clone(&open),
+        };
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, handler) = (acceptor.clone(), handler.clone());
-                tokio::spawn(async move {
+                connections.fetch_add(1, Ordering::SeqCst);
+                open.lock().spawn(async move {
                     // A client that does not trust us goes away here.
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
@@ -102,7 +117,18 @@ impl Server {
                 });
             }
         });
-        Self { address, ca }
+        server
+    }
+
+    /// How many connections there were.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Closes all connections.
+    pub(crate) async fn hang_up(&self) {
+        let mut open = std::mem::take(&mut *self.open.lock());
+        open.shutdown().await;
     }
 
     /// `caBundle`.

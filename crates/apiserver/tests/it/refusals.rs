@@ -180,3 +180,29 @@ async fn a_request_can_be_somebody_elses() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_ends_takes_no_bindings_and_evictions() {
+    let cluster = Cluster::bare().await;
+    let ending = json!({"metadata": {"name": "ending"}});
+    cluster.post("/api/v1/namespaces", ending).await.expect(201);
+    let pods = "/api/v1/namespaces/ending/pods";
+    cluster.post(pods, pod("p")).await.expect(201);
+    cluster
+        .delete("/api/v1/namespaces/ending", json!({}))
+        .await
+        .expect(200);
+    let to = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    let eviction = json!({"metadata": {"name": "p"}});
+    for (sub, body) in [("binding", to), ("eviction", eviction)] {
+        let answer = cluster.post(&format!("{pods}/p/{sub}"), body).await;
+        assert_eq!(
+            answer.body["details"]["causes"][0]["reason"], "NamespaceTerminating",
+            "{}",
+            answer.body
+        );
+        answer.fails(403, "Forbidden");
+    }
+    let pod = cluster.get(&format!("{pods}/p")).await.expect(200);
+    assert_eq!(pod["spec"].get("nodeName"), None);
+}

@@ -843,3 +843,22 @@ async fn a_restarted_server_asks_as_before() {
         assert_eq!(seen.lock().len(), round + 1);
     }
 }
+
+#[tokio::test]
+async fn a_connection_is_kept_and_a_closed_one_replaced() {
+    let cluster = Cluster::bare().await;
+    let (record, seen) = recorder();
+    let server = Server::start(record).await;
+    let change = json!({"rules": [rule(&["CREATE"], &["configmaps"])]});
+    let hooks = json!([hook(&server.client_config(), &change)]);
+    configure(&cluster, "Validating", "v", hooks).await;
+    for (i, connections) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
+        if i == 2 {
+            server.hang_up().await;
+        }
+        let body = config_map(&format!("m{i}"), json!({}), json!({}));
+        cluster.post(MAPS, body).await.expect(201);
+        assert_eq!(server.connections(), connections, "call {i}");
+    }
+    assert_eq!(seen.lock().len(), 4);
+}

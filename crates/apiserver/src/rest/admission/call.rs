@@ -7,7 +7,9 @@ use crate::store::{Key, Store, TableId};
 use bytes::Bytes;
 use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -17,8 +19,12 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// The way to one webhook. Each call has a connection of its own: it cannot find one that the
-/// other side has just closed, and calls spread over what stands behind an address.
+/// Connections that are kept for the next call.
+const KEPT: usize = 8;
+
+type Connection = SendRequest<Full<Bytes>>;
+
+/// The way to one webhook.
 pub(super) struct Transport {
     endpoint: Endpoint,
     url: Uri,
@@ -26,6 +32,8 @@ pub(super) struct Transport {
     port: u16,
     tls: TlsConnector,
     name: ServerName<'static>,
+    /// Connections that nobody uses. They end with the webhook's configuration.
+    kept: Mutex<Vec<Connection>>,
 }
 
 impl Transport {
@@ -52,6 +60,7 @@ impl Transport {
             url: uri,
             tls: TlsConnector::from(Arc::new(client(ca_bundle)?)),
             name,
+            kept: Mutex::default(),
         })
     }
 
@@ -65,6 +74,30 @@ impl Transport {
         body: Vec<u8>,
         timeout: Duration,
     ) -> Result<Bytes, String> {
+        let body = Bytes::from(body);
+        // The other side may have closed a kept connection just now; then a new one is made.
+        while let Some(connection) = self.kept() {
+            match self.exchange(connection, body.clone(), timeout).await {
+                Err(Broken::Connection(_)) => {}
+                Err(Broken::Answer(why)) => return Err(why),
+                Ok(answer) => return Ok(answer),
+            }
+        }
+        let connection = self.connect(store).await?;
+        match self.exchange(connection, body, timeout).await {
+            Err(Broken::Connection(why) | Broken::Answer(why)) => Err(why),
+            Ok(answer) => Ok(answer),
+        }
+    }
+
+    /// A kept connection that is still open.
+    fn kept(&self) -> Option<Connection> {
+        let mut kept = self.kept.lock();
+        kept.retain(|connection| !connection.is_closed());
+        kept.pop()
+    }
+
+    async fn connect(&self, store: &Store) -> Result<Connection, String> {
         let (host, port) = match &self.endpoint {
             Endpoint::Url(_) => (self.host.clone(), self.port),
             Endpoint::Service {
@@ -84,10 +117,20 @@ impl Transport {
             .connect(self.name.clone(), stream)
             .await
             .map_err(|e| format!("tls: {e}"))?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream))
-                .await
-                .map_err(|e| e.to_string())?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| e.to_string())?;
+        // Ends when the sender is dropped, a call is given up or the other side goes away.
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    async fn exchange(
+        &self,
+        mut connection: Connection,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Bytes, Broken> {
         let authority = self.url.authority().map_or("", |a| a.as_str());
         let request = Request::post(format!(
             "{}?timeout={}s",
@@ -98,31 +141,36 @@ impl Transport {
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
         .header(header::USER_AGENT, "koord-apiserver-admission")
-        .body(Full::new(Bytes::from(body)))
-        .map_err(|e| e.to_string())?;
-        let exchange = async {
-            let response = sender.send_request(request).await;
-            let response = response.map_err(|e| e.to_string())?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-            let body = body.map_err(|e| {
-                if e.is::<LengthLimitError>() {
-                    format!("the response is larger than {MAX_BODY} bytes")
-                } else {
-                    e.to_string()
-                }
-            })?;
-            answered(status, body.to_bytes())
-        };
-        tokio::pin!(exchange, connection);
-        // The connection lives in this future: one that is given up is closed.
-        tokio::select! {
-            biased;
-            done = &mut exchange => return done,
-            _ = &mut connection => {}
+        .body(Full::new(body))
+        .map_err(|e| Broken::Answer(e.to_string()))?;
+        let broken = |e: hyper::Error| Broken::Connection(e.to_string());
+        connection.ready().await.map_err(broken)?;
+        let response = connection.send_request(request).await.map_err(broken)?;
+        let status = response.status();
+        let answer = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let answer = answer.map_err(|e| {
+            Broken::Answer(if e.is::<LengthLimitError>() {
+                format!("the response is larger than {MAX_BODY} bytes")
+            } else {
+                e.to_string()
+            })
+        })?;
+        let mut kept = self.kept.lock();
+        if kept.len() < KEPT {
+            kept.push(connection);
         }
-        exchange.await
+        drop(kept);
+        answered(status, answer.to_bytes()).map_err(Broken::Answer)
     }
+}
+
+/// Why a call has no answer.
+enum Broken {
+    /// The connection ended before an answer began. On a kept connection the call is made again:
+    /// webhooks have no side effects of their own.
+    Connection(String),
+    /// There was one, and it is no good.
+    Answer(String),
 }
 
 fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {

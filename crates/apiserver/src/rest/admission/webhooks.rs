@@ -331,8 +331,9 @@ impl<'a> Asking<'a> {
                 webhook.timeout.as_secs()
             )
         };
-        let in_process = self.api.inner.webhooks.in_process.load();
-        if let Some(local) = in_process.get(address) {
+        let in_process = &self.api.inner.webhooks.in_process;
+        let local = in_process.load().get(address).cloned();
+        if let Some(local) = local {
             let answer = AssertUnwindSafe(local.review(request)).catch_unwind();
             let answer = tokio::time::timeout(webhook.timeout, answer);
             let answer = answer.await.map_err(late)?;
@@ -347,7 +348,6 @@ impl<'a> Asking<'a> {
             }
             return Ok(answer);
         }
-        drop(in_process);
         let transport = hook
             .transport
             .get_or_init(|| Transport::new(&webhook.endpoint, &webhook.ca_bundle));
