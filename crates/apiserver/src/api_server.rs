@@ -7,6 +7,7 @@ use crate::rest::logs::PodLogs;
 use crate::rest::{Api, ApiOptions, Authorization};
 use crate::server::{self, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
+use crate::tokens::Tokens;
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
@@ -155,13 +156,15 @@ impl ApiServer {
 
         let stop = CancellationToken::new();
         let registry = Registry::builtin();
-        let tokens = server::tokens(config.clock.clone());
+        let key = server::token_key(pki_dir.as_deref())?;
+        let tokens = Tokens::new(&key, store.clone(), config.clock.clone());
+        let tokens = tokens.map_err(|why| ServeError::token_key(pki_dir.as_deref(), why))?;
         let api = Api::new(ApiOptions {
             store: store.clone(),
             registry: registry.clone(),
             clock: config.clock.clone(),
             pod_logs: config.pod_logs,
-            tokens: Some(Arc::clone(&tokens)),
+            tokens: Arc::new(tokens),
             authorization: config.authorization,
             shutdown: stop.clone(),
         });
@@ -173,9 +176,14 @@ impl ApiServer {
             metrics: config.metrics,
             stop: stop.clone(),
         };
-        let server = Server::new(options, &api, &store, registry, tokens)?;
+        let server = Server::new(options, &api, &store, registry)?;
+        let authority = server.authority_pem()?;
         api.bootstrap().await.map_err(Error::Bootstrap)?;
-        let controllers = config.controllers.then(|| controllers::start(&api, &stop));
+        let published = api.publish_authority(&authority).await;
+        published.map_err(Error::Bootstrap)?;
+        let controllers = config
+            .controllers
+            .then(|| controllers::start(&api, &authority, &stop));
         server.set_ready();
         Ok(Arc::new(Self {
             api,

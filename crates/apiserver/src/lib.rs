@@ -22,6 +22,7 @@ pub mod kinds;
 pub mod rest;
 pub mod server;
 pub mod store;
+pub mod tokens;
 
 mod api_server;
 

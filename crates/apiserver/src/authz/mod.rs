@@ -97,6 +97,16 @@ pub fn account_of(user: &str) -> Option<(&str, &str)> {
     (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))
 }
 
+/// What the user name of a node starts with.
+const NODE: &str = "system:node:";
+
+/// The node whose identity this is.
+#[must_use]
+pub fn node_of(user: &User) -> Option<&str> {
+    let name = user.name.strip_prefix(NODE)?;
+    (!name.is_empty() && user.is_in(NODES)).then_some(name)
+}
+
 /// What somebody wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes<'a> {

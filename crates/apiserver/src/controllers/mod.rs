@@ -19,14 +19,16 @@ mod pod_gc;
 mod pods;
 mod queue;
 mod replicaset;
+mod root_ca;
 mod statefulset;
 
 use crate::rest::Api;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Starts every controller. They end when `shutdown` is cancelled; the tracker tells when.
-pub fn start(api: &Api, shutdown: &CancellationToken) -> TaskTracker {
+/// Starts every controller; `authority` is the certificate (PEM) that clients are to trust. They
+/// end when `shutdown` is cancelled; the tracker tells when.
+pub fn start(api: &Api, authority: &str, shutdown: &CancellationToken) -> TaskTracker {
     let tracker = TaskTracker::new();
     let (a, s) = (|| api.clone(), || shutdown.clone());
     tracker.spawn(garbage::run(a(), s()));
@@ -34,6 +36,8 @@ pub fn start(api: &Api, shutdown: &CancellationToken) -> TaskTracker {
     tracker.spawn(queue::run(a(), definitions::Definitions, s()));
     tracker.spawn(queue::run(a(), accounts::Accounts, s()));
     tracker.spawn(queue::run(a(), aggregation::Aggregation, s()));
+    let pem = authority.to_owned();
+    tracker.spawn(queue::run(a(), root_ca::RootCa { pem }, s()));
     tracker.spawn(queue::run(a(), disruption::Disruption, s()));
     tracker.spawn(queue::run(a(), pod_gc::PodGc::default(), s()));
     tracker.spawn(nodes::run(a(), s()));

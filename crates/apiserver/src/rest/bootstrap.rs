@@ -75,6 +75,43 @@ impl Api {
         self.bootstrap_roles().await
     }
 
+    /// Says in `kube-system` which authority vouches for clients, for servers that delegate the
+    /// question.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub(crate) async fn publish_authority(&self, pem: &str) -> Result<(), ApiError> {
+        let data = json!({ "client-ca-file": pem });
+        self.keep_config_map("kube-system", "extension-apiserver-authentication", data)
+            .await
+    }
+
+    /// Makes a ConfigMap, or brings it to these data.
+    pub(crate) async fn keep_config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        data: Value,
+    ) -> Result<(), ApiError> {
+        let maps = self.builtin("", "v1", "configmaps")?;
+        let key = Self::key(&maps, namespace, name);
+        let Some(entry) = self.store().get(&maps.table, &key) else {
+            let map = json!({ "metadata": { "name": name }, "data": data });
+            return self.ensure("", "v1", "configmaps", namespace, map).await;
+        };
+        if entry.value().get("data") == Some(&data) {
+            return Ok(());
+        }
+        let options = WriteOptions::default();
+        self.modify(&maps, None, &key, &options, |old| {
+            let mut new = old.clone();
+            super::meta::as_object(&mut new).insert("data".to_owned(), data.clone());
+            Ok(Input::from(new))
+        })
+        .await
+        .map(drop)
+    }
+
     /// Creates an object unless one of its name exists.
     ///
     /// # Errors

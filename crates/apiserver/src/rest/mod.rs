@@ -28,6 +28,7 @@ mod review;
 mod roles;
 mod scale;
 mod selection;
+mod token_request;
 mod transform;
 mod update;
 mod watch;
@@ -35,6 +36,7 @@ mod write;
 
 use crate::kinds::Registry;
 use crate::store::Store;
+use crate::tokens::Tokens;
 use koord_app::Clock;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -53,14 +55,6 @@ pub(crate) use path::percent_decode;
 pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
 
-/// Issues the tokens of `serviceaccounts/token` and answers `TokenReview`.
-pub trait Tokens: Send + Sync {
-    /// A token for the service account that expires after `seconds`.
-    fn issue(&self, namespace: &str, account: &str, audiences: &[String], seconds: i64) -> String;
-    /// Who the token stands for, if it is valid.
-    fn review(&self, token: &str) -> Option<User>;
-}
-
 /// What the REST layer works on.
 pub struct ApiOptions {
     /// Where objects live.
@@ -71,8 +65,8 @@ pub struct ApiOptions {
     pub clock: Clock,
     /// Answers `pods/log`; without it the request is refused with a reason.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
-    /// Issues and reviews service account tokens; without it tokens are opaque random text.
-    pub tokens: Option<Arc<dyn Tokens>>,
+    /// Issues and reviews the tokens of service accounts.
+    pub tokens: Arc<Tokens>,
     /// Who may do what.
     pub authorization: Authorization,
     /// Ends the open watches when it is cancelled.
@@ -96,7 +90,7 @@ struct Inner {
     registry: Registry,
     clock: Clock,
     pod_logs: Option<Arc<dyn PodLogs>>,
-    tokens: Option<Arc<dyn Tokens>>,
+    tokens: Arc<Tokens>,
     guard: guard::Guard,
     shutdown: CancellationToken,
     documents: nonresource::Documents,
@@ -158,6 +152,12 @@ impl Api {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
+    }
+
+    /// The tokens of service accounts.
+    #[must_use]
+    pub fn tokens(&self) -> &Tokens {
+        &self.inner.tokens
     }
 
     /// The clock that stamps objects.

@@ -7,6 +7,7 @@ use super::query::Query;
 use super::respond::{self, Style};
 use crate::kinds::status::ApiError;
 use crate::kinds::{discovery, openapi};
+use crate::tokens::ISSUER;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
@@ -118,6 +119,16 @@ pub(super) fn serve(
             &format!("openapi/v3/apis/{group}/{version}"),
             || openapi::document(registry, group, version),
         ),
+        [".well-known", "openid-configuration"] => {
+            get_only(method)?;
+            return Ok(respond::value(200, &issuer(headers), style));
+        }
+        ["openid", "v1", "jwks"] => {
+            get_only(method)?;
+            let keys = api.tokens().keys().to_string();
+            let body = Body::from(keys);
+            return Ok(respond::with_body(200, "application/jwk-set+json", body));
+        }
         [] => {
             get_only(method)?;
             return Ok(respond::value(200, &root(api), style));
@@ -203,6 +214,19 @@ fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style
     cached(document.unwrap_or_default(), content_type, headers, style)
 }
 
+/// Who issues tokens, and where the keys are that verify them (OpenID Connect discovery).
+fn issuer(headers: &HeaderMap) -> Value {
+    let host = headers.get(header::HOST).and_then(|v| v.to_str().ok());
+    let base = host.map_or_else(|| ISSUER.to_owned(), |host| format!("https://{host}"));
+    json!({
+        "issuer": ISSUER,
+        "jwks_uri": format!("{base}/openid/v1/jwks"),
+        "response_types_supported": ["id_token"],
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["ES256"],
+    })
+}
+
 /// The paths there are.
 fn root(api: &Api) -> Value {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
@@ -218,7 +242,15 @@ fn root(api: &Api) -> Value {
                 .map(|(v, _)| format!("/apis/{}/{v}", group.name)),
         );
     }
-    for path in ["/healthz", "/livez", "/openapi/v3", "/readyz", "/version"] {
+    for path in [
+        "/.well-known/openid-configuration",
+        "/healthz",
+        "/livez",
+        "/openapi/v3",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/version",
+    ] {
         paths.push(path.to_owned());
     }
     json!({ "paths": paths })

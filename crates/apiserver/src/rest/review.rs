@@ -1,5 +1,4 @@
-//! Questions about users and permissions, answered by the same rules as requests;
-//! `serviceaccounts/token` is here too because it is the same kind of thing.
+//! Questions about users and permissions, answered by the same rules as requests.
 
 use super::dispatch::Call;
 use super::{Api, User, meta, respond};
@@ -9,11 +8,6 @@ use crate::kinds::status::{ApiError, FieldError};
 use axum::response::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// Shortest lifetime of a token, seconds.
-const MIN_TOKEN_SECONDS: i64 = 600;
-/// Lifetime of a token unless asked otherwise, seconds.
-const TOKEN_SECONDS: i64 = 3600;
 
 fn user_info(user: &User) -> Value {
     let mut info = json!({ "username": user.name, "groups": user.groups });
@@ -119,83 +113,17 @@ impl Api {
                 "token is required for TokenReview in authentication",
             ));
         }
-        Ok(
-            match self.inner.tokens.as_ref().and_then(|t| t.review(token)) {
-                Some(user) => json!({ "authenticated": true, "user": user_info(&user) }),
-                None => {
-                    json!({ "authenticated": false, "user": {}, "error": "invalid bearer token" })
-                }
-            },
-        )
-    }
-
-    /// POST of a TokenRequest for a service account.
-    pub(super) fn serve_token(&self, call: &Call) -> Result<Response, ApiError> {
-        let accounts = self.builtin("", "v1", "serviceaccounts")?;
-        let mut request = call.decode()?.value;
-        if !request.is_object() {
-            return Err(ApiError::bad_request("expected a TokenRequest"));
-        }
-        let kind = meta::text(&request, &["kind"]);
-        if !kind.is_empty() && kind != "TokenRequest" {
-            return Err(ApiError::bad_request(format!(
-                "expected a TokenRequest, got {kind}"
-            )));
-        }
-        let key = Self::key(&accounts, call.namespace(), call.name());
-        self.entry(&accounts, &key)?;
-        let seconds = match meta::at(&request, &["spec", "expirationSeconds"]) {
-            None | Some(Value::Null) => TOKEN_SECONDS,
-            Some(v) => v.as_i64().unwrap_or(0),
-        };
-        if seconds < MIN_TOKEN_SECONDS || seconds > i64::from(u32::MAX) {
-            let e = FieldError::invalid(
-                "spec.expirationSeconds",
-                seconds,
-                "may not specify a duration less than 10 minutes",
-            );
-            return Err(ApiError::invalid(
-                "authentication.k8s.io",
-                "TokenRequest",
-                "",
-                &[e],
-            ));
-        }
-        let audiences: Vec<String> = meta::at(&request, &["spec", "audiences"])
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(|a| a.as_str().map(str::to_owned))
-            .collect();
-        let token = match &self.inner.tokens {
-            Some(tokens) => tokens.issue(call.namespace(), call.name(), &audiences, seconds),
-            None => format!(
-                "{}.{}",
-                uuid::Uuid::new_v4().simple(),
-                uuid::Uuid::new_v4().simple()
-            ),
-        };
-        let now = self.clock().now();
-        let expires = now
-            .saturating_add(jiff::SignedDuration::from_secs(seconds))
-            .unwrap_or(now);
-        let root = meta::as_object(&mut request);
-        root.insert("kind".to_owned(), "TokenRequest".into());
-        root.insert("apiVersion".to_owned(), "authentication.k8s.io/v1".into());
-        root.insert(
-            "metadata".to_owned(),
-            json!({
-                "name": call.name(),
-                "namespace": call.namespace(),
-                "creationTimestamp": meta::time(now),
+        let audiences = meta::at(review, &["spec", "audiences"]).and_then(Value::as_array);
+        let audiences = audiences.into_iter().flatten().filter_map(Value::as_str);
+        let audiences: Vec<String> = audiences.map(str::to_owned).collect();
+        Ok(match self.tokens().review(token, &audiences) {
+            Ok((user, audiences)) => json!({
+                "authenticated": true,
+                "user": user_info(&user),
+                "audiences": audiences,
             }),
-        );
-        meta::section(&mut request, "spec").insert("expirationSeconds".to_owned(), seconds.into());
-        meta::as_object(&mut request).insert(
-            "status".to_owned(),
-            json!({ "token": token, "expirationTimestamp": meta::time(expires) }),
-        );
-        Ok(respond::value(201, &request, call.style()))
+            Err(why) => json!({ "authenticated": false, "user": {}, "error": why }),
+        })
     }
 }
 

@@ -68,6 +68,13 @@ impl ServeError {
         }
     }
 
+    /// The key that signs tokens is unusable.
+    pub(crate) fn token_key(dir: Option<&Path>, why: String) -> Self {
+        let path = dir.map(|dir| dir.join("sa.key"));
+        let path = path.unwrap_or_else(|| PathBuf::from("token key"));
+        Self::certificate(path.display().to_string(), why)
+    }
+
     pub(super) fn certificate(what: impl Into<String>, reason: impl ToString) -> Self {
         Self::Certificate {
             what: what.into(),

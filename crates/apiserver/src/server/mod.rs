@@ -31,9 +31,8 @@ pub fn certificate_user(certificate: &[u8]) -> Option<(String, Vec<String>)> {
 }
 
 use crate::kinds::Registry;
-use crate::rest::{Api, Tokens};
+use crate::rest::Api;
 use crate::store::Store;
-use auth::TokenStore;
 use axum::Router;
 use front::{Access, Front};
 use health::Health;
@@ -50,9 +49,10 @@ use tokio_util::sync::CancellationToken;
 /// The administrator of the kubeconfig.
 const ADMIN: (&str, &[&str]) = ("kubernetes-admin", &["system:masters"]);
 
-/// Issues tokens; made before the API that asks it for them.
-pub(crate) fn tokens(clock: Clock) -> Arc<dyn Tokens> {
-    Arc::new(TokenStore::new(clock))
+/// The key (PKCS #8) that signs the tokens of service accounts, kept in `dir` and made there when
+/// missing; without `dir`, one for this process.
+pub(crate) fn token_key(dir: Option<&Path>) -> Result<Vec<u8>, ServeError> {
+    pki::token_key(dir)
 }
 
 /// What a [`Server`] serves, and how.
@@ -85,14 +85,12 @@ impl Server {
         api: &Api,
         store: &Store,
         kinds: Registry,
-        tokens: Arc<dyn Tokens>,
     ) -> Result<Self, ServeError> {
         let front = Front {
             router: api.router(),
             api: api.clone(),
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
-            tokens,
             stop: options.stop.clone(),
         };
         Ok(Self {
@@ -173,6 +171,11 @@ impl Server {
     pub(crate) fn client_tls(&self) -> Result<Arc<rustls::ClientConfig>, ServeError> {
         let authority = self.authority()?;
         tls::client_config(&authority, authority.client(ADMIN.0, ADMIN.1)?)
+    }
+
+    /// The authority's certificate (PEM).
+    pub(crate) fn authority_pem(&self) -> Result<String, ServeError> {
+        Ok(self.authority()?.pem().to_owned())
     }
 
     fn check_reach(&self, address: SocketAddr) -> Result<(), ServeError> {

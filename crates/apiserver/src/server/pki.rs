@@ -194,6 +194,22 @@ impl Authority {
     }
 }
 
+/// See [`super::token_key`].
+pub(super) fn token_key(dir: Option<&Path>) -> Result<Vec<u8>, ServeError> {
+    let Some(dir) = dir else {
+        return Ok(generate("token key")?.serialize_der());
+    };
+    let path = dir.join("sa.key");
+    if let Some(pem) = read(&path)? {
+        let key = KeyPair::from_pem(&pem)
+            .map_err(|e| ServeError::certificate(path.display().to_string(), e))?;
+        return Ok(key.serialize_der());
+    }
+    let key = generate("token key")?;
+    secret_file::write(&path, key.serialize_pem().as_bytes())?;
+    Ok(key.serialize_der())
+}
+
 fn generate(what: &str) -> Result<KeyPair, ServeError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|e| ServeError::certificate(what, e))
 }

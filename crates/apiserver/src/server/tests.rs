@@ -1,11 +1,10 @@
 //! Tests of the parts of the server.
 
-use super::auth::{TokenStore, bearer};
+use super::auth::bearer;
 use super::health::Health;
 use super::impersonate::Wanted;
 use super::pki::Authority;
 use super::{kubeconfig, secret_file, subject};
-use crate::rest::Tokens as _;
 use crate::store::{Store, StoreOptions};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -13,7 +12,6 @@ use http_body_util::BodyExt as _;
 use jiff::Timestamp;
 use koord_app::Clock;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 fn now() -> Timestamp {
     "2026-01-31T12:00:00Z".parse().unwrap()
@@ -155,26 +153,6 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
         HeaderValue::from_bytes(&[0xe9]).unwrap(),
     );
     assert!(Wanted::read(&headers).is_err());
-}
-
-#[tokio::test(start_paused = true)]
-async fn tokens_stand_for_a_service_account_until_they_expire() {
-    let tokens = TokenStore::new(Clock::following_tokio(now()));
-    let token = tokens.issue("apps", "web", &[], 600);
-    let other = tokens.issue("apps", "web", &[], 600);
-    assert_ne!(token, other);
-    assert!(token.len() >= 40, "{token}");
-    let user = tokens.review(&token).unwrap();
-    assert_eq!(user.name, "system:serviceaccount:apps:web");
-    assert!(
-        user.groups
-            .contains(&"system:serviceaccounts:apps".to_owned())
-    );
-    assert!(tokens.review("made up").is_none());
-    assert!(tokens.review("").is_none());
-    tokio::time::advance(Duration::from_secs(601)).await;
-    assert!(tokens.review(&token).is_none());
-    assert!(!format!("{tokens:?}").contains(&token));
 }
 
 #[tokio::test]

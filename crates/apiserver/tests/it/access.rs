@@ -490,3 +490,142 @@ async fn everything_may_be_allowed_to_everybody() {
     let review = with("nobody", &cluster, &own, review).await.expect(201);
     assert_eq!(review["status"]["allowed"], true);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_token_lives_as_long_as_what_it_is_bound_to() {
+    let cluster = Cluster::bare().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "p"},
+        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeName": "n1"}});
+    let pod = cluster.post(pods, pod).await.expect(201);
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    let path = format!("{account}/token");
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p"});
+    let spec = json!({"spec": {"boundObjectRef": bound, "expirationSeconds": 600}});
+    let issued = cluster.post(&path, spec).await.expect(201);
+    let issuer = "https://kubernetes.default.svc.cluster.local";
+    assert_eq!(issued["spec"]["audiences"], json!([issuer]));
+    assert_eq!(
+        issued["status"]["expirationTimestamp"],
+        "2026-03-01T12:10:00Z"
+    );
+    let token = issued["status"]["token"].as_str().unwrap().to_owned();
+    let bearer = format!("Bearer {token}");
+    let who = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let ask = async || {
+        let headers = [("authorization", bearer.as_str())];
+        send(&cluster.server, &headers, who, json!({})).await
+    };
+    let info = ask().await.expect(201)["status"]["userInfo"].clone();
+    assert_eq!(info["username"], "system:serviceaccount:default:default");
+    let named = "authentication.kubernetes.io/pod-uid";
+    assert_eq!(info["extra"][named], json!([pod["metadata"]["uid"]]));
+
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let review = async |spec: Value| {
+        let answer = cluster
+            .post(reviews, json!({"spec": spec}))
+            .await
+            .expect(201);
+        answer["status"].clone()
+    };
+    let good = review(json!({"token": token})).await;
+    assert_eq!(
+        (&good["authenticated"], &good["audiences"]),
+        (&json!(true), &json!([issuer]))
+    );
+    let bad = review(json!({"token": token, "audiences": ["vault"]})).await;
+    assert_eq!(bad["authenticated"], false);
+    assert!(!bad.to_string().contains(&token));
+
+    for (bound, code, reason) in [
+        (json!({"kind": "Pod", "name": "none"}), 404, "NotFound"),
+        (
+            json!({"kind": "Pod", "name": "p", "uid": "other"}),
+            409,
+            "Conflict",
+        ),
+        (
+            json!({"kind": "ConfigMap", "apiVersion": "v1", "name": "p"}),
+            400,
+            "BadRequest",
+        ),
+    ] {
+        let spec = json!({"spec": {"boundObjectRef": bound}});
+        cluster.post(&path, spec).await.fails(code, reason);
+    }
+    let now = json!({"gracePeriodSeconds": 0});
+    cluster.delete(&format!("{pods}/p"), now).await.expect(200);
+    ask().await.fails(401, "Unauthorized");
+
+    let free = cluster.post(&path, json!({"spec": {}})).await.expect(201);
+    let spec = json!({"token": free["status"]["token"]});
+    assert_eq!(review(spec.clone()).await["authenticated"], true);
+    cluster.delete(account, Value::Null).await.expect(200);
+    assert_eq!(review(spec).await["authenticated"], false);
+}
+
+#[tokio::test]
+async fn a_token_and_its_key_survive_a_restart() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let open = async || Cluster {
+        server: ApiServer::open(Config::dir(dir.path(), Clock::system()))
+            .await
+            .unwrap(),
+    };
+    let cluster = open().await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let issued = cluster.post(path, json!({"spec": {}})).await.expect(201);
+    let keys = cluster.get("/openid/v1/jwks").await.expect(200);
+    cluster.server.close().await;
+    let mode = std::fs::metadata(dir.path().join("pki/sa.key"))
+        .unwrap()
+        .permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let cluster = open().await;
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let review = json!({"spec": {"token": issued["status"]["token"]}});
+    let review = cluster.post(reviews, review).await.expect(201);
+    assert_eq!(review["status"]["authenticated"], true);
+    assert_eq!(cluster.get("/openid/v1/jwks").await.expect(200), keys);
+    assert_eq!(keys["keys"][0]["alg"], "ES256");
+    let issuer = cluster
+        .get("/.well-known/openid-configuration")
+        .await
+        .expect(200);
+    assert!(
+        issuer["jwks_uri"]
+            .as_str()
+            .unwrap()
+            .ends_with("/openid/v1/jwks")
+    );
+    cluster.server.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_namespace_has_the_authoritys_certificate() {
+    let cluster = Cluster::start().await;
+    let path = |namespace: &str| format!("/api/v1/namespaces/{namespace}/configmaps");
+    let delegated = format!("{}/extension-apiserver-authentication", path("kube-system"));
+    let delegated = cluster.get(&delegated).await.expect(200);
+    let pem = delegated["data"]["client-ca-file"].clone();
+    assert!(
+        pem.as_str()
+            .unwrap()
+            .starts_with("-----BEGIN CERTIFICATE-----")
+    );
+    let space = json!({"metadata": {"name": "new"}});
+    cluster.post("/api/v1/namespaces", space).await.expect(201);
+    let map = format!("{}/kube-root-ca.crt", path("new"));
+    let has = |answer: &Answer| answer.body["data"]["ca.crt"] == pem;
+    cluster.until(&map, has).await;
+    let merge = "application/merge-patch+json";
+    cluster
+        .patch(&map, merge, json!({"data": {"ca.crt": "x"}}))
+        .await
+        .expect(200);
+    cluster.until(&map, has).await;
+    cluster.delete(&map, Value::Null).await.expect(200);
+    cluster.until(&map, has).await;
+}

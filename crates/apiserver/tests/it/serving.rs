@@ -229,15 +229,12 @@ async fn a_damaged_authority_names_the_file() {
     std::fs::create_dir_all(&pki).unwrap();
     std::fs::write(pki.join("ca.key"), "not a key").unwrap();
     std::fs::write(pki.join("ca.crt"), "not a certificate").unwrap();
-    let server = ApiServer::open(Config::dir(dir.path(), Clock::system()))
-        .await
-        .unwrap();
-    let error = server
-        .write_kubeconfig(&dir.path().join("kubeconfig"))
-        .unwrap_err()
-        .to_string();
+    let open = || ApiServer::open(Config::dir(dir.path(), Clock::system()));
+    let error = open().await.unwrap_err().to_string();
     assert!(error.contains("ca.key"), "{error}");
-    server.close().await;
+    std::fs::write(pki.join("sa.key"), "not a key").unwrap();
+    let error = open().await.unwrap_err().to_string();
+    assert!(error.contains("sa.key"), "{error}");
 }
 
 #[tokio::test]

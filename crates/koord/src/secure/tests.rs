@@ -420,6 +420,11 @@ async fn without_an_api_server_only_open_paths_are_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cluster_says_who_vouches_for_clients() {
     let cluster = Cluster::start().await;
+    // The server has said that it does itself.
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-system");
+    let params = koord_kube::api::DeleteParams::default();
+    let named = "extension-apiserver-authentication";
+    maps.delete(named, &params).await.unwrap();
     let signer = Signer::new();
     let ann = signer.client("ann", "ops");
     let strict = "--authentication-tolerate-lookup-failure=false";
@@ -449,7 +454,6 @@ async fn the_cluster_says_who_vouches_for_clients() {
         "data": {"client-ca-file": signer.pem}
     }))
     .unwrap();
-    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-system");
     maps.create(&PostParams::default(), &map).await.unwrap();
     let address = cluster.serve(&cluster.flags(&[strict])).await.unwrap();
     assert_eq!(ask(address, "GET /metrics", "", Some(&ann)).await.0, "200");
