@@ -246,7 +246,7 @@ pub const ALL: &[Scenario] = &[
             ..STEADY
         },
         neighbour: Neighbour::Ffmpeg,
-        strangers: 0.1,
+        strangers: 0.15,
         ..BASE
     },
 ];
