@@ -109,8 +109,8 @@ fn protection(alone: &PhaseResult, plain: &PhaseResult, managed: &PhaseResult) -
             "Batch work hurts the service, and koord does not distinguishably help: {figures}."
         ),
         (_, Verdict::Indistinguishable) => format!(
-            "koord adds no protection here: the weight that plain Kubernetes gives best-effort pods \
-             is enough, and the two are indistinguishable ({figures})."
+            "koord adds no protection that shows here: it and plain Kubernetes are indistinguishable, and \
+             plain Kubernetes does no harm beyond noise ({figures})."
         ),
         (_, Verdict::Single) => {
             format!("Too few clean runs to tell: {figures}.")
