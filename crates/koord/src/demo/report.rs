@@ -38,7 +38,9 @@ pub fn html(suite: &Suite) -> Result<String> {
         setup.phase_seconds,
         match setup.repeat {
             1 => "each measured once".to_owned(),
-            repeats => format!("medians of {repeats}, every run a mark (▸: off the scale)"),
+            repeats => format!(
+                "medians of {repeats}, every run a mark, an arrow where it is off the scale"
+            ),
         },
     )?;
     for sentence in table::lacks(setup) {
