@@ -24,10 +24,10 @@ pub fn json_patch(original: &Value, body: &[u8]) -> Result<Value, PatchError> {
     json_patch_value(original, document)
 }
 
-/// [`json_patch`] of a parsed document.
+/// [`json_patch()`] of a parsed document.
 ///
 /// # Errors
-/// As [`json_patch`].
+/// As [`json_patch()`].
 pub fn json_patch_value(original: &Value, document: Value) -> Result<Value, PatchError> {
     let count = document.as_array().map_or(0, Vec::len);
     if count > MAX_OPERATIONS {
