@@ -120,7 +120,7 @@ pub fn slice(target: Target) -> Result<Option<Duration>> {
 
 /// Asks for a time slice for `target`, a thread of the normal policy: the shorter, the sooner it gets
 /// the CPU when it wakes. `None` for the scheduler's own. Kernels from 6.12 on take 0.1 to 100 ms; older
-/// ones take no notice, as [`slice`] shows.
+/// ones take no notice, as [`slice()`] shows.
 ///
 /// # Errors
 /// When the thread is gone or we lack the right.
