@@ -1,8 +1,9 @@
 //! The garbage collector: objects go when all their owners are gone, and owners that are deleted in
 //! the foreground wait for what blocks them.
 //!
-//! It remembers only who depends on whom. Whether an owner exists is looked up in the store at the
-//! moment it matters, so that a late event can never make it delete something that is owned.
+//! It remembers only what to look at, and which owners wait. Who exists and who names whom is looked
+//! up in the store at the moment it matters, so that a late event can never make it delete
+//! something that is owned.
 
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
@@ -42,8 +43,6 @@ enum Work {
 
 #[derive(Default)]
 struct Graph {
-    /// Owner uid to the objects that name it.
-    dependents: FxHashMap<Arc<str>, FxHashSet<Place>>,
     /// Owners whose deletion waits for dependents.
     waiting: FxHashMap<Arc<str>, Place>,
     queue: VecDeque<Work>,
@@ -65,12 +64,6 @@ impl Graph {
 
     fn link(&mut self, entry: &Entry) {
         let place = (entry.table.clone(), entry.key.clone());
-        for owner in &entry.index.owners {
-            self.dependents
-                .entry(owner.clone())
-                .or_default()
-                .insert(place.clone());
-        }
         if waits(entry) {
             self.waiting.insert(entry.index.uid.clone(), place.clone());
             self.add(Work::Owner(place.clone()));
@@ -81,21 +74,14 @@ impl Graph {
     }
 
     fn unlink(&mut self, entry: &Entry) {
-        let place = (entry.table.clone(), entry.key.clone());
         for owner in &entry.index.owners {
-            if let Some(set) = self.dependents.get_mut(owner) {
-                set.remove(&place);
-                if set.is_empty() {
-                    self.dependents.remove(owner);
-                }
-            }
             if let Some(owner) = self.waiting.get(owner).cloned() {
                 self.add(Work::Owner(owner));
             }
         }
     }
 
-    fn take(&mut self, report: Report) {
+    fn take(&mut self, api: &Api, report: Report) {
         match report {
             Report::Seen(entry) => self.link(&entry),
             Report::Changed(event) => {
@@ -108,15 +94,8 @@ impl Graph {
                         self.unlink(&event.new);
                         let uid = &event.new.index.uid;
                         self.waiting.remove(uid);
-                        let orphaned: Vec<_> = self
-                            .dependents
-                            .get(uid)
-                            .into_iter()
-                            .flatten()
-                            .cloned()
-                            .collect();
-                        for place in orphaned {
-                            self.add(Work::Dependent(place));
+                        for (_, left) in dependents_now(api, uid) {
+                            self.add(Work::Dependent((left.table.clone(), left.key.clone())));
                         }
                     }
                 }
@@ -128,15 +107,15 @@ impl Graph {
 /// The object is being deleted and one of our finalizers holds it. Looks at the bytes first: nearly
 /// no object says any of these words.
 fn waits(entry: &Entry) -> bool {
-    let says = |word: &str| contains(&entry.bytes, word);
-    if !says("\"deletionTimestamp\"") || !(says(FOREGROUND) || says(ORPHAN)) {
+    held_by(entry, FOREGROUND) || held_by(entry, ORPHAN)
+}
+
+fn held_by(entry: &Entry, finalizer: &str) -> bool {
+    if !contains(&entry.bytes, "\"deletionTimestamp\"") || !contains(&entry.bytes, finalizer) {
         return false;
     }
     let value = entry.value();
-    meta::deleting(&value)
-        && meta::finalizers(&value)
-            .iter()
-            .any(|f| f == FOREGROUND || f == ORPHAN)
+    meta::deleting(&value) && meta::finalizers(&value).iter().any(|f| f == finalizer)
 }
 
 fn contains(haystack: &[u8], needle: &str) -> bool {
@@ -173,7 +152,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
         };
         let done = tokio::select! {
             () = shutdown.cancelled() => return,
-            done = execute(&api, &graph, &work) => done,
+            done = execute(&api, &work) => done,
         };
         if let Err(error) = done {
             tracing::debug!(?work, %error, "garbage collection will try again");
@@ -196,7 +175,7 @@ fn note(
         Report::Changed(event) => &event.new.table,
     };
     let definitions = table.group() == CRDS.0 && table.plural() == CRDS.1;
-    graph.take(report);
+    graph.take(api, report);
     if definitions {
         follow_new(api, followed, sender, shutdown);
     }
@@ -253,10 +232,10 @@ async fn follow(
     }
 }
 
-async fn execute(api: &Api, graph: &Graph, work: &Work) -> Result<(), ApiError> {
+async fn execute(api: &Api, work: &Work) -> Result<(), ApiError> {
     match work {
-        Work::Dependent(place) => dependent(api, graph, place).await,
-        Work::Owner(place) => owner(api, graph, place).await,
+        Work::Dependent(place) => dependent(api, place).await,
+        Work::Owner(place) => owner(api, place).await,
     }
 }
 
@@ -285,11 +264,7 @@ fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
     let key = Api::key(&resource, namespace, &owner.name);
     match api.store().get(&resource.table, &key) {
         Some(entry) if *entry.index.uid == *owner.uid => {
-            let foreground = contains(&entry.bytes, FOREGROUND) && {
-                let value = entry.value();
-                meta::deleting(&value) && meta::finalizers(&value).iter().any(|f| f == FOREGROUND)
-            };
-            if foreground {
+            if held_by(&entry, FOREGROUND) {
                 State::Waiting
             } else {
                 State::Solid
@@ -337,7 +312,7 @@ fn place_of(api: &Api, place: &Place) -> Option<(Arc<Resource>, Arc<Entry>)> {
     Some((resource, entry))
 }
 
-async fn dependent(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> {
+async fn dependent(api: &Api, place: &Place) -> Result<(), ApiError> {
     let Some((resource, entry)) = place_of(api, place) else {
         return Ok(());
     };
@@ -355,7 +330,7 @@ async fn dependent(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiErr
             (o, state)
         })
         .collect();
-    let has_dependents = graph.dependents.contains_key(&entry.index.uid);
+    let has_dependents = !dependents_now(api, &entry.index.uid).is_empty();
     let done = match judge(&owners, has_dependents) {
         Verdict::Keep => return Ok(()),
         Verdict::Release(uids) => release(api, &resource, &entry.key, &uids).await,
@@ -405,32 +380,49 @@ async fn release(
     .map(|_| ())
 }
 
-/// The objects that name `owner` at this moment. The graph may not have heard of all of them yet, and
-/// the deletion of the owner must not go on before the last of them was seen.
-fn dependents_now(api: &Api, owner: &Entry) -> Vec<(Arc<Resource>, Arc<Entry>)> {
-    let namespace = Some(&*owner.key.namespace).filter(|n| !n.is_empty());
-    let uid = &owner.index.uid;
+/// The objects that name `owner`, a uid, at this moment: the deletion of an owner must not go on
+/// before the last of them was seen, and events come late.
+fn dependents_now(api: &Api, owner: &str) -> Vec<(Arc<Resource>, Arc<Entry>)> {
     let mut out = Vec::new();
     for resource in api.registry().all() {
-        let skipped = !resource.stored
-            || !resource.storage_version
-            || (namespace.is_some() && !resource.namespaced);
-        if skipped {
-            continue;
+        if resource.stored && resource.storage_version {
+            let entries = api.store().owned(&resource.table, owner);
+            out.extend(entries.into_iter().map(|e| (resource.clone(), e)));
         }
-        let named = api
-            .store()
-            .list(&resource.table, namespace, None, None, None, &|e| {
-                e.index.owners.contains(uid)
-            });
-        let entries = named.map(|page| page.items).unwrap_or_default();
-        out.extend(entries.into_iter().map(|e| (resource.clone(), e)));
     }
     out
 }
 
+/// The entry keeps its owner `uid` from going before it.
+fn blocks(entry: &Entry, uid: &str) -> bool {
+    meta::owners(&entry.value())
+        .iter()
+        .any(|o| o.uid == uid && o.block_owner_deletion)
+}
+
+/// Whether `from`, which is deleted in the foreground, waits for the object `uid`, be it through
+/// others: two that wait for each other wait for ever.
+fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
+    let mut seen = FxHashSet::default();
+    let mut todo = vec![from.clone()];
+    while let Some(entry) = todo.pop() {
+        if *entry.index.uid == *uid {
+            return true;
+        }
+        if !seen.insert(entry.index.uid.clone()) {
+            continue;
+        }
+        for (_, next) in dependents_now(api, &entry.index.uid) {
+            if held_by(&next, FOREGROUND) && blocks(&next, &entry.index.uid) {
+                todo.push(next);
+            }
+        }
+    }
+    false
+}
+
 /// Lets the deletion of an owner go on when nothing holds it any more.
-async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> {
+async fn owner(api: &Api, place: &Place) -> Result<(), ApiError> {
     let Some((resource, entry)) = place_of(api, place) else {
         return Ok(());
     };
@@ -439,7 +431,7 @@ async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> 
         return Ok(());
     }
     let uid = entry.index.uid.to_string();
-    let dependents = dependents_now(api, &entry);
+    let dependents = dependents_now(api, &uid);
     let finalizers = meta::finalizers(&value);
     if finalizers.iter().any(|f| f == ORPHAN) {
         for (resource, dependent) in &dependents {
@@ -453,30 +445,17 @@ async fn owner(api: &Api, graph: &Graph, place: &Place) -> Result<(), ApiError> 
     if !finalizers.iter().any(|f| f == FOREGROUND) {
         return Ok(());
     }
-    let mut blocked = false;
     for (resource, dependent) in &dependents {
-        let object = dependent.value();
-        let blocks = meta::owners(&object)
-            .iter()
-            .any(|o| o.uid == uid && o.block_owner_deletion);
-        blocked |= blocks;
-        if !meta::deleting(&object) {
+        if !contains(&dependent.bytes, "\"deletionTimestamp\"") {
             let place = (resource.table.clone(), dependent.key.clone());
-            Box::pin(self::dependent(api, graph, &place)).await?;
+            self::dependent(api, &place).await?;
         }
     }
     // Look again: what could be removed at once is gone by now.
-    if blocked {
-        blocked = dependents.iter().any(|(resource, dependent)| {
-            api.store()
-                .get(&resource.table, &dependent.key)
-                .is_some_and(|e| {
-                    meta::owners(&e.value())
-                        .iter()
-                        .any(|o| o.uid == uid && o.block_owner_deletion)
-                })
-        });
-    }
+    let blocked = dependents_now(api, &uid).iter().any(|(_, dependent)| {
+        let circle = || held_by(dependent, FOREGROUND) && waits_for(api, dependent, &uid);
+        blocks(dependent, &uid) && !circle()
+    });
     if blocked {
         return Ok(());
     }

@@ -1,13 +1,15 @@
 //! Deleting a namespace deletes what is in it first.
 
 use super::queue::{Again, Reconcile, Source};
+use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
-use crate::rest::{Api, DeleteOptions, meta};
+use crate::rest::{Api, DeleteOptions, Propagation, meta};
 use crate::store::{Key, StoreError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Empties and removes namespaces that are being deleted.
@@ -42,9 +44,9 @@ impl Reconcile for Namespaces {
             if !terminating {
                 return Ok(None);
             }
-            let left = empty(api, &key.name).await?;
-            if !left.is_empty() {
-                report(api, key, &left).await?;
+            let round = empty(api, &key.name).await;
+            if !round.left.is_empty() {
+                report(api, key, &round).await?;
                 return Ok(Some(WAIT));
             }
             finalize(api, key).await?;
@@ -61,41 +63,58 @@ struct Left {
     finalizers: BTreeMap<String, usize>,
 }
 
-/// Deletes everything in the namespace; returns what is still there.
-async fn empty(api: &Api, namespace: &str) -> Result<BTreeMap<String, Left>, ApiError> {
-    let mut left: BTreeMap<String, Left> = BTreeMap::new();
-    for resource in api.registry().all() {
-        if !resource.namespaced || !resource.stored || !resource.storage_version {
-            continue;
-        }
-        for entry in api.entries(&resource, Some(namespace)) {
-            match api
-                .delete_object(&resource, &entry.key, &DeleteOptions::default())
-                .await
-            {
-                Ok(_) => {}
-                Err(e) if e.code == 404 => {}
-                Err(e) => return Err(e),
-            }
-        }
-        for entry in api.entries(&resource, Some(namespace)) {
-            let name = if resource.group.is_empty() {
-                format!("{}.", resource.plural)
-            } else {
-                resource.qualified()
-            };
-            let left = left.entry(name).or_default();
-            left.objects += 1;
-            for finalizer in meta::finalizers(&entry.value()) {
-                *left.finalizers.entry(finalizer).or_insert(0) += 1;
-            }
+/// What a round of deletions left.
+#[derive(Debug, Default)]
+struct Round {
+    left: BTreeMap<String, Left>,
+    /// Why objects could not be deleted.
+    failures: Vec<String>,
+}
+
+/// Deletes everything in the namespace, the pods before what they may still need.
+async fn empty(api: &Api, namespace: &str) -> Round {
+    let mut round = Round::default();
+    let mut resources = api.registry().all();
+    resources.retain(|r| r.namespaced && r.stored && r.storage_version);
+    resources.sort_by_key(|r| !r.is("", "pods"));
+    for resource in resources {
+        delete_all(api, &resource, namespace, &mut round).await;
+        if resource.is("", "pods") && !round.left.is_empty() {
+            break;
         }
     }
-    Ok(left)
+    round
+}
+
+async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round: &mut Round) {
+    // In the background: whoever waits for dependents in the foreground does so no longer.
+    let options = DeleteOptions {
+        propagation: Some(Propagation::Background),
+        ..DeleteOptions::default()
+    };
+    for entry in api.entries(resource, Some(namespace)) {
+        match api.delete_object(resource, &entry.key, &options).await {
+            Err(e) if e.code != 404 => round.failures.push(e.message),
+            _ => {}
+        }
+    }
+    for entry in api.entries(resource, Some(namespace)) {
+        let name = if resource.group.is_empty() {
+            format!("{}.", resource.plural)
+        } else {
+            resource.qualified()
+        };
+        let left = round.left.entry(name).or_default();
+        left.objects += 1;
+        for finalizer in meta::finalizers(&entry.value()) {
+            *left.finalizers.entry(finalizer).or_insert(0) += 1;
+        }
+    }
 }
 
 /// Says in the conditions what the deletion waits for.
-async fn report(api: &Api, key: &Key, left: &BTreeMap<String, Left>) -> Result<(), ApiError> {
+async fn report(api: &Api, key: &Key, round: &Round) -> Result<(), ApiError> {
+    let left = &round.left;
     let objects: Vec<String> = left
         .iter()
         .map(|(name, l)| format!("{name} has {} resource instances", l.objects))
@@ -125,12 +144,25 @@ async fn report(api: &Api, key: &Key, left: &BTreeMap<String, Left>) -> Result<(
             "ResourcesDiscovered",
             "All resources successfully discovered",
         );
-        set(
-            "NamespaceDeletionContentFailure",
-            "False",
-            "ContentDeleted",
-            "All content successfully deleted, may be waiting on finalization",
-        );
+        if round.failures.is_empty() {
+            set(
+                "NamespaceDeletionContentFailure",
+                "False",
+                "ContentDeleted",
+                "All content successfully deleted, may be waiting on finalization",
+            );
+        } else {
+            set(
+                "NamespaceDeletionContentFailure",
+                "True",
+                "ContentDeletionFailed",
+                &format!(
+                    "Failed to delete all resource types, {} remaining: {}",
+                    round.failures.len(),
+                    round.failures.join(", ")
+                ),
+            );
+        }
         set(
             "NamespaceContentRemaining",
             "True",

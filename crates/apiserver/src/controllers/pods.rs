@@ -128,12 +128,9 @@ pub(super) fn owned(
     uid: &str,
 ) -> Vec<(Arc<Entry>, Value)> {
     api.store()
-        .list(&resource.table, Some(namespace), None, None, None, &|e| {
-            e.index.owners.iter().any(|o| **o == *uid)
-        })
-        .map(|page| page.items)
-        .unwrap_or_default()
+        .owned(&resource.table, uid)
         .into_iter()
+        .filter(|e| *e.key.namespace == *namespace)
         .filter_map(|e| {
             let value = e.value();
             let mine = meta::owners(&value)

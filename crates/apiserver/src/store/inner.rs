@@ -79,6 +79,15 @@ impl Inner {
         table.state.read().entries.get(key).cloned()
     }
 
+    /// The current versions of what names `owner` as an owner.
+    pub(super) fn owned(&self, table: &TableId, owner: &str) -> Vec<Arc<Entry>> {
+        let Some(table) = self.tables.read().by_id.get(table).cloned() else {
+            return Vec::new();
+        };
+        let state = table.state.read();
+        state.owned_by(owner).cloned().collect()
+    }
+
     /// The table `id`, made when it is not there.
     pub(super) fn table(&self, id: &TableId) -> Arc<Table> {
         if let Some(table) = self.tables.read().by_id.get(id) {

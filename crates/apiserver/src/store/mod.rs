@@ -271,6 +271,13 @@ impl Store {
         self.inner.get(table, key)
     }
 
+    /// The current versions of the objects in `table` that name `owner`, a uid, as an owner,
+    /// ordered by key.
+    #[must_use]
+    pub fn owned(&self, table: &TableId, owner: &str) -> Vec<Arc<Entry>> {
+        self.inner.owned(table, owner)
+    }
+
     /// One page of the entries of `table` that pass `filter`, ordered by key, exact at revision
     /// `at` or, without it, at the newest one. `after` is the [`Page::next`] of the page before;
     /// pass that page's revision as `at` with it.

@@ -3,7 +3,7 @@
 use super::watch::Dispatch;
 use super::{Entry, Event, EventKind, Key, Revision, TableId};
 use parking_lot::RwLock;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub(super) struct Table {
 pub(super) struct TableState {
     /// The current versions.
     pub(super) entries: BTreeMap<Key, Arc<Entry>>,
+    /// Uid of an owner and key of an entry that names it: one set, as most owners have few.
+    owned: BTreeSet<(Arc<str>, Key)>,
     /// Bytes of the current versions.
     pub(super) bytes: usize,
     /// Changes at or before this revision are not in the history.
@@ -66,6 +68,7 @@ impl Table {
             id,
             state: RwLock::new(TableState {
                 entries: BTreeMap::new(),
+                owned: BTreeSet::new(),
                 bytes: 0,
                 compacted,
                 last: compacted,
@@ -86,6 +89,15 @@ impl Table {
 
 impl TableState {
     fn apply(&mut self, event: Event, now: i64, limits: &HistoryLimits) {
+        let after: &[_] = match event.kind {
+            EventKind::Put => &event.new.index.owners,
+            EventKind::Delete => &[],
+        };
+        let before = event.old.as_ref().map_or(&[][..], |old| &old.index.owners);
+        if before != after {
+            self.disown(before, &event.new.key);
+            self.own(after, &event.new.key);
+        }
         if let Some(old) = &event.old {
             self.bytes -= old.bytes.len();
         }
@@ -112,6 +124,27 @@ impl TableState {
             }
             self.drop_oldest();
         }
+    }
+
+    fn own(&mut self, owners: &[Arc<str>], key: &Key) {
+        for owner in owners {
+            self.owned.insert((Arc::clone(owner), key.clone()));
+        }
+    }
+
+    fn disown(&mut self, owners: &[Arc<str>], key: &Key) {
+        for owner in owners {
+            self.owned.remove(&(Arc::clone(owner), key.clone()));
+        }
+    }
+
+    /// The current versions that name `owner` (a uid) as an owner, ordered by key.
+    pub(super) fn owned_by(&self, owner: &str) -> impl Iterator<Item = &Arc<Entry>> {
+        let start = (Arc::from(owner), Key::new("", ""));
+        self.owned
+            .range(start..)
+            .take_while(move |(uid, _)| **uid == *owner)
+            .filter_map(|(_, key)| self.entries.get(key))
     }
 
     fn drop_oldest(&mut self) {
@@ -149,6 +182,7 @@ impl TableState {
     /// Puts a current version without history: only while loading a snapshot.
     pub(super) fn load(&mut self, entry: Arc<Entry>) {
         self.bytes += entry.bytes.len();
+        self.own(&entry.index.owners, &entry.key);
         self.entries.insert(entry.key.clone(), entry);
     }
 }

@@ -6,6 +6,7 @@
 )]
 
 mod access;
+mod collecting;
 mod full_disk;
 mod hooks;
 mod hostile;

@@ -458,3 +458,32 @@ async fn lists_under_concurrent_writes_are_exact() {
     }
     writer.await.unwrap();
 }
+
+#[tokio::test]
+async fn what_names_an_owner_is_found_by_its_uid() {
+    let store = memory().await;
+    let owned = |uid: &str, owners: &[&str]| Index {
+        owners: owners.iter().map(|o| Arc::from(*o)).collect(),
+        ..index(uid)
+    };
+    let named = |owner: &str| -> Vec<String> {
+        let found = store.owned(&pods(), owner);
+        found.iter().map(|e| e.key.name.to_string()).collect()
+    };
+    for (name, owners) in [("b", &["x", "y"][..]), ("a", &["x"]), ("c", &[])] {
+        let made = store.create(pods(), key(name), object(name, 0), owned(name, owners));
+        made.await.unwrap();
+    }
+    assert_eq!(named("x"), ["a", "b"]);
+    assert_eq!(named("y"), ["b"]);
+    let moved = owned("b", &["y", "z"]);
+    let done = store.update(pods(), key("b"), None, object("b", 1), moved);
+    done.await.unwrap();
+    assert_eq!(named("x"), ["a"]);
+    assert_eq!(named("z"), ["b"]);
+    store.delete(pods(), key("b"), None, None).await.unwrap();
+    for gone in ["y", "z", ""] {
+        assert!(named(gone).is_empty(), "{gone}");
+    }
+    assert!(store.owned(&TableId::new("", "nope"), "x").is_empty());
+}
