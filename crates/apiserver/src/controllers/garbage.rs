@@ -188,9 +188,9 @@ fn follow_new(
     sender: &mpsc::Sender<Report>,
     shutdown: &CancellationToken,
 ) {
-    for resource in api.registry().all() {
-        // Events and leases own nothing and are owned by nothing that collection must follow fast.
-        if !resource.stored || !resource.storage_version || &*resource.plural == "events" {
+    for resource in api.registry().tables() {
+        // Events own nothing and are owned by nothing that collection must follow fast.
+        if &*resource.plural == "events" {
             continue;
         }
         if followed.insert(resource.table.clone()) {
@@ -384,11 +384,9 @@ async fn release(
 /// before the last of them was seen, and events come late.
 fn dependents_now(api: &Api, owner: &str) -> Vec<(Arc<Resource>, Arc<Entry>)> {
     let mut out = Vec::new();
-    for resource in api.registry().all() {
-        if resource.stored && resource.storage_version {
-            let entries = api.store().owned(&resource.table, owner);
-            out.extend(entries.into_iter().map(|e| (resource.clone(), e)));
-        }
+    for resource in api.registry().tables() {
+        let entries = api.store().owned(&resource.table, owner);
+        out.extend(entries.into_iter().map(|e| (resource.clone(), e)));
     }
     out
 }

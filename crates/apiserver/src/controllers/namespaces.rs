@@ -74,8 +74,8 @@ struct Round {
 /// Deletes everything in the namespace, the pods before what they may still need.
 async fn empty(api: &Api, namespace: &str) -> Round {
     let mut round = Round::default();
-    let mut resources = api.registry().all();
-    resources.retain(|r| r.namespaced && r.stored && r.storage_version);
+    let mut resources = api.registry().tables();
+    resources.retain(|r| r.namespaced);
     resources.sort_by_key(|r| !r.is("", "pods"));
     for resource in resources {
         delete_all(api, &resource, namespace, &mut round).await;

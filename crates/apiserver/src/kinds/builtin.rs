@@ -17,6 +17,9 @@ pub(super) const ALL_VERBS: &[&str] = &[
     "update",
     "watch",
 ];
+/// Verbs in discovery of a custom resource whose definition is being deleted.
+pub(super) const TERMINATING_VERBS: &[&str] =
+    &["delete", "deletecollection", "get", "list", "watch"];
 /// Verbs of `status` and `scale`.
 pub(super) const OBJECT_SUB: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];

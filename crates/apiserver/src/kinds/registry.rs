@@ -23,12 +23,21 @@ struct State {
     /// In discovery order: core first, then groups; installed definitions last.
     all: Vec<Arc<Resource>>,
     by_plural: FxHashMap<Arc<str>, Vec<Arc<Resource>>>,
-    /// CRD name -> resources (one per served version).
-    custom: FxHashMap<Arc<str>, Vec<Arc<Resource>>>,
+    /// CRD name -> what it makes.
+    custom: FxHashMap<Arc<str>, crd::Made>,
     generation: u64,
 }
 
 impl State {
+    /// What objects are stored in the version of.
+    fn stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        let hidden = self.custom.values().filter_map(|made| made.hidden.as_ref());
+        self.all
+            .iter()
+            .filter(|r| r.stored && r.storage_version)
+            .chain(hidden)
+    }
+
     fn reindex(&mut self) {
         self.by_plural.clear();
         for r in &self.all {
@@ -81,11 +90,14 @@ impl Registry {
     #[must_use]
     pub fn storage(&self, table: &TableId) -> Option<Arc<Resource>> {
         let state = self.state.load();
-        state
-            .all
-            .iter()
-            .find(|r| r.storage_version && r.table == *table)
-            .cloned()
+        state.stored().find(|r| r.table == *table).cloned()
+    }
+
+    /// The resources that [`Registry::storage`] finds, one for each table: those in whose version
+    /// objects are stored, whether it is served or not.
+    #[must_use]
+    pub fn tables(&self) -> Vec<Arc<Resource>> {
+        self.state.load().stored().cloned().collect()
     }
 
     /// All resources in discovery order.
@@ -117,7 +129,7 @@ impl Registry {
             .load()
             .custom
             .get(name)
-            .cloned()
+            .map(|made| made.served.clone())
             .unwrap_or_default()
     }
 
@@ -133,10 +145,10 @@ impl Registry {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let (name, resources) = crd::resources(&definition)?;
+        let made = crd::resources(&definition)?;
         self.state.rcu(|old| {
             let mut state = State::clone(old);
-            replace(&mut state, &name, resources.clone());
+            replace(&mut state, &made.name, Some(made.clone()));
             state
         });
         Ok(())
@@ -146,19 +158,21 @@ impl Registry {
     pub fn remove_crd(&self, name: &str) {
         self.state.rcu(|old| {
             let mut state = State::clone(old);
-            replace(&mut state, name, Vec::new());
+            replace(&mut state, name, None);
             state
         });
     }
 }
 
-fn replace(state: &mut State, name: &str, resources: Vec<Arc<Resource>>) {
+fn replace(state: &mut State, name: &str, made: Option<crd::Made>) {
     if let Some(old) = state.custom.remove(name) {
-        state.all.retain(|r| !old.iter().any(|o| Arc::ptr_eq(o, r)));
+        state
+            .all
+            .retain(|r| !old.served.iter().any(|o| Arc::ptr_eq(o, r)));
     }
-    if !resources.is_empty() {
-        state.all.extend(resources.iter().cloned());
-        state.custom.insert(name.into(), resources);
+    if let Some(made) = made {
+        state.all.extend(made.served.iter().cloned());
+        state.custom.insert(name.into(), made);
     }
     state.reindex();
 }

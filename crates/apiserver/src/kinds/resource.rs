@@ -202,16 +202,19 @@ impl Resource {
         }
     }
 
-    /// Fields that the kind does not have, as `unknown field "spec.foo"`, sorted by path.
+    /// Fields that the kind does not have, as `unknown field "spec.foo"`: of a built-in kind in the
+    /// order of the object; of a custom one by path, those of the metadata first.
     #[must_use]
     pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
         let mut paths = Vec::new();
         match (&self.behavior, self.shape()) {
-            (Behavior::Custom(c), _) => c.unknown_fields(object, &mut paths),
+            (Behavior::Custom(c), _) => {
+                c.unknown_fields(object, &mut paths);
+                paths.sort_by_cached_key(|p| (!p.starts_with("metadata."), p.clone()));
+            }
             (_, Some(shape)) => facts::unknown_fields(shape, object, &mut paths),
             _ => {}
         }
-        paths.sort();
         paths
             .iter()
             .map(|p| format!("unknown field {}", super::status::quoted(p)))
@@ -290,10 +293,17 @@ impl Resource {
         strategy::convert(self, object, target)
     }
 
-    /// From the stored form to this version.
+    /// What is stored is what clients of this version read, byte for byte.
+    #[must_use]
+    pub fn reads_stored(&self) -> bool {
+        let rewritten = matches!(&self.behavior, Behavior::Custom(c) if c.rewritten);
+        self.storage_version && !rewritten
+    }
+
+    /// From the stored form to this version, with the defaults of its schema.
     #[must_use]
     pub fn from_storage(&self, mut object: Value) -> Value {
-        if self.storage_version {
+        if self.reads_stored() {
             return object;
         }
         strategy::from_storage(self, &mut object);

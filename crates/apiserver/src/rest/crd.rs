@@ -1,8 +1,8 @@
 //! Custom resource definitions: serving what was stored, and saying so in the status.
 
 use super::{Api, meta};
-use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
+use crate::kinds::{Behavior, Resource};
 use crate::store::{Entry, Key, StoreError};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -18,6 +18,19 @@ fn emptied(definition: &Value) -> bool {
             .any(|f| f == super::CRD_FINALIZER)
 }
 
+/// Refuses a new object of a definition that is being deleted.
+pub(super) fn terminating(resource: &Resource, name: &str) -> Result<(), ApiError> {
+    match &resource.behavior {
+        Behavior::Custom(version) if version.terminating => Err(ApiError::forbidden(
+            &resource.group,
+            &resource.plural,
+            name,
+            "create not allowed while custom resource definition is terminating",
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Api {
     /// What follows from an object having been stored.
     pub(crate) async fn stored(
@@ -30,6 +43,39 @@ impl Api {
             self.establish(resource, entry.clone()).await?;
         }
         Ok(())
+    }
+
+    /// A new object of a definition that terminates is not there to stay: whoever empties the
+    /// definition may have been here before it. Called when it is in the store.
+    async fn withdraw(&self, resource: &Arc<Resource>, entry: &Entry) -> Result<(), ApiError> {
+        let current = self
+            .registry()
+            .find(&resource.group, &resource.version, &resource.plural);
+        let Some(error) = current.map_or_else(
+            || Some(ApiError::unknown_path()),
+            |current| terminating(&current, &entry.key.name).err(),
+        ) else {
+            return Ok(());
+        };
+        let gone = self
+            .store()
+            .delete(resource.table.clone(), entry.key.clone(), None, None);
+        match gone.await {
+            Ok(_) | Err(StoreError::NotFound { .. }) => Err(error),
+            Err(e) => Err(super::write::store_error(resource, &entry.key, e)),
+        }
+    }
+
+    /// What follows from a new object having been stored.
+    pub(super) async fn created(
+        &self,
+        resource: &Arc<Resource>,
+        entry: &Arc<Entry>,
+    ) -> Result<(), ApiError> {
+        if resource.is_custom() {
+            self.withdraw(resource, entry).await?;
+        }
+        self.stored(resource, entry).await
     }
 
     /// What follows from an object being gone.
@@ -153,7 +199,11 @@ impl Api {
             return;
         };
         for entry in page.items {
-            if let Err(errors) = self.registry().install_crd(&entry.value()) {
+            let definition = entry.value();
+            if emptied(&definition) {
+                continue;
+            }
+            if let Err(errors) = self.registry().install_crd(&definition) {
                 let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
                 tracing::warn!(
                     definition = %entry.key.name,

@@ -310,7 +310,7 @@ impl Api {
             let version = entry.revision.to_string();
             options.check(resource, &key.name, &entry.index.uid, &version)?;
             let object = entry.value();
-            let old = if resource.storage_version {
+            let old = if resource.reads_stored() {
                 Cow::Borrowed(&object)
             } else {
                 Cow::Owned(resource.from_storage(object.clone()))

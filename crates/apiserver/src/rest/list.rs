@@ -354,7 +354,7 @@ fn expired_continue(position: &Position) -> Response {
 
 /// The bytes of a stored object in the version of `resource`.
 pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
-    if resource.storage_version {
+    if resource.reads_stored() {
         entry.bytes.clone()
     } else {
         Bytes::from(resource.from_storage(entry.value()).to_string())

@@ -147,7 +147,7 @@ impl Format {
             Seen::Left(e, at) => ("DELETED", e, Some(*at)),
         };
         let bytes = left.map_or_else(|| entry.bytes.clone(), |at| entry.bytes_at(at));
-        let object = if self.form == Form::Object && self.resource.storage_version {
+        let object = if self.form == Form::Object && self.resource.reads_stored() {
             bytes
         } else {
             let stored: Value = serde_json::from_slice(&bytes).unwrap_or_default();

@@ -96,7 +96,7 @@ impl Object {
     /// The JSON of the object in the version of `resource`.
     pub(crate) fn bytes(&self, resource: &Resource) -> Bytes {
         match self {
-            Self::Stored(entry) if resource.storage_version => entry.bytes.clone(),
+            Self::Stored(entry) if resource.reads_stored() => entry.bytes.clone(),
             other => Bytes::from(other.value(resource).to_string()),
         }
     }
@@ -272,7 +272,7 @@ impl Api {
                 .await
             {
                 Ok(entry) => {
-                    self.stored(resource, &entry).await?;
+                    self.created(resource, &entry).await?;
                     return Ok(Outcome {
                         created: true,
                         warnings,

@@ -7,6 +7,7 @@
 
 mod access;
 mod collecting;
+mod definitions;
 mod full_disk;
 mod hooks;
 mod hostile;

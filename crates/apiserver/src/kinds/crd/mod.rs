@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::builtin::{ALL_VERBS, APIEXTENSIONS, OBJECT_SUB};
+use super::builtin::{ALL_VERBS, APIEXTENSIONS, OBJECT_SUB, TERMINATING_VERBS};
 use super::jsonpath::Path;
 use super::resource::{Behavior, GroupVersionKind, Resource, Subresource};
 use super::status::FieldError;
@@ -59,6 +59,10 @@ pub struct CustomVersion {
     pub status: bool,
     /// The scale sub-resource.
     pub scale: Option<ScalePaths>,
+    /// What is stored may be another version, or from before a default: it is not what is read.
+    pub rewritten: bool,
+    /// The definition is being deleted: nothing new can be made.
+    pub terminating: bool,
 }
 
 impl CustomVersion {
@@ -361,7 +365,16 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
             .and_then(|s| s.get("status"))
             .is_some_and(|s| !s.is_null()),
         scale,
+        rewritten: false,
+        terminating: false,
     })
+}
+
+fn has_defaults(schema: &Schema) -> bool {
+    schema.default.is_some()
+        || schema.properties.values().any(has_defaults)
+        || schema.items.as_deref().is_some_and(has_defaults)
+        || schema.additional.as_deref().is_some_and(has_defaults)
 }
 
 /// A default must itself be valid.
@@ -390,11 +403,19 @@ fn names_of(object: &Value, key: &str) -> Vec<Arc<str>> {
         .collect()
 }
 
-/// The name of a definition and what it serves.
-pub(super) type Served = (Arc<str>, Vec<Arc<Resource>>);
+/// What a definition makes.
+#[derive(Debug, Clone)]
+pub(super) struct Made {
+    /// Its name.
+    pub(super) name: Arc<str>,
+    /// One resource per served version, preferred first.
+    pub(super) served: Vec<Arc<Resource>>,
+    /// The storage version, if it is not served.
+    pub(super) hidden: Option<Arc<Resource>>,
+}
 
-/// The resources of a (defaulted and valid) definition: one per served version, preferred first.
-pub(super) fn resources(definition: &Value) -> Result<Served, Vec<FieldError>> {
+/// The resources of a (defaulted and valid) definition.
+pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
     let name: Arc<str> = meta::name(definition).into();
     let Some(spec) = definition.get("spec") else {
         return Err(vec![FieldError::required("spec", "")]);
@@ -409,15 +430,18 @@ pub(super) fn resources(definition: &Value) -> Result<Served, Vec<FieldError>> {
         .find(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
         .map_or("", |v| string(v, "name"));
     let storage = GroupVersionKind::new(group, storage_name, kind);
-    let mut out = Vec::new();
-    for (i, version) in list(spec, "versions").iter().enumerate() {
+    let terminating = !meta::text(definition, "deletionTimestamp").is_empty();
+    let versions = list(spec, "versions");
+    let (mut out, mut hidden) = (Vec::new(), None);
+    for (i, version) in versions.iter().enumerate() {
         let is_storage = string(version, "name") == storage_name;
         let served = version.get("served").and_then(Value::as_bool) == Some(true);
-        // A version that is stored but not served is never looked up by a client.
-        if !served {
+        if !served && !is_storage {
             continue;
         }
-        let custom = compile(version, &format!("spec.versions[{i}]"), &name)?;
+        let mut custom = compile(version, &format!("spec.versions[{i}]"), &name)?;
+        custom.rewritten = versions.len() > 1 || has_defaults(&custom.schema);
+        custom.terminating = terminating;
         let own = GroupVersionKind::new(group, string(version, "name"), kind);
         let mut subresources = Vec::new();
         if custom.scale.is_some() {
@@ -434,7 +458,7 @@ pub(super) fn resources(definition: &Value) -> Result<Served, Vec<FieldError>> {
                 verbs: OBJECT_SUB,
             });
         }
-        out.push(Arc::new(Resource {
+        let resource = Arc::new(Resource {
             group: own.group.clone(),
             version: own.version.clone(),
             kind: own.kind.clone(),
@@ -444,17 +468,31 @@ pub(super) fn resources(definition: &Value) -> Result<Served, Vec<FieldError>> {
             short_names: names_of(object, "shortNames"),
             categories: names_of(object, "categories"),
             namespaced: string(spec, "scope") == "Namespaced",
-            verbs: ALL_VERBS,
+            verbs: if terminating {
+                TERMINATING_VERBS
+            } else {
+                ALL_VERBS
+            },
             subresources,
             storage_version: is_storage,
             storage: storage.clone(),
             table: TableId::new(group, plural),
             stored: true,
             behavior: Behavior::Custom(Arc::new(custom)),
-        }));
+        });
+        // A version that is stored but not served is never looked up by a client.
+        if served {
+            out.push(resource);
+        } else {
+            hidden = Some(resource);
+        }
     }
     out.sort_by_key(|r| std::cmp::Reverse(discovery::version_rank(&r.version)));
-    Ok((name, out))
+    Ok(Made {
+        name,
+        served: out,
+        hidden,
+    })
 }
 
 /// Checks a change of a definition: the group, the scope and the kind may not change, and a stored

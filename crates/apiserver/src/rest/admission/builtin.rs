@@ -20,6 +20,7 @@ pub(super) fn admit(
     namespace_lifecycle(api, attributes, object)?;
     let resource = attributes.resource;
     if attributes.operation == Operation::Create && attributes.subresource.is_empty() {
+        crate::rest::crd::terminating(resource, attributes.name)?;
         if resource.is("", "pods") {
             priority(api, object)?;
             service_account(api, attributes.namespace, object)?;

@@ -7,6 +7,7 @@
 
 mod builtin;
 mod call;
+mod effects;
 mod review;
 mod server_fields;
 #[cfg(test)]
@@ -158,6 +159,7 @@ impl Api {
         self.inner.admitted.lock().push(tests::line(attributes));
         builtin::admit(self, attributes, object)?;
         webhooks::advise(attributes, object, warnings);
+        effects::advise(attributes, object, warnings);
         self.mutate(attributes, object, old, warnings).await?;
         finish(object)?;
         self.validate(attributes, object, old, warnings).await

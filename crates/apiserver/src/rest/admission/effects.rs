@@ -1,0 +1,172 @@
+//! What this server stores without doing it, and says so to who writes it.
+
+use super::{Attributes, Operation};
+use crate::rest::{CRDS, meta};
+use serde_json::Value;
+
+/// Group, plural, and what does not happen here.
+const IDLE: &[(&str, &str, &str)] = &[
+    (
+        "",
+        "persistentvolumeclaims",
+        "no controller binds or provisions volumes",
+    ),
+    (
+        "",
+        "persistentvolumes",
+        "no controller binds or provisions volumes",
+    ),
+    (
+        "",
+        "replicationcontrollers",
+        "no controller makes their pods: use a Deployment or ReplicaSet",
+    ),
+    (
+        "admissionregistration.k8s.io",
+        "validatingadmissionpolicies",
+        "policies are not evaluated: there is no CEL",
+    ),
+    (
+        "admissionregistration.k8s.io",
+        "validatingadmissionpolicybindings",
+        "policies are not evaluated: there is no CEL",
+    ),
+    (
+        "autoscaling",
+        "horizontalpodautoscalers",
+        "no controller scales by them",
+    ),
+    ("batch", "cronjobs", "no controller starts their jobs"),
+    (
+        "certificates.k8s.io",
+        "certificatesigningrequests",
+        "no controller signs certificates",
+    ),
+    (
+        "flowcontrol.apiserver.k8s.io",
+        "flowschemas",
+        "requests are limited in number, not by priority",
+    ),
+    (
+        "flowcontrol.apiserver.k8s.io",
+        "prioritylevelconfigurations",
+        "requests are limited in number, not by priority",
+    ),
+    (
+        "networking.k8s.io",
+        "ingresses",
+        "nothing routes requests to services",
+    ),
+    (
+        "networking.k8s.io",
+        "ingressclasses",
+        "nothing routes requests to services",
+    ),
+    (
+        "networking.k8s.io",
+        "networkpolicies",
+        "the network of pods is that of their host",
+    ),
+    (
+        "node.k8s.io",
+        "runtimeclasses",
+        "their overhead and node selector are not added to pods",
+    ),
+    (
+        "resource.k8s.io",
+        "resourceclaims",
+        "no controller or scheduler allocates devices by them",
+    ),
+    (
+        "resource.k8s.io",
+        "resourceclaimtemplates",
+        "no controller makes claims of them",
+    ),
+    (
+        "storage.k8s.io",
+        "volumeattachments",
+        "no controller attaches volumes",
+    ),
+];
+
+/// Adds what `object` will not do here to the warnings of its write.
+pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
+    let resource = attributes.resource;
+    if attributes.operation == Operation::Delete
+        || !attributes.subresource.is_empty()
+        || resource.is_custom()
+    {
+        return;
+    }
+    if let Some((_, _, why)) = IDLE.iter().find(|(g, p, _)| resource.is(g, p)) {
+        warnings.push(format!(
+            "{} are stored without effect here: {why}",
+            resource.qualified()
+        ));
+    } else if resource.is("", "services") {
+        service(object, warnings);
+    } else if resource.is(CRDS.0, CRDS.1) {
+        definition(object, warnings);
+    }
+}
+
+fn service(service: &Value, warnings: &mut Vec<String>) {
+    let external = meta::text(service, &["spec", "type"]) == "ExternalName";
+    if !external && meta::text(service, &["spec", "clusterIP"]) != "None" {
+        warnings.push(
+            "spec.clusterIP: nothing here routes a service's address, and no endpoints are made \
+             for it"
+                .to_owned(),
+        );
+    }
+}
+
+fn definition(definition: &Value, warnings: &mut Vec<String>) {
+    let rules = meta::at(definition, &["spec", "versions"]).map_or(0, rules);
+    if rules > 0 {
+        warnings.push(format!(
+            "spec.versions: x-kubernetes-validations are not evaluated here ({rules} rules): there \
+             is no CEL"
+        ));
+    }
+    if meta::text(definition, &["spec", "conversion", "strategy"]) == "Webhook" {
+        warnings.push(
+            "spec.conversion: the webhook is not called here: an object of one version becomes one \
+             of another by its apiVersion alone"
+                .to_owned(),
+        );
+    }
+}
+
+/// How many CEL rules there are in a schema.
+fn rules(schema: &Value) -> usize {
+    match schema {
+        Value::Array(items) => items.iter().map(rules).sum(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, value)| match value {
+                Value::Array(list) if key == "x-kubernetes-validations" => list.len(),
+                other => rules(other),
+            })
+            .sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::Registry;
+
+    #[test]
+    fn every_idle_kind_is_served_and_in_the_documents() {
+        let document = include_str!("../../../../../docs/compat.md");
+        for (group, plural, _) in IDLE {
+            let registry = Registry::builtin();
+            let resource = registry.all().into_iter().find(|r| r.is(group, plural));
+            let kind = resource.map(|r| r.kind.clone());
+            let named = kind.is_some_and(|k| document.contains(&format!("`{k}`")));
+            assert!(named, "{plural}.{group} has no row in docs/compat.md");
+        }
+    }
+}
