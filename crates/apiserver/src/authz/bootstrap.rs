@@ -529,6 +529,7 @@ mod tests {
                 subresource,
                 namespace,
                 name: "",
+                node: "",
             })
         };
         let table = [

@@ -6,9 +6,11 @@
 
 pub mod bootstrap;
 mod index;
+mod node;
 mod rule;
 
 pub use index::{Binding, Denied, Index, Role, RoleKind, Subject};
+pub use node::{GRAPH, Graph, LEASES};
 pub use rule::{Rule, uncovered};
 
 /// The group whose members may do everything, whatever the roles say.
@@ -138,6 +140,8 @@ pub struct ResourceTarget<'a> {
     pub namespace: &'a str,
     /// The name of the object; empty: all of them, or one that has none yet.
     pub name: &'a str,
+    /// The node whose pods only are meant: what a field selector says of `spec.nodeName`.
+    pub node: &'a str,
 }
 
 impl Attributes<'_> {

@@ -257,6 +257,7 @@ mod tests {
             subresource,
             namespace: "",
             name,
+            node: "",
         })
     }
 

@@ -7,15 +7,17 @@
 use super::Api;
 use super::path::ResourcePath;
 use super::query::Query;
-use crate::authz::bootstrap::GROUP;
+use crate::authz::bootstrap::{GROUP, node_rules};
 use crate::authz::{
-    Attributes, Binding, Denied, Index, MASTERS, ResourceTarget, Role, Rule, Target, User,
+    Attributes, Binding, Denied, GRAPH, Graph, Index, MASTERS, ResourceTarget, Role, RoleKind,
+    Rule, Target, User, node_of,
 };
 use crate::kinds::selector::FieldSelector;
 use crate::kinds::status::ApiError;
 use crate::store::{Entry, Event, EventKind, Revision, Store, StoreError, TableId, Watcher};
 use http::Method;
 use parking_lot::{Mutex, RwLock};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Who may do what.
@@ -45,6 +47,8 @@ pub(super) struct Guard {
     seen: AtomicU64,
     /// Changes of the tables; `None` before the first question, and after falling behind.
     feed: Mutex<Option<Vec<Watcher>>>,
+    /// What is on which node; kept from the first question of a node on.
+    nodes: Mutex<Option<(Graph, Vec<Watcher>)>>,
 }
 
 impl Guard {
@@ -54,6 +58,7 @@ impl Guard {
             index: RwLock::default(),
             seen: AtomicU64::new(0),
             feed: Mutex::default(),
+            nodes: Mutex::default(),
         }
     }
 
@@ -99,6 +104,31 @@ impl Guard {
         }
     }
 
+    /// Whether `node` may do this with what is its own.
+    fn check_node(
+        &self,
+        store: &Store,
+        node: &str,
+        attributes: &Attributes<'_>,
+    ) -> Result<(), String> {
+        static RULES: LazyLock<Vec<Rule>> = LazyLock::new(node_rules);
+        let mut nodes = self.nodes.lock();
+        let up_to_date = nodes.as_mut().is_some_and(|(graph, watchers)| {
+            watchers
+                .iter_mut()
+                .all(|watcher| drain_graph(graph, watcher))
+        });
+        if !up_to_date {
+            *nodes = None;
+            let fresh = read_graph(store).map_err(|error| error.to_string())?;
+            *nodes = Some(fresh);
+        }
+        match &*nodes {
+            Some((graph, _)) => graph.check(node, attributes, &RULES),
+            None => Err(String::new()),
+        }
+    }
+
     fn read_all(&self, store: &Store) -> Result<Vec<Watcher>, StoreError> {
         let mut fresh = Index::default();
         let mut watchers = Vec::with_capacity(TABLES.len());
@@ -116,6 +146,38 @@ impl Guard {
         }
         *self.index.write() = fresh;
         Ok(watchers)
+    }
+}
+
+fn read_graph(store: &Store) -> Result<(Graph, Vec<Watcher>), StoreError> {
+    let mut graph = Graph::default();
+    let mut watchers = Vec::with_capacity(GRAPH.len());
+    for (group, plural) in GRAPH {
+        let table = TableId::new(group, plural);
+        let page = store.list(&table, None, None, None, None, &|_| true)?;
+        for entry in &page.items {
+            let (namespace, name) = (&*entry.key.namespace, &*entry.key.name);
+            graph.put(plural, namespace, name, &entry.value());
+        }
+        watchers.push(store.watch(table, page.revision)?);
+    }
+    Ok((graph, watchers))
+}
+
+/// Takes over the changes of a table; false when some are lost.
+fn drain_graph(graph: &mut Graph, watcher: &mut Watcher) -> bool {
+    loop {
+        let Ok(event) = watcher.try_next() else {
+            return false;
+        };
+        let Some(Event { kind, new, .. }) = event else {
+            return true;
+        };
+        let (plural, key) = (new.table.plural(), &new.key);
+        match kind {
+            EventKind::Put => graph.put(plural, &key.namespace, &key.name, &new.value()),
+            EventKind::Delete => graph.remove(plural, &key.namespace, &key.name),
+        }
     }
 }
 
@@ -154,7 +216,7 @@ impl Api {
     }
 
     /// Whether everything is allowed to `user`, whatever the rules say.
-    fn unbounded(&self, user: &User) -> bool {
+    pub(super) fn unbounded(&self, user: &User) -> bool {
         self.authorization() == Authorization::AlwaysAllow || user.is_in(MASTERS)
     }
 
@@ -170,11 +232,19 @@ impl Api {
         if self.unbounded(user) {
             return Ok(());
         }
-        let denied = match self.inner.guard.index(self.store()).check(user, attributes) {
-            Ok(()) => return Ok(()),
-            Err(denied) => denied,
-        };
-        Err(forbidden(user, attributes, &denied))
+        let asked = self.ask(user, attributes, |index| index.check(user, attributes));
+        asked.map_err(|reason| {
+            let mut why = attributes.refusal(&user.name);
+            if !reason.is_empty() {
+                why = format!("{why}: {reason}");
+            }
+            match &attributes.target {
+                Target::Resource(target) => {
+                    ApiError::forbidden(target.group, target.resource, target.name, &why)
+                }
+                Target::Path(_) => ApiError::forbidden("", "", "", &why),
+            }
+        })
     }
 
     /// Whether `user` may do this, and why.
@@ -182,15 +252,48 @@ impl Api {
         if self.unbounded(user) {
             return (true, String::new());
         }
-        match self
-            .inner
-            .guard
-            .index(self.store())
-            .explain(user, attributes)
-        {
+        match self.ask(user, attributes, |index| index.explain(user, attributes)) {
             Ok(reason) => (true, reason),
-            Err(denied) => (false, denied.reason()),
+            Err(reason) => (false, reason),
         }
+    }
+
+    /// Asks the node authorizer and then, by `roles`, roles and bindings.
+    ///
+    /// # Errors
+    /// Why it is not allowed, or an empty text.
+    fn ask<T: Default>(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+        roles: impl FnOnce(&Index) -> Result<T, Denied>,
+    ) -> Result<T, String> {
+        let guard = &self.inner.guard;
+        let mut reasons = Vec::new();
+        if let Some(node) = node_of(user) {
+            match guard.check_node(self.store(), node, attributes) {
+                Ok(()) => return Ok(T::default()),
+                Err(why) => reasons.push(why),
+            }
+        }
+        let denied = match roles(&guard.index(self.store())) {
+            Ok(answer) => return Ok(answer),
+            Err(denied) => denied,
+        };
+        reasons.push(denied.reason());
+        reasons.retain(|reason| !reason.is_empty());
+        Err(reasons.join(", "))
+    }
+
+    /// The rules of a role that a binding in `namespace` refers to.
+    pub(super) fn role_rules(
+        &self,
+        kind: RoleKind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Vec<Rule>> {
+        let index = self.inner.guard.index(self.store());
+        index.role(kind, namespace, name).map(<[Rule]>::to_vec)
     }
 
     /// All rules of `user` in `namespace`, and what kept some from being known.
@@ -200,24 +303,14 @@ impl Api {
         }
         let index = self.inner.guard.index(self.store());
         let (mut rules, denied) = index.rules_for(user, namespace);
+        if node_of(user).is_some() {
+            let problem = "node authorizer does not support user rule resolution";
+            return (rules, problem.to_owned());
+        }
         if user.is_in(MASTERS) && rules.is_empty() {
             rules = vec![Rule::everything(), Rule::every_path()];
         }
         (rules, denied.reason())
-    }
-}
-
-fn forbidden(user: &User, attributes: &Attributes<'_>, denied: &Denied) -> ApiError {
-    let mut why = attributes.refusal(&user.name);
-    let reason = denied.reason();
-    if !reason.is_empty() {
-        why = format!("{why}: {reason}");
-    }
-    match &attributes.target {
-        Target::Resource(target) => {
-            ApiError::forbidden(target.group, target.resource, target.name, &why)
-        }
-        Target::Path(_) => ApiError::forbidden("", "", "", &why),
     }
 }
 
@@ -255,7 +348,12 @@ pub(super) fn check_resource(
         .get("fieldSelector")
         .filter(|_| path.name.is_none() && verb != "create")
         .and_then(|fields| FieldSelector::parse(fields).ok());
-    let selected = selected.as_ref().and_then(|s| s.required("metadata.name"));
+    let required = |field| {
+        selected
+            .as_ref()
+            .and_then(|s| s.required(field))
+            .unwrap_or("")
+    };
     let subresource = path.subresource.as_deref().unwrap_or("");
     let own_name = path.name.as_deref();
     // A namespace is in itself.
@@ -267,7 +365,8 @@ pub(super) fn check_resource(
         resource: &path.plural,
         subresource: subresource.split('/').next().unwrap_or(""),
         namespace: namespace.unwrap_or(""),
-        name: own_name.or(selected).unwrap_or(""),
+        name: own_name.unwrap_or_else(|| required("metadata.name")),
+        node: required("spec.nodeName"),
     };
     let target = Target::Resource(target);
     api.authorize(user, &Attributes { verb, target })

@@ -74,6 +74,7 @@ impl Api {
                     subresource: of("subresource"),
                     namespace: of("namespace"),
                     name: of("name"),
+                    node: "",
                 }),
             }
         };

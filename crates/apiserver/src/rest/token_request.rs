@@ -40,7 +40,7 @@ impl Api {
             audiences.push(ISSUER.to_owned());
         }
         let bound = self.bound_object(call, &request)?;
-        check_node(&call.user, bound.as_ref())?;
+        check_node(&call.user, bound.as_ref(), &request)?;
         let now = self.clock().now();
         let token = self.inner.tokens.issue(Request {
             namespace: call.namespace(),
@@ -156,11 +156,15 @@ fn seconds(request: &Value) -> Result<i64, ApiError> {
 }
 
 /// A node has tokens for its own pods only.
-fn check_node(user: &User, bound: Option<&Bound>) -> Result<(), ApiError> {
+fn check_node(user: &User, bound: Option<&Bound>, request: &Value) -> Result<(), ApiError> {
     let Some(node) = crate::authz::node_of(user) else {
         return Ok(());
     };
+    let uid = meta::text(request, &["spec", "boundObjectRef", "uid"]);
     let why = match bound {
+        Some(Bound::Pod { .. }) if uid.is_empty() => {
+            "node requested token with a pod binding without a uid"
+        }
         Some(Bound::Pod {
             node: Some((at, _)),
             ..

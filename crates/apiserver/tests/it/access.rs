@@ -8,16 +8,27 @@ use koord_apiserver::{ApiServer, Authorization, Config};
 use koord_app::Clock;
 use serde_json::{Value, json};
 
-const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
-const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
+pub(crate) const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+pub(crate) const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 
-/// A request with headers, by a caller in process.
-async fn send(server: &ApiServer, headers: &[(&str, &str)], line: &str, body: Value) -> Answer {
+/// A request with headers, by a caller in process; `PATCH` is a merge patch, `APPLY` a server-side
+/// apply.
+pub(crate) async fn send(
+    server: &ApiServer,
+    headers: &[(&str, &str)],
+    line: &str,
+    body: Value,
+) -> Answer {
     let (method, path) = line.split_once(' ').unwrap();
+    let (method, content_type) = match method {
+        "PATCH" => ("PATCH", "application/merge-patch+json"),
+        "APPLY" => ("PATCH", "application/apply-patch+yaml"),
+        method => (method, "application/json"),
+    };
     let mut request = Request::builder()
         .method(method)
         .uri(path)
-        .header("content-type", "application/json");
+        .header("content-type", content_type);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -43,16 +54,16 @@ async fn send(server: &ApiServer, headers: &[(&str, &str)], line: &str, body: Va
 }
 
 /// A request as this user (`kubectl --as`).
-async fn by(user: &str, cluster: &Cluster, line: &str) -> Answer {
+pub(crate) async fn by(user: &str, cluster: &Cluster, line: &str) -> Answer {
     with(user, cluster, line, Value::Null).await
 }
 
-async fn with(user: &str, cluster: &Cluster, line: &str, body: Value) -> Answer {
+pub(crate) async fn with(user: &str, cluster: &Cluster, line: &str, body: Value) -> Answer {
     send(&cluster.server, &[("impersonate-user", user)], line, body).await
 }
 
 /// Binds `ann` in `default` to a role of that namespace with `rules`.
-async fn give_ann(cluster: &Cluster, rules: Value) {
+pub(crate) async fn give_ann(cluster: &Cluster, rules: Value) {
     let path = format!("{RBAC}/namespaces/default");
     let role = json!({"metadata": {"name": "ann"}, "rules": rules});
     cluster

@@ -15,6 +15,7 @@ mod kubectl;
 mod lifecycle;
 mod objects;
 mod refusals;
+mod rights;
 mod serving;
 mod store_crash;
 mod support;

@@ -1,14 +1,17 @@
 //! Admission: the one way from a request to the store.
 //!
 //! Every write passes [`Api::admit`] exactly once, whoever sends it and by whichever verb or
-//! sub-resource: built-in steps that change the object, mutating webhooks, what `finish` does (the
-//! server's own fields and validation), validating webhooks. What a request entails by itself, such as the deletion that an eviction
-//! asks for, was admitted with the request and does not pass again.
+//! sub-resource: built-in steps that change the object, what nodes may write, mutating webhooks, what
+//! `finish` does (the server's own fields and validation), the rights that the object gives,
+//! validating webhooks. What a request entails by itself, such as the deletion that an eviction asks
+//! for, was admitted with the request and does not pass again.
 
 mod builtin;
 mod call;
 mod effects;
+mod nodes;
 mod review;
+mod rights;
 mod server_fields;
 #[cfg(test)]
 mod tests;
@@ -102,13 +105,18 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Who writes.
-    pub(super) fn user(&self) -> &'a User {
+    /// Who sent the request; `None` when the control plane writes by itself.
+    fn sender(&self) -> Option<&'a User> {
         let user = match self.options {
             Options::Write(o) => &o.user,
             Options::Delete(o) => &o.user,
         };
-        user.as_deref().unwrap_or(&CONTROL_PLANE)
+        user.as_deref()
+    }
+
+    /// Who writes.
+    pub(super) fn user(&self) -> &'a User {
+        self.sender().unwrap_or(&CONTROL_PLANE)
     }
 
     /// Nothing will be stored.
@@ -158,10 +166,12 @@ impl Api {
         #[cfg(test)]
         self.inner.admitted.lock().push(tests::line(attributes));
         builtin::admit(self, attributes, object)?;
+        nodes::restrict(self, attributes, object, old)?;
         webhooks::advise(attributes, object, warnings);
         effects::advise(attributes, object, warnings);
         self.mutate(attributes, object, old, warnings).await?;
         finish(object)?;
+        rights::check(self, attributes, object, old)?;
         self.validate(attributes, object, old, warnings).await
     }
 }

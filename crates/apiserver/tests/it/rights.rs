@@ -1,0 +1,598 @@
+//! What nodes may reach, and that nobody gives rights that he does not have.
+
+use crate::access::{RBAC, REVIEWS, by, give_ann, send, with};
+use crate::support::{Answer, Cluster, pod};
+use serde_json::{Value, json};
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+const SPACE: &str = "/api/v1/namespaces/default";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+
+/// A request of the node `n1`.
+async fn by_n1(cluster: &Cluster, line: &str, body: Value) -> Answer {
+    let headers = [
+        ("impersonate-user", "system:node:n1"),
+        ("impersonate-group", "system:nodes"),
+    ];
+    send(&cluster.server, &headers, line, body).await
+}
+
+fn named(name: &str) -> Value {
+    json!({ "metadata": { "name": name } })
+}
+
+/// A pod on a node.
+fn pod_on(node: &str, name: &str) -> Value {
+    let mut pod = pod(name);
+    pod["spec"]["nodeName"] = node.into();
+    pod
+}
+
+/// Nodes, pods and a claim: of `n1`, and of `n2`.
+async fn two_nodes() -> Cluster {
+    let cluster = Cluster::bare().await;
+    for (node, name) in [("n1", "p1"), ("n2", "p2")] {
+        cluster.post("/api/v1/nodes", named(node)).await.expect(201);
+        let mut pod = pod_on(node, name);
+        let claim = json!({"claimName": format!("claim-{node}")});
+        pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": claim}]);
+        cluster
+            .post(&format!("{SPACE}/pods"), pod)
+            .await
+            .expect(201);
+        let claim = json!({
+            "metadata": {"name": format!("claim-{node}")},
+            "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": format!("volume-{node}"),
+                     "resources": {"requests": {"storage": "1Gi"}}},
+        });
+        let claims = format!("{SPACE}/persistentvolumeclaims");
+        cluster.post(&claims, claim).await.expect(201);
+        let volume = json!({
+            "metadata": {"name": format!("volume-{node}")},
+            "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+                     "hostPath": {"path": "/v"},
+                     "claimRef": {"namespace": "default", "name": format!("claim-{node}")}},
+        });
+        let volumes = "/api/v1/persistentvolumes";
+        cluster.post(volumes, volume).await.expect(201);
+    }
+    cluster
+}
+
+/// Sends each as `n1`; the answer has this code, and this in its message.
+async fn expect_of_n1(cluster: &Cluster, table: &[(&str, Value, u16, &str)]) {
+    for (line, body, code, why) in table {
+        let answer = by_n1(cluster, line, body.clone()).await;
+        assert_eq!(answer.code, *code, "{line} {body}: {}", answer.body);
+        if answer.code >= 400 {
+            let message = answer.body["message"].as_str().unwrap();
+            assert!(message.contains(why), "{line} {body}: {message}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_has_what_its_pods_refer_to() {
+    let cluster = two_nodes().await;
+    for name in ["s", "t"] {
+        let secrets = format!("{SPACE}/secrets");
+        cluster.post(&secrets, named(name)).await.expect(201);
+    }
+    let secret = |name: &str| format!("GET {SPACE}/secrets/{name}");
+    let none = "no relationship found between node 'n1' and this object";
+    let why = by_n1(&cluster, &secret("s"), Value::Null).await;
+    let why = why.fails(403, "Forbidden");
+    assert!(why.contains(none), "{why}");
+    let mut pod = pod_on("n1", "p");
+    pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
+    let pods = format!("{SPACE}/pods");
+    let uid = cluster.post(&pods, pod).await.expect(201)["metadata"]["uid"].clone();
+    let selector = "can only list/watch pods with spec.nodeName field selector";
+    for (line, code, why) in [
+        (secret("s"), 200, ""),
+        (secret("t"), 403, none),
+        (format!("GET {SPACE}/secrets"), 403, none),
+        (format!("GET {pods}/p"), 200, ""),
+        (format!("GET {pods}/p2"), 403, none),
+        (
+            "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1".to_owned(),
+            200,
+            "",
+        ),
+        (
+            "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn2".to_owned(),
+            403,
+            selector,
+        ),
+        (
+            "GET /api/v1/pods?fieldSelector=spec.nodeName!%3Dn1".to_owned(),
+            403,
+            selector,
+        ),
+        ("GET /api/v1/pods".to_owned(), 403, selector),
+        ("GET /api/v1/nodes/n1".to_owned(), 200, ""),
+        (
+            "GET /api/v1/nodes/n2".to_owned(),
+            403,
+            "node 'n1' cannot read 'n2', only its own Node object",
+        ),
+        ("GET /api/v1/nodes".to_owned(), 403, "only its own Node"),
+        ("GET /api/v1/services".to_owned(), 200, ""),
+        (
+            format!("GET {SPACE}/persistentvolumeclaims/claim-n1"),
+            200,
+            "",
+        ),
+        (
+            format!("GET {SPACE}/persistentvolumeclaims/claim-n2"),
+            403,
+            none,
+        ),
+        (
+            "GET /api/v1/persistentvolumes/volume-n1".to_owned(),
+            200,
+            "",
+        ),
+        (
+            "GET /api/v1/persistentvolumes/volume-n2".to_owned(),
+            403,
+            none,
+        ),
+        (
+            "GET /apis/apps/v1/deployments".to_owned(),
+            403,
+            "at the cluster scope",
+        ),
+    ] {
+        expect_of_n1(&cluster, &[(line.as_str(), Value::Null, code, why)]).await;
+    }
+
+    // Tokens, only for the pods that it runs.
+    let token = format!("POST {SPACE}/serviceaccounts/default/token");
+    let bound = |name: &str, uid: Value| {
+        json!({"spec": {"boundObjectRef":
+            {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}}})
+    };
+    let other = cluster.get(&format!("{pods}/p2")).await.body["metadata"]["uid"].clone();
+    expect_of_n1(
+        &cluster,
+        &[
+            (&token, json!({"spec": {}}), 403, "not bound to a pod"),
+            (&token, bound("p", Value::Null), 403, "without a uid"),
+            (&token, bound("p2", other), 403, "scheduled on a different"),
+            (&token, bound("p", uid), 201, ""),
+        ],
+    )
+    .await;
+
+    // A review says the same.
+    let review = format!("{REVIEWS}/subjectaccessreviews");
+    let ask = async |name: &str| {
+        let asks = json!({"spec": {
+            "user": "system:node:n1",
+            "groups": ["system:nodes"],
+            "resourceAttributes": {"namespace": "default", "verb": "get", "resource": "secrets",
+                                   "name": name},
+        }});
+        let review = cluster.post(&review, asks).await.expect(201);
+        review["status"].clone()
+    };
+    assert_eq!(ask("s").await, json!({"allowed": true}));
+    assert_eq!(ask("t").await, json!({"allowed": false, "reason": none}));
+
+    let now = json!({"gracePeriodSeconds": 0});
+    cluster.delete(&format!("{pods}/p"), now).await.expect(200);
+    let gone = by_n1(&cluster, &secret("s"), Value::Null).await;
+    gone.fails(403, "Forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_writes_itself_and_its_own() {
+    let cluster = Cluster::bare().await;
+    let label = |key: &str| json!({"metadata": {"labels": {key: "x"}}});
+    let mut restricted = named("n1");
+    restricted["metadata"]["labels"] = json!({"node-role.kubernetes.io/master": ""});
+    let own = "PATCH /api/v1/nodes/n1";
+    let taints = json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}});
+    let owners = json!({"metadata": {"ownerReferences":
+        [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}});
+    let memory = json!({"status": {"capacity": {"memory": "1Gi"}}});
+    let lease = "can only access node lease with the same name as the requesting node";
+    let foreign = r#"node "n1" is not allowed to modify node "n2""#;
+    let post = format!("POST {LEASES}");
+    expect_of_n1(
+        &cluster,
+        &[
+            (
+                "POST /api/v1/nodes",
+                restricted,
+                403,
+                r#"node "n1" is not allowed to set the following labels: node-role.kubernetes.io/master"#,
+            ),
+            ("POST /api/v1/nodes", named("n1"), 201, ""),
+            ("POST /api/v1/nodes", named("n2"), 403, foreign),
+            (&post, named("n1"), 201, ""),
+            (&post, named("n2"), 403, lease),
+            (
+                "POST /apis/coordination.k8s.io/v1/namespaces/default/leases",
+                named("n1"),
+                403,
+                r#"can only access leases in the "kube-node-lease" system namespace"#,
+            ),
+            (own, label("zone"), 200, ""),
+            (
+                own,
+                label("node-restriction.kubernetes.io/a"),
+                403,
+                "is not allowed to modify labels: node-restriction.kubernetes.io/a",
+            ),
+            (
+                own,
+                taints,
+                403,
+                r#"node "n1" is not allowed to modify taints"#,
+            ),
+            (
+                own,
+                owners,
+                403,
+                r#"node "n1" is not allowed to modify ownerReferences"#,
+            ),
+            ("PATCH /api/v1/nodes/n1/status", memory.clone(), 200, ""),
+            (
+                "DELETE /api/v1/nodes/n1",
+                Value::Null,
+                403,
+                "cannot delete resource",
+            ),
+        ],
+    )
+    .await;
+    cluster.post("/api/v1/nodes", named("n2")).await.expect(201);
+    cluster.post(LEASES, named("n2")).await.expect(201);
+    let theirs = format!("PATCH {LEASES}/n2");
+    expect_of_n1(
+        &cluster,
+        &[
+            ("PATCH /api/v1/nodes/n2/status", memory, 403, foreign),
+            ("PATCH /api/v1/nodes/n2", label("zone"), 403, foreign),
+            (&theirs, label("zone"), 403, lease),
+        ],
+    )
+    .await;
+}
+
+/// Kubernetes' NodeRestriction is no question of rights.
+#[tokio::test(start_paused = true)]
+async fn a_node_with_every_right_still_writes_only_its_own() {
+    let cluster = two_nodes().await;
+    let all = json!({
+        "metadata": {"name": "nodes"},
+        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "Group", "name": "system:nodes"}],
+    });
+    let bindings = format!("{RBAC}/clusterrolebindings");
+    cluster.post(&bindings, all).await.expect(201);
+    cluster.post(LEASES, named("n2")).await.expect(201);
+    let phase = json!({"status": {"phase": "Running"}});
+    let labels = json!({"metadata": {"labels": {"app": "other"}}});
+    let pods = format!("{SPACE}/pods");
+    let of = |method: &str, rest: &str| format!("{method} {SPACE}/{rest}");
+    let size = json!({"status": {"capacity": {"storage": "2Gi"}}});
+    let table: Vec<(String, Value, u16, &str)> = vec![
+        (
+            format!("POST {pods}"),
+            pod_on("n1", "new"),
+            403,
+            "can only create mirror pods",
+        ),
+        (
+            of("PATCH", "pods/p1"),
+            labels.clone(),
+            403,
+            "can only create and delete mirror pods",
+        ),
+        (
+            of("PATCH", "pods/p1/status"),
+            labels.clone(),
+            403,
+            "cannot update labels through pod status",
+        ),
+        (of("PATCH", "pods/p1/status"), phase.clone(), 200, ""),
+        (
+            of("PATCH", "pods/p2/status"),
+            phase.clone(),
+            403,
+            "can only update pod status for pods with spec.nodeName set to itself",
+        ),
+        (
+            of("POST", "pods/p2/eviction"),
+            named("p2"),
+            403,
+            "can only evict pods with spec.nodeName set to itself",
+        ),
+        (
+            of("DELETE", "pods/p2"),
+            Value::Null,
+            403,
+            "can only delete pods with spec.nodeName set to itself",
+        ),
+        (
+            of("POST", "pods/p2/binding"),
+            json!({"metadata": {"name": "p2"}, "target": {"name": "n1"}}),
+            403,
+            "only 'status' and 'eviction' are allowed",
+        ),
+        (
+            of("PATCH", "persistentvolumeclaims/claim-n1"),
+            labels.clone(),
+            403,
+            "may only update PVC status",
+        ),
+        (
+            of("PATCH", "persistentvolumeclaims/claim-n1/status"),
+            json!({"status": {"phase": "Lost"}}),
+            403,
+            "fields other than status.capacity and status.conditions",
+        ),
+        (
+            of("PATCH", "persistentvolumeclaims/claim-n1/status"),
+            size,
+            200,
+            "",
+        ),
+        (
+            "DELETE /api/v1/nodes/n2".to_owned(),
+            Value::Null,
+            403,
+            "is not allowed to modify node",
+        ),
+        (
+            format!("DELETE {LEASES}/n2"),
+            Value::Null,
+            403,
+            "node lease with the same name",
+        ),
+        (
+            "POST /apis/storage.k8s.io/v1/csinodes".to_owned(),
+            json!({"metadata": {"name": "n2"}, "spec": {"drivers": []}}),
+            403,
+            "can only access CSINode with the same name",
+        ),
+        // Of its own it disposes.
+        (of("DELETE", "pods/p1"), Value::Null, 200, ""),
+        ("DELETE /api/v1/nodes/n1".to_owned(), Value::Null, 200, ""),
+    ];
+    for (line, body, code, why) in table {
+        expect_of_n1(&cluster, &[(line.as_str(), body, code, why)]).await;
+    }
+    cluster.get(&format!("{pods}/p2")).await.expect(200);
+}
+
+fn role(name: &str, rule: &Value) -> Value {
+    json!({"metadata": {"name": name}, "rules": [rule]})
+}
+
+fn binding(kind: &str, role: &str, user: &str) -> Value {
+    json!({
+        "metadata": {"name": format!("{role}-{user}")},
+        "roleRef": {"apiGroup": GROUP, "kind": kind, "name": role},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": GROUP}],
+    })
+}
+
+/// `ann` may get pods in `default` and write roles and bindings there.
+async fn ann_writes_roles() -> Cluster {
+    let cluster = Cluster::bare().await;
+    let rules = json!([
+        {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]},
+        {"verbs": ["*"], "apiGroups": [GROUP], "resources": ["rolebindings"]},
+        {"verbs": ["create", "get", "update", "patch"], "apiGroups": [GROUP],
+         "resources": ["roles"]},
+        {"verbs": ["bind"], "apiGroups": [GROUP], "resources": ["clusterroles"],
+         "resourceNames": ["edit"]},
+    ]);
+    give_ann(&cluster, rules).await;
+    cluster
+}
+
+fn get_pods() -> Value {
+    json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]})
+}
+
+fn delete_pods() -> Value {
+    json!({"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods"]})
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_writes_a_role_with_more_than_he_has() {
+    let cluster = ann_writes_roles().await;
+    let roles = format!("{RBAC}/namespaces/default/roles");
+    let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
+    let post = format!("POST {roles}");
+    ann(&post, role("same", &get_pods())).await.expect(201);
+    let more = ann(&post, role("more", &delete_pods())).await;
+    assert_eq!(
+        more.fails(403, "Forbidden"),
+        "roles.rbac.authorization.k8s.io \"more\" is forbidden: user \"ann\" \
+         (groups=[\"system:authenticated\"]) is attempting to grant RBAC permissions not currently \
+         held:\n{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}"
+    );
+    let rules = json!({"rules": [delete_pods()]});
+    let apply = json!({"apiVersion": format!("{GROUP}/v1"), "kind": "Role",
+                       "metadata": {"name": "same"}, "rules": [delete_pods()]});
+    for (line, body) in [
+        (format!("PUT {roles}/same"), role("same", &delete_pods())),
+        (format!("PATCH {roles}/same"), rules),
+        (
+            format!("APPLY {roles}/same?fieldManager=a&force=true"),
+            apply,
+        ),
+    ] {
+        ann(&line, body).await.fails(403, "Forbidden");
+    }
+    // Not even a label of a role that says more than she may: it can make it a part of another.
+    cluster
+        .post(&roles, role("admins", &delete_pods()))
+        .await
+        .expect(201);
+    let admins = format!("PATCH {roles}/admins");
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    ann(&admins, label).await.fails(403, "Forbidden");
+    // What deletion needs is none of that.
+    let finalizers = json!({"metadata": {"finalizers": ["example.com/a"]}});
+    ann(&admins, finalizers).await.expect(200);
+    // Nor is a role without more than she has.
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    ann(&format!("PATCH {roles}/same"), label).await.expect(200);
+
+    // Who may escalate may give what he does not have.
+    let escalate = json!({"verbs": ["escalate"], "apiGroups": [GROUP], "resources": ["roles"]});
+    cluster
+        .post(&roles, role("escalate", &escalate))
+        .await
+        .expect(201);
+    let bindings = format!("{RBAC}/namespaces/default/rolebindings");
+    cluster
+        .post(&bindings, binding("Role", "escalate", "ann"))
+        .await
+        .expect(201);
+    ann(&post, role("more", &delete_pods())).await.expect(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_binds_a_role_with_more_than_he_has() {
+    let cluster = ann_writes_roles().await;
+    let roles = format!("{RBAC}/namespaces/default/roles");
+    for (name, rule) in [("same", get_pods()), ("admins", delete_pods())] {
+        cluster.post(&roles, role(name, &rule)).await.expect(201);
+    }
+    let bindings = format!("{RBAC}/namespaces/default/rolebindings");
+    let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
+    for (kind, name, code) in [
+        ("Role", "same", 201),
+        ("Role", "admins", 403),
+        ("Role", "none", 404),
+        ("ClusterRole", "cluster-admin", 403),
+        ("ClusterRole", "admin", 403),
+        // She may bind it, whatever it says.
+        ("ClusterRole", "edit", 201),
+    ] {
+        let answer = ann(&format!("POST {bindings}"), binding(kind, name, "bob")).await;
+        assert_eq!(answer.code, code, "{kind} {name}: {}", answer.body);
+    }
+    // Nor does she put herself into a binding of others.
+    cluster
+        .post(&bindings, binding("Role", "admins", "eve"))
+        .await
+        .expect(201);
+    let subjects = json!({"subjects": [{"kind": "User", "name": "ann"}]});
+    let eve = format!("PATCH {bindings}/admins-eve");
+    ann(&eve, subjects).await.fails(403, "Forbidden");
+    let mut other = binding("ClusterRole", "cluster-admin", "bob");
+    other["metadata"]["name"] = "same-bob".into();
+    let path = format!("{bindings}/same-bob");
+    for answer in [
+        ann(&format!("PUT {path}"), other.clone()).await,
+        cluster.put(&path, other).await,
+    ] {
+        let why = answer.fails(422, "Invalid");
+        assert!(why.contains("cannot change roleRef"), "{why}");
+    }
+    // What she may bind in `default` she may not everywhere.
+    let all = format!("POST {RBAC}/clusterrolebindings");
+    let edit = binding("ClusterRole", "edit", "bob");
+    ann(&all, edit).await.fails(403, "Forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_gathers_rights_needs_all_of_them() {
+    let cluster = Cluster::bare().await;
+    let roles = json!({"verbs": ["*"], "apiGroups": [GROUP], "resources": ["clusterroles"],
+                       "resourceNames": []});
+    let path = format!("{RBAC}/clusterroles");
+    let mut own = role("roles", &json!({}));
+    own["rules"] = json!([
+        {"verbs": ["create", "update", "patch"], "apiGroups": [GROUP],
+         "resources": ["clusterroles"]},
+        get_pods(),
+    ]);
+    cluster.post(&path, own).await.expect(201);
+    let bindings = format!("{RBAC}/clusterrolebindings");
+    cluster
+        .post(&bindings, binding("ClusterRole", "roles", "ann"))
+        .await
+        .expect(201);
+    let sum = |name: &str| {
+        json!({
+            "metadata": {"name": name},
+            "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]},
+        })
+    };
+    let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
+    let needed = "must have cluster-admin privileges to use the aggregationRule";
+    let post = format!("POST {path}");
+    let why = ann(&post, sum("sum")).await.fails(403, "Forbidden");
+    assert!(why.ends_with(needed), "{why}");
+    cluster.post(&path, sum("sum")).await.expect(201);
+    let no_more = json!({"aggregationRule": null});
+    let why = ann(&format!("PATCH {path}/sum"), no_more).await;
+    assert!(why.fails(403, "Forbidden").ends_with(needed));
+    // A part of `admin`, only as far as she has it herself.
+    let part = |rule: Value| {
+        let mut part = role("part", &rule);
+        part["metadata"]["labels"] = json!({format!("{GROUP}/aggregate-to-admin"): "true"});
+        part
+    };
+    ann(&post, part(roles)).await.fails(403, "Forbidden");
+    let paths = json!({"verbs": ["get"], "nonResourceURLs": ["/metrics"]});
+    ann(&post, part(paths)).await.fails(403, "Forbidden");
+    ann(&post, part(get_pods())).await.expect(201);
+    let label = json!({"metadata": {"labels": {format!("{GROUP}/aggregate-to-view"): "true"}}});
+    ann(&format!("PATCH {path}/cluster-admin"), label)
+        .await
+        .fails(403, "Forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_creates_needs_the_right_to_create() {
+    let cluster = Cluster::bare().await;
+    let rules = json!([
+        {"verbs": ["update", "patch"], "apiGroups": ["", "coordination.k8s.io"],
+         "resources": ["configmaps", "leases"]},
+        {"verbs": ["create"], "apiGroups": [""], "resources": ["configmaps"],
+         "resourceNames": ["mine"]},
+    ]);
+    give_ann(&cluster, rules).await;
+    let maps = format!("{SPACE}/configmaps");
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let map =
+        |name: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
+    let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
+    let apply = |name: &str| format!("APPLY {maps}/{name}?fieldManager=a");
+    let why = ann(&apply("new"), map("new")).await.fails(403, "Forbidden");
+    assert_eq!(
+        why,
+        r#"configmaps "new" is forbidden: User "ann" cannot create resource "configmaps" in API group "" in the namespace "default""#
+    );
+    let dry = format!("{}&dryRun=All", apply("new"));
+    ann(&dry, map("new")).await.fails(403, "Forbidden");
+    // A lease is made by a PUT.
+    let put = format!("PUT {leases}/new");
+    ann(&put, named("new")).await.fails(403, "Forbidden");
+    cluster
+        .put(put.trim_start_matches("PUT "), named("new"))
+        .await
+        .expect(201);
+    ann(&put, named("new")).await.expect(200);
+    // The right to create by a name counts where the name is in the URL.
+    ann(&apply("mine"), map("mine")).await.expect(201);
+    let post = format!("POST {maps}");
+    ann(&post, map("mine")).await.fails(403, "Forbidden");
+    // What exists is only changed.
+    cluster.post(&maps, map("new")).await.expect(201);
+    ann(&apply("new"), map("new")).await.expect(200);
+    by("ann", &cluster, &format!("GET {maps}/new"))
+        .await
+        .fails(403, "Forbidden");
+}
