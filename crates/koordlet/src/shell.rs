@@ -226,11 +226,11 @@ fn mount_resctrl(root: &Root, gates: &Gates) {
 /// Says what this kernel offers and what is switched on.
 fn announce(features: &KernelFeatures, options: &Options) {
     for line in features.lines() {
-        tracing::info!("{line}");
+        tracing::debug!("{line}");
     }
     options.settings.gates.announce();
     for row in qos::shown(&options.settings) {
-        tracing::info!(
+        tracing::debug!(
             strategy = row.name,
             on = row.on,
             every_ms = row.every_ms,
@@ -240,7 +240,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
     }
     let needs = qos::Needs::default();
     for row in table::shown(&options.settings, needs, Memory::default(), |_| None) {
-        tracing::info!(
+        tracing::debug!(
             collector = row.name,
             state = ?row.state,
             every_ms = row.every_ms,

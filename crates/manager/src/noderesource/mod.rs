@@ -14,6 +14,7 @@ use koord_app::flags::Selection;
 use koord_kube::{ObjectKey, patch};
 use parking_lot::Mutex;
 use plan::{Input, Plan, Reset};
+use serde_json::Value;
 use std::collections::HashMap;
 
 /// The name of the controller.
@@ -37,6 +38,8 @@ pub(crate) const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_M
 pub(crate) struct Controller {
     plugins: Selection,
     synced: Mutex<HashMap<String, Timestamp>>,
+    /// The version of each node that the last write left.
+    written: Mutex<HashMap<String, Option<String>>>,
 }
 
 impl Controller {
@@ -44,6 +47,7 @@ impl Controller {
         Self {
             plugins,
             synced: Mutex::default(),
+            written: Mutex::default(),
         }
     }
 
@@ -60,6 +64,7 @@ impl Controller {
         let key = ObjectKey::new("", name);
         let Some(node) = world.nodes.get(&key) else {
             self.forget(name);
+            self.written.lock().remove(name);
             world.metrics.forget(name);
             return Ok(Outcome::Done);
         };
@@ -114,17 +119,13 @@ impl Controller {
         }
         if let Some(change) = &plan.status {
             let write = || patch::merge_node_status(&world.client, node, change);
-            patch::retry_on_conflict(write).await?;
-            match &plan.reset {
-                None => {
-                    tracing::info!(node, change = %change["status"]["allocatable"], "resources published")
-                }
-                Some(Reset::Disabled) => {
-                    tracing::info!(node, "resources taken away: co-location is off");
-                }
-                Some(Reset::Degraded(why)) => {
-                    tracing::warn!(node, why, "resources taken away");
-                }
+            let written = patch::retry_on_conflict(write).await?;
+            // Planned from a cache that lags behind the last write, the same is written again and
+            // the node stays what it is: nothing to say.
+            let version = written.metadata.resource_version;
+            let before = self.written.lock().insert(node.to_owned(), version.clone());
+            if before != Some(version) {
+                say(node, change, plan.reset.as_ref());
             }
         }
         if plan.in_sync {
@@ -133,6 +134,17 @@ impl Controller {
                 .insert(node.to_owned(), world.clock.now());
         }
         Ok(())
+    }
+}
+
+/// Logs what was published on `node`.
+fn say(node: &str, change: &Value, reset: Option<&Reset>) {
+    match reset {
+        None => {
+            tracing::debug!(node, change = %change["status"]["allocatable"], "resources published");
+        }
+        Some(Reset::Disabled) => tracing::info!(node, "resources taken away: co-location is off"),
+        Some(Reset::Degraded(why)) => tracing::warn!(node, why, "resources taken away"),
     }
 }
 

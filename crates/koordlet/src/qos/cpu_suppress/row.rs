@@ -172,7 +172,10 @@ impl Row {
         }
         let enabled = facts.slo.enabled;
         if self.said != Some((mode, enabled)) {
-            tracing::info!(%mode, enabled, "suppression mode");
+            // Off at first may only mean that the NodeSLO has not come yet.
+            if enabled || self.said.is_some_and(|(_, enabled)| enabled) {
+                tracing::info!(%mode, enabled, "suppression mode");
+            }
             self.said = Some((mode, enabled));
         }
         mode
