@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
 use koord_app::Context;
 use koord_kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::kube_core::Resource as _;
 use koord_kube::patch::{is_conflict, is_not_found, is_status, merge_node_status, merge_status};
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Api, Change, Client, Informer, ObjectKey, Scope, Store};
@@ -26,6 +28,9 @@ const POD_ADDRESSES: u32 = 0x007f_fffe;
 /// Reports that may wait for a free request; a node whose report does not fit is late by a second.
 const WAITING_REPORTS: usize = 4096;
 
+/// So many pods get an Event that says what a simulated node is.
+const TOLD: u32 = 100;
+
 /// What the workers share.
 struct Shared {
     client: Client,
@@ -36,6 +41,9 @@ struct Shared {
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
     next_address: AtomicU32,
+    recorder: Recorder,
+    /// Pods that an Event called simulated.
+    told: AtomicU32,
 }
 
 pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
@@ -67,6 +75,14 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         pod_queue: WorkQueue::default(),
         node_queue: WorkQueue::default(),
         next_address: AtomicU32::new(0),
+        recorder: Recorder::start(
+            client.clone(),
+            "koord-sim",
+            "",
+            ctx.clock.clone(),
+            ctx.shutdown.clone(),
+        ),
+        told: AtomicU32::new(0),
     });
     let mut tasks = JoinSet::new();
     for _ in 0..options.concurrency {
@@ -173,9 +189,9 @@ async fn prepare(options: &Options, client: &Client) -> Result<(), Error> {
             }
         })
         .await?;
-    for node in known.items.iter().filter(|node| node::is_own(node)) {
+    for node in &known.items {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        if node::index(name).is_some_and(|index| index >= options.nodes) {
+        if node::is_surplus(node, options.nodes) {
             match api.delete(name, &DeleteParams::default()).await {
                 Err(error) if !is_not_found(&error) => return Err(failed(name)(error)),
                 _ => {}
@@ -247,6 +263,18 @@ impl Shared {
         }
     }
 
+    /// Says of a pod that nothing runs. Of thousands, nobody reads it.
+    fn tell(&self, pod: &Pod, node: &Node) {
+        if self.told.fetch_add(1, Ordering::Relaxed) < TOLD {
+            let message = format!(
+                "node {} is simulated: the pod is said to run, and nothing runs",
+                node.metadata.name.as_deref().unwrap_or_default()
+            );
+            self.recorder
+                .event(pod.object_ref(&()), Severity::Normal, "Simulated", message);
+        }
+    }
+
     fn new_address(&self) -> String {
         let offset = self.next_address.fetch_add(1, Ordering::Relaxed) % POD_ADDRESSES;
         Ipv4Addr::from(FIRST_POD_ADDRESS + offset).to_string()
@@ -273,7 +301,13 @@ impl Shared {
                 self.pod_queue.add_after(key.clone(), delay);
                 Ok(())
             }
-            Step::Status(patch) => merge_status(&api, &key.name, &patch).await.map(drop),
+            Step::Status(patch) => {
+                merge_status(&api, &key.name, &patch).await?;
+                if !has_started(&pod) {
+                    self.tell(&pod, &node);
+                }
+                Ok(())
+            }
             Step::Delete { uid } => {
                 let params = DeleteParams {
                     grace_period_seconds: Some(0),
@@ -350,6 +384,11 @@ async fn write_reports(
         }
     };
     reports.for_each_concurrent(concurrency, write).await;
+}
+
+fn has_started(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    status.is_some_and(|status| status.start_time.is_some())
 }
 
 /// Drops what nothing here reads: most of a pod's size is in its containers.

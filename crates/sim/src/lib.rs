@@ -21,7 +21,7 @@ mod node;
 mod telemetry;
 pub mod usage;
 
-pub use node::NodeTemplate;
+pub use node::{NodeTemplate, is_managed as is_simulated, is_surplus};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -29,6 +29,8 @@ use std::time::Duration;
 
 /// Annotation that hands a node to the simulation: the text `true`.
 pub const NODE_ANNOTATION: &str = "sim.koordinator.sh/node";
+/// Label of a node that is simulated, for selectors: the text `true`.
+pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
 /// Annotation of kwok with the same meaning, whatever its value.
 pub const KWOK_NODE_ANNOTATION: &str = "kwok.x-k8s.io/node";
 /// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, it succeeds at

@@ -1,6 +1,6 @@
 //! The Node objects.
 
-use crate::{KWOK_NODE_ANNOTATION, NODE_ANNOTATION};
+use crate::{KWOK_NODE_ANNOTATION, NODE_ANNOTATION, NODE_LABEL};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{Quantity, ResourceList};
@@ -51,7 +51,8 @@ pub(crate) fn index(name: &str) -> Option<usize> {
 }
 
 /// Whether the simulation runs the pods of `node`.
-pub(crate) fn is_managed(node: &Node) -> bool {
+#[must_use]
+pub fn is_managed(node: &Node) -> bool {
     node.metadata
         .annotations
         .as_ref()
@@ -79,6 +80,13 @@ pub(crate) fn is_own(node: &Node) -> bool {
             .is_some_and(|name| index(name).is_some())
 }
 
+/// Whether `node` was created by an earlier run and is none of `nodes` now.
+#[must_use]
+pub fn is_surplus(node: &Node, nodes: usize) -> bool {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    is_own(node) && index(name).is_some_and(|index| index >= nodes)
+}
+
 /// The object to create for node `index`; its status is set by [`ready_status`].
 pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
     let name = name(index);
@@ -93,8 +101,9 @@ pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
                 "kubernetes.io/hostname": name,
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": template.architecture,
-                "kubernetes.io/role": "agent",
-                "node-role.kubernetes.io/agent": "",
+                NODE_LABEL: "true",
+                // kubectl shows it in the column ROLES.
+                "node-role.kubernetes.io/simulated": "",
             },
         },
         "status": {
@@ -110,7 +119,7 @@ const CONDITIONS: [(&str, &str, &str, &str); 5] = [
         "Ready",
         "True",
         "KubeletReady",
-        "kubelet is posting ready status",
+        "simulated: pods are said to run, and nothing runs",
     ),
     (
         "MemoryPressure",
@@ -249,6 +258,9 @@ mod tests {
         assert!(is_own(&marked("sim-3", NODE_ANNOTATION, "true")));
         assert!(!is_own(&marked("other", NODE_ANNOTATION, "true")));
         assert!(!is_own(&marked("sim-3", KWOK_NODE_ANNOTATION, "fake")));
+        let third = marked("sim-3", NODE_ANNOTATION, "true");
+        assert!(is_surplus(&third, 3) && !is_surplus(&third, 4));
+        assert!(!is_surplus(&marked("other", NODE_ANNOTATION, "true"), 0));
     }
 
     #[test]
