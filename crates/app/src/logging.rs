@@ -60,24 +60,30 @@ impl LogOptions {
     }
 
     fn filter(&self) -> String {
-        let level = match self.verbosity {
-            0..=3 => "info",
-            4..=5 => "debug",
-            _ => "trace",
-        };
-        // Libraries that speak for every request, or that print headers and bodies.
-        let quiet = [
-            "hyper",
-            "hyper_util",
-            "h2",
-            "tower",
-            "rustls",
-            "kube_client",
-            "tower_http",
-        ];
-        let quiet: String = quiet.iter().map(|name| format!(",{name}=warn")).collect();
-        format!("{level}{quiet},kube_runtime=error")
+        filter(self.verbosity)
     }
+}
+
+/// The filter, as of `RUST_LOG`, of a klog verbosity: 0 to 3 is info, 4 and 5 debug, more is trace.
+#[must_use]
+pub fn filter(verbosity: u8) -> String {
+    let level = match verbosity {
+        0..=3 => "info",
+        4..=5 => "debug",
+        _ => "trace",
+    };
+    // Libraries that speak for every request, or that print headers and bodies.
+    let quiet = [
+        "hyper",
+        "hyper_util",
+        "h2",
+        "tower",
+        "rustls",
+        "kube_client",
+        "tower_http",
+    ];
+    let quiet: String = quiet.iter().map(|name| format!(",{name}=warn")).collect();
+    format!("{level}{quiet},kube_runtime=error")
 }
 
 /// Sends all logs of this process to standard error. `RUST_LOG` overrides the verbosity.

@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{audit, bench, console, daemon, demo, explain, node, up, workload};
+use crate::{audit, bench, console, daemon, demo, explain, node, running, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -19,6 +19,10 @@ enum Command {
     /// Start a whole cluster on this machine: API server, manager, scheduler, koordlet and this
     /// machine as a node.
     Up(up::Args),
+    /// Stop the cluster that `koord up` started in the background.
+    Down(running::Args),
+    /// Say whether a cluster of `koord up` runs, and where.
+    Status(running::Args),
     /// Show what koord is for, on this machine.
     Demo {
         #[command(subcommand)]
@@ -120,7 +124,9 @@ fn run(args: Args) -> Result<ExitCode> {
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
         }
         Command::Crds => console::say(koord_api::crds_yaml()?.trim_end()),
-        Command::Up(args) => up::main(args)?,
+        Command::Up(args) => up::main(&args)?,
+        Command::Down(args) => running::down(&args)?,
+        Command::Status(args) => running::status(&args)?,
         Command::Explain(args) => explain::main(&args)?,
         Command::Node(command) => node::main(&command)?,
         Command::Audit(args) => audit::main(&args)?,

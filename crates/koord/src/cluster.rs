@@ -1,16 +1,21 @@
 //! A whole cluster in this process: what `koord up` and `koord demo` start.
 
+use crate::place::{self, Claim, Groups};
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_apiserver::{ApiServer, Config, Storage};
 use koord_app::Context;
-use koord_kube::{Api, Client, api::PostParams};
+use koord_app::admin::{Admin, Exposure};
+use koord_host::CgroupPath;
+use koord_kube::api::{DeleteParams, ListParams, PostParams};
+use koord_kube::{Api, Client, ResourceExt as _};
+use koordlet::states::{Driver, Layout};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +24,10 @@ use tokio_util::sync::CancellationToken;
 pub const CONFIG_NAMESPACE: &str = "koordinator-system";
 /// See [`CONFIG_NAMESPACE`].
 pub const CONFIG_NAME: &str = "slo-controller-config";
+
+/// Name of the ConfigMap, in [`CONFIG_NAMESPACE`], that says where the parts of a local cluster are
+/// to be asked: `node` (a name), `scheduler` and `koordlet` (URLs, empty when not served).
+pub const ADDRESSES_NAME: &str = "koord-up";
 
 /// Where the scheduler of a local cluster serves health, metrics and explanations.
 const SCHEDULER_PORT: u16 = 10251;
@@ -58,9 +67,15 @@ pub struct Cluster {
     pub audit: koordlet::audit::Log,
     /// This machine's node name.
     pub node_name: String,
+    /// Where the scheduler serves health, metrics and explanations.
+    pub scheduler_address: Option<SocketAddr>,
+    /// Where koordlet serves its health, metrics, state and audit events.
+    pub koordlet_address: Option<SocketAddr>,
+    groups: Groups,
     components: JoinSet<(&'static str, Result<()>)>,
     serving: JoinHandle<Result<(), koord_apiserver::Error>>,
     server_stop: CancellationToken,
+    _directory: Claim,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -82,8 +97,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
         .context("tokio runtime")
 }
 
-/// Sends logs to standard error, each with the seconds since the start; `RUST_LOG` overrides
-/// `default`.
+/// Sends logs to standard error; `RUST_LOG` overrides `default`.
 pub fn init_logging(default: &str) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
@@ -91,7 +105,6 @@ pub fn init_logging(default: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(crate::console::interactive())
-        .with_timer(tracing_subscriber::fmt::time::uptime())
         .with_target(false);
     // A second call (tests) keeps the first subscriber.
     let _ = logs.try_init();
@@ -101,12 +114,12 @@ impl Cluster {
     /// Starts everything and returns once the API server answers and the components run.
     ///
     /// # Errors
-    /// When the data directory cannot be used, the port is taken, or the first objects cannot be
-    /// written.
+    /// When the data directory cannot be used or another cluster has it, the port is taken, or the
+    /// first objects cannot be written. What another cluster wrote is untouched then.
     pub async fn start(options: Options) -> Result<Self> {
         install_crypto_provider();
-        std::fs::create_dir_all(&options.data_dir)
-            .with_context(|| format!("cannot create {}", options.data_dir.display()))?;
+        let directory = place::claim_directory(&options.data_dir).await?;
+        let groups = place::claim_groups(&options.data_dir)?;
         let context = Context::new();
         let node_name = koord_node::host_name();
         let node_logs = koord_node::Logs::new(options.data_dir.join("node"));
@@ -118,13 +131,20 @@ impl Cluster {
         };
         let mut config = Config::new(storage, context.clock.clone());
         config.bind = options.listen;
-        config.pod_logs = Some(Arc::new(NodeLogs(node_logs.clone())));
+        let logs = Arc::new(NodeLogs {
+            logs: node_logs.clone(),
+            node: node_name.clone(),
+            client: OnceLock::new(),
+        });
+        config.pod_logs = Some(logs.clone());
         let server = ApiServer::open(config).await?;
         let listener = server.listen().await?;
         let address = listener.local_addr().context("local address")?;
         let kubeconfig = options.data_dir.join("kubeconfig");
         server.install_crds(koord_api::crd_values()).await?;
         let client = koord_kube::client::in_process(server.service());
+        // Set once, here.
+        let _ = logs.client.set(client.clone());
         first_objects(&client, &options.slo_config).await?;
 
         let server_stop = CancellationToken::new();
@@ -146,15 +166,45 @@ impl Cluster {
             kubeconfig,
             audit,
             node_name,
+            scheduler_address: None,
+            koordlet_address: None,
+            groups,
             components: JoinSet::new(),
             serving,
             server_stop,
+            _directory: directory,
         };
-        cluster.start_components(&options, node_logs);
+        cluster.retire_nodes(options.simulated_nodes).await?;
+        cluster.start_components(&options, node_logs).await;
+        cluster.tell_addresses().await?;
         Ok(cluster)
     }
 
-    fn start_components(&mut self, options: &Options, node_logs: koord_node::Logs) {
+    /// Nodes of an earlier start look ready until somebody misses their leases, and would be given
+    /// pods that never run: simulated ones that are not started again go, and all others are not
+    /// ready until they say so.
+    async fn retire_nodes(&self, simulated: usize) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let known = nodes.list(&ListParams::default()).await?;
+        let now = self.context.clock.now();
+        for node in known {
+            let name = node.name_any();
+            if koord_sim::is_surplus(&node, simulated) {
+                nodes.delete(&name, &DeleteParams::default()).await?;
+                tracing::info!(node = %name, "removed: simulated by an earlier start");
+            } else if !koord_sim::is_simulated(&node) {
+                let condition = json!({"status": {"conditions": [{
+                    "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+                    "message": "koord up was started again and has not heard of this node",
+                    "lastTransitionTime": now,
+                }]}});
+                koord_kube::patch::strategic_status(&nodes, &name, &condition).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn start_components(&mut self, options: &Options, node_logs: koord_node::Logs) {
         let (client, context) = (self.client.clone(), self.context.clone());
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
@@ -170,17 +220,8 @@ impl Cluster {
             profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
             ..koord_scheduler::Options::new(koord_plugins::registry())
         };
-        let admin = koord_app::admin::Admin::new(context.metrics.clone())
-            .with_routes(scheduler.debug.router());
-        let stop = context.shutdown.clone();
-        tokio::spawn(async move {
-            // Where `koord explain` asks. Another cluster on this machine may have the port.
-            let address = ([127, 0, 0, 1], SCHEDULER_PORT).into();
-            let exposure = koord_app::admin::Exposure::Loopback;
-            if let Err(error) = admin.serve(address, exposure, stop).await {
-                tracing::info!(%error, "the scheduler's health and explanations are not served");
-            }
-        });
+        let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
+        self.scheduler_address = self.serve_scheduler(&admin).await;
         spawn(
             &mut self.components,
             "scheduler",
@@ -193,6 +234,7 @@ impl Cluster {
         let node = koord_node::Options {
             node_name: self.node_name.clone(),
             data_dir: options.data_dir.join("node"),
+            cgroup_parent: self.groups.parent.clone(),
             logs: Some(node_logs),
             ..Default::default()
         };
@@ -201,31 +243,25 @@ impl Cluster {
             "node",
             running(koord_node::run(node, client.clone(), context.clone())),
         );
-        let mut settings = koordlet::Settings::default();
+        let mut settings = koordlet::Settings {
+            // As the node makes them; a kubelet of this machine may do otherwise.
+            layout: Layout::new(Driver::Cgroupfs, self.groups.parent.clone()),
+            ..Default::default()
+        };
         settings
             .gates
             .set(koordlet::gates::Gate::AuditEventsHTTPHandler, true);
-        // Where `koord node status` and `koord audit` ask. Another cluster on this machine may have
-        // the port.
-        let agent_address = SocketAddr::from(([127, 0, 0, 1], KOORDLET_PORT));
-        let agent_address = std::net::TcpListener::bind(agent_address)
-            .is_ok()
-            .then_some(agent_address);
-        if agent_address.is_none() {
-            tracing::info!(
-                port = KOORDLET_PORT,
-                "koordlet's port is taken; its state is not served"
-            );
-        }
+        self.koordlet_address = free_port(KOORDLET_PORT);
         if !options.memory {
             settings.predict.dir = Some(options.data_dir.join("koordlet"));
         }
         let agent = koordlet::Options {
             settings,
+            detect_layout: None,
             node_name: self.node_name.clone(),
             audit: self.audit.clone(),
             report_interval: options.report_interval,
-            address: agent_address,
+            address: self.koordlet_address,
             ..Default::default()
         };
         spawn(
@@ -243,6 +279,103 @@ impl Cluster {
                 "sim",
                 running(koord_sim::run(sim, client, context)),
             );
+        }
+    }
+
+    /// Serves the scheduler's side. Another cluster on this machine may have the usual port.
+    async fn serve_scheduler(&self, admin: &Admin) -> Option<SocketAddr> {
+        for port in [SCHEDULER_PORT, 0] {
+            let address = ([127, 0, 0, 1], port).into();
+            let stop = self.context.shutdown.clone();
+            match admin.serve(address, Exposure::Loopback, stop).await {
+                Ok(address) => return Some(address),
+                Err(error) => tracing::debug!(%error, "another port is tried"),
+            }
+        }
+        tracing::warn!("the scheduler's health and explanations are not served: no port is free");
+        None
+    }
+
+    /// Leaves in the cluster where its parts are to be asked, for `koord explain` and others that
+    /// only have a kubeconfig.
+    async fn tell_addresses(&self) -> Result<()> {
+        let url = |address: Option<SocketAddr>| {
+            address.map_or_else(String::new, |address| format!("http://{address}"))
+        };
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": ADDRESSES_NAME, "namespace": CONFIG_NAMESPACE},
+            "data": {
+                "node": self.node_name,
+                "scheduler": url(self.scheduler_address),
+                "koordlet": url(self.koordlet_address),
+            },
+        });
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), CONFIG_NAMESPACE);
+        let patch = koord_kube::api::Patch::Merge(&map);
+        match maps
+            .patch(ADDRESSES_NAME, &Default::default(), &patch)
+            .await
+        {
+            Err(error) if koord_kube::patch::is_not_found(&error) => {
+                let map = serde_json::from_value(map).context("ConfigMap")?;
+                create(&maps, &map).await
+            }
+            other => other.map(drop).map_err(Into::into),
+        }
+        .with_context(|| format!("ConfigMap {ADDRESSES_NAME}"))
+    }
+
+    /// The group above that of all pods.
+    #[must_use]
+    pub fn groups_parent(&self) -> &CgroupPath {
+        &self.groups.parent
+    }
+
+    /// The group of all pods of this cluster.
+    ///
+    /// # Errors
+    /// Never for the parents that are chosen here.
+    pub fn pods_group(&self) -> Result<CgroupPath> {
+        self.groups
+            .parent
+            .join("kubepods")
+            .context("group of all pods")
+    }
+
+    /// Says that another cluster runs on this machine, if one does.
+    #[must_use]
+    pub fn beside(&self) -> Option<String> {
+        let other = self.groups.beside.as_ref()?;
+        Some(format!(
+            "another cluster runs on this machine (process {}, {}): this one's pods are in control \
+             groups of their own below /{}, and each measures the other as usage of the system",
+            other.pid,
+            other.dir.display(),
+            self.groups.parent,
+        ))
+    }
+
+    /// Waits until the node is ready, and returns how its pods are confined.
+    ///
+    /// # Errors
+    /// When a component ends before.
+    pub async fn ready(&mut self) -> Result<String> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let name = self.node_name.clone();
+        let ready = async {
+            loop {
+                if let Ok(Some(node)) = nodes.get_opt(&name).await
+                    && let Some(said) = is_ready(&node)
+                {
+                    return said;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            confinement = ready => Ok(confinement),
+            error = self.failed() => Err(error),
         }
     }
 
@@ -283,11 +416,61 @@ impl Cluster {
     }
 }
 
+/// `port` of this machine if it is free, else any that is.
+fn free_port(port: u16) -> Option<SocketAddr> {
+    [port, 0].into_iter().find_map(|port| {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
+        listener.local_addr().ok()
+    })
+}
+
+/// How the pods of a ready node are confined.
+fn is_ready(node: &Node) -> Option<String> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions
+        .iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let annotations = node.metadata.annotations.as_ref()?;
+    let said = annotations.get(koord_node::CONFINEMENT_ANNOTATION)?;
+    ready.then(|| said.clone())
+}
+
 /// How long a part may take to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Gives the API server the node's container logs.
-struct NodeLogs(koord_node::Logs);
+struct NodeLogs {
+    logs: koord_node::Logs,
+    /// The only node that has any.
+    node: String,
+    client: OnceLock<Client>,
+}
+
+impl NodeLogs {
+    /// Why a pod has no log here, when it is not this machine that runs it.
+    async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
+        let client = self.client.get()?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let found = pods.get_opt(pod).await.ok()??;
+        let node = found.spec?.node_name?;
+        if node == self.node {
+            return None;
+        }
+        let nodes: Api<Node> = Api::all(client.clone());
+        let simulated = nodes.get_opt(&node).await.ok()?;
+        Some(match simulated {
+            Some(node) if koord_sim::is_simulated(&node) => format!(
+                "pod {pod} is on {}, a simulated node: nothing runs there, so there is no log. \
+                 With nodeSelector {}: \"true\" it runs on this machine ({})",
+                node.name_any(),
+                koord_node::HOST_LABEL,
+                self.node
+            ),
+            Some(_) => format!("pod {pod} is on node {node}, which this koord up does not run"),
+            None => format!("pod {pod} is on node {node}, which is gone"),
+        })
+    }
+}
 
 impl koord_apiserver::PodLogs for NodeLogs {
     fn logs<'a>(
@@ -307,7 +490,12 @@ impl koord_apiserver::PodLogs for NodeLogs {
             timestamps: options.timestamps,
             previous: options.previous,
         };
-        self.0.open(namespace, pod, container, options)
+        Box::pin(async move {
+            if let Some(why) = self.elsewhere(namespace, pod).await {
+                return Err(why);
+            }
+            self.logs.open(namespace, pod, container, options).await
+        })
     }
 }
 
@@ -405,17 +593,12 @@ pub fn quick_config() -> Value {
     })
 }
 
-/// The directory of `koord up` when none is given.
+/// The directory of `koord up` when none is given. A cluster in memory has another, so that it
+/// leaves the files of a durable one alone.
 #[must_use]
-pub fn default_data_dir() -> PathBuf {
+pub fn default_data_dir(memory: bool) -> PathBuf {
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
     std::env::var_os("XDG_STATE_HOME")
         .map_or_else(|| home.join(".local/state"), PathBuf::from)
-        .join("koord")
-}
-
-/// `path` as a person would type it.
-#[must_use]
-pub fn shown(path: &Path) -> String {
-    path.display().to_string()
+        .join(if memory { "koord-memory" } else { "koord" })
 }

@@ -1,9 +1,15 @@
-//! `koord up`: a cluster on this machine until Ctrl-C.
+//! `koord up`: a cluster on this machine until Ctrl-C, or in the background until `koord down`.
 
 use crate::cluster::{self, Cluster};
 use crate::console;
-use anyhow::Result;
-use std::path::PathBuf;
+use crate::running::{self, Running};
+use anyhow::{Context as _, Result, bail};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How the cluster is started.
 #[derive(Debug, Clone, clap::Args)]
@@ -17,58 +23,198 @@ pub struct Args {
     /// Port of the API server on 127.0.0.1; 0 takes any free one.
     #[arg(long, default_value_t = 6443)]
     pub port: u16,
-    /// Keep objects in memory only: nothing survives a stop.
+    /// Keep objects in memory only: nothing survives a stop. Without --data-dir it has a directory
+    /// of its own.
     #[arg(long)]
     pub memory: bool,
+    /// Log warnings only.
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Log what the components find and decide; twice: everything.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Go on in the background once the cluster is up; `koord down` stops it.
+    #[arg(short, long)]
+    pub detach: bool,
+    /// This process is the background of `--detach`.
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub detached: bool,
 }
 
-/// Runs the cluster until Ctrl-C or SIGTERM.
+impl Args {
+    fn data_dir(&self) -> PathBuf {
+        let given = self.data_dir.clone();
+        given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
+    }
+
+    fn log_filter(&self) -> String {
+        match (self.quiet, self.verbose) {
+            (true, _) => "warn".to_owned(),
+            (false, 0) => "info,koord_scheduler=warn".to_owned(),
+            // Of everybody else's libraries only what is wrong is of interest.
+            (false, 1) => koord_app::logging::filter(4),
+            (false, _) => koord_app::logging::filter(6),
+        }
+    }
+}
+
+/// Runs the cluster until Ctrl-C, SIGTERM or SIGHUP, or starts it in the background.
 ///
 /// # Errors
 /// When it cannot start, or when a component ends by itself.
-pub fn main(args: Args) -> Result<()> {
-    cluster::init_logging("info,koord_scheduler=warn");
+pub fn main(args: &Args) -> Result<()> {
+    if args.detach {
+        return detach(args);
+    }
+    if args.detached {
+        rustix::process::setsid().context("a session of its own")?;
+    }
+    cluster::init_logging(&args.log_filter());
     cluster::runtime()?.block_on(run(args))
 }
 
-async fn run(args: Args) -> Result<()> {
-    let data_dir = args.data_dir.unwrap_or_else(cluster::default_data_dir);
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let mut cluster = Cluster::start(cluster::Options {
-        data_dir,
+async fn run(args: &Args) -> Result<()> {
+    let data_dir = args.data_dir();
+    let mut stop = Stop::new().context("signal handlers")?;
+    let start = Cluster::start(cluster::Options {
+        data_dir: data_dir.clone(),
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
-    })
-    .await?;
-    welcome(&cluster, args.nodes);
-    let failure = tokio::select! {
-        _ = tokio::signal::ctrl_c() => None,
-        _ = terminate.recv() => None,
-        error = cluster.failed() => Some(error),
+    });
+    let mut cluster = tokio::select! {
+        cluster = start => cluster?,
+        signal = stop.next() => bail!("{signal} before the cluster was up"),
     };
-    console::say("stopping: pods first, then the components");
-    cluster.stop().await;
+    let failure = tokio::select! {
+        failure = serve(&mut cluster, args, &data_dir) => match failure {
+            Ok(never) => match never {},
+            Err(error) => Some(error),
+        },
+        signal = stop.next() => {
+            console::say(format_args!("{signal}: stopping: pods first, then the components"));
+            None
+        }
+    };
+    Running::remove(&data_dir);
+    tokio::select! {
+        () = cluster.stop() => {}
+        signal = stop.next() => bail!("{signal} again: stopped before everything had ended"),
+    }
     match failure {
         None => Ok(()),
         Some(error) => Err(error),
     }
 }
 
-fn welcome(cluster: &Cluster, simulated: u32) {
-    let kubeconfig = cluster::shown(&cluster.kubeconfig);
-    let extra = match simulated {
-        0 => String::new(),
-        n => format!(" and {n} simulated nodes"),
+/// Says that the cluster is up once it is, and waits until a component ends, which none should.
+async fn serve(
+    cluster: &mut Cluster,
+    args: &Args,
+    data_dir: &Path,
+) -> Result<std::convert::Infallible> {
+    let confinement = cluster.ready().await?;
+    let running = Running {
+        pid: std::process::id(),
+        server: format!("https://{}", cluster.address),
+        kubeconfig: cluster.kubeconfig.clone(),
+        node: cluster.node_name.clone(),
+        simulated_nodes: args.nodes,
+        memory: args.memory,
+        unconfined: koord_node::unconfined(&confinement).map(str::to_owned),
+        beside: cluster.beside(),
+        scheduler: cluster.scheduler_address,
+        koordlet: cluster.koordlet_address,
     };
-    console::say(format_args!(
-        "\nkoord is up: https://{} with node {}{extra}. Ctrl-C stops it.\n\n  \
-         export KUBECONFIG={kubeconfig}\n  \
-         kubectl get nodes -o wide\n  \
-         kubectl describe node {} | grep -A9 Allocatable\n  \
-         kubectl get nodemetrics -o yaml\n",
-        cluster.address, cluster.node_name, cluster.node_name,
-    ));
+    running.write(data_dir)?;
+    console::say(running.welcome(running::Stopping::CtrlC));
+    Err(cluster.failed().await)
+}
+
+/// What asks a cluster to stop.
+struct Stop([(Signal, &'static str); 3]);
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self([
+            (signal(SignalKind::interrupt())?, "Ctrl-C"),
+            (signal(SignalKind::terminate())?, "SIGTERM"),
+            (signal(SignalKind::hangup())?, "SIGHUP"),
+        ]))
+    }
+
+    /// The next signal's name.
+    async fn next(&mut self) -> &'static str {
+        let [a, b, c] = &mut self.0;
+        tokio::select! {
+            _ = a.0.recv() => a.1,
+            _ = b.0.recv() => b.1,
+            _ = c.0.recv() => c.1,
+        }
+    }
+}
+
+/// Starts the same command in a session of its own, and waits until its cluster is up.
+fn detach(args: &Args) -> Result<()> {
+    let dir = args.data_dir();
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    if let Some(holder) = crate::place::holder(&dir)? {
+        bail!(
+            "a cluster runs in {} already, as process {}: koord down stops it",
+            dir.display(),
+            holder.pid
+        );
+    }
+    let path = dir.join("koord.log");
+    let cannot = || format!("cannot write {}", path.display());
+    let log = std::fs::File::create(&path).with_context(cannot)?;
+    let errors = log.try_clone().with_context(cannot)?;
+    let program = std::env::current_exe().context("path of this program")?;
+    let mut child = Command::new(program)
+        .args(background(std::env::args_os().skip(1)))
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .spawn()
+        .context("cannot start the background process")?;
+    loop {
+        if let Some(status) = child.try_wait().context("the background process")? {
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            let last = text.lines().last().unwrap_or_default();
+            let last = last.strip_prefix("koord: ").unwrap_or(last);
+            bail!(
+                "{last} (the background process ended with {status}; its log is {})",
+                path.display()
+            );
+        }
+        if let Some(running) = Running::read(&dir)?.filter(|running| running.pid == child.id()) {
+            console::say(running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())));
+            console::say(format_args!("  its log: {}\n", path.display()));
+            return Ok(());
+        }
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+/// The arguments of the background process: those given, with `--detach` replaced.
+fn background(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = given
+        .filter(|arg| arg != "--detach" && arg != "-d")
+        .collect();
+    args.push("--detached".into());
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_background_is_told_so_and_keeps_the_other_arguments() {
+        let given = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
+        let args = background(given.into_iter());
+        assert_eq!(args, ["up", "--nodes", "3", "--detached"]);
+    }
 }

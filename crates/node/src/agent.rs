@@ -197,7 +197,7 @@ async fn confine(
         }
     };
     tracing::warn!(reason = %why, "containers run unconfined: no CPU or memory control, no QoS");
-    (None, format!("unconfined: {why}"))
+    (None, format!("{}{why}", machine::UNCONFINED))
 }
 
 /// Opens the state of this node. A process that was forked by an earlier owner holds its lock until

@@ -49,7 +49,7 @@ mod worker;
 pub use agent::Error;
 pub use groups::GroupError;
 pub use logs::{LogOptions, LogStream, Logs};
-pub use machine::CONFINEMENT_ANNOTATION;
+pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, unconfined};
 pub use options::{Args, Options, host_name};
 pub use pod::pod_cgroup_path;
 

@@ -16,6 +16,20 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 /// Annotation on the Node that says whether containers are confined.
 pub const CONFINEMENT_ANNOTATION: &str = "node.koordinator.sh/confinement";
 
+/// Before the reason, in [`CONFINEMENT_ANNOTATION`], when containers are not confined.
+pub(crate) const UNCONFINED: &str = "unconfined: ";
+
+/// Why containers are not confined, from the value of [`CONFINEMENT_ANNOTATION`]; `None` when they
+/// are.
+#[must_use]
+pub fn unconfined(confinement: &str) -> Option<&str> {
+    confinement.strip_prefix(UNCONFINED)
+}
+
+/// Label of a node whose pods are processes of a machine, beside nodes that are simulated. The value
+/// is `true`.
+pub const HOST_LABEL: &str = "node.koordinator.sh/host";
+
 /// What the machine has, read once at start.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
@@ -129,6 +143,7 @@ pub fn metadata(facts: &NodeFacts<'_>) -> Value {
         ("kubernetes.io/arch", architecture()),
         ("beta.kubernetes.io/os", "linux"),
         ("beta.kubernetes.io/arch", architecture()),
+        (HOST_LABEL, "true"),
     ]);
     labels.extend(
         facts
@@ -255,9 +270,17 @@ mod tests {
         assert_eq!(ready["lastTransitionTime"], "1970-01-01T00:00:09Z");
         assert_eq!(ready["lastHeartbeatTime"], "1970-01-01T00:01:40Z");
         assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10255);
+        let labels = &metadata(&facts())["labels"];
+        assert_eq!(labels["kubernetes.io/hostname"], "here");
+        assert_eq!(labels["node.koordinator.sh/host"], "true");
+    }
+
+    #[test]
+    fn unconfined_containers_have_a_reason() {
+        assert_eq!(unconfined("cgroup v1 with unified tree"), None);
         assert_eq!(
-            metadata(&facts())["labels"]["kubernetes.io/hostname"],
-            "here"
+            unconfined("unconfined: it was asked for"),
+            Some("it was asked for")
         );
     }
 }

@@ -269,15 +269,12 @@ impl Layout {
     }
 }
 
-/// The control group of a pod on a node without a configured parent; `None` when the pod has no
+/// The control group of a pod on a node whose groups are below `parent`; `None` when the pod has no
 /// uid yet.
 #[must_use]
-pub fn pod_cgroup_path(pod: &Pod) -> Option<CgroupPath> {
+pub fn pod_cgroup_path(parent: &CgroupPath, pod: &Pod) -> Option<CgroupPath> {
     let uid = pod.metadata.uid.as_deref()?;
-    Layout::below(&CgroupPath::root())
-        .ok()?
-        .pod(qos_of(pod), uid)
-        .ok()
+    Layout::below(parent).ok()?.pod(qos_of(pod), uid).ok()
 }
 
 /// CPU weight of the `burstable` directory: what its pods request together.
@@ -398,17 +395,23 @@ mod tests {
             })
         )]));
         assert_eq!(
-            pod_cgroup_path(&guaranteed).unwrap().as_str(),
+            pod_cgroup_path(&CgroupPath::root(), &guaranteed)
+                .unwrap()
+                .as_str(),
             "kubepods/podu1"
         );
         let besteffort = pod(json!([container("a", json!({}))]));
         assert_eq!(
-            pod_cgroup_path(&besteffort).unwrap().as_str(),
+            pod_cgroup_path(&CgroupPath::root(), &besteffort)
+                .unwrap()
+                .as_str(),
             "kubepods/besteffort/podu1"
         );
         let burstable = pod(json!([container("a", json!({"requests": {"cpu": "2"}}))]));
         assert_eq!(
-            pod_cgroup_path(&burstable).unwrap().as_str(),
+            pod_cgroup_path(&CgroupPath::root(), &burstable)
+                .unwrap()
+                .as_str(),
             "kubepods/burstable/podu1"
         );
         let layout = Layout::below(&CgroupPath::new("koord-test").unwrap()).unwrap();

@@ -95,6 +95,10 @@ impl Scene {
             report_interval: Some(cluster::QUICK_REPORT),
         })
         .await?;
+        if let Some(other) = cluster.beside() {
+            progress
+                .suspend(|| console::warn(format_args!("koord: {other}; it disturbs the demo")));
+        }
         let mut scene = Self {
             setup: Setup {
                 cpus,
@@ -159,8 +163,7 @@ impl Scene {
 
     /// The group of all pods.
     fn pod_parent(&self) -> Result<koord_host::Cgroup> {
-        let path = koord_host::CgroupPath::new("kubepods").context("group of all pods")?;
-        Ok(self.root.cgroup(&path))
+        Ok(self.root.cgroup(&self.cluster.pods_group()?))
     }
 
     /// Why `scenario` cannot be played here, where it cannot.
@@ -649,7 +652,7 @@ impl Scene {
     }
 
     fn pod_cgroup(&self, pod: &Pod) -> Option<koord_host::Cgroup> {
-        let path = koord_node::pod_cgroup_path(pod)?;
+        let path = koord_node::pod_cgroup_path(self.cluster.groups_parent(), pod)?;
         Some(self.root.cgroup(&path))
     }
 
@@ -668,9 +671,10 @@ impl Scene {
             service: None,
             others: Vec::new(),
             batch: Vec::new(),
-            best_effort: koord_host::CgroupPath::new("kubepods/besteffort")
-                .ok()
-                .map(|path| self.root.cgroup(&path)),
+            best_effort: Some(
+                self.root
+                    .cgroup(&self.cluster.pods_group()?.join("besteffort")?),
+            ),
             counters,
         };
         for pod in &pods {

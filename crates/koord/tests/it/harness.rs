@@ -20,6 +20,8 @@ pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
 pub(crate) struct Up {
     child: Child,
     pub(crate) kubeconfig: PathBuf,
+    /// What it printed before it named the kubeconfig.
+    pub(crate) welcome: String,
 }
 
 impl Up {
@@ -35,6 +37,7 @@ impl Up {
             .spawn()
             .expect("koord starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut welcome = String::new();
         let kubeconfig = loop {
             let line = lines
                 .next()
@@ -43,10 +46,15 @@ impl Up {
             if let Some(path) = line.trim().strip_prefix("export KUBECONFIG=") {
                 break PathBuf::from(path);
             }
+            welcome += &line;
         };
         // The rest of what it prints is drained so that it never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child, kubeconfig }
+        Self {
+            child,
+            kubeconfig,
+            welcome,
+        }
     }
 
     /// SIGKILL, as a crash of the machine's out-of-memory killer would.
@@ -57,8 +65,13 @@ impl Up {
 
     /// SIGINT, as Ctrl-C, and the exit code.
     pub(crate) fn interrupt(&mut self) -> Option<i32> {
+        self.signal(rustix::process::Signal::INT)
+    }
+
+    /// Any signal, and the exit code.
+    pub(crate) fn signal(&mut self, signal: rustix::process::Signal) -> Option<i32> {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
+        rustix::process::kill_process(pid, signal).expect("signal");
         self.child.wait().expect("exit status").code()
     }
 

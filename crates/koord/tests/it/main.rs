@@ -10,3 +10,4 @@ mod crash;
 mod demo;
 mod harness;
 mod kubectl;
+mod up;

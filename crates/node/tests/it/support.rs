@@ -234,7 +234,7 @@ impl World {
 
     /// The group of a pod on this world's node.
     pub(crate) fn group(&self, pod: &Pod) -> koord_host::Cgroup {
-        let path = koord_node::pod_cgroup_path(pod).unwrap();
+        let path = koord_node::pod_cgroup_path(&koord_host::CgroupPath::root(), pod).unwrap();
         self.root.cgroup(&self.parent.join(path.as_str()).unwrap())
     }
 }

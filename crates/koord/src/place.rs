@@ -1,0 +1,218 @@
+//! Where a cluster of this machine lives: its directory, which one process holds at a time, and the
+//! control groups of its pods, which no two clusters share.
+//!
+//! Both are claimed by locked files, before anything else is written: a start that fails changes
+//! nothing of a cluster that runs. A lock ends with its process, however that ends.
+
+use anyhow::{Context as _, Result, bail};
+use koord_host::CgroupPath;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, TryLockError};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the claims on control groups are kept: they end with the boot, as the groups do.
+const GROUP_CLAIMS: &str = "/run/koord";
+/// As many clusters can share a machine.
+const MOST_CLUSTERS: u32 = 64;
+
+/// A lock that this process holds.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    /// Held open: the lock ends with it.
+    _file: File,
+}
+
+/// Who holds a lock, as its file says.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Holder {
+    pub(crate) pid: u32,
+    pub(crate) dir: PathBuf,
+}
+
+/// Takes `dir`, made when missing, for this process.
+///
+/// A process that was forked by an earlier owner holds the lock until it executes its program, so
+/// it gets a moment to go away.
+///
+/// # Errors
+/// When another process has it, or it cannot be used.
+pub(crate) async fn claim_directory(dir: &Path) -> Result<Claim> {
+    const TRIES: u32 = 10;
+    let shown = dir.display();
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match claim(&lock_of(dir), dir)? {
+            Ok(claim) => return Ok(claim),
+            Err(_) if tries < TRIES => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(holder) => bail!(
+                "a cluster runs in {shown} already, as process {}: stop it, or name another \
+                 --data-dir and --port",
+                holder.pid
+            ),
+        }
+    }
+}
+
+/// The process that has `dir`, if one has.
+///
+/// # Errors
+/// When the lock cannot be looked at.
+pub(crate) fn holder(dir: &Path) -> Result<Option<Holder>> {
+    let path = lock_of(dir);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut file = open(&path)?;
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Ok(Some(read(&mut file))),
+        Err(TryLockError::Error(error)) => Err(failed(&path, error)),
+    }
+}
+
+fn lock_of(dir: &Path) -> PathBuf {
+    dir.join("lock")
+}
+
+/// The control groups of one cluster's pods.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    /// Above `kubepods`: the root for the machine's first cluster, a group of its own for others.
+    pub(crate) parent: CgroupPath,
+    /// Who has the root, when it is another cluster.
+    pub(crate) beside: Option<Holder>,
+    /// Held for as long as the cluster runs; none where claims cannot be kept.
+    _claim: Option<Claim>,
+}
+
+/// Takes the first root of groups that no other cluster of this machine has, for the cluster in
+/// `dir`. Without the right to keep claims there is none to write groups either, and the root's are
+/// named.
+///
+/// # Errors
+/// When there are too many clusters.
+pub(crate) fn claim_groups(dir: &Path) -> Result<Groups> {
+    claim_groups_in(Path::new(GROUP_CLAIMS), dir)
+}
+
+fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
+    if let Err(error) = std::fs::create_dir_all(claims) {
+        tracing::debug!(%error, "claims on control groups cannot be kept");
+        return Ok(Groups {
+            parent: CgroupPath::root(),
+            beside: None,
+            _claim: None,
+        });
+    }
+    let mut first = None;
+    for number in 1..=MOST_CLUSTERS {
+        match claim(&claims.join(format!("cluster-{number}.lock")), dir) {
+            Ok(Ok(claim)) => {
+                let parent = match number {
+                    1 => CgroupPath::root(),
+                    n => CgroupPath::new(&format!("koord-{n}")).context("group of this cluster")?,
+                };
+                return Ok(Groups {
+                    parent,
+                    beside: first,
+                    _claim: Some(claim),
+                });
+            }
+            Ok(Err(holder)) => {
+                first.get_or_insert(holder);
+            }
+            Err(error) => {
+                tracing::debug!("claims on control groups cannot be kept: {error:#}");
+                return Ok(Groups {
+                    parent: CgroupPath::root(),
+                    beside: None,
+                    _claim: None,
+                });
+            }
+        }
+    }
+    bail!("{MOST_CLUSTERS} clusters run on this machine already")
+}
+
+/// Locks `path` for the cluster in `dir`, or says who has it.
+fn claim(path: &Path, dir: &Path) -> Result<Result<Claim, Holder>> {
+    let mut file = open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Err(read(&mut file))),
+        Err(TryLockError::Error(error)) => return Err(failed(path, error)),
+    }
+    let holder = Holder {
+        pid: std::process::id(),
+        dir: std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
+    };
+    let text = serde_json::to_string(&holder)?;
+    file.set_len(0)
+        .and_then(|()| file.write_all(text.as_bytes()))
+        .map_err(|error| failed(path, error))?;
+    Ok(Ok(Claim { _file: file }))
+}
+
+fn open(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(path).map_err(|error| failed(path, error))
+}
+
+fn failed(path: &Path, error: std::io::Error) -> anyhow::Error {
+    anyhow::Error::new(error).context(format!("cannot lock {}", path.display()))
+}
+
+/// What the holder wrote; nothing while it has not.
+fn read(file: &mut File) -> Holder {
+    let mut text = String::new();
+    let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
+    read.ok()
+        .and_then(|_| serde_json::from_str(&text).ok())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_has_one_owner_who_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(holder(dir.path()).unwrap(), None);
+        let claim = claim_directory(dir.path()).await.unwrap();
+        let error = claim_directory(dir.path()).await.unwrap_err().to_string();
+        let pid = std::process::id();
+        assert!(error.contains(&format!("process {pid}")), "{error}");
+        assert_eq!(holder(dir.path()).unwrap().unwrap().pid, pid);
+        drop(claim);
+        assert_eq!(holder(dir.path()).unwrap(), None);
+        claim_directory(dir.path()).await.unwrap();
+    }
+
+    #[test]
+    fn every_cluster_has_groups_of_its_own() {
+        let claims = tempfile::tempdir().unwrap();
+        let take = |dir: &str| claim_groups_in(claims.path(), Path::new(dir)).unwrap();
+        let first = take("/a");
+        assert_eq!((first.parent.as_str(), &first.beside), ("", &None));
+        let second = take("/b");
+        assert_eq!(second.parent.as_str(), "koord-2");
+        assert_eq!(second.beside.as_ref().unwrap().dir, Path::new("/a"));
+        assert_eq!(take("/c").parent.as_str(), "koord-3");
+        drop(first);
+        assert_eq!(take("/d").parent.as_str(), "");
+    }
+
+    #[test]
+    fn without_a_place_for_claims_the_root_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let groups = claim_groups_in(&file.path().join("claims"), Path::new("/a")).unwrap();
+        assert!(groups.parent.is_root() && groups.beside.is_none());
+    }
+}

@@ -1,0 +1,255 @@
+//! What is known of a cluster that runs on this machine: `koord status`, `koord down`.
+
+use crate::{cluster, console, place};
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A cluster that is up; its file is in its directory while it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Running {
+    pub(crate) pid: u32,
+    pub(crate) server: String,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) node: String,
+    pub(crate) simulated_nodes: u32,
+    pub(crate) memory: bool,
+    /// Why pods are not confined, when they are not.
+    pub(crate) unconfined: Option<String>,
+    /// That another cluster runs on this machine, if one did at the start.
+    pub(crate) beside: Option<String>,
+    /// Where the scheduler explains itself.
+    pub(crate) scheduler: Option<SocketAddr>,
+    /// Where koordlet shows its state.
+    pub(crate) koordlet: Option<SocketAddr>,
+}
+
+/// How the cluster is stopped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stopping<'a> {
+    /// By the terminal that it runs in.
+    CtrlC,
+    /// By `koord down`; whether its directory has to be named.
+    Down(&'a Path, bool),
+}
+
+impl Running {
+    fn path(dir: &Path) -> PathBuf {
+        dir.join("cluster.json")
+    }
+
+    /// What the cluster in `dir` wrote, if it is up.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = Self::path(dir);
+        match std::fs::read(&path) {
+            // Half-written, or of another version: not to be understood yet, or never.
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        let path = Self::path(dir);
+        std::fs::write(&path, serde_json::to_vec_pretty(self)?)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    pub(crate) fn remove(dir: &Path) {
+        // Without it `status` says less; the lock tells the truth all the same.
+        let _ = std::fs::remove_file(Self::path(dir));
+    }
+
+    /// What a person needs to go on.
+    pub(crate) fn welcome(&self, stopping: Stopping<'_>) -> String {
+        let mut text = format!("\nkoord is up: {} with {}. ", self.server, self.nodes());
+        let _ = match stopping {
+            Stopping::CtrlC => writeln!(text, "Ctrl-C stops it."),
+            Stopping::Down(dir, true) => {
+                writeln!(text, "koord down --data-dir {} stops it.", dir.display())
+            }
+            Stopping::Down(_, false) => {
+                let memory = if self.memory { " --memory" } else { "" };
+                writeln!(text, "koord down{memory} stops it.")
+            }
+        };
+        text += &self.notices();
+        let (kubeconfig, node) = (self.kubeconfig.display(), &self.node);
+        let _ = write!(
+            text,
+            "\n  export KUBECONFIG={kubeconfig}\n  kubectl get nodes -o wide\n  \
+             kubectl describe node {node} | grep -A9 Allocatable\n  \
+             kubectl get nodemetrics -o yaml\n"
+        );
+        text
+    }
+
+    fn nodes(&self) -> String {
+        match self.simulated_nodes {
+            0 => format!("node {}", self.node),
+            n => format!(
+                "node {} and {n} simulated nodes, on which nothing runs",
+                self.node
+            ),
+        }
+    }
+
+    /// What is not as one would expect.
+    fn notices(&self) -> String {
+        let mut text = String::new();
+        if let Some(why) = &self.unconfined {
+            let _ = writeln!(
+                text,
+                "\n  NOTHING IS ENFORCED: pods run without control groups, so batch work is neither \
+                 limited nor measured.\n  {why}"
+            );
+        }
+        if let Some(beside) = &self.beside {
+            let _ = writeln!(text, "\n  NOT ALONE: {beside}.");
+        }
+        text
+    }
+}
+
+/// Which cluster is meant.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The directory of the cluster, as `koord up` was given.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// The cluster of `koord up --memory`.
+    #[arg(long, conflicts_with = "data_dir")]
+    pub memory: bool,
+}
+
+impl Args {
+    fn dir(&self) -> PathBuf {
+        let given = self.data_dir.clone();
+        given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
+    }
+}
+
+/// How long `koord down` waits: twice what the parts of a cluster may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Says whether a cluster runs, and how to talk to it.
+///
+/// # Errors
+/// None runs.
+pub fn status(args: &Args) -> Result<()> {
+    let dir = args.dir();
+    let Some(holder) = place::holder(&dir)? else {
+        bail!("no cluster runs in {}", dir.display());
+    };
+    match Running::read(&dir)?.filter(|running| running.pid == holder.pid) {
+        Some(running) => {
+            console::say(format_args!(
+                "up: {} with {}, process {}{}",
+                running.server,
+                running.nodes(),
+                running.pid,
+                if running.memory { ", in memory" } else { "" },
+            ));
+            console::say(format_args!(
+                "  export KUBECONFIG={}",
+                running.kubeconfig.display()
+            ));
+            let notices = running.notices();
+            if !notices.is_empty() {
+                console::say(notices.trim_end());
+            }
+        }
+        None => console::say(format_args!(
+            "process {} is starting or stopping a cluster in {}",
+            holder.pid,
+            dir.display()
+        )),
+    }
+    Ok(())
+}
+
+/// Stops the cluster as Ctrl-C would, and waits until it has.
+///
+/// # Errors
+/// None runs, it is another user's, or it does not stop.
+pub fn down(args: &Args) -> Result<()> {
+    let dir = args.dir();
+    let Some(holder) = place::holder(&dir)? else {
+        bail!("no cluster runs in {}", dir.display());
+    };
+    let pid = i32::try_from(holder.pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .context("the cluster's process is not known yet")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+        .with_context(|| format!("cannot stop process {}", holder.pid))?;
+    let begun = Instant::now();
+    while place::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
+        if begun.elapsed() > PATIENCE {
+            bail!("process {} has not stopped within {PATIENCE:?}", holder.pid);
+        }
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+    console::say(format_args!("stopped; {} is kept", dir.display()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running() -> Running {
+        Running {
+            pid: 1,
+            server: "https://127.0.0.1:6443".to_owned(),
+            kubeconfig: "/d/kubeconfig".into(),
+            node: "vm".to_owned(),
+            simulated_nodes: 3,
+            memory: false,
+            unconfined: None,
+            beside: None,
+            scheduler: None,
+            koordlet: None,
+        }
+    }
+
+    #[test]
+    fn what_is_not_as_expected_is_said_in_the_welcome() {
+        let text = running().welcome(Stopping::CtrlC);
+        assert!(
+            text.starts_with(
+                "\nkoord is up: https://127.0.0.1:6443 with node vm and 3 simulated nodes, on \
+                 which nothing runs. Ctrl-C stops it.\n\n  export KUBECONFIG=/d/kubeconfig\n"
+            ),
+            "{text}"
+        );
+        let odd = Running {
+            unconfined: Some("kubepods: denied (are you root?)".to_owned()),
+            beside: Some("another cluster".to_owned()),
+            ..running()
+        };
+        let text = odd.welcome(Stopping::Down(Path::new("/d"), true));
+        for part in [
+            "koord down --data-dir /d stops it",
+            "NOTHING IS ENFORCED",
+            "are you root?",
+            "NOT ALONE: another cluster.",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn its_file_is_there_while_it_is_up() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Running::read(dir.path()).unwrap(), None);
+        running().write(dir.path()).unwrap();
+        assert_eq!(Running::read(dir.path()).unwrap(), Some(running()));
+        Running::remove(dir.path());
+        assert_eq!(Running::read(dir.path()).unwrap(), None);
+    }
+}

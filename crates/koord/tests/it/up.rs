@@ -1,0 +1,218 @@
+//! Starts that fail, clusters beside each other, and clusters in the background.
+
+use crate::harness::{Up, eventually, exclusive};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_host::testing::skip;
+use koord_kube::api::{ListParams, LogParams, PostParams};
+use koord_kube::{Api, ResourceExt as _};
+use serde_json::json;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn koord(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_koord"))
+        .args(args)
+        .args([Path::new("--data-dir"), dir])
+        .env("RUST_LOG", "warn")
+        .stdin(Stdio::null())
+        .output()
+        .expect("koord starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("utf-8")
+}
+
+/// It fails in one sentence, before it says that anything is up.
+fn refused(output: &Output, says: &[&str]) {
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(text(&output.stdout), "", "{stderr}");
+    for part in says {
+        assert!(stderr.contains(part), "{part:?}: {stderr}");
+    }
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_running_cluster_alone() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut up = Up::start(dir.path(), &["--memory"]);
+    let kubeconfig = std::fs::read(&up.kubeconfig).expect("a kubeconfig");
+    for more in [
+        &["up", "--port", "0"][..],
+        &["up", "--port", "0", "--memory"],
+    ] {
+        refused(&koord(dir.path(), more), &["runs in", "already", "process"]);
+        assert_eq!(std::fs::read(&up.kubeconfig).expect("it stays"), kubeconfig);
+    }
+    refused(&koord(dir.path(), &["up", "--detach"]), &["already"]);
+
+    // A taken port is found before anything is written, too.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its number").port().to_string();
+    let other = tempfile::tempdir().expect("a directory");
+    refused(&koord(other.path(), &["up", "--port", &port]), &[&port]);
+    assert!(!other.path().join("kubeconfig").exists());
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let nodes = runtime.block_on(async {
+        let nodes: Api<Node> = Api::all(up.client().await);
+        nodes.list(&ListParams::default()).await
+    });
+    assert_eq!(nodes.expect("the first one still answers").items.len(), 1);
+    assert_eq!(up.interrupt(), Some(0));
+}
+
+#[test]
+fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
+    if !koord_host::is_root() {
+        skip("two clusters", "control groups need root");
+        return;
+    }
+    let _machine = exclusive();
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let first = Up::start(dirs[0].path(), &["--memory"]);
+    let second = Up::start(dirs[1].path(), &["--memory"]);
+    assert!(second.welcome.contains("NOT ALONE"), "{}", second.welcome);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let groups = [first, second].map(|up| {
+        let group = runtime.block_on(group_of_a_pod(&up));
+        (up, group)
+    });
+    let [(_, one), (_, two)] = &groups;
+    assert_ne!(one, two, "each has its own kubepods");
+    for (mut up, _) in groups {
+        assert_eq!(up.interrupt(), Some(0));
+    }
+}
+
+/// Where `kubepods` is, above a pod that runs.
+async fn group_of_a_pod(up: &Up) -> String {
+    let pods: Api<Pod> = Api::default_namespaced(up.client().await);
+    let pod = json!({
+        "metadata": {"name": "who"},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [{
+            "name": "main", "image": "host",
+            "command": ["/bin/sh", "-c", "grep memory /proc/self/cgroup || cat /proc/self/cgroup; exec sleep 9876"],
+        }]},
+    });
+    let pod = serde_json::from_value(pod).expect("a pod");
+    pods.create(&PostParams::default(), &pod)
+        .await
+        .expect("created");
+    let begun = std::time::Instant::now();
+    loop {
+        if let Ok(log) = pods.logs("who", &LogParams::default()).await
+            && let Some((above, _)) = log.split_once("kubepods")
+        {
+            return above.to_owned();
+        }
+        assert!(begun.elapsed() < crate::harness::PATIENCE, "no log");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+#[test]
+fn simulated_nodes_say_so_and_go_with_the_next_start() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut up = Up::start(dir.path(), &["--nodes", "2"]);
+    let kubeconfig = up.kubeconfig.clone();
+    runtime.block_on(async {
+        let client = up.client().await;
+        let pods: Api<Pod> = Api::default_namespaced(client.clone());
+        let pod = json!({
+            "metadata": {"name": "nowhere"},
+            "spec": {
+                "nodeSelector": {"sim.koordinator.sh/node": "true"},
+                "containers": [{"name": "main", "image": "i", "command": ["/bin/true"]}],
+            },
+        });
+        let pod = serde_json::from_value(pod).expect("a pod");
+        pods.create(&PostParams::default(), &pod)
+            .await
+            .expect("created");
+        let events: Api<Event> = Api::default_namespaced(client);
+        let begun = std::time::Instant::now();
+        loop {
+            let list = events.list(&ListParams::default()).await.expect("events");
+            if list
+                .iter()
+                .any(|event| event.reason.as_deref() == Some("Simulated"))
+            {
+                break;
+            }
+            assert!(
+                begun.elapsed() < crate::harness::PATIENCE,
+                "no event: {list:?}"
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        let error = pods
+            .logs("nowhere", &LogParams::default())
+            .await
+            .unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("a simulated node: nothing runs there"),
+            "{error}"
+        );
+    });
+    assert_eq!(up.interrupt(), Some(0));
+    assert!(kubeconfig.exists());
+
+    // A start that never gets as far as its node tells what the store says of nodes before.
+    let mut up = Up::start(dir.path(), &[]);
+    let nodes = runtime.block_on(async {
+        let nodes: Api<Node> = Api::all(up.client().await);
+        nodes.list(&ListParams::default()).await.expect("nodes")
+    });
+    let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    let labels = nodes.items[0].labels();
+    assert_eq!(labels["node.koordinator.sh/host"], "true");
+    assert_eq!(up.interrupt(), Some(0));
+}
+
+#[test]
+fn a_cluster_in_the_background_is_shown_and_stopped() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
+    refused(&koord(dir.path(), &["down"]), &["no cluster runs in"]);
+    let up = koord(dir.path(), &["up", "--memory", "--port", "0", "--detach"]);
+    let said = text(&up.stdout);
+    assert!(up.status.success(), "{}", text(&up.stderr));
+    assert!(said.contains("koord is up: https://127.0.0.1:"), "{said}");
+    assert!(said.contains("koord down --data-dir"), "{said}");
+    let status = koord(dir.path(), &["status"]);
+    assert!(text(&status.stdout).starts_with("up: https://127.0.0.1:"));
+    let down = koord(dir.path(), &["down"]);
+    assert!(down.status.success(), "{}", text(&down.stderr));
+    refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
+
+    // One that cannot start says why, not that it is up.
+    std::fs::write(dir.path().join("node"), "in the way")
+        .or_else(|_| {
+            std::fs::remove_dir_all(dir.path().join("node"))?;
+            std::fs::write(dir.path().join("node"), "in the way")
+        })
+        .expect("a file where a directory is needed");
+    let up = koord(dir.path(), &["up", "--memory", "--port", "0", "--detach"]);
+    refused(&up, &["node", "its log is"]);
+}
+
+#[test]
+fn a_closed_terminal_stops_as_ctrl_c_does() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut up = Up::start(dir.path(), &["--memory"]);
+    let code = up.signal(rustix::process::Signal::HUP);
+    assert_eq!(code, Some(0));
+    eventually("its file to be gone", || {
+        (!dir.path().join("cluster.json").exists()).then_some(())
+    });
+}
