@@ -1,4 +1,5 @@
-//! Repository chores: `cargo xtask tidy` checks what the compiler does not.
+//! Repository chores. `cargo xtask types` rewrites the table of Kubernetes' types (see [`types`]);
+//! `cargo xtask tidy` checks what the compiler does not:
 //!
 //! * crates depend on each other only along the edges of docs/architecture.md;
 //! * `unsafe` stands only in crates/host;
@@ -8,6 +9,8 @@
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+mod types;
 
 /// The allowed edges, by package name. Tests may also use `DEV`.
 const EDGES: &[(&str, &[&str])] = &[
@@ -87,10 +90,15 @@ const DEV: &[&str] = &[
 const LONG: usize = 900;
 
 fn main() -> Result<()> {
-    let task = std::env::args().nth(1).unwrap_or_default();
+    let mut args = std::env::args().skip(1);
+    let task = args.next().unwrap_or_default();
     match task.as_str() {
         "tidy" => tidy(),
-        other => bail!("unknown task {other:?}; there is: tidy"),
+        "types" => {
+            let from = args.next().context("types DIR [VERSION]")?;
+            types::run(&workspace_root()?, from.into(), args.next())
+        }
+        other => bail!("unknown task {other:?}; there are: tidy, types"),
     }
 }
 

@@ -1,12 +1,15 @@
 //! Facts of the built-in types, read once from the compact table `types.txt`: field names, types,
-//! protobuf numbers, merge keys. Strict decoding, pruning, canonical quantities, strategic merge
-//! and protobuf decoding all walk the same structure.
+//! protobuf numbers, merge keys. Strict decoding, pruning, canonical quantities, strategic merge,
+//! server-side apply and protobuf decoding all walk the same structure. `cargo xtask types` writes
+//! the table from the Go sources of a Kubernetes version.
 
 mod walk;
 
 use std::sync::LazyLock;
 
 use rustc_hash::FxHashMap;
+
+use super::structural::ListType;
 
 pub(super) use walk::{canonicalize, check_types, prune, unknown_fields};
 
@@ -61,6 +64,12 @@ pub(super) struct Field {
     pub(super) merge: Merge,
     pub(super) replace: bool,
     pub(super) retain_keys: bool,
+    /// How server-side apply tells the elements of a list apart.
+    pub(super) list: ListType,
+    /// The struct or map is owned as a whole.
+    pub(super) atomic: bool,
+    /// What an absent key of a list element stands for.
+    pub(super) default: Option<&'static str>,
     /// Members of the (struct) field appear in the parent's JSON object.
     pub(super) inline: bool,
 }
@@ -68,6 +77,8 @@ pub(super) struct Field {
 #[derive(Debug, Clone)]
 pub(super) struct Struct {
     pub(super) name: &'static str,
+    /// Values are owned as a whole.
+    pub(super) atomic: bool,
     /// Fields as in protobuf; inline ones not expanded.
     pub(super) fields: Vec<Field>,
     /// JSON name -> field, inline ones expanded.
@@ -114,9 +125,12 @@ fn parse(text: &'static str) -> Table {
         .map(|line| {
             let mut words = line.split(' ');
             let name = words.next().unwrap_or_default();
+            let mut words = words.peekable();
+            let atomic = words.next_if_eq(&"%-").is_some();
             let fields = words.filter_map(|w| parse_field(w, &by_name)).collect();
             Struct {
                 name,
+                atomic,
                 fields,
                 by_json: FxHashMap::default(),
             }
@@ -161,38 +175,53 @@ fn parse_field(word: &'static str, names: &FxHashMap<&'static str, StructId>) ->
             merge: Merge::Default,
             replace: false,
             retain_keys: false,
+            list: ListType::Atomic,
+            atomic: false,
+            default: None,
             inline: true,
         });
     }
     let (json, rest) = word.split_once('=')?;
     let (number, rest) = rest.split_once(':')?;
-    let end = rest.find(['?', '@', '!', '~']).unwrap_or(rest.len());
+    let end = rest.find(FLAGS).unwrap_or(rest.len());
     let (shape, flags) = rest.split_at(end);
-    let merge = match flags.split_once('@') {
-        None => Merge::Default,
-        Some((_, key)) => match key.trim_end_matches(['~', '!']) {
-            "" => Merge::Set,
-            key => Merge::Key(key),
-        },
-    };
     let pointer = shape.starts_with('*');
     let shape = parse_shape(shape.trim_start_matches('*'), names)?;
-    let merge = if matches!(shape, Shape::List(_)) {
-        merge
-    } else {
-        Merge::Default
+    let merge = match flag(flags, '@') {
+        None => Merge::Default,
+        Some("") => Merge::Set,
+        Some(key) => Merge::Key(key),
+    };
+    // Apply tells elements apart as patches do, unless it is said otherwise.
+    let list = match (flag(flags, '%'), &merge) {
+        (Some("-"), _) | (None, Merge::Default) => ListType::Atomic,
+        (Some(""), _) | (None, Merge::Set) => ListType::Set,
+        (Some(keys), _) => ListType::Map(keys.split(',').map(str::to_owned).collect()),
+        (None, Merge::Key(key)) => ListType::Map(vec![(*key).to_owned()]),
     };
     Some(Field {
         json,
         number: number.parse().ok()?,
+        atomic: flag(flags, '%') == Some("-") && !matches!(shape, Shape::List(_)),
         shape,
         pointer,
         omit_empty: flags.contains('?'),
         merge,
         replace: flags.contains('!'),
         retain_keys: flags.contains('~'),
+        list,
+        default: flag(flags, '$'),
         inline: false,
     })
+}
+
+/// What each flag of a field begins with.
+const FLAGS: [char; 6] = ['?', '!', '~', '@', '%', '$'];
+
+/// What stands behind a flag, `None` without it.
+fn flag(flags: &'static str, sign: char) -> Option<&'static str> {
+    let (_, rest) = flags.split_once(sign)?;
+    rest.split(FLAGS).next()
 }
 
 fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, StructId>) -> Option<Shape> {
@@ -234,7 +263,8 @@ mod tests {
             .filter(|l| !l.is_empty() && !l.starts_with('#'))
             .zip(&TABLE.structs)
         {
-            assert_eq!(line.split(' ').count() - 1, s.fields.len(), "{line}");
+            let words = line.split(' ').skip(1).filter(|w| *w != "%-").count();
+            assert_eq!(words, s.fields.len(), "{line}");
             fields += s.fields.len();
         }
         assert!(fields > 2000, "{fields}");
@@ -254,5 +284,56 @@ mod tests {
             Merge::Default
         );
         assert!(spec.json_field("volumes").unwrap().retain_keys);
+        assert!(spec.json_field("nodeSelector").unwrap().atomic);
+        let ports = container.json_field("ports").unwrap();
+        assert_eq!(ports.merge, Merge::Key("containerPort"));
+        let keys = ["containerPort", "protocol"].map(str::to_owned).to_vec();
+        assert_eq!(ports.list, ListType::Map(keys));
+        let port = get(find("core/v1.ContainerPort").unwrap());
+        assert_eq!(port.json_field("protocol").unwrap().default, Some("TCP"));
+        assert!(get(find("meta/v1.LabelSelector").unwrap()).atomic);
+    }
+
+    /// The table is of the same Kubernetes version as the `k8s-openapi` crate: each describes the
+    /// fields that the other has.
+    #[test]
+    fn the_table_agrees_with_k8s_openapi() {
+        let mut seen = 0;
+        let mut faults = Vec::new();
+        for (name, schema) in crate::kinds::openapi::builtin_components() {
+            let Some(id) = find(&name) else {
+                continue;
+            };
+            seen += 1;
+            let this = get(id);
+            let properties = schema["properties"].as_object();
+            let theirs: Vec<&str> = properties
+                .into_iter()
+                .flat_map(|p| p.keys().map(String::as_str))
+                .collect();
+            for (key, field) in &this.by_json {
+                let Some(theirs) = properties.and_then(|p| p.get(*key)) else {
+                    faults.push(format!("{name}.{key} is not in k8s-openapi"));
+                    continue;
+                };
+                let want = match field.shape {
+                    Shape::Str | Shape::Bytes | Shape::Time | Shape::MicroTime => "string",
+                    Shape::Bool => "boolean",
+                    Shape::Int32 | Shape::Int64 => "integer",
+                    Shape::Double => "number",
+                    Shape::List(_) | Shape::WrappedStrings => "array",
+                    Shape::Map(_) => "object",
+                    _ => continue,
+                };
+                if theirs.get("type").is_some_and(|t| t != want) {
+                    faults.push(format!("{name}.{key} is {want}, there {}", theirs["type"]));
+                }
+            }
+            for key in theirs.iter().filter(|k| this.json_field(k).is_none()) {
+                faults.push(format!("{name} lacks {key}"));
+            }
+        }
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+        assert!(seen > 400, "{seen}");
     }
 }

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kinds::facts::{self, Merge, Shape};
 use crate::kinds::resource::GroupVersionKind;
+use crate::kinds::structural::ListType;
 
 const PREFIX: &str = "#/components/schemas/";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
@@ -215,6 +216,11 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
     let Some(id) = facts::find(type_name) else {
         return;
     };
+    if facts::get(id).atomic
+        && let Some(map) = schema.as_object_mut()
+    {
+        map.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
+    }
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
     };
@@ -223,32 +229,48 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
         else {
             continue;
         };
-        let key = match (&field.merge, &field.shape) {
-            (Merge::Key(key), _) => Some(*key),
-            (Merge::Set, _) => None,
-            (Merge::Default, Shape::List(_)) => {
-                map.insert("x-kubernetes-list-type".to_owned(), "atomic".into());
-                continue;
-            }
-            (Merge::Default, _) => continue,
-        };
-        let strategy = if field.retain_keys {
-            "merge,retainKeys"
-        } else {
-            "merge"
-        };
-        map.insert("x-kubernetes-patch-strategy".to_owned(), strategy.into());
-        match key {
-            Some(key) => {
-                map.insert("x-kubernetes-patch-merge-key".to_owned(), key.into());
-                map.insert("x-kubernetes-list-type".to_owned(), "map".into());
-                map.insert("x-kubernetes-list-map-keys".to_owned(), json!([key]));
-            }
-            None => {
-                map.insert("x-kubernetes-list-type".to_owned(), "set".into());
-            }
+        if field.merge != Merge::Default {
+            let strategy = if field.retain_keys {
+                "merge,retainKeys"
+            } else {
+                "merge"
+            };
+            map.insert("x-kubernetes-patch-strategy".to_owned(), strategy.into());
         }
+        if let Merge::Key(key) = field.merge {
+            map.insert("x-kubernetes-patch-merge-key".to_owned(), key.into());
+        }
+        if !matches!(field.shape, Shape::List(_)) {
+            if field.atomic {
+                map.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
+            }
+            continue;
+        }
+        let kind = match &field.list {
+            ListType::Atomic => "atomic",
+            ListType::Set => "set",
+            ListType::Map(keys) => {
+                map.insert("x-kubernetes-list-map-keys".to_owned(), json!(keys));
+                "map"
+            }
+        };
+        map.insert("x-kubernetes-list-type".to_owned(), kind.into());
     }
+}
+
+/// Every component of the built-in kinds, under the name it has in the table of facts.
+#[cfg(test)]
+pub(in crate::kinds) fn components() -> Vec<(String, Value)> {
+    let mut schemas = Schemas::default();
+    let gvk = GroupVersionKind::new("", "", "");
+    for (name, _) in TYPES {
+        schemas.add_builtin(name, &gvk);
+    }
+    schemas.add_delete_options();
+    let all = schemas.finish();
+    all.into_iter()
+        .filter_map(|(name, schema)| Some((fact_name(&name)?, schema)))
+        .collect()
 }
 
 /// OpenAPI 3.0 ignores what stands beside a `$ref`, so such references move into an `allOf`.

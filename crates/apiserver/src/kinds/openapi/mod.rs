@@ -4,6 +4,9 @@
 mod builtin;
 mod paths;
 
+#[cfg(test)]
+pub(super) use builtin::components as builtin_components;
+
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
