@@ -6,7 +6,8 @@
 //! * [`Registry`] holds the [`Resource`]s: the built-in ones (`builtin`) and one per served version
 //!   of each custom resource definition (`crd`, with its `structural` schema).
 //! * `facts` is the table of wire facts of the built-in types (field names, protobuf numbers,
-//!   merge keys) that strict decoding, strategic merge and protobuf decoding share.
+//!   merge keys) that strict decoding, strategic merge and protobuf decoding share; `schema` is one
+//!   view of them and of the schemas of definitions, for server-side apply.
 //! * [`selector`], [`patch`], [`status`], [`discovery`], [`openapi`], [`table`], [`proto`] are the
 //!   algorithms; [`webhook`] says which admission webhooks a write concerns.
 
@@ -22,6 +23,7 @@ pub mod proto;
 pub mod quantity;
 mod registry;
 mod resource;
+mod schema;
 pub mod selector;
 pub mod status;
 mod strategy;

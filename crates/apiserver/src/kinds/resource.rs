@@ -230,14 +230,24 @@ impl Resource {
         }
     }
 
+    /// Brings quantities and timestamps of a built-in kind to their canonical form.
+    pub(super) fn canonicalize(&self, object: &mut Value) {
+        if let Some(shape) = self.shape() {
+            facts::canonicalize(shape, object);
+        }
+    }
+
+    /// Metadata that a write of `/status` leaves as it is.
+    pub(super) fn keeps_in_status(&self, key: &str) -> bool {
+        self.is_custom() || strategy::kept_by_status(self).contains(&key)
+    }
+
     /// API defaulting; also brings quantities and timestamps to their canonical form.
     pub fn default_object(&self, object: &mut Value) {
         match &self.behavior {
             Behavior::Custom(c) => c.default_object(object),
             Behavior::Builtin { .. } => {
-                if let Some(shape) = self.shape() {
-                    facts::canonicalize(shape, object);
-                }
+                self.canonicalize(object);
                 strategy::default_object(self, object);
             }
         }

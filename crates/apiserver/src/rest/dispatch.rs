@@ -45,7 +45,7 @@ impl Call {
         Ok(Input {
             value,
             problems: duplicates,
-            patched: false,
+            ..Input::default()
         })
     }
 

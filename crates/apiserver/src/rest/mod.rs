@@ -17,6 +17,7 @@ mod dispatch;
 mod eviction;
 pub(crate) mod guard;
 mod list;
+mod managers;
 pub(crate) mod meta;
 mod nonresource;
 mod patch;

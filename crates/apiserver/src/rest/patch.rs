@@ -112,7 +112,8 @@ impl Api {
             let input = Input {
                 value: document,
                 problems,
-                patched: false,
+                applied: true,
+                ..Input::default()
             };
             return self
                 .server_side_apply(resource, subresource, call, input, &options)
@@ -125,6 +126,7 @@ impl Api {
                 value,
                 problems: problems.clone(),
                 patched: true,
+                applied: false,
             })
         })
         .await
@@ -155,20 +157,22 @@ impl Api {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
         let key = Self::key(resource, namespace, name);
-        let manager = options.field_manager.as_str();
-        let now = self.clock().now();
+        let writer = patch::Writer {
+            manager: options.field_manager.as_str(),
+            part: subresource,
+            now: self.clock().now(),
+        };
         // Somebody else may create or delete the object between the look and the write.
         for _ in 0..8 {
             if self.store().get(&resource.table, &key).is_none() {
                 if subresource.is_some() {
                     return Err(ApiError::not_found(&resource.group, &resource.plural, name));
                 }
-                let value =
-                    patch::apply(resource, None, &input.value, manager, options.force, now)?;
+                let value = patch::apply(resource, None, &input.value, writer, options.force)?;
                 let new = Input {
                     value,
-                    problems: input.problems.clone(),
                     patched: false,
+                    ..input.clone()
                 };
                 match self.create_object(resource, namespace, new, options).await {
                     Err(e) if e.code == 409 && e.reason == "AlreadyExists" => continue,
@@ -177,18 +181,12 @@ impl Api {
             }
             let done = self
                 .modify(resource, subresource, &key, options, |old| {
-                    let value = patch::apply(
-                        resource,
-                        Some(old),
-                        &input.value,
-                        manager,
-                        options.force,
-                        now,
-                    )?;
+                    let (old, force) = (Some(old), options.force);
+                    let value = patch::apply(resource, old, &input.value, writer, force)?;
                     Ok(Input {
                         value,
-                        problems: input.problems.clone(),
                         patched: true,
+                        ..input.clone()
                     })
                 })
                 .await;

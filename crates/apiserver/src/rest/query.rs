@@ -93,7 +93,7 @@ impl Query {
         let manager = self
             .get("fieldManager")
             .map(str::to_owned)
-            .or_else(|| user_agent.map(|a| a.split('/').next().unwrap_or(a).to_owned()))
+            .or_else(|| user_agent.and_then(program))
             .unwrap_or_else(|| "unknown".to_owned());
         Ok(WriteOptions {
             dry_run: self.dry_run(kind)?,
@@ -114,6 +114,23 @@ impl Query {
         }
         Ok(dry)
     }
+}
+
+/// Longest name of a field manager, in bytes.
+const MAX_MANAGER: usize = 128;
+
+/// The name of the client program in its user agent.
+fn program(user_agent: &str) -> Option<String> {
+    let mut name = String::new();
+    for c in user_agent.split('/').next()?.chars() {
+        if name.len() + c.len_utf8() > MAX_MANAGER {
+            break;
+        }
+        if !c.is_control() {
+            name.push(c);
+        }
+    }
+    (!name.is_empty()).then_some(name)
 }
 
 /// Refuses every `dryRun` value but `All`.

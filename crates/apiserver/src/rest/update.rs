@@ -5,10 +5,11 @@ use super::check::{
     check_fields, check_identity, check_update_identity, invalid, keep_identity, namespace_held,
     new_finalizers_while_deleting, pending_grace,
 };
+use super::managers::is_plain;
 use super::write::{Input, Object, Outcome, WriteOptions, store_error};
 use super::{Api, meta};
-use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
+use crate::kinds::{Resource, patch};
 use crate::store::{Entry, Key, Revision, StoreError};
 use serde_json::Value;
 use std::sync::Arc;
@@ -116,12 +117,16 @@ impl Api {
             };
             let mut warnings = Vec::new();
             let (mut body, problems, patched) = (input.value, input.problems, input.patched);
+            let track = !input.applied;
             if projection.is_none() {
                 check_identity(resource, &mut body, patched)?;
                 check_fields(resource, &body, problems, options, &mut warnings, patched)?;
                 resource.prune(&mut body);
                 check_update_identity(resource, key, &old, &mut body, target.part())?;
                 resource.default_object(&mut body);
+                if track && is_plain(target.subresource) {
+                    self.track(resource, Some(&old), &mut body, target.subresource, options);
+                }
             }
             let mut new = Value::Null;
             let finish = |body: &mut Value| {
@@ -129,11 +134,16 @@ impl Api {
                     Some(projection) => {
                         new = old.clone();
                         projection.put(&mut new, body)?;
+                        self.track(resource, Some(&old), &mut new, target.subresource, options);
                         self.finish_update(&target, &entry, &old, &mut new)?;
                         *body = projection.show(&new);
                     }
                     None => {
                         self.finish_update(&target, &entry, &old, body)?;
+                        // What such a request changes is known only now.
+                        if track && !is_plain(target.subresource) {
+                            self.track(resource, Some(&old), body, target.subresource, options);
+                        }
                     }
                 }
                 Ok(())
@@ -144,7 +154,7 @@ impl Api {
             if projection.is_none() {
                 new = body;
             }
-            if new == old {
+            if patch::same_but_times(&new, &old) {
                 return Ok(Outcome {
                     warnings,
                     ..Outcome::stored(entry)

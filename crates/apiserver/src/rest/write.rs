@@ -29,7 +29,7 @@ pub struct WriteOptions {
     pub dry_run: bool,
     /// What happens to unknown fields.
     pub field_validation: FieldValidation,
-    /// Who writes, for server-side apply.
+    /// Who owns the fields that are written; empty: the controllers of this process.
     pub field_manager: String,
     /// Take fields over from other managers (apply only).
     pub force: bool,
@@ -110,6 +110,8 @@ pub(crate) struct Input {
     pub(crate) problems: Vec<String>,
     /// The object is the result of a patch: what is wrong with it is wrong with the patch.
     pub(crate) patched: bool,
+    /// The object is the result of server-side apply, which says itself who owns what.
+    pub(crate) applied: bool,
 }
 
 impl From<Value> for Input {
@@ -205,6 +207,7 @@ impl Api {
             value: mut object,
             problems,
             patched,
+            applied,
         } = input;
         check_identity(resource, &mut object, patched)?;
         let mut warnings = Vec::new();
@@ -232,6 +235,9 @@ impl Api {
             }
         }
         resource.default_object(&mut object);
+        if !applied {
+            self.track_created(resource, &mut object, options);
+        }
         let given = meta::name(&object).to_owned();
         let attributes = Attributes::new(
             Operation::Create,

@@ -77,6 +77,8 @@ pub(super) struct Field {
 #[derive(Debug, Clone)]
 pub(super) struct Struct {
     pub(super) name: &'static str,
+    /// The shape of a field of this type.
+    pub(super) shape: Shape,
     /// Values are owned as a whole.
     pub(super) atomic: bool,
     /// Fields as in protobuf; inline ones not expanded.
@@ -122,7 +124,8 @@ fn parse(text: &'static str) -> Table {
     }
     let mut structs: Vec<Struct> = lines
         .iter()
-        .map(|line| {
+        .enumerate()
+        .map(|(i, line)| {
             let mut words = line.split(' ');
             let name = words.next().unwrap_or_default();
             let mut words = words.peekable();
@@ -130,6 +133,7 @@ fn parse(text: &'static str) -> Table {
             let fields = words.filter_map(|w| parse_field(w, &by_name)).collect();
             Struct {
                 name,
+                shape: Shape::Struct(StructId(i as u32)),
                 atomic,
                 fields,
                 by_json: FxHashMap::default(),

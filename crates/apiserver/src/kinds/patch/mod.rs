@@ -1,8 +1,10 @@
 //! Patches: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge and server-side apply.
 
 mod apply;
+mod compare;
 mod fields;
 mod json;
+mod managers;
 mod strategic;
 
 use serde_json::Value;
@@ -13,6 +15,7 @@ use super::status::{ApiError, FieldError};
 pub use apply::apply;
 pub(super) use json::measure;
 pub use json::{json_patch, json_patch_value};
+pub use managers::{Writer, same_but_times, track};
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
@@ -128,8 +131,10 @@ mod tests {
             let _ = strategic_merge(&r, &old, &patch);
             let _ = merge_patch(&old, &patch);
             let now = jiff::Timestamp::UNIX_EPOCH;
-            if let Ok(first) = apply(&r, Some(&old), &patch, "a", true, now) {
-                let _ = apply(&r, Some(&first), &old, "b", false, now);
+            let writer = |manager, part| Writer { manager, part, now };
+            if let Ok(mut first) = apply(&r, Some(&old), &patch, writer("a", None), true) {
+                let _ = apply(&r, Some(&first), &old, writer("b", Some("status")), false);
+                track(&r, Some(&old), &mut first, writer("c", None));
             }
         }
     }

@@ -239,6 +239,15 @@ fn restore_metadata(old: &Value, new: &mut Value) {
     metadata.remove("selfLink");
 }
 
+/// Metadata of a built-in kind that a write of `/status` does not change.
+pub(in crate::kinds) fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
+    match (&*resource.group, &*resource.plural) {
+        ("", "pods") => &["ownerReferences"],
+        ("apps", _) | ("", "replicationcontrollers") => &["labels"],
+        _ => &[],
+    }
+}
+
 /// A write to `/status`: for custom resources nothing but the status changes; built-in kinds take
 /// over labels and annotations too, which kubelets and node controllers rely on.
 fn status_update(resource: &Resource, old: &Value, new: &mut Value) {
@@ -273,11 +282,7 @@ fn status_update(resource: &Resource, old: &Value, new: &mut Value) {
     for key in members {
         replace_member(old, new, &key);
     }
-    let kept: &[&str] = match (&*resource.group, &*resource.plural) {
-        ("", "pods") => &["ownerReferences"],
-        ("apps", _) | ("", "replicationcontrollers") => &["labels"],
-        _ => &[],
-    };
+    let kept = kept_by_status(resource);
     let before = old.get("metadata").and_then(Value::as_object);
     if let Some(metadata) = meta::metadata_mut(new) {
         for key in kept {

@@ -7,7 +7,7 @@ pub(super) mod validate;
 
 pub(super) use convert::{convert, from_storage, to_storage};
 pub(super) use defaults::default_object;
-pub(super) use lifecycle::{prepare_create, prepare_update};
+pub(super) use lifecycle::{kept_by_status, prepare_create, prepare_update};
 pub(super) use validate::{validate_create, validate_update};
 
 use serde_json::{Map, Value};
