@@ -1,5 +1,5 @@
 //! The controllers that a control plane needs to be one: garbage collection, namespaces, sums of roles, node and pod
-//! lifecycle, disruption budgets, event expiry and the workload controllers.
+//! lifecycle, disruption budgets, quotas, event expiry and the workload controllers.
 //!
 //! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
 //! visible, validated and durable like everything else.
@@ -18,6 +18,7 @@ mod nodes;
 mod pod_gc;
 mod pods;
 mod queue;
+mod quota;
 mod replicaset;
 mod root_ca;
 mod statefulset;
@@ -39,6 +40,7 @@ pub fn start(api: &Api, authority: &str, shutdown: &CancellationToken) -> TaskTr
     let pem = authority.to_owned();
     tracker.spawn(queue::run(a(), root_ca::RootCa { pem }, s()));
     tracker.spawn(queue::run(a(), disruption::Disruption, s()));
+    tracker.spawn(queue::run(a(), quota::Quotas::new(api), s()));
     tracker.spawn(queue::run(a(), pod_gc::PodGc::default(), s()));
     tracker.spawn(nodes::run(a(), s()));
     tracker.spawn(events::run(a(), s()));

@@ -47,6 +47,10 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// What it watches.
     fn sources(&self) -> Vec<Source>;
+    /// Keys to look at whenever everything is looked at anew, beside those of the sources.
+    fn start(&self, _api: &Api) -> Vec<Key> {
+        Vec::new()
+    }
     /// Brings the world of one key to what it should be.
     fn reconcile<'a>(
         &'a self,
@@ -61,6 +65,8 @@ struct Queue {
     ready: VecDeque<Key>,
     queued: FxHashSet<Key>,
     later: BTreeMap<(Instant, u64), Key>,
+    /// Where a key is in `later`: once, however often it is looked at.
+    due: FxHashMap<Key, (Instant, u64)>,
     serial: u64,
     failures: FxHashMap<Key, u32>,
 }
@@ -80,8 +86,11 @@ impl Queue {
 
     fn add_after(&mut self, key: Key, delay: Duration) {
         self.serial += 1;
-        self.later
-            .insert((Instant::now() + delay.min(MAX_AGAIN), self.serial), key);
+        let at = (Instant::now() + delay.min(MAX_AGAIN), self.serial);
+        if let Some(before) = self.due.insert(key.clone(), at) {
+            self.later.remove(&before);
+        }
+        self.later.insert(at, key);
     }
 
     /// Moves what is due into the queue; tells when the next one is.
@@ -92,6 +101,7 @@ impl Queue {
                 return Some(entry.key().0);
             }
             let key = entry.remove();
+            self.due.remove(&key);
             self.add(key);
         }
         None
@@ -138,6 +148,10 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
                 Err(_) => continue 'list,
             }
         }
+        controller
+            .start(&api)
+            .into_iter()
+            .for_each(|k| queue.add(k));
         loop {
             if !take_changes(&api, &sources, &mut watchers, &mut queue) {
                 // Fell behind the history: look at everything again.
@@ -250,6 +264,7 @@ mod tests {
         queue.succeeded(key.clone(), None);
         assert_eq!(queue.failed(key.clone()), FIRST_PAUSE);
         assert!(queue.due().is_some());
+        assert_eq!(queue.later.len(), 1, "a key waits once");
         // More than the clock can count.
         queue.add_after(Key::cluster("b"), Duration::MAX);
         tokio::time::advance(MAX_PAUSE * 2).await;

@@ -99,6 +99,8 @@ struct Inner {
     definitions: parking_lot::Mutex<()>,
     /// The webhooks that admission asks.
     webhooks: admission::Webhooks,
+    /// What quotas were charged with and is not stored yet.
+    charges: admission::Charges,
     /// What passed admission, for its tests.
     #[cfg(test)]
     admitted: parking_lot::Mutex<Vec<String>>,
@@ -135,6 +137,7 @@ impl Api {
             documents,
             definitions: parking_lot::Mutex::default(),
             webhooks: admission::Webhooks::default(),
+            charges: admission::Charges::default(),
             #[cfg(test)]
             admitted: parking_lot::Mutex::default(),
         };

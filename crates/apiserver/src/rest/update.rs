@@ -149,7 +149,8 @@ impl Api {
                 Ok(())
             };
             let before = shown.as_ref().unwrap_or(&old);
-            self.admit(&attributes, &mut body, Some(before), &mut warnings, finish)
+            let _charged = self
+                .admit(&attributes, &mut body, Some(before), &mut warnings, finish)
                 .await?;
             if projection.is_none() {
                 new = body;

@@ -246,10 +246,11 @@ impl Api {
             (namespace, &given),
             Options::Write(options),
         );
-        self.admit(&attributes, &mut object, None, &mut warnings, |object| {
-            self.finish_create(resource, namespace, object)
-        })
-        .await?;
+        let _charged = self
+            .admit(&attributes, &mut object, None, &mut warnings, |object| {
+                self.finish_create(resource, namespace, object)
+            })
+            .await?;
         let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
         let generated = given.is_empty() && !generate.is_empty();
         let storage = self.storage_of(resource);

@@ -14,6 +14,7 @@ mod hostile;
 mod kubectl;
 mod lifecycle;
 mod objects;
+mod quotas;
 mod refusals;
 mod rights;
 mod serving;

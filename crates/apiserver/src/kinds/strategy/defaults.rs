@@ -30,6 +30,7 @@ pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) 
                 labels.insert("kubernetes.io/metadata.name".to_owned(), name.into());
             }
         }
+        ("", "limitranges") => crate::kinds::limits::default_range(root),
         ("", "secrets") => secret(root),
         ("", "services") => service(root),
         ("", "nodes") => node(root),

@@ -1,4 +1,5 @@
-//! The built-in admission plugins: namespace life cycle, priority, service account, tolerations.
+//! The built-in admission plugins: namespace life cycle, priority, service account, tolerations,
+//! defaults of LimitRanges.
 
 use super::{Attributes, Operation};
 use crate::kinds::Resource;
@@ -25,6 +26,7 @@ pub(super) fn admit(
             priority(api, object)?;
             service_account(api, attributes.namespace, object)?;
             default_tolerations(object);
+            super::quota::fill(api, attributes, object)?;
         } else if resource.is("", "namespaces") {
             super::server_fields::namespace_label(object);
         }
@@ -33,7 +35,7 @@ pub(super) fn admit(
 }
 
 /// What a refusal calls the object: one whose name is still to be generated has only its prefix.
-fn called(object: &Value) -> &str {
+pub(super) fn called(object: &Value) -> &str {
     match meta::name(object) {
         "" => match meta::text(object, &["metadata", "generateName"]) {
             "" => "Unknown",

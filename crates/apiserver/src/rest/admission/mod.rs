@@ -2,14 +2,15 @@
 //!
 //! Every write passes [`Api::admit`] exactly once, whoever sends it and by whichever verb or
 //! sub-resource: built-in steps that change the object, what nodes may write, mutating webhooks, what
-//! `finish` does (the server's own fields and validation), the rights that the object gives,
-//! validating webhooks. What a request entails by itself, such as the deletion that an eviction asks
-//! for, was admitted with the request and does not pass again.
+//! `finish` does (the server's own fields and validation), the rights that the object gives, bounds,
+//! validating webhooks, quotas. What a request entails by itself, such as the deletion that an
+//! eviction asks for, was admitted with the request and does not pass again.
 
 mod builtin;
 mod call;
 mod effects;
 mod nodes;
+mod quota;
 mod review;
 mod rights;
 mod server_fields;
@@ -25,6 +26,8 @@ use crate::kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
+pub(crate) use quota::Charge;
+pub(super) use quota::Charges;
 pub use review::{InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse};
 pub(crate) use server_fields::CRD_FINALIZER;
 pub(super) use server_fields::{on_create, on_update};
@@ -139,7 +142,8 @@ impl<'a> Attributes<'a> {
 impl Api {
     /// Takes a write through admission. `object` is what shall be stored or, for a POST to a
     /// sub-resource, the body; `Null` for a deletion. `old` is what is stored. `finish` makes the
-    /// object what it will be in the store and validates it.
+    /// object what it will be in the store and validates it. Who stores the object holds on to what
+    /// is returned until it is in the store.
     ///
     /// # Errors
     /// The refusal of a step, of `finish` or of what validates afterwards.
@@ -150,9 +154,9 @@ impl Api {
         old: Option<&Value>,
         warnings: &mut Vec<String>,
         finish: impl FnOnce(&mut Value) -> Result<(), ApiError> + Send,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Option<Charge>, ApiError> {
         if attributes.admitted() {
-            return finish(object);
+            return finish(object).map(|()| None);
         }
         tracing::trace!(
             operation = attributes.operation.as_str(),
@@ -172,6 +176,8 @@ impl Api {
         self.mutate(attributes, object, old, warnings).await?;
         finish(object)?;
         rights::check(self, attributes, object, old)?;
-        self.validate(attributes, object, old, warnings).await
+        quota::bound(self, attributes, object, old)?;
+        self.validate(attributes, object, old, warnings).await?;
+        quota::charge(self, attributes, object, old).await
     }
 }
