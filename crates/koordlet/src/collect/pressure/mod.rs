@@ -11,6 +11,11 @@
 //! threads than its part, those that ran or waited most are read every time and the others in
 //! turns. Lists of threads are read from one tree (that of the cpu controller), a few pods at a time,
 //! every ten seconds and when a pod is new. What never lives that long is not seen.
+//!
+//! *Cost of the fast lane.* So many files are read per step on average ([`Limits::files_per_step`]): on a
+//! node with more services only every second, third, … step reads, at most every fifth. A peak is then
+//! the largest share of so many steps together, and shorter waits are flattened by as much. A baseline
+//! is learned at the same pace.
 
 mod threads;
 
@@ -30,6 +35,8 @@ pub struct Limits {
     pub open_files: usize,
     /// A pod's list of threads is read again after this long, in milliseconds.
     pub refresh_ms: u64,
+    /// Pods read per step of the fast lane, on average; more where every fifth step is too rare for that.
+    pub files_per_step: usize,
 }
 
 impl Default for Limits {
@@ -38,9 +45,13 @@ impl Default for Limits {
             threads_per_second: 512,
             open_files: 1024,
             refresh_ms: 10_000,
+            files_per_step: 16,
         }
     }
 }
+
+/// The slowest pace of the fast lane, in steps: two peaks in each second at ten steps per second.
+const SLOWEST: usize = 5;
 
 /// What was done since the start, for tests and benchmarks: each is one to four system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,6 +72,8 @@ pub struct Pressure {
     pods: Vec<Pod>,
     at: FxHashMap<u64, usize>,
     last_ns: Option<u64>,
+    /// Steps of the fast lane since the one that read.
+    rested: usize,
     work: Work,
 }
 
@@ -106,6 +119,7 @@ impl Pressure {
             pods: Vec::new(),
             at: FxHashMap::default(),
             last_ns: None,
+            rested: 0,
             work: Work::default(),
         }
     }
@@ -164,9 +178,17 @@ impl Pressure {
         }
     }
 
-    /// The fast lane: reads PSI of the pods that have it, and nothing else. Short waits that a
-    /// second's average hides show as its peak.
+    /// A step of the fast lane: reads PSI of the pods that have it, and nothing else, or rests when
+    /// there are too many to do so each time. Short waits that a second's average hides show as its
+    /// peak.
     pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
+        let read = self.pods.iter().filter(|pod| pod.psi.is_some()).count();
+        let pace = read.div_ceil(self.limits.files_per_step.max(1));
+        self.rested += 1;
+        if self.rested < pace.min(SLOWEST) {
+            return;
+        }
+        self.rested = 0;
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
             self.work.reads += 1;

@@ -231,6 +231,41 @@ fn the_fast_lane_sees_what_a_second_hides() {
     assert_eq!(fixture.pressure.peak_of(1), None);
 }
 
+/// 16 files per step on average; more where every fifth step would not be enough.
+#[test]
+fn the_fast_lane_slows_down_on_nodes_with_many_services() {
+    for (pods, reads_in_10_steps) in [(16, 160), (17, 85), (74, 148), (300, 600)] {
+        let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
+        let all: Vec<u64> = (1..=pods).collect();
+        all.iter().for_each(|n| f.psi(*n, 0));
+        f.follow(&all);
+        for _ in 0..10 {
+            f.sample();
+        }
+        for second in 0..3_u64 {
+            let before = f.pressure.work().reads;
+            for step in 1..=10_u64 {
+                // The last one waits a quarter of the time, the others never.
+                f.psi(pods, second * 250_000 + step * 25_000);
+                let now = f.now + step * SECOND / 10;
+                f.pressure.sample_fast(now, &mut f.scratch);
+            }
+            let reads = f.pressure.work().reads - before;
+            assert_eq!(reads, reads_in_10_steps, "{pods} pods");
+            f.sample();
+            // The first reading of a pod only begins its first interval.
+            for n in all.iter().filter(|_| second > 0) {
+                let peak = f.pressure.peak_of(*n);
+                let expected = if *n == pods { 0.25 } else { 0.0 };
+                assert!(
+                    peak.is_some_and(|peak| (peak - expected).abs() < 1e-6),
+                    "{n} of {pods}: {peak:?}"
+                );
+            }
+        }
+    }
+}
+
 /// A restarted pod's group is another one: its file is looked for at once, not when its turn comes.
 #[test]
 fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
