@@ -8,7 +8,6 @@ use koord_host::Cgroup;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// How long a service may take to listen.
@@ -70,22 +69,11 @@ impl Service {
         sampler: &Sampler,
         options: &[(&str, String)],
     ) -> Result<load::Outcome> {
-        let child = tokio::process::Command::new(std::env::current_exe()?)
-            .args(["workload", "load", "--connect", &self.address.to_string()])
-            .args(options.iter().flat_map(|(name, value)| [name, &**value]))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot start the load generator")?;
-        if let Some(pid) = child.id() {
+        let connect = ("--connect", self.address.to_string());
+        let options = std::iter::once(connect).chain(options.iter().cloned());
+        load::run_apart(&std::env::current_exe()?, options, |pid| {
             sampler.load_is(pid);
-        }
-        let output = child.wait_with_output().await.context("load generator")?;
-        if !output.status.success() {
-            bail!("the load generator failed: {}", output.status);
-        }
-        serde_json::from_slice(&output.stdout).context("the load generator's outcome")
+        })
+        .await
     }
 }

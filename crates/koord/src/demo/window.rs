@@ -4,8 +4,7 @@ use super::result::{Phase, Run, Write};
 use super::sampler::{Sampler, Window};
 use super::scene::Scene;
 use crate::workload::{load, monotonic_ns};
-use anyhow::{Context, Result, anyhow};
-use std::process::Stdio;
+use anyhow::{Context, Result};
 
 /// When the hypervisor took more than this part: from here on p99 shows the host, not the service.
 const STEAL: f64 = 0.005;
@@ -102,40 +101,22 @@ impl Scene {
             }
             None => self.setup.phase_seconds,
         };
-        let mut command = tokio::process::Command::new(&self.executable);
-        let mut option = |name: &str, value: String| {
-            command.args([name, &value]);
-        };
-        option("workload", "load".to_owned());
-        option("--connect", stage.measured(phase).1.to_string());
-        option("--rate", stage.rate.to_string());
-        option("--seconds", seconds.to_string());
-        option("--warmup", warmup.to_string());
-        option("--seed", repeat.to_string());
-        if stage.scenario.service.nginx {
-            option("--http", "/file".to_owned());
-        }
         let load = stage.scenario.load;
-        if let Some(bursts) = load.bursts {
-            option("--bursts", bursts.to_owned());
-        }
-        if let Some((slot, _)) = load.slots {
-            option("--slots", slot.to_string());
-        }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot start the load generator")?;
-        if let Some(pid) = child.id() {
-            sampler.load_is(pid);
-        }
-        let output = child.wait_with_output().await.context("load generator")?;
-        if !output.status.success() {
-            return Err(anyhow!("the load generator failed: {}", output.status));
-        }
-        serde_json::from_slice(&output.stdout).context("the load generator's outcome")
+        let http = stage.scenario.service.nginx;
+        let options = [
+            ("--connect", Some(stage.measured(phase).1.to_string())),
+            ("--rate", Some(stage.rate.to_string())),
+            ("--seconds", Some(seconds.to_string())),
+            ("--warmup", Some(warmup.to_string())),
+            ("--seed", Some(repeat.to_string())),
+            ("--http", http.then(|| "/file".to_owned())),
+            ("--bursts", load.bursts.map(str::to_owned)),
+            ("--slots", load.slots.map(|(slot, _)| slot.to_string())),
+        ];
+        let options = options
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        load::run_apart(&self.executable, options, |pid| sampler.load_is(pid)).await
     }
 
     /// koordlet's writes since the warm-up of the window that began at `window_ns`.

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How the load is made.
@@ -136,6 +138,38 @@ pub struct Outcome {
     pub distribution: Vec<(f64, f64)>,
     /// When the window began and ended, `CLOCK_MONOTONIC` nanoseconds.
     pub window_ns: (u64, u64),
+}
+
+/// Runs the generator in a process of its own and waits for its outcome. `options` are those of
+/// `koord workload load`; `started` gets the process's number.
+///
+/// # Errors
+/// When the process cannot be started, fails, or says something else than an outcome.
+pub async fn run_apart(
+    executable: &Path,
+    options: impl IntoIterator<Item = (&str, String)>,
+    started: impl FnOnce(u32),
+) -> Result<Outcome> {
+    let mut command = tokio::process::Command::new(executable);
+    command.args(["workload", "load"]);
+    for (name, value) in options {
+        command.args([name, &value]);
+    }
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start the load generator")?;
+    child.id().map(started);
+    let output = child.wait_with_output().await.context("load generator")?;
+    anyhow::ensure!(
+        output.status.success(),
+        "the load generator failed: {}",
+        output.status
+    );
+    serde_json::from_slice(&output.stdout).context("the load generator's outcome")
 }
 
 /// Generates the load and measures.
