@@ -71,9 +71,18 @@ pub struct Parsed<A> {
 pub fn parse<A: clap::Parser>(
     argv: impl IntoIterator<Item = OsString>,
 ) -> Result<Parsed<A>, FlagError> {
-    let (argv, logging) = normalize(&A::command(), argv)?;
-    let args = A::try_parse_from(argv)?;
+    let mut command = readable(A::command());
+    let (argv, logging) = normalize(&command, argv)?;
+    let args = A::from_arg_matches(&command.try_get_matches_from_mut(argv)?)
+        .map_err(|error| error.format(&mut command))?;
     Ok(Parsed { args, logging })
+}
+
+/// With a version, and help that stays readable beside long names: each text on lines of its own.
+fn readable(command: Command) -> Command {
+    command
+        .version(env!("CARGO_PKG_VERSION"))
+        .next_line_help(true)
 }
 
 /// klog's and component-base's flags, and whether each is a boolean. Accepted by every daemon.
@@ -231,7 +240,7 @@ fn takes_no_value(arg: &Arg) -> bool {
 mod tests {
     use super::*;
     use crate::logging::LogFormat;
-    use clap::Parser;
+    use clap::{CommandFactory as _, Parser};
     use std::time::Duration;
 
     #[derive(Debug, Clone, PartialEq, Eq, Parser)]
@@ -332,8 +341,26 @@ mod tests {
     }
 
     #[test]
+    fn help_and_version_can_be_read() {
+        let FlagError::Clap(help) = run("--help").unwrap_err() else {
+            panic!("not clap's")
+        };
+        let help = help.to_string();
+        let flags = Args::command().get_arguments().count();
+        assert!(help.lines().count() < 5 * (flags + 5), "{help}");
+        let FlagError::Clap(version) = run("-version").unwrap_err() else {
+            panic!("not clap's")
+        };
+        let version = version.to_string();
+        assert_eq!(
+            version.split(' ').nth(1),
+            Some(concat!(env!("CARGO_PKG_VERSION"), "\n"))
+        );
+    }
+
+    #[test]
     fn help_is_not_a_mistake() {
-        for line in ["-h", "-help", "--help"] {
+        for line in ["-h", "-help", "--help", "--version", "-version"] {
             assert!(run(line).unwrap_err().is_help(), "{line}");
         }
         assert!(!run("-nope").unwrap_err().is_help());

@@ -43,13 +43,13 @@ enum Command {
     #[command(subcommand)]
     Bench(bench::Command),
     /// Run koord-scheduler against a cluster; its flags follow.
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, disable_version_flag = true)]
     Scheduler(Flags),
     /// Run koord-manager against a cluster; its flags follow.
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, disable_version_flag = true)]
     Manager(Flags),
     /// Run koordlet on this node; its flags follow.
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, disable_version_flag = true)]
     Koordlet(Flags),
     /// The programs that the demo runs.
     #[command(subcommand, hide = true)]

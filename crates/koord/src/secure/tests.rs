@@ -345,31 +345,34 @@ async fn explain_shows_a_token_there() {
     let cluster = Cluster::start().await;
     let address = cluster.serve(&cluster.flags(&[])).await.unwrap();
     std::fs::write(cluster.file("token"), &cluster.token).unwrap();
+    let server = format!("https://{address}");
     let known = crate::explain::Args {
-        kind: "pod".to_owned(),
-        name: "p".to_owned(),
-        address: String::new(),
-        server: format!("https://{address}"),
         token_file: Some(cluster.file("token").into()),
-        certificate_authority: None,
         insecure_skip_tls_verify: true,
-        kubeconfig: None,
-        json: false,
+        ..Default::default()
     };
-    let answer = crate::explain::ask(&known, "/metrics").await.unwrap();
+    let answer = crate::explain::ask(&known, &server, "/metrics")
+        .await
+        .unwrap();
     assert_eq!(answer, (200, "numbers".to_owned()));
     let nobody = crate::explain::Args {
         token_file: None,
         ..known.clone()
     };
-    let (code, body) = crate::explain::ask(&nobody, "/metrics").await.unwrap();
+    let (code, body) = crate::explain::ask(&nobody, &server, "/metrics")
+        .await
+        .unwrap();
     assert_eq!(code, 403);
     assert!(body.contains("cannot get path"), "{body}");
     let doubtful = crate::explain::Args {
         insecure_skip_tls_verify: false,
         ..known
     };
-    assert!(crate::explain::ask(&doubtful, "/metrics").await.is_err());
+    assert!(
+        crate::explain::ask(&doubtful, &server, "/metrics")
+            .await
+            .is_err()
+    );
     cluster.stop.cancel();
 }
 

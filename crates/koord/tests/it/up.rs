@@ -216,3 +216,60 @@ fn a_closed_terminal_stops_as_ctrl_c_does() {
         (!dir.path().join("cluster.json").exists()).then_some(())
     });
 }
+
+fn explain(up: &Up, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_koord"))
+        .arg("explain")
+        .args(args)
+        .env("KUBECONFIG", &up.kubeconfig)
+        .stdin(Stdio::null())
+        .output()
+        .expect("koord starts")
+}
+
+#[test]
+fn explain_asks_the_cluster_of_the_kubeconfig() {
+    let _machine = exclusive();
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    // The usual ports belong to a cluster that knows nothing of these pods.
+    let mut other = Up::start(dirs[0].path(), &["--memory"]);
+    let mut up = Up::start(dirs[1].path(), &["--memory"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let pods: Api<Pod> = Api::namespaced(up.client().await, "default");
+        for (name, spec) in [
+            ("nowhere", json!({"nodeSelector": {"zone": "moon"}})),
+            ("nobody", json!({"schedulerName": "kord-scheduler"})),
+        ] {
+            let mut pod = json!({"metadata": {"name": name}, "spec": spec});
+            pod["spec"]["containers"] = json!([{"name": "c", "image": "i", "command": ["true"]}]);
+            let pod = serde_json::from_value(pod).expect("a pod");
+            let created = pods.create(&PostParams::default(), &pod).await;
+            created.expect("created");
+        }
+    });
+    let answer = eventually("the scheduler to have tried", || {
+        let output = explain(&up, &["pod/nowhere", "-n", "default"]);
+        let text = text(&output.stdout).to_owned();
+        text.contains("refused by").then_some(text)
+    });
+    assert!(
+        answer.contains("no node has label zone=moon, which nodeSelector asks for"),
+        "{answer}"
+    );
+    let output = explain(&up, &["pod", "nobody"]);
+    let answer = text(&output.stdout);
+    let says = "nobody serves schedulerName \"kord-scheduler\": here are koord-scheduler";
+    assert!(answer.contains(says), "{answer}");
+    let output = explain(&up, &["po/nobody", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let hint = answer["hints"][0].as_str().unwrap_or_default();
+    assert!(hint.starts_with("nobody serves"), "{answer}");
+    let output = explain(&other, &["pod/nowhere"]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("pods \"nowhere\" not found"), "{stderr}");
+    for up in [&mut other, &mut up] {
+        assert_eq!(up.interrupt(), Some(0));
+    }
+}

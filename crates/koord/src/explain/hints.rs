@@ -1,0 +1,193 @@
+//! What an API server's objects alone tell about a pending pod: which label no node has, and whether
+//! anybody serves its `schedulerName`.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, Pod};
+use std::collections::BTreeSet;
+
+/// At most so many values of a label are named.
+const SHOWN: usize = 5;
+
+/// Sentences about what keeps `pod` from any of `nodes`. `schedulers` are the names that are served,
+/// where that is known.
+pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) -> Vec<String> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    if spec.node_name.is_some() {
+        return Vec::new();
+    }
+    let mut hints = Vec::new();
+    let wanted = spec
+        .scheduler_name
+        .as_deref()
+        .unwrap_or("default-scheduler");
+    if let Some(known) = schedulers
+        && !known.iter().any(|name| name == wanted)
+    {
+        hints.push(format!(
+            "nobody serves schedulerName {wanted:?}: here are {}",
+            known.join(", ")
+        ));
+    }
+    if let Some(gates) = spec
+        .scheduling_gates
+        .as_ref()
+        .filter(|gates| !gates.is_empty())
+    {
+        let names: Vec<&str> = gates.iter().map(|gate| gate.name.as_str()).collect();
+        hints.push(format!(
+            "held back by scheduling gates: {}",
+            names.join(", ")
+        ));
+    }
+    for (key, value) in spec.node_selector.iter().flatten() {
+        if !nodes.iter().any(|node| label(node, key) == Some(value)) {
+            hints.push(format!(
+                "no node has label {key}={value}, which nodeSelector asks for{}",
+                others(nodes, key)
+            ));
+        }
+    }
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|affinity| {
+            affinity
+                .required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    // Terms are alternatives: a term that asks for what no node has is only in the way alone.
+    let terms = required.map(|selector| &selector.node_selector_terms[..]);
+    if let [term] = terms.unwrap_or_default() {
+        for wish in term.match_expressions.iter().flatten() {
+            if !nodes.iter().any(|node| fits(node, wish)) {
+                hints.push(format!(
+                    "no node has label {}, which nodeAffinity asks for{}",
+                    shown(wish),
+                    others(nodes, &wish.key)
+                ));
+            }
+        }
+    }
+    hints
+}
+
+fn label<'a>(node: &'a Node, key: &str) -> Option<&'a String> {
+    node.metadata.labels.as_ref()?.get(key)
+}
+
+fn fits(node: &Node, wish: &NodeSelectorRequirement) -> bool {
+    let value = label(node, &wish.key);
+    let listed = || value.is_some_and(|value| wish.values.iter().flatten().any(|v| v == value));
+    match wish.operator.as_str() {
+        "In" => listed(),
+        "Exists" => value.is_some(),
+        "NotIn" => !listed(),
+        "DoesNotExist" => value.is_none(),
+        // Comparisons are left to the scheduler.
+        _ => true,
+    }
+}
+
+fn shown(wish: &NodeSelectorRequirement) -> String {
+    let values: Vec<&str> = wish.values.iter().flatten().map(String::as_str).collect();
+    match (wish.operator.as_str(), &values[..]) {
+        ("In", [one]) => format!("{}={one}", wish.key),
+        (operator, []) => format!("{} ({operator})", wish.key),
+        (operator, _) => format!("{} ({operator} {})", wish.key, values.join(", ")),
+    }
+}
+
+/// The values that a label has on some node.
+fn others(nodes: &[Node], key: &str) -> String {
+    let values: BTreeSet<&str> = nodes
+        .iter()
+        .filter_map(|node| label(node, key))
+        .map(String::as_str)
+        .collect();
+    if values.is_empty() {
+        return String::new();
+    }
+    let more = if values.len() > SHOWN { ", ..." } else { "" };
+    let some: Vec<&str> = values.into_iter().take(SHOWN).collect();
+    format!(" (there are {}{more})", some.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn said(spec: Value, schedulers: Option<&[&str]>) -> Vec<String> {
+        let nodes = ["a", "b"].map(|zone| {
+            serde_json::from_value(json!({"metadata": {"labels": {"zone": zone}}})).unwrap()
+        });
+        let pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+        let schedulers: Option<Vec<String>> =
+            schedulers.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        hints(&pod, &nodes, schedulers.as_deref())
+    }
+
+    #[test]
+    fn a_label_that_no_node_has_is_named_with_what_there_is() {
+        let selects =
+            |selector: Value| said(json!({"containers": [], "nodeSelector": selector}), None);
+        assert_eq!(selects(json!({"zone": "a"})), Vec::<String>::new());
+        assert_eq!(
+            selects(json!({"zone": "c", "disk": "ssd"})),
+            [
+                "no node has label disk=ssd, which nodeSelector asks for",
+                "no node has label zone=c, which nodeSelector asks for (there are a, b)",
+            ]
+        );
+        let wants = |wish: Value| {
+            said(
+                json!({"containers": [], "affinity": {"nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                        {"matchExpressions": [wish]}]}}}}),
+                None,
+            )
+        };
+        let none = Vec::<String>::new();
+        assert_eq!(
+            wants(json!({"key": "zone", "operator": "In", "values": ["b"]})),
+            none
+        );
+        assert_eq!(
+            wants(json!({"key": "zone", "operator": "NotIn", "values": ["b"]})),
+            none
+        );
+        assert_eq!(
+            wants(json!({"key": "zone", "operator": "Gt", "values": ["1"]})),
+            none
+        );
+        assert_eq!(
+            wants(json!({"key": "gpu", "operator": "Exists"})),
+            ["no node has label gpu (Exists), which nodeAffinity asks for"]
+        );
+        assert_eq!(
+            wants(json!({"key": "zone", "operator": "In", "values": ["c", "d"]})),
+            ["no node has label zone (In c, d), which nodeAffinity asks for (there are a, b)"]
+        );
+    }
+
+    #[test]
+    fn a_scheduler_that_nobody_is_gets_named() {
+        let spec = json!({"containers": [], "schedulerName": "kord-scheduler"});
+        assert_eq!(said(spec.clone(), None), Vec::<String>::new());
+        assert_eq!(
+            said(
+                spec.clone(),
+                Some(&["koord-scheduler", "default-scheduler"])
+            ),
+            [
+                "nobody serves schedulerName \"kord-scheduler\": here are koord-scheduler, \
+                 default-scheduler"
+            ]
+        );
+        assert_eq!(said(spec, Some(&["kord-scheduler"])), Vec::<String>::new());
+        let bound = json!({"containers": [], "schedulerName": "x", "nodeName": "n"});
+        assert_eq!(said(bound, Some(&[])), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,384 @@
+//! `koord explain`: why a pod waits, or why it is where it is, and what holds batch work back on a
+//! node, in words.
+
+mod hints;
+mod render;
+
+use crate::cluster::{self, install_crypto_provider, runtime};
+use crate::{console, node, place, plain};
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use koord_kube::api::ListParams;
+use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
+use koord_kube::{Api, Client};
+use koordlet::qos::guard::NAME as GUARD;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// What to explain, and whom to ask.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Args {
+    /// What to explain, as kubectl takes it: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
+    /// `pod NAMESPACE/NAME`.
+    #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
+    pub what: Vec<String>,
+    /// The pod's namespace.
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Print as text or as JSON.
+    #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
+    pub output: String,
+    /// The cluster that is meant; else KUBECONFIG, else ~/.kube/config, else the cluster of
+    /// `koord up`.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Where the scheduler serves its health and metrics, or its secure port with https://. A cluster
+    /// of `koord up` says itself where.
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// For a node: where its koordlet serves its health and metrics. A cluster of `koord up` says
+    /// itself where.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Option<String>,
+    /// For https: the token to show there.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// For https: who vouches for the scheduler's certificate, instead of the system's authorities.
+    #[arg(long, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
+    /// For https: take any certificate, as through a port-forward.
+    #[arg(long)]
+    pub insecure_skip_tls_verify: bool,
+    /// As `-o json`.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is to be explained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum What {
+    Pod { namespace: String, name: String },
+    Node(String),
+}
+
+impl Args {
+    fn is_json(&self) -> bool {
+        self.json || self.output == "json"
+    }
+
+    /// Understands the positional arguments.
+    fn what(&self) -> Result<What> {
+        let (kind, name) = match &self.what[..] {
+            [one] => one
+                .split_once('/')
+                .with_context(|| format!("{one:?}: expected KIND/NAME, such as pod/web"))?,
+            [kind, name] => (kind.as_str(), name.as_str()),
+            _ => bail!("expected KIND/NAME, such as pod/web"),
+        };
+        match kind {
+            "pod" | "pods" | "po" => {
+                let (within, name) = match name.split_once('/') {
+                    Some((namespace, name)) => (Some(namespace.to_owned()), name),
+                    None => (None, name),
+                };
+                let namespace = match (within, self.namespace.clone()) {
+                    (Some(a), Some(b)) if a != b => bail!("{a}/{name} is not in namespace {b}"),
+                    (within, given) => within.or(given).unwrap_or_else(|| "default".to_owned()),
+                };
+                let name = name.to_owned();
+                Ok(What::Pod { namespace, name })
+            }
+            "node" | "nodes" | "no" => Ok(What::Node(name.to_owned())),
+            _ => bail!("{kind:?} is not explained: pod or node"),
+        }
+    }
+}
+
+/// Asks the scheduler, or of a node its koordlet, and prints the answer.
+///
+/// # Errors
+/// Nobody can be asked, or the pod or node is unknown there.
+pub fn main(args: &Args) -> Result<()> {
+    let what = args.what()?;
+    runtime()?.block_on(run(args, &what))
+}
+
+async fn run(args: &Args, what: &What) -> Result<()> {
+    install_crypto_provider();
+    match what {
+        What::Node(name) => explain_node(args, name).await,
+        What::Pod { namespace, name } => explain_pod(args, namespace, name).await,
+    }
+}
+
+/// The cluster that is meant, if one is.
+struct Cluster {
+    client: Client,
+    /// What a cluster of `koord up` tells about itself.
+    parts: Option<ConfigMap>,
+}
+
+impl Cluster {
+    async fn find(args: &Args) -> Result<Self> {
+        let options = ClientOptions {
+            context: args.context.clone(),
+            ..ClientOptions::default()
+        };
+        let local;
+        let mut path = args.kubeconfig.as_deref();
+        let named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let home = std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists());
+        if path.is_none() && !named("KUBECONFIG") && !named("KUBERNETES_SERVICE_HOST") && !home {
+            local = [false, true]
+                .map(cluster::default_data_dir)
+                .into_iter()
+                .find(|dir| place::holder(dir).is_ok_and(|holder| holder.is_some()))
+                .map(|dir| dir.join("kubeconfig"));
+            path = local.as_deref();
+        }
+        let client = from_kubeconfig(path, &options).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
+        // A user who may not read it has to name the addresses, as where there is none.
+        let parts = match maps.get_opt(cluster::ADDRESSES_NAME).await {
+            Err(error) if !matches!(error, koord_kube::Error::Api(_)) => {
+                return Err(error).context("the cluster cannot be asked");
+            }
+            found => found.ok().flatten(),
+        };
+        Ok(Self { client, parts })
+    }
+
+    /// Where a part of a cluster of `koord up` is to be asked. Only this machine is believed.
+    fn part(&self, name: &str) -> Option<String> {
+        let url = self.parts.as_ref()?.data.as_ref()?.get(name)?;
+        url.starts_with("http://127.0.0.1:").then(|| url.clone())
+    }
+}
+
+async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
+    let cluster = match Cluster::find(args).await {
+        Ok(cluster) => Some(cluster),
+        // The scheduler alone can be asked, too.
+        Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
+            console::warn(format_args!(
+                "koord: only the scheduler is asked: {error:#}"
+            ));
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    let part = cluster
+        .as_ref()
+        .and_then(|cluster| cluster.part("scheduler"));
+    let server = args.server.clone().or(part);
+    let mut known = None;
+    let mut nodes = Vec::new();
+    if let Some(cluster) = &cluster {
+        let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+        known = Some(pods.get(name).await?);
+        let all: Api<Node> = Api::all(cluster.client.clone());
+        nodes = all
+            .list(&ListParams::default())
+            .await
+            .map_or_else(|_| Vec::new(), |list| list.items);
+    }
+    let mut schedulers = None;
+    let mut answer = None;
+    let mut missing =
+        "the scheduler is not asked: its address is not known, --server names it".to_owned();
+    if let Some(server) = &server {
+        let path = format!("/debug/scheduler/pods/{namespace}/{name}");
+        match ask(args, server, &path).await {
+            Ok((200, body)) => {
+                answer =
+                    Some(serde_json::from_str::<Value>(&body).context("the scheduler's answer")?);
+            }
+            Ok((_, body)) => {
+                let value: Value = serde_json::from_str(&body).unwrap_or_default();
+                missing = value["message"].as_str().unwrap_or(&body).to_owned();
+            }
+            Err(error) if known.is_some() => missing = format!("{error:#}"),
+            Err(error) => return Err(error),
+        }
+        schedulers = served(args, server).await;
+    }
+    let Some(pod) = known else {
+        let answer = answer.with_context(|| missing)?;
+        return say(args, &answer, &[]);
+    };
+    let hints = hints::hints(&pod, &nodes, schedulers.as_deref());
+    match answer {
+        Some(answer) => say(args, &answer, &hints),
+        None if args.is_json() => {
+            let said = json!({"pod": format!("{namespace}/{name}"), "hints": hints,
+                "condition": condition(&pod), "scheduler": missing});
+            console::say(serde_json::to_string_pretty(&said)?);
+            Ok(())
+        }
+        None => {
+            let mut text = format!("{namespace}/{name} {}\n", condition(&pod));
+            for hint in &hints {
+                let _ = writeln!(text, "  {hint}");
+            }
+            let _ = writeln!(text, "  ({missing})");
+            console::say(text.trim_end());
+            Ok(())
+        }
+    }
+}
+
+fn say(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
+    if args.is_json() {
+        let mut answer = answer.clone();
+        if !hints.is_empty() {
+            answer["hints"] = json!(hints);
+        }
+        console::say(serde_json::to_string_pretty(&answer)?);
+        return Ok(());
+    }
+    let mut text = render::render(answer);
+    for hint in hints {
+        let _ = writeln!(text, "  {hint}");
+    }
+    console::say(text.trim_end());
+    Ok(())
+}
+
+/// The names that a scheduler serves; `None` when it does not say.
+async fn served(args: &Args, server: &str) -> Option<Vec<String>> {
+    let (code, body) = ask(args, server, "/debug/scheduler/plugins").await.ok()?;
+    let profiles: Vec<Value> = serde_json::from_str(&body).ok().filter(|_| code == 200)?;
+    let names = profiles
+        .iter()
+        .filter_map(|profile| profile["schedulerName"].as_str());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    (!names.is_empty()).then_some(names)
+}
+
+/// What holds batch work back on a node, and for which service.
+async fn explain_node(args: &Args, name: &str) -> Result<()> {
+    let address = match &args.address {
+        Some(address) => address.clone(),
+        None => {
+            let cluster = Cluster::find(args).await?;
+            let nodes: Api<Node> = Api::all(cluster.client.clone());
+            let node = nodes.get(name).await?;
+            if koord_sim::is_simulated(&node) {
+                bail!("{name} is a simulated node: no koordlet runs there");
+            }
+            cluster.part("koordlet").with_context(|| {
+                format!("where {name}'s koordlet is to be asked is not known: --address names it")
+            })?
+        }
+    };
+    let status = node::ask(&address).await?;
+    if status.node != name {
+        let there = &status.node;
+        bail!("koordlet at {address} is that of node {there}, not {name}: name its --address");
+    }
+    if args.is_json() {
+        console::say(serde_json::to_string_pretty(&status.guard)?);
+        return Ok(());
+    }
+    match &status.guard {
+        Some(guard) => console::say(node::guard(guard).trim_end()),
+        None => {
+            let row = status.strategies.iter().find(|s| s.name == GUARD);
+            let why = row.map_or("this koordlet has none", |row| row.why.as_str());
+            console::say(format_args!("pressure guard: does nothing ({why})"));
+        }
+    }
+    Ok(())
+}
+
+/// Status code and body of a GET at the scheduler.
+pub(crate) async fn ask(args: &Args, server: &str, path: &str) -> Result<(u16, String)> {
+    if !server.starts_with("https://") {
+        return plain::get(server, "the scheduler", path).await;
+    }
+    let client = to_peer(&Peer {
+        url: server.to_owned(),
+        token_file: args.token_file.clone(),
+        authority: args.certificate_authority.clone(),
+        insecure: args.insecure_skip_tls_verify,
+    })
+    .await?;
+    let request = hyper::Request::get(path).body(Vec::new())?;
+    match client.request_text(request).await {
+        Ok(body) => Ok((200, body)),
+        Err(koord_kube::Error::Api(status)) => {
+            let body = json!({"message": status.message});
+            Ok((status.code, body.to_string()))
+        }
+        Err(error) => {
+            Err(error).with_context(|| format!("the scheduler at {server} cannot be reached"))
+        }
+    }
+}
+
+/// What the pod itself says.
+fn condition(pod: &Pod) -> String {
+    if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
+        return format!("is bound to {node}");
+    }
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let scheduled = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled");
+    match scheduled.and_then(|condition| condition.message.as_ref()) {
+        Some(said) => format!("is pending\n  {said}"),
+        None => "is pending; no scheduler has said anything about it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn what(line: &str) -> Result<What> {
+        let words = std::iter::once("explain").chain(line.split_whitespace());
+        Line::try_parse_from(words)?.args.what()
+    }
+
+    #[test]
+    fn pods_are_named_as_kubectl_names_them() {
+        let web = |namespace: &str| What::Pod {
+            namespace: namespace.to_owned(),
+            name: "web".to_owned(),
+        };
+        for (line, namespace) in [
+            ("pod web", "default"),
+            ("pod/web", "default"),
+            ("po/web -n shop", "shop"),
+            ("pods web --namespace=shop", "shop"),
+            ("pod shop/web", "shop"),
+            ("pod/web -o json -n shop", "shop"),
+        ] {
+            assert_eq!(what(line).unwrap(), web(namespace), "{line}");
+        }
+        assert_eq!(what("node/vm").unwrap(), What::Node("vm".to_owned()));
+        for (line, says) in [
+            ("web", "expected KIND/NAME"),
+            ("svc/web", "\"svc\" is not explained"),
+            ("pod shop/web -n other", "is not in namespace other"),
+        ] {
+            let error = what(line).unwrap_err().to_string();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+}
