@@ -3,15 +3,14 @@
 use super::{Attributes, Operation};
 use crate::authz::bootstrap::GROUP;
 use crate::authz::{self, ResourceTarget, RoleKind, Rule, Target, User, uncovered};
-use crate::kinds::status::{ApiError, FieldError, quoted};
+use crate::kinds::status::{ApiError, quoted};
 use crate::rest::{Api, meta};
 use serde_json::Value;
 
 /// Checks a write as it would be stored.
 ///
 /// # Errors
-/// 403 for rights that the writer does not have, 422 for a binding that would refer to another
-/// role, 404 for one that refers to none.
+/// 403 for rights that the writer does not have, 404 for a binding that refers to no role.
 pub(super) fn check(
     api: &Api,
     attributes: &Attributes<'_>,
@@ -86,11 +85,6 @@ fn check_binding(
 ) -> Result<(), ApiError> {
     let (resource, namespace) = (attributes.resource, attributes.namespace);
     let name = meta::name(object);
-    if old.is_some_and(|old| old.get("roleRef") != object.get("roleRef")) {
-        let reference = object.get("roleRef").cloned().unwrap_or_default();
-        let error = FieldError::invalid("roleRef", reference, "cannot change roleRef");
-        return Err(ApiError::invalid(GROUP, &resource.kind, name, &[error]));
-    }
     let role = meta::text(object, &["roleRef", "name"]);
     let (kind, plural) = match meta::text(object, &["roleRef", "kind"]) {
         "Role" => (RoleKind::Role, "roles"),

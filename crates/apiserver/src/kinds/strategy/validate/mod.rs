@@ -4,6 +4,7 @@ mod kinds;
 mod metadata;
 pub(in crate::kinds) mod names;
 mod pod;
+mod rbac;
 mod resources;
 mod webhook;
 mod workload;
@@ -72,6 +73,10 @@ fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &m
         ("", "services") => kinds::service(object, errors),
         ("" | "events.k8s.io", "events") => kinds::event(object, errors),
         ("", "resourcequotas") => kinds::resource_quota(object, errors),
+        (rbac::GROUP, "roles") => rbac::role(object, true, errors),
+        (rbac::GROUP, "clusterroles") => rbac::role(object, false, errors),
+        (rbac::GROUP, "rolebindings") => rbac::binding(object, old, true, errors),
+        (rbac::GROUP, "clusterrolebindings") => rbac::binding(object, old, false, errors),
         ("scheduling.k8s.io", "priorityclasses") => kinds::priority_class(object, old, errors),
         ("coordination.k8s.io", "leases") => kinds::lease(object, errors),
         ("policy", "poddisruptionbudgets") => kinds::disruption_budget(object, errors),
