@@ -86,6 +86,7 @@ impl Server {
         store: &Store,
         kinds: Registry,
     ) -> Result<Self, ServeError> {
+        api.register_webhook_metrics(&options.metrics)?;
         let front = Front {
             router: api.router(),
             api: api.clone(),

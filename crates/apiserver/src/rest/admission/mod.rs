@@ -9,6 +9,7 @@
 mod builtin;
 mod call;
 mod effects;
+mod metrics;
 mod nodes;
 mod quota;
 mod review;

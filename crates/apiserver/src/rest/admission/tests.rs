@@ -38,7 +38,7 @@ impl Cluster {
     async fn bare() -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         Self(ApiServer::open(config).await.unwrap())
     }
 

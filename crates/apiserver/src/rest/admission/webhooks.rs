@@ -1,6 +1,7 @@
 //! Asking webhooks: which, in which order, and what becomes of their answers.
 
 use super::call::Transport;
+use super::metrics::{Ending, Metrics};
 use super::review::{self, InProcessWebhook, WebhookRequest, WebhookResponse};
 use super::{Attributes, Operation, Options, builtin};
 use crate::kinds::status::ApiError;
@@ -17,6 +18,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// Plurals of the configurations.
 const MUTATING: &str = "mutatingwebhookconfigurations";
@@ -41,6 +43,8 @@ pub(in crate::rest) struct Webhooks {
     in_process: ArcSwap<FxHashMap<String, Arc<dyn InProcessWebhook>>>,
     /// Held while the lists are brought in line with the store: of two writes, the later counts.
     in_turn: parking_lot::Mutex<()>,
+    /// Once there is a registry for them.
+    metrics: OnceLock<Metrics>,
 }
 
 /// The address of a webhook in one form: with port and path.
@@ -61,6 +65,30 @@ impl Webhooks {
         for (list, plural) in [(&self.mutating, MUTATING), (&self.validating, VALIDATING)] {
             list.store(Arc::new(hooks(store, plural)));
         }
+    }
+
+    /// Counts the question to `hook` that began at `began`.
+    fn count(
+        &self,
+        hook: &Hook,
+        mutating: bool,
+        operation: Operation,
+        began: Instant,
+        refusal: Option<&Refusal>,
+    ) {
+        let Some(metrics) = self.metrics.get() else {
+            return;
+        };
+        let ending = match refusal {
+            None => Ending::Allowed,
+            Some(Refusal::Refused(error)) => Ending::Refused(error.code),
+            Some(Refusal::Failed(_)) => Ending::Failed {
+                ignored: !hook.webhook.fail,
+            },
+            Some(Refusal::Unusable(_)) => Ending::Unusable,
+        };
+        let name = &hook.webhook.name;
+        metrics.observe(name, mutating, operation, began.elapsed(), ending);
     }
 
     /// The webhooks that may be asked about objects of a resource.
@@ -114,8 +142,10 @@ fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
 enum Refusal {
     /// It could not be called, or gave no valid answer: the failure policy decides.
     Failed(String),
-    /// It refused, or its answer cannot be carried out.
-    Final(ApiError),
+    /// It refused.
+    Refused(ApiError),
+    /// What it is to be asked, or answered, cannot be carried out.
+    Unusable(ApiError),
 }
 
 /// A write while webhooks are asked about it.
@@ -268,7 +298,7 @@ impl<'a> Asking<'a> {
         let Hook { webhook, .. } = hook;
         let a = self.attributes;
         if a.dry_run() && !webhook.dry_run {
-            return Err(Refusal::Final(ApiError::bad_request(format!(
+            return Err(Refusal::Unusable(ApiError::bad_request(format!(
                 "admission webhook {:?} does not support dry run",
                 webhook.name
             ))));
@@ -307,7 +337,7 @@ impl<'a> Asking<'a> {
         if response.allowed {
             Ok(response)
         } else {
-            Err(Refusal::Final(response.refusal(&webhook.name)))
+            Err(Refusal::Refused(response.refusal(&webhook.name)))
         }
     }
 
@@ -377,7 +407,7 @@ impl<'a> Asking<'a> {
                 tracing::warn!(webhook = name, why, "failed calling webhook, failing open");
                 Ok(())
             }
-            Refusal::Final(error) => Err(error),
+            Refusal::Refused(error) | Refusal::Unusable(error) => Err(error),
         }
     }
 
@@ -389,7 +419,7 @@ impl<'a> Asking<'a> {
         object: &Value,
         operations: Value,
     ) -> Result<Value, Refusal> {
-        let refused = |why: String| Refusal::Final(ApiError::internal(why));
+        let refused = |why: String| Refusal::Unusable(ApiError::internal(why));
         let name = &hook.webhook.name;
         if object.is_null() {
             return Err(refused(format!(
@@ -426,6 +456,16 @@ impl Api {
     /// Brings the webhooks in line with the stored configurations.
     pub(in crate::rest) fn load_webhooks(&self) {
         self.inner.webhooks.load(self.store());
+    }
+
+    /// Registers the metrics of webhooks; only the first registry gets them.
+    pub(crate) fn register_webhook_metrics(
+        &self,
+        registry: &prometheus::Registry,
+    ) -> Result<(), prometheus::Error> {
+        let metrics = Metrics::register(registry)?;
+        let _ = self.inner.webhooks.metrics.set(metrics);
+        Ok(())
     }
 
     /// What follows from a configuration having been written or removed.
@@ -480,6 +520,7 @@ impl Api {
                 if round > 0 && !again.contains(&i) {
                     continue;
                 }
+                let began = Instant::now();
                 let answer = asking
                     .ask(hook, &target, (shown, old), true, warnings)
                     .await;
@@ -490,6 +531,10 @@ impl Api {
                     let new = asking.patched(hook, &target, object, response.patch)?;
                     Ok((new != *object).then_some(new))
                 });
+                let refusal = answer.as_ref().err();
+                let operation = attributes.operation;
+                let webhooks = &self.inner.webhooks;
+                webhooks.count(hook, true, operation, began, refusal);
                 let changed = match answer {
                     Ok(changed) => changed,
                     Err(refusal) => {
@@ -535,8 +580,14 @@ impl Api {
             let asking = &asking;
             Some(async move {
                 let mut said = Vec::new();
+                let began = Instant::now();
                 let answer = asking.ask(hook, &target, (shown, old), false, &mut said);
-                let verdict = match answer.await {
+                let answer = answer.await;
+                let refusal = answer.as_ref().err();
+                let operation = attributes.operation;
+                let webhooks = &self.inner.webhooks;
+                webhooks.count(hook, false, operation, began, refusal);
+                let verdict = match answer {
                     Ok(_) => Ok(()),
                     Err(refusal) => asking.judge(hook, refusal),
                 };
