@@ -184,27 +184,12 @@ impl Api {
                 }
             }
             let stored = resource.to_storage(new);
-            let index = storage.index(&stored);
-            let done = self
-                .store()
-                .update(
-                    resource.table.clone(),
-                    key.clone(),
-                    Some(entry.revision),
-                    stored,
-                    index,
-                )
-                .await;
-            match done {
-                Ok(entry) => {
-                    self.stored(resource, &entry).await?;
-                    return Ok(Outcome {
-                        warnings,
-                        ..Outcome::stored(entry)
-                    });
-                }
-                Err(StoreError::Conflict { .. }) => {}
-                Err(e) => return Err(store_error(resource, key, e)),
+            if let Some(entry) = self.replace(resource, &storage, &entry, stored).await? {
+                self.stored(resource, &entry).await?;
+                return Ok(Outcome {
+                    warnings,
+                    ..Outcome::stored(entry)
+                });
             }
         }
         Err(ApiError::stale(
@@ -260,22 +245,31 @@ impl Api {
             if dry_run {
                 return Ok(unchanged(Object::Computed(new)));
             }
-            let index = storage.index(&new);
-            let done = self
-                .store()
-                .update(
-                    resource.table.clone(),
-                    key.clone(),
-                    Some(entry.revision),
-                    new,
-                    index,
-                )
-                .await;
-            match done {
-                Ok(entry) => return Ok(unchanged(Object::Stored(entry))),
-                Err(StoreError::Conflict { .. }) => {}
-                Err(e) => return Err(store_error(resource, key, e)),
+            if let Some(entry) = self.replace(resource, &storage, &entry, new).await? {
+                return Ok(unchanged(Object::Stored(entry)));
             }
+        }
+    }
+
+    /// Stores what `entry` becomes; `None` when somebody else has changed it in between.
+    async fn replace(
+        &self,
+        resource: &Resource,
+        storage: &Resource,
+        entry: &Entry,
+        stored: Value,
+    ) -> Result<Option<Arc<Entry>>, ApiError> {
+        let key = &entry.key;
+        let index = storage.index(&stored);
+        let (table, expected) = (resource.table.clone(), Some(entry.revision));
+        let store = self.store();
+        match store
+            .update(table, key.clone(), expected, stored, index)
+            .await
+        {
+            Ok(entry) => Ok(Some(entry)),
+            Err(StoreError::Conflict { .. }) => Ok(None),
+            Err(error) => Err(store_error(resource, key, error)),
         }
     }
 
