@@ -15,6 +15,7 @@ use futures::future::BoxFuture;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use koord_app::Clock;
+use koord_app::flags::Selection;
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -51,8 +52,8 @@ pub struct Config {
     pub pod_logs: Option<Arc<dyn PodLogs>>,
     /// Who may do what. Default: what roles and bindings say.
     pub authorization: Authorization,
-    /// Whether the built-in controllers run (garbage collection, namespaces, workloads, ...).
-    pub controllers: bool,
+    /// Which of the built-in [`controllers`] run. Default: all.
+    pub controllers: Selection,
     /// When a write in a directory counts as durable.
     pub durability: Durability,
     /// How much history is kept for watches.
@@ -72,7 +73,7 @@ impl Config {
             clock,
             pod_logs: None,
             authorization: Authorization::default(),
-            controllers: true,
+            controllers: Selection::all(),
             durability: Durability::default(),
             history: HistoryLimits::default(),
             metrics: prometheus::Registry::new(),
@@ -131,7 +132,7 @@ pub struct ApiServer {
     api: Api,
     server: Server,
     stop: CancellationToken,
-    controllers: Option<TaskTracker>,
+    controllers: TaskTracker,
 }
 
 impl ApiServer {
@@ -181,9 +182,7 @@ impl ApiServer {
         api.bootstrap().await.map_err(Error::Bootstrap)?;
         let published = api.publish_authority(&authority).await;
         published.map_err(Error::Bootstrap)?;
-        let controllers = config
-            .controllers
-            .then(|| controllers::start(&api, &authority, &stop));
+        let controllers = controllers::start(&api, &authority, &config.controllers, &stop);
         server.set_ready();
         Ok(Arc::new(Self {
             api,
@@ -329,9 +328,7 @@ impl ApiServer {
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.stop.cancel();
-            if let Some(controllers) = &self.controllers {
-                controllers.wait().await;
-            }
+            self.controllers.wait().await;
             self.store().close().await;
         })
     }

@@ -213,7 +213,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
 /// A server without controllers: they would work on the objects made here.
 fn quiet(storage: Storage, clock: &Clock) -> Config {
     let mut config = Config::new(storage, clock.clone());
-    config.controllers = false;
+    config.controllers = koord_app::flags::Selection::none();
     config.bind.set_port(0);
     config
 }

@@ -65,7 +65,7 @@ async fn api_server(
     stop: &CancellationToken,
 ) -> Result<(Arc<ApiServer>, JoinHandle<()>)> {
     let mut config = Config::memory(Clock::system());
-    config.controllers = false;
+    config.controllers = koord_app::flags::Selection::none();
     config.bind = ([127, 0, 0, 1], 0).into();
     let server = ApiServer::open(config).await?;
     server.install_crds(koord_api::crd_values()).await?;

@@ -13,7 +13,7 @@ pub(super) struct Aggregation;
 
 impl Reconcile for Aggregation {
     fn name(&self) -> &'static str {
-        "clusterrole-aggregation"
+        "clusterrole-aggregation-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

@@ -23,7 +23,7 @@ pub(super) struct DaemonSets;
 
 impl Reconcile for DaemonSets {
     fn name(&self) -> &'static str {
-        "daemonsets"
+        "daemonset-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

@@ -16,7 +16,7 @@ const WAIT: Duration = Duration::from_millis(500);
 
 impl Reconcile for Definitions {
     fn name(&self) -> &'static str {
-        "customresourcedefinitions"
+        "customresourcedefinition-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

@@ -22,7 +22,7 @@ pub(super) struct Deployments;
 
 impl Reconcile for Deployments {
     fn name(&self) -> &'static str {
-        "deployments"
+        "deployment-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

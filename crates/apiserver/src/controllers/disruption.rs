@@ -25,7 +25,7 @@ fn budgets() -> TableId {
 
 impl Reconcile for Disruption {
     fn name(&self) -> &'static str {
-        "disruption"
+        "disruption-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

@@ -27,7 +27,7 @@ pub(super) struct Jobs;
 
 impl Reconcile for Jobs {
     fn name(&self) -> &'static str {
-        "jobs"
+        "job-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

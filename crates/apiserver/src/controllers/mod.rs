@@ -4,13 +4,13 @@
 //! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
 //! visible, validated and durable like everything else.
 
-mod accounts;
 mod aggregation;
 mod daemonset;
 mod definitions;
 mod deployment;
 mod disruption;
 mod events;
+mod every_namespace;
 mod garbage;
 mod job;
 mod namespaces;
@@ -20,35 +20,106 @@ mod pods;
 mod queue;
 mod quota;
 mod replicaset;
-mod root_ca;
 mod statefulset;
 
 use crate::rest::Api;
+use every_namespace::EveryNamespace;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use koord_app::flags::Selection;
+use queue::Reconcile;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Starts every controller; `authority` is the certificate (PEM) that clients are to trust. They
-/// end when `shutdown` is cancelled; the tracker tells when.
-pub fn start(api: &Api, authority: &str, shutdown: &CancellationToken) -> TaskTracker {
+/// What a controller is started with.
+struct Start<'a> {
+    api: &'a Api,
+    /// The certificate (PEM) that clients are to trust.
+    authority: &'a str,
+    stop: &'a CancellationToken,
+}
+
+type Task = BoxFuture<'static, ()>;
+
+impl Start<'_> {
+    fn queue(&self, controller: impl Reconcile) -> Task {
+        queue::run(self.api.clone(), controller, self.stop.clone()).boxed()
+    }
+
+    fn task<F>(&self, run: fn(Api, CancellationToken) -> F) -> Task
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        run(self.api.clone(), self.stop.clone()).boxed()
+    }
+}
+
+/// A controller's name and what starts it.
+type Row = (&'static str, fn(&Start<'_>) -> Task);
+
+/// Every controller. The names are those of kube-controller-manager, where it has one.
+const ALL: [Row; 16] = [
+    ("garbage-collector-controller", |s| s.task(garbage::run)),
+    ("namespace-controller", |s| s.queue(namespaces::Namespaces)),
+    ("customresourcedefinition-controller", |s| {
+        s.queue(definitions::Definitions)
+    }),
+    ("serviceaccount-controller", |s| {
+        s.queue(EveryNamespace::Account)
+    }),
+    ("clusterrole-aggregation-controller", |s| {
+        s.queue(aggregation::Aggregation)
+    }),
+    ("root-ca-certificate-publisher-controller", |s| {
+        s.queue(EveryNamespace::RootCa(s.authority.to_owned()))
+    }),
+    ("disruption-controller", |s| s.queue(disruption::Disruption)),
+    ("resourcequota-controller", |s| {
+        s.queue(quota::Quotas::new(s.api))
+    }),
+    ("pod-garbage-collector-controller", |s| {
+        s.queue(pod_gc::PodGc::default())
+    }),
+    ("node-lifecycle-controller", |s| s.task(nodes::run)),
+    ("event-ttl-controller", |s| s.task(events::run)),
+    ("replicaset-controller", |s| {
+        s.queue(replicaset::ReplicaSets)
+    }),
+    ("deployment-controller", |s| {
+        s.queue(deployment::Deployments)
+    }),
+    ("job-controller", |s| s.queue(job::Jobs)),
+    ("daemonset-controller", |s| s.queue(daemonset::DaemonSets)),
+    ("statefulset-controller", |s| {
+        s.queue(statefulset::StatefulSets)
+    }),
+];
+
+/// The names of all controllers.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _)| *name).collect()
+}
+
+/// Starts the controllers of `wanted`; `authority` is the certificate (PEM) that clients are to
+/// trust. They end when `shutdown` is cancelled; the tracker tells when.
+pub fn start(
+    api: &Api,
+    authority: &str,
+    wanted: &Selection,
+    shutdown: &CancellationToken,
+) -> TaskTracker {
     let tracker = TaskTracker::new();
-    let (a, s) = (|| api.clone(), || shutdown.clone());
-    tracker.spawn(garbage::run(a(), s()));
-    tracker.spawn(queue::run(a(), namespaces::Namespaces, s()));
-    tracker.spawn(queue::run(a(), definitions::Definitions, s()));
-    tracker.spawn(queue::run(a(), accounts::Accounts, s()));
-    tracker.spawn(queue::run(a(), aggregation::Aggregation, s()));
-    let pem = authority.to_owned();
-    tracker.spawn(queue::run(a(), root_ca::RootCa { pem }, s()));
-    tracker.spawn(queue::run(a(), disruption::Disruption, s()));
-    tracker.spawn(queue::run(a(), quota::Quotas::new(api), s()));
-    tracker.spawn(queue::run(a(), pod_gc::PodGc::default(), s()));
-    tracker.spawn(nodes::run(a(), s()));
-    tracker.spawn(events::run(a(), s()));
-    tracker.spawn(queue::run(a(), replicaset::ReplicaSets, s()));
-    tracker.spawn(queue::run(a(), deployment::Deployments, s()));
-    tracker.spawn(queue::run(a(), job::Jobs, s()));
-    tracker.spawn(queue::run(a(), daemonset::DaemonSets, s()));
-    tracker.spawn(queue::run(a(), statefulset::StatefulSets, s()));
+    let start = Start {
+        api,
+        authority,
+        stop: shutdown,
+    };
+    for (name, run) in ALL {
+        if wanted.enabled(name) {
+            tracker.spawn(run(&start));
+        }
+    }
     tracker.close();
     tracker
 }

@@ -22,7 +22,7 @@ const FINALIZER: &str = "kubernetes";
 
 impl Reconcile for Namespaces {
     fn name(&self) -> &'static str {
-        "namespaces"
+        "namespace-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

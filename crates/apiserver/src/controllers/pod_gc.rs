@@ -23,7 +23,7 @@ const QUARANTINE: Duration = Duration::from_secs(40);
 
 impl Reconcile for PodGc {
     fn name(&self) -> &'static str {
-        "podgc"
+        "pod-garbage-collector-controller"
     }
 
     /// Keys are names of nodes that pods refer to and that do not exist.

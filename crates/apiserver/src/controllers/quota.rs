@@ -78,7 +78,7 @@ fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
 
 impl Reconcile for Quotas {
     fn name(&self) -> &'static str {
-        "resourcequotas"
+        "resourcequota-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

@@ -19,7 +19,7 @@ pub(super) struct ReplicaSets;
 
 impl Reconcile for ReplicaSets {
     fn name(&self) -> &'static str {
-        "replicasets"
+        "replicaset-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

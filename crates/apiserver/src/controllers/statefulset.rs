@@ -25,7 +25,7 @@ pub(super) struct StatefulSets;
 
 impl Reconcile for StatefulSets {
     fn name(&self) -> &'static str {
-        "statefulsets"
+        "statefulset-controller"
     }
 
     fn sources(&self) -> Vec<Source> {

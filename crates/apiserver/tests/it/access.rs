@@ -430,7 +430,7 @@ async fn a_start_completes_the_default_roles() {
     let open = async || {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::dir(dir.path(), clock);
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         Cluster {
             server: ApiServer::open(config).await.unwrap(),
         }

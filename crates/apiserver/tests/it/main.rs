@@ -7,6 +7,7 @@
 
 mod access;
 mod collecting;
+mod counted;
 mod definitions;
 mod full_disk;
 mod hooks;
@@ -17,6 +18,7 @@ mod objects;
 mod quotas;
 mod refusals;
 mod rights;
+mod selection;
 mod serving;
 mod store_crash;
 mod support;

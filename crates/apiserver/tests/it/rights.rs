@@ -306,6 +306,12 @@ async fn a_node_with_every_right_still_writes_only_its_own() {
             "can only update pod status for pods with spec.nodeName set to itself",
         ),
         (
+            of("PATCH", "pods/p2/status"),
+            json!({"spec": {"nodeName": "n1"}}),
+            403,
+            "can only update pod status for pods with spec.nodeName set to itself",
+        ),
+        (
             of("POST", "pods/p2/eviction"),
             named("p2"),
             403,
@@ -352,6 +358,12 @@ async fn a_node_with_every_right_still_writes_only_its_own() {
             Value::Null,
             403,
             "node lease with the same name",
+        ),
+        (
+            "POST /apis/coordination.k8s.io/v1/namespaces/default/leases".to_owned(),
+            named("n1"),
+            403,
+            "can only access leases in the",
         ),
         (
             "POST /apis/storage.k8s.io/v1/csinodes".to_owned(),

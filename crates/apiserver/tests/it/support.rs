@@ -5,6 +5,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
+use koord_app::flags::Selection;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,25 +55,26 @@ impl Answer {
 impl Cluster {
     /// With controllers, on the clock of tokio.
     pub(crate) async fn start() -> Self {
-        Self::with(true).await
+        Self::running(Selection::all()).await
     }
 
     /// Without controllers: nothing happens that the test does not do.
     pub(crate) async fn bare() -> Self {
-        Self::with(false).await
+        Self::running(Selection::none()).await
     }
 
     /// Without controllers, with its objects in a directory.
     pub(crate) async fn in_dir(dir: &std::path::Path) -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::dir(dir, clock);
-        config.controllers = false;
+        config.controllers = Selection::none();
         Self {
             server: ApiServer::open(config).await.unwrap(),
         }
     }
 
-    async fn with(controllers: bool) -> Self {
+    /// With these controllers.
+    pub(crate) async fn running(controllers: Selection) -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
         config.controllers = controllers;

@@ -175,6 +175,12 @@ impl Selection {
         Self(vec!["*".to_owned()])
     }
 
+    /// Nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// Whether `name` is on.
     #[must_use]
     pub fn enabled(&self, name: &str) -> bool {

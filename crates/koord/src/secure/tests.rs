@@ -161,7 +161,7 @@ impl Cluster {
         crate::cluster::install_crypto_provider();
         let mut config = Config::memory(Clock::system());
         config.bind = ANY;
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         let listener = server.listen().await.unwrap();
         let stop = CancellationToken::new();

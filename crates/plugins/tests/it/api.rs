@@ -56,7 +56,7 @@ impl Cluster {
     /// Without custom resources.
     pub(crate) async fn bare() -> Self {
         let mut config = Config::memory(Clock::system());
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         Self { server, client }

@@ -366,7 +366,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
 async fn requests_over_the_network_are_counted_by_client_gos_names() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = koord_apiserver::Config::memory(koord_app::Clock::system());
-    config.controllers = false;
+    config.controllers = koord_app::flags::Selection::none();
     config.bind = ([127, 0, 0, 1], 0).into();
     let server = koord_apiserver::ApiServer::open(config).await.unwrap();
     let listener = server.listen().await.unwrap();

@@ -23,7 +23,7 @@ impl Cluster {
         let clock = Clock::following_tokio("2026-01-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock.clone());
         // Pods here name owners and nodes that do not exist; nobody shall tidy them up.
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());

@@ -189,7 +189,7 @@ impl World {
     pub(super) async fn bare(machines: usize) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock.clone());
-        config.controllers = false;
+        config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());

@@ -1,0 +1,82 @@
+//! What every namespace has: a service account called `default`, and the certificate of the
+//! server's authority in a ConfigMap.
+
+use super::queue::{Again, Reconcile, Source};
+use crate::kinds::status::ApiError;
+use crate::rest::Api;
+use crate::store::{Entry, Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use serde_json::json;
+
+const ACCOUNT: &str = "default";
+const ROOT_CA: &str = "kube-root-ca.crt";
+
+/// Keeps one object in every namespace.
+pub(super) enum EveryNamespace {
+    /// The service account.
+    Account,
+    /// The certificate (PEM).
+    RootCa(String),
+}
+
+/// The namespace of an entry that is called `name`.
+fn namespace_of(entry: &Entry, name: &str) -> Vec<Key> {
+    let own = (&*entry.key.name == name).then(|| Key::cluster(entry.key.namespace.clone()));
+    own.into_iter().collect()
+}
+
+impl Reconcile for EveryNamespace {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Account => "serviceaccount-controller",
+            Self::RootCa(_) => "root-ca-certificate-publisher-controller",
+        }
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        let kept = match self {
+            Self::Account => Source {
+                table: TableId::new("", "serviceaccounts"),
+                keys: |_, entry| namespace_of(entry, ACCOUNT),
+            },
+            Self::RootCa(_) => Source {
+                table: TableId::new("", "configmaps"),
+                keys: |_, entry| namespace_of(entry, ROOT_CA),
+            },
+        };
+        vec![Source::own("", "namespaces"), kept]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        async move {
+            let namespace = api.store().get(&TableId::new("", "namespaces"), key);
+            let active =
+                namespace.is_some_and(|n| n.index.field("status.phase") != Some("Terminating"));
+            if !active {
+                return Ok(None);
+            }
+            let kept = match self {
+                Self::Account => {
+                    let account = json!({ "metadata": { "name": ACCOUNT } });
+                    api.ensure("", "v1", "serviceaccounts", &key.name, account)
+                        .await
+                }
+                Self::RootCa(pem) => {
+                    let data = json!({ "ca.crt": pem });
+                    api.keep_config_map(&key.name, ROOT_CA, data).await
+                }
+            };
+            match kept {
+                // The namespace went away in between.
+                Err(e) if e.code == 403 || e.code == 404 => Ok(None),
+                other => other.map(|()| None),
+            }
+        }
+        .boxed()
+    }
+}
