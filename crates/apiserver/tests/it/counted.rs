@@ -21,6 +21,9 @@ async fn samples(cluster: &Cluster, metric: &str) -> Vec<String> {
     lines
 }
 
+/// Name, kind, failure policy and handler of a webhook, and the code that a create is answered with.
+type Row = (&'static str, &'static str, &'static str, fn() -> Reply, u16);
+
 /// Names, labels and values are those of Kubernetes' admission metrics.
 #[tokio::test]
 async fn questions_to_webhooks_are_counted() {
@@ -32,7 +35,7 @@ async fn questions_to_webhooks_are_counted() {
     let broken = || Reply::Raw(503, Vec::new());
     // Changes what the object may not have.
     let unusable = || patch(&json!([{"op": "remove", "path": "/data/none"}]));
-    let table: [(&str, &str, &str, fn() -> Reply, u16); 6] = [
+    let table: [Row; 6] = [
         ("allows", "Mutating", "Fail", allow, 201),
         ("refuses", "Validating", "Fail", refuse, 422),
         ("breaks", "Validating", "Fail", broken, 500),
