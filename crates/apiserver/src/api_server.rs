@@ -241,9 +241,9 @@ impl ApiServer {
         Ok(self.server.write_kubeconfig(path)?)
     }
 
-    /// TLS for an HTTP/2 client of this server that is the administrator.
-    pub(crate) fn client_tls(&self) -> Result<Arc<rustls::ClientConfig>, Error> {
-        Ok(self.server.client_tls()?)
+    /// TLS for an HTTP/2 client of this server that is `user`, in no group.
+    pub(crate) fn client_tls(&self, user: &str) -> Result<Arc<rustls::ClientConfig>, Error> {
+        Ok(self.server.client_tls(user)?)
     }
 
     /// Creates or updates custom resource definitions.

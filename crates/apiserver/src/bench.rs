@@ -1,21 +1,27 @@
 //! Measures this API server: how fast it writes, reads and delivers, and how much memory it takes.
 //!
 //! Client and server share the machine, and so its CPUs: the figures of a measurement over HTTP
-//! include the cost of the client.
+//! include the cost of the client. All controllers run and roles decide, as in `koord up`: who sends
+//! requests over HTTP is a user with the ClusterRole `admin`, in no group that may do everything.
+//! Callers in the process act as the administrator, as the components of `koord up` do.
 
+mod authorization;
 mod client;
 mod load;
 mod objects;
 
+use crate::authz::bootstrap::GROUP;
 use crate::kinds::status::ApiError;
 use crate::{ApiServer, Config, Error, Storage};
 use futures::future::BoxFuture;
 use koord_app::Clock;
-use load::{Rate, Target};
+use load::{Client, Owner, Target};
 use serde::Serialize;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// What to measure, and how hard.
@@ -37,6 +43,8 @@ pub struct BenchOptions {
     pub nodes: usize,
     /// Pods stored for the memory measurement.
     pub pods: usize,
+    /// Watches on the pods of one node each, open while creates are measured.
+    pub node_watches: usize,
 }
 
 impl Default for BenchOptions {
@@ -50,6 +58,7 @@ impl Default for BenchOptions {
             watch_rate: 1000,
             nodes: 5000,
             pods: 50_000,
+            node_watches: 20_000,
         }
     }
 }
@@ -60,12 +69,65 @@ impl Default for BenchOptions {
 pub struct BenchReport {
     /// CPUs of the machine that this process may use.
     pub cpus: usize,
+    /// The controllers that ran.
+    pub controllers: Vec<&'static str>,
+    /// What decides about requests.
+    pub authorization_mode: String,
+    /// The figures that have a goal.
+    #[serde(flatten)]
+    pub key: KeyFigures,
+    /// What authorization costs.
+    pub authorization: AuthorizationReport,
     /// Milliseconds until an empty server in memory is ready.
     pub cold_start_ms: f64,
     /// Memory.
     pub memory: MemoryReport,
     /// The rates, per storage mode.
     pub modes: Vec<ModeReport>,
+}
+
+/// The figures that have a goal, of the mode in memory.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyFigures {
+    /// Milliseconds until an empty server is ready.
+    pub start_ready_ms: f64,
+    /// Creates of pods in process by one task.
+    pub in_process_creates_per_sec: f64,
+    /// The same with the watches of [`BenchOptions::node_watches`].
+    pub node_watches_creates_per_sec: f64,
+    /// Creates of pods over HTTP.
+    pub http_creates_per_sec: f64,
+    /// Reads of a pod over HTTP.
+    pub http_gets_per_sec: f64,
+    /// Milliseconds of a list of 10,000 pods.
+    pub list_10k_pods_ms: f64,
+    /// 99th percentile from a write to its event, milliseconds.
+    pub watch_p99_ms: f64,
+    /// Memory of the process with an empty server.
+    #[serde(rename = "rssEmptyMiB")]
+    pub rss_empty_mib: f64,
+    /// What authorization adds to the CPU time of a read over HTTP, percent.
+    pub authorization_percent_of_get: f64,
+}
+
+/// What authorization costs: reads of one object over HTTP by the same user from a server where
+/// roles decide and from one where everything is allowed, in turns.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuthorizationReport {
+    /// CPU microseconds of a read, client and server together, where everything is allowed.
+    pub allowed_get_cpu_us: f64,
+    /// Where roles decide.
+    pub rbac_get_cpu_us: f64,
+    /// Reads per second where everything is allowed.
+    pub allowed_gets_per_s: f64,
+    /// Where roles decide.
+    pub rbac_gets_per_s: f64,
+    /// One decision by itself, nanoseconds.
+    pub decision_ns: f64,
+    /// Bindings in the server besides the default ones and the user's.
+    pub other_bindings: usize,
 }
 
 /// Memory of the whole process, MiB resident.
@@ -101,6 +163,10 @@ pub struct ModeReport {
     /// CPU microseconds of one such create: what it costs also on a machine that is busy with
     /// something else. A million divided by it is the rate of one core.
     pub in_process_create_cpu_us: f64,
+    /// Watches that were open, each on the pods of one node, while the next was measured.
+    pub node_watches: usize,
+    /// Creates of pods on nodes per second by one task in process.
+    pub node_watches_creates_per_s: f64,
     /// Tasks that did so.
     pub in_process_writers: usize,
     /// Creates per second with many writers at once: durable writers share the disk's syncs.
@@ -189,12 +255,13 @@ pub fn run(options: &BenchOptions, clock: Clock) -> BoxFuture<'_, Result<BenchRe
 
 async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, BenchError> {
     let began = Instant::now();
-    let server = ApiServer::open(quiet(Storage::Memory, &clock)).await?;
+    let server = ApiServer::open(config(Storage::Memory, &clock)).await?;
     let cold_start_ms = millis(began.elapsed());
     // First, while the process has not used any memory for something else.
     let memory = measure_memory(&server, options).await?;
     server.close().await;
     drop(server);
+    let authorization = authorization::measure(options, &clock).await?;
 
     let mut modes = vec![measure_mode("memory", Storage::Memory, options, &clock).await?];
     if let Some(dir) = &options.data_dir {
@@ -202,20 +269,64 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
         modes.push(measure_mode("durable", storage, options, &clock).await?);
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let key = KeyFigures {
+        start_ready_ms: cold_start_ms,
+        in_process_creates_per_sec: modes[0].in_process_creates_per_s,
+        node_watches_creates_per_sec: modes[0].node_watches_creates_per_s,
+        http_creates_per_sec: modes[0].http_creates_per_s,
+        http_gets_per_sec: modes[0].http_gets_per_s,
+        list_10k_pods_ms: memory.list_10k_pods_ms,
+        watch_p99_ms: modes[0].watch.p99_ms,
+        rss_empty_mib: memory.rss_empty_mib,
+        authorization_percent_of_get: authorization.percent(),
+    };
     Ok(BenchReport {
         cpus,
+        controllers: crate::controllers::names(),
+        authorization_mode: format!("{:?}", crate::Authorization::default()),
+        key,
+        authorization,
         cold_start_ms,
         memory,
         modes,
     })
 }
 
-/// A server without controllers: they would work on the objects made here.
-fn quiet(storage: Storage, clock: &Clock) -> Config {
+/// The server as `koord up` has it, on a free port.
+fn config(storage: Storage, clock: &Clock) -> Config {
     let mut config = Config::new(storage, clock.clone());
-    config.controllers = koord_app::flags::Selection::none();
     config.bind.set_port(0);
     config
+}
+
+/// The user of the requests over HTTP.
+const USER: &str = "bench";
+
+/// Lets [`USER`] do what the ClusterRole `admin` says.
+async fn bind_user(server: &ApiServer) -> Result<(), BenchError> {
+    let binding = serde_json::json!({
+        "metadata": {"name": USER},
+        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": "admin"},
+        "subjects": [{"kind": "User", "apiGroup": GROUP, "name": USER}],
+    });
+    let path = format!("/apis/{GROUP}/v1/clusterrolebindings");
+    load::post(&server.service(), &path, binding.to_string().into()).await
+}
+
+/// Serves until the token is cancelled.
+async fn serve(
+    server: &Arc<ApiServer>,
+) -> Result<(SocketAddr, CancellationToken, JoinHandle<Result<(), Error>>), BenchError> {
+    let stop = CancellationToken::new();
+    let listener = server.listen().await?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| BenchError::request("local address", error))?;
+    let serving = tokio::spawn({
+        let (server, stop) = (Arc::clone(server), stop.clone());
+        async move { server.serve(listener, stop).await }
+    });
+    Ok((address, stop, serving))
 }
 
 async fn measure_memory(
@@ -228,7 +339,8 @@ async fn measure_memory(
     for number in 0..options.nodes {
         nodes.create(number).await?;
     }
-    let pods = Target::pods(server.service(), options.nodes);
+    let owner = Owner::make(server.service()).await?;
+    let pods = Target::pods(server.service(), options.nodes, &owner);
     for number in 0..options.pods {
         pods.create(number).await?;
     }
@@ -262,30 +374,36 @@ async fn measure_mode(
     options: &BenchOptions,
     clock: &Clock,
 ) -> Result<ModeReport, BenchError> {
-    let server = ApiServer::open(quiet(storage.clone(), clock)).await?;
-    let stop = CancellationToken::new();
-    let listener = server.listen().await?;
-    let address = listener
-        .local_addr()
-        .map_err(|error| BenchError::request("local address", error))?;
-    let serving = tokio::spawn({
-        let (server, stop) = (Arc::clone(&server), stop.clone());
-        async move { server.serve(listener, stop).await }
-    });
-    let tls = server.client_tls()?;
+    let server = ApiServer::open(config(storage.clone(), clock)).await?;
+    let owner = Owner::make(server.service()).await?;
+    let watched = load::node_watches(
+        server.service(),
+        options.node_watches,
+        options.nodes,
+        &owner,
+        options.measure,
+    )
+    .await?;
+    bind_user(&server).await?;
+    let (address, stop, serving) = serve(&server).await?;
+    let client = Client {
+        tls: server.client_tls(USER)?,
+        address,
+        connections: options.connections,
+        streams: options.streams,
+        owner: owner.clone(),
+    };
 
     // A watch on everything that is written, as there always is in a cluster.
     let watch = load::drain_watch(server.service(), stop.clone());
     let crowd = options.connections * options.streams;
-    let single = load::in_process(server.service(), options.writers, options.measure).await?;
-    let many = load::in_process(server.service(), crowd, options.measure).await?;
-    let rate = Rate {
-        connections: options.connections,
-        streams: options.streams,
-    };
-    let creates = load::http_creates(&tls, address, rate, options.measure).await?;
-    let gets = load::http_gets(&tls, address, rate, options.measure).await?;
-    let delivery = load::watch_delivery(&tls, address, options.watch_rate, options.measure).await?;
+    let service = || server.service();
+    let single = load::in_process(service(), options.writers, &owner, options.measure).await?;
+    let many = load::in_process(service(), crowd, &owner, options.measure).await?;
+    let creates = load::http_creates(&client, options.measure).await?;
+    load::prepare_gets(&server.service(), &owner).await?;
+    let gets = load::http_gets(&client, options.measure).await?;
+    let delivery = load::watch_delivery(&client, options.watch_rate, options.measure).await?;
 
     stop.cancel();
     let _ = watch.await;
@@ -301,7 +419,7 @@ async fn measure_mode(
         Storage::Dir(_) => {
             drop(server);
             let began = Instant::now();
-            let server = ApiServer::open(quiet(storage, clock)).await?;
+            let server = ApiServer::open(config(storage, clock)).await?;
             let took = millis(began.elapsed());
             let objects = server
                 .store()
@@ -317,6 +435,8 @@ async fn measure_mode(
         mode,
         in_process_creates_per_s: single.per_s,
         in_process_create_cpu_us: single.cpu_us,
+        node_watches: options.node_watches,
+        node_watches_creates_per_s: watched.per_s,
         in_process_writers: options.writers,
         in_process_creates_per_s_concurrent: many.per_s,
         in_process_writers_concurrent: crowd,

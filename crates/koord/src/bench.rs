@@ -5,6 +5,7 @@ mod koordlet;
 mod levers;
 mod scheduler;
 mod service;
+mod simulated;
 
 use crate::{cluster, console};
 use anyhow::{Context, Result};
@@ -56,6 +57,15 @@ pub struct ApiserverArgs {
     /// Write the figures to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// The figures of `koord bench apiserver`.
+#[derive(Debug, Serialize)]
+struct ApiserverReport {
+    #[serde(flatten)]
+    server: koord_apiserver::bench::BenchReport,
+    #[serde(flatten)]
+    simulated: simulated::Report,
 }
 
 /// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
@@ -119,8 +129,10 @@ pub fn main(command: Command) -> Result<()> {
                 ..Default::default()
             };
             let clock = koord_app::Clock::system();
-            let measured = koord_apiserver::bench::run(&options, clock);
-            let report = cluster::runtime()?.block_on(measured)?;
+            let runtime = cluster::runtime()?;
+            let server = runtime.block_on(koord_apiserver::bench::run(&options, clock))?;
+            let simulated = runtime.block_on(simulated::run())?;
+            let report = ApiserverReport { server, simulated };
             publish(&report, args.json.as_deref())
         }
     }

@@ -26,11 +26,15 @@ const STAMP: &str = "@@@@@@@@@@@@@@@@";
 /// Objects that the reads go round.
 const READ: usize = 1000;
 
-/// How many requests are in progress at a time.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rate {
+/// A client over TLS, and how many requests it has in progress at a time.
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) tls: Arc<ClientConfig>,
+    pub(super) address: SocketAddr,
     pub(super) connections: usize,
+    /// Requests in progress per connection.
     pub(super) streams: usize,
+    pub(super) owner: Owner,
 }
 
 /// A measured rate.
@@ -46,13 +50,27 @@ pub(super) struct Measured {
 #[derive(Clone)]
 struct Template(Arc<str>);
 
+/// The uid of what all pods belong to, without which they would be collected as garbage.
+#[derive(Debug, Clone)]
+pub(super) struct Owner(Arc<str>);
+
+impl Owner {
+    /// Makes the owner.
+    pub(super) async fn make(service: Router) -> Result<Self, BenchError> {
+        let path = "/api/v1/namespaces/default/configmaps";
+        let body = objects::owner().to_string().into();
+        let made = call(&service, Method::POST, path, body, StatusCode::CREATED).await?;
+        let made: serde_json::Value = serde_json::from_slice(&made).unwrap_or_default();
+        let uid = made["metadata"]["uid"].as_str();
+        let uid = uid.ok_or_else(|| BenchError::request(path, "the answer has no uid"))?;
+        Ok(Self(uid.into()))
+    }
+}
+
 impl Template {
-    fn pod(prefix: &str, node: &str) -> Self {
-        Self(
-            objects::pod(&format!("{prefix}-{NUMBER}"), node, STAMP)
-                .to_string()
-                .into(),
-        )
+    fn pod(prefix: &str, node: &str, owner: &Owner) -> Self {
+        let pod = objects::pod(&format!("{prefix}-{NUMBER}"), node, STAMP, &owner.0);
+        Self(pod.to_string().into())
     }
 
     fn render(&self, number: usize, stamp: u128) -> Bytes {
@@ -79,8 +97,8 @@ impl Target {
     }
 
     /// Pods that are spread over `nodes` nodes.
-    pub(super) fn pods(service: Router, nodes: usize) -> Self {
-        let on = |node| Template::pod("loaded", &format!("node-{node:08}"));
+    pub(super) fn pods(service: Router, nodes: usize, owner: &Owner) -> Self {
+        let on = |node| Template::pod("loaded", &format!("node-{node:08}"), owner);
         Self {
             service,
             path: PODS,
@@ -104,11 +122,13 @@ impl Target {
             StatusCode::OK,
         )
         .await
+        .map(drop)
     }
 }
 
-async fn post(service: &Router, path: &str, body: Bytes) -> Result<(), BenchError> {
-    call(service, Method::POST, path, body, StatusCode::CREATED).await
+pub(super) async fn post(service: &Router, path: &str, body: Bytes) -> Result<(), BenchError> {
+    let created = call(service, Method::POST, path, body, StatusCode::CREATED);
+    created.await.map(drop)
 }
 
 async fn call(
@@ -117,7 +137,7 @@ async fn call(
     path: &str,
     body: Bytes,
     expected: StatusCode,
-) -> Result<(), BenchError> {
+) -> Result<Bytes, BenchError> {
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -133,11 +153,12 @@ async fn call(
         .into_body()
         .collect()
         .await
-        .map_err(|error| BenchError::request(path, error))?;
+        .map_err(|error| BenchError::request(path, error))?
+        .to_bytes();
     if status == expected {
-        return Ok(());
+        return Ok(body);
     }
-    let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+    let text = String::from_utf8_lossy(&body).into_owned();
     Err(BenchError::request(path, format!("{status}: {text}")))
 }
 
@@ -157,13 +178,51 @@ pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandl
     })
 }
 
+/// Creates per second of one task in process while `watches` watches are open, each on the pods of
+/// one of `nodes` nodes. Each create reaches the watches of its node; they are not read meanwhile.
+pub(super) async fn node_watches(
+    service: Router,
+    watches: usize,
+    nodes: usize,
+    owner: &Owner,
+    measure: Duration,
+) -> Result<Measured, BenchError> {
+    let mut open = Vec::with_capacity(watches);
+    for number in 0..watches {
+        let node = format!("node-{:08}", number % nodes.max(1));
+        let path = format!(
+            "/api/v1/pods?watch=1&timeoutSeconds=3600&fieldSelector=spec.nodeName%3D{node}"
+        );
+        let request = Request::get(&path).body(Body::empty());
+        let request = request.map_err(|error| BenchError::request(&*path, error))?;
+        let Ok(response) = service.clone().oneshot(request).await;
+        if response.status() != StatusCode::OK {
+            return Err(BenchError::request(path, response.status()));
+        }
+        open.push(response);
+    }
+    let on = |node| Template::pod("on-node", &format!("node-{node:08}"), owner);
+    let templates: Arc<[Template]> = (0..nodes.max(1)).map(on).collect();
+    let done = measured(1, measure, move |_, number| {
+        let (service, templates) = (service.clone(), Arc::clone(&templates));
+        async move {
+            let body = templates[number % templates.len()].render(number, 0);
+            post(&service, PODS, body).await
+        }
+    })
+    .await;
+    drop(open);
+    done
+}
+
 /// Creates per second of `writers` tasks in process.
 pub(super) async fn in_process(
     service: Router,
     writers: usize,
+    owner: &Owner,
     measure: Duration,
 ) -> Result<Measured, BenchError> {
-    let template = Template::pod(&format!("in-process-{writers}"), "");
+    let template = Template::pod(&format!("in-process-{writers}"), "", owner);
     measured(writers, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
         async move { post(&service, PODS, body).await }
@@ -173,15 +232,13 @@ pub(super) async fn in_process(
 
 /// Creates per second over TLS.
 pub(super) async fn http_creates(
-    tls: &Arc<ClientConfig>,
-    address: SocketAddr,
-    rate: Rate,
+    client: &Client,
     measure: Duration,
 ) -> Result<Measured, BenchError> {
-    let connections = connect(tls, address, rate.connections).await?;
-    let template = Template::pod("http", "");
+    let connections = connect(client).await?;
+    let template = Template::pod("http", "", &client.owner);
     measured(
-        rate.connections * rate.streams,
+        client.connections * client.streams,
         measure,
         move |task, number| {
             let mut connection = connections[task % connections.len()].clone();
@@ -197,23 +254,20 @@ pub(super) async fn http_creates(
     .await
 }
 
-/// Reads of single objects per second over TLS.
-pub(super) async fn http_gets(
-    tls: &Arc<ClientConfig>,
-    address: SocketAddr,
-    rate: Rate,
-    measure: Duration,
-) -> Result<Measured, BenchError> {
-    let mut connections = connect(tls, address, rate.connections).await?;
-    let template = Template::pod("read", "");
+/// Makes the objects that [`http_gets`] reads.
+pub(super) async fn prepare_gets(service: &Router, owner: &Owner) -> Result<(), BenchError> {
+    let template = Template::pod("read", "", owner);
     for number in 0..READ {
-        let body = template.render(number, 0);
-        connections[0]
-            .call(Method::POST, PODS, body, StatusCode::CREATED)
-            .await?;
+        post(service, PODS, template.render(number, 0)).await?;
     }
+    Ok(())
+}
+
+/// Reads of single objects per second over TLS.
+pub(super) async fn http_gets(client: &Client, measure: Duration) -> Result<Measured, BenchError> {
+    let connections = connect(client).await?;
     measured(
-        rate.connections * rate.streams,
+        client.connections * client.streams,
         measure,
         move |task, number| {
             let mut connection = connections[task % connections.len()].clone();
@@ -229,14 +283,10 @@ pub(super) async fn http_gets(
     .await
 }
 
-async fn connect(
-    tls: &Arc<ClientConfig>,
-    address: SocketAddr,
-    count: usize,
-) -> Result<Vec<Connection>, BenchError> {
-    let mut connections = Vec::with_capacity(count);
-    for _ in 0..count {
-        connections.push(Connection::open(tls, address).await?);
+async fn connect(client: &Client) -> Result<Vec<Connection>, BenchError> {
+    let mut connections = Vec::with_capacity(client.connections);
+    for _ in 0..client.connections {
+        connections.push(Connection::open(&client.tls, client.address).await?);
     }
     Ok(connections)
 }
@@ -280,14 +330,13 @@ fn cpu_time() -> Duration {
 /// Writes `rate` objects per second over one connection, and measures over another one how long
 /// after sending each write its event arrives.
 pub(super) async fn watch_delivery(
-    tls: &Arc<ClientConfig>,
-    address: SocketAddr,
+    client: &Client,
     rate: u32,
     measure: Duration,
 ) -> Result<WatchReport, BenchError> {
     let origin = Instant::now();
     let path = "/api/v1/pods?watch=1&timeoutSeconds=3600&resourceVersion=";
-    let mut watching = Connection::open(tls, address).await?;
+    let mut watching = Connection::open(&client.tls, client.address).await?;
     let listed = watching
         .call(
             Method::GET,
@@ -335,8 +384,8 @@ pub(super) async fn watch_delivery(
         latencies
     });
 
-    let writing = Connection::open(tls, address).await?;
-    let template = Template::pod("watched", "");
+    let writing = Connection::open(&client.tls, client.address).await?;
+    let template = Template::pod("watched", "", &client.owner);
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate.max(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut sent = JoinSet::new();

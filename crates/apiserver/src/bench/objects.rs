@@ -60,8 +60,15 @@ pub(super) fn node(name: &str) -> Value {
     })
 }
 
-/// A pod of a deployment, about 2.3 KB once defaults are set.
-pub(super) fn pod(name: &str, node: &str, stamp: &str) -> Value {
+/// What the pods belong to: of a kind that no controller counts the pods of.
+pub(super) fn owner() -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OWNER}})
+}
+
+const OWNER: &str = "web-5d9c7b8f6c";
+
+/// A pod, about 2.3 KB once defaults are set, of the [`owner`] with this uid.
+pub(super) fn pod(name: &str, node: &str, stamp: &str, owner: &str) -> Value {
     let env: Vec<Value> = (0..6)
         .map(|number| json!({"name": format!("SETTING_{number}"), "value": format!("value-of-setting-{number}")}))
         .collect();
@@ -77,8 +84,8 @@ pub(super) fn pod(name: &str, node: &str, stamp: &str) -> Value {
             },
             "annotations": {"bench/stamp": stamp, "prometheus.io/scrape": "true", "prometheus.io/port": "9090"},
             "ownerReferences": [{
-                "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c7b8f6c",
-                "uid": "0c8f7a52-4a3d-4a0e-8a37-5bb6a1c9d1e2", "controller": true, "blockOwnerDeletion": true,
+                "apiVersion": "v1", "kind": "ConfigMap", "name": OWNER,
+                "uid": owner, "controller": true, "blockOwnerDeletion": true,
             }],
         },
         "spec": {

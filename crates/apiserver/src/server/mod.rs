@@ -168,10 +168,10 @@ impl Server {
         secret_file::write(path, text.as_bytes())
     }
 
-    /// TLS for an HTTP/2 client of this server that is the administrator.
-    pub(crate) fn client_tls(&self) -> Result<Arc<rustls::ClientConfig>, ServeError> {
+    /// TLS for an HTTP/2 client of this server that is `user`.
+    pub(crate) fn client_tls(&self, user: &str) -> Result<Arc<rustls::ClientConfig>, ServeError> {
         let authority = self.authority()?;
-        tls::client_config(&authority, authority.client(ADMIN.0, ADMIN.1)?)
+        tls::client_config(&authority, authority.client(user, &[])?)
     }
 
     /// The authority's certificate (PEM).

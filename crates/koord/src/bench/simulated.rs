@@ -1,0 +1,129 @@
+//! How long thousands of simulated nodes and pods take to be what they shall be.
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use koord_apiserver::store::{Entry, TableId};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+const NODES: usize = 5_000;
+const PODS: usize = 10_000;
+/// Tasks that create pods at the same time.
+const WRITERS: usize = 16;
+/// How often it is looked whether all are there.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long all of them have.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What was measured, with all controllers.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Report {
+    /// Seconds from the start of the simulation until 5,000 nodes are Ready.
+    #[serde(rename = "nodes5kReadySec")]
+    nodes: f64,
+    /// Seconds from the first create of 10,000 pods on these nodes until all run.
+    #[serde(rename = "pods10kRunningSec")]
+    pods: f64,
+}
+
+/// Measures on a server of its own, in memory.
+pub(super) async fn run() -> Result<Report> {
+    let server = ApiServer::open(Config::memory(Clock::system())).await?;
+    server.install_crds(koord_api::crd_values()).await?;
+    let client = koord_kube::client::in_process(server.service());
+    let context = Context::new();
+    let stop = context.shutdown.clone();
+    let began = Instant::now();
+    let options = koord_sim::Options {
+        nodes: NODES,
+        ..koord_sim::Options::default()
+    };
+    let simulation = tokio::spawn(koord_sim::run(options, client.clone(), context));
+    all(&server, "nodes", NODES, |node| {
+        condition(node, "Ready") == Some("True")
+    })
+    .await?;
+    let nodes = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    create_pods(&client).await?;
+    all(&server, "pods", PODS, |pod| {
+        pod["status"]["phase"] == "Running"
+    })
+    .await?;
+    let pods = began.elapsed().as_secs_f64();
+    stop.cancel();
+    simulation.await??;
+    server.close().await;
+    Ok(Report { nodes, pods })
+}
+
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
+    let conditions = object["status"]["conditions"].as_array()?;
+    let found = conditions.iter().find(|found| found["type"] == kind)?;
+    found["status"].as_str()
+}
+
+/// Waits until `count` objects of a table are `done`; each is looked at until it is.
+async fn all(
+    server: &Arc<ApiServer>,
+    plural: &str,
+    count: usize,
+    done: fn(&Value) -> bool,
+) -> Result<()> {
+    let table = TableId::new("", plural);
+    let mut there: HashSet<String> = HashSet::new();
+    let began = Instant::now();
+    while there.len() < count {
+        if began.elapsed() > PATIENCE {
+            bail!("{} of {count} {plural} after {PATIENCE:?}", there.len());
+        }
+        tokio::time::sleep(LOOK).await;
+        let waiting = |entry: &Entry| !there.contains(&*entry.key.name);
+        let page = server
+            .store()
+            .list(&table, None, None, None, None, &waiting)
+            .context("list")?;
+        let ready = page.items.iter().filter(|entry| done(&entry.value()));
+        let names: Vec<String> = ready.map(|entry| entry.key.name.to_string()).collect();
+        there.extend(names);
+    }
+    Ok(())
+}
+
+async fn create_pods(client: &Client) -> Result<()> {
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+        writers.spawn(async move {
+            for number in (writer..PODS).step_by(WRITERS) {
+                let pod = serde_json::from_value(json!({
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": format!("pod-{number}")},
+                    "spec": {
+                        "nodeName": format!("sim-{}", number % NODES),
+                        "containers": [{
+                            "name": "main",
+                            "image": "busybox:1",
+                            "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+                        }],
+                    },
+                }))?;
+                pods.create(&PostParams::default(), &pod).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = writers.join_next().await {
+        done??;
+    }
+    Ok(())
+}
