@@ -3,6 +3,7 @@
 //! Invariant: this crate knows nothing about Kubernetes.
 
 pub mod admin;
+pub mod certificate;
 pub mod clock;
 pub mod context;
 pub mod features;

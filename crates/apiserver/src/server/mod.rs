@@ -15,20 +15,11 @@ mod listen;
 mod metrics;
 mod pki;
 mod secret_file;
-mod subject;
 #[cfg(test)]
 mod tests;
 mod tls;
 
 pub use error::ServeError;
-
-/// Whom a client certificate (DER), verified before, stands for: its common name, and its
-/// organisations as groups.
-#[must_use]
-pub fn certificate_user(certificate: &[u8]) -> Option<(String, Vec<String>)> {
-    let user = subject::user(certificate)?;
-    Some((user.name, user.groups))
-}
 
 use crate::kinds::Registry;
 use crate::rest::Api;

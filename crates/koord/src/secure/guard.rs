@@ -24,7 +24,7 @@ pub(super) struct Peer(Option<User>);
 impl Peer {
     /// Of a certificate (DER), if the client showed one.
     pub(super) fn of(certificate: Option<&[u8]>) -> Self {
-        let named = certificate.and_then(koord_apiserver::server::certificate_user);
+        let named = certificate.and_then(koord_app::certificate::subject);
         Self(named.map(|(name, groups)| User::known(name, groups)))
     }
 }

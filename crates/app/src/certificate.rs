@@ -1,0 +1,57 @@
+//! Whom a client certificate stands for.
+
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+/// The subject of a certificate (DER) that was verified before: its common name, and its
+/// organisations, which are the client's groups. `None` when it cannot be read or has no name.
+#[must_use]
+pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let subject = certificate.subject();
+    let names = subject.iter_common_name();
+    let name = names.last()?.as_str().ok()?.to_owned();
+    let groups = subject.iter_organization();
+    let groups: Result<_, _> = groups
+        .map(|group| group.as_str().map(str::to_owned))
+        .collect();
+    Some((name, groups.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    fn certificate(parts: &[(DnType, &str)]) -> Vec<u8> {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        for (kind, value) in parts {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn names_and_groups() {
+        let parts = [
+            (DnType::CountryName, "DE"),
+            (DnType::OrganizationName, "system:masters"),
+            (DnType::CommonName, "änn"),
+        ];
+        let (name, groups) = subject(&certificate(&parts)).unwrap();
+        assert_eq!((name.as_str(), groups), ("änn", vec!["system:masters".to_owned()]));
+        let (_, groups) = subject(&certificate(&parts[2..])).unwrap();
+        assert!(groups.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_certificate_of_a_client_is_nobody() {
+        assert_eq!(subject(&certificate(&[(DnType::OrganizationName, "x")])), None);
+        let whole = certificate(&[(DnType::CommonName, "ann")]);
+        for cut in 0..whole.len() {
+            assert_eq!(subject(&whole[..cut]), None, "{cut}");
+        }
+        assert_eq!(subject(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
+    }
+}
