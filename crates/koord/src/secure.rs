@@ -1,6 +1,5 @@
 //! The scheduler's second server: what the plain one shows, over TLS, to those who may see it.
 
-mod guard;
 mod material;
 #[cfg(test)]
 mod tests;
@@ -9,11 +8,11 @@ use anyhow::{Context as _, Result};
 use axum::extract::Request;
 use axum::middleware::map_request;
 use axum::{Extension, Router};
-use guard::{Guard, Peer};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use koord_kube::client::{ClientOptions, from_kubeconfig, from_pod};
+use koord_kube::guard::{Guard, GuardOptions, Peer};
 use koord_scheduler::Args;
 use material::{Authorities, Source};
 use rustls::ServerConfig;
@@ -90,7 +89,13 @@ pub(crate) async fn serve(
     };
     let mut source = Source::new(files, authorities)?;
     let config = source.first().await?;
-    let guard = Guard::new(auth, authentication, authorization)?;
+    let options = GuardOptions {
+        always_allow_paths: auth.authorization_always_allow_paths.clone(),
+        token_ttl: auth.authentication_token_webhook_cache_ttl,
+        authorized_ttl: auth.authorization_webhook_cache_authorized_ttl,
+        unauthorized_ttl: auth.authorization_webhook_cache_unauthorized_ttl,
+    };
+    let guard = Guard::new(&options, authentication, authorization)?;
     let routes = guard.protect(routes);
     let listener = TcpListener::bind(address)
         .await

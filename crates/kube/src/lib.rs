@@ -10,6 +10,7 @@ pub mod delegate;
 pub mod endpoint;
 pub mod events;
 pub mod evict;
+pub mod guard;
 pub mod informer;
 pub mod lease;
 pub mod patch;

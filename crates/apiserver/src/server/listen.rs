@@ -1,7 +1,6 @@
 //! Accepts connections and serves HTTP on them until told to stop.
 
 use super::auth::Peer;
-use super::subject;
 use axum::Router;
 use axum::body::Body;
 use http::Request;

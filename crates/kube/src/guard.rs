@@ -1,17 +1,17 @@
-//! Who asks, and whether he may: as kube-scheduler answers, by asking the API server.
+//! Who asks a daemon's port, and whether he may: as kube-scheduler answers, by asking the API
+//! server.
 
-use anyhow::{Result, bail};
+use crate::Client;
+use crate::delegate::{Authenticator, Authorizer, User};
 use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use koord_kube::Client;
-use koord_kube::delegate::{Authenticator, Authorizer, User};
-use koord_scheduler::args::AuthArgs;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Members may do everything, and nobody is asked about that.
 const MASTERS: &str = "system:masters";
@@ -19,19 +19,38 @@ const SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 
 /// The user that a connection's verified certificate stands for.
 #[derive(Debug, Clone)]
-pub(super) struct Peer(Option<User>);
+pub struct Peer(Option<User>);
 
 impl Peer {
     /// Of a certificate (DER), if the client showed one.
-    pub(super) fn of(certificate: Option<&[u8]>) -> Self {
+    #[must_use]
+    pub fn of(certificate: Option<&[u8]>) -> Self {
         let named = certificate.and_then(koord_app::certificate::subject);
         Self(named.map(|(name, groups)| User::known(name, groups)))
     }
 }
 
+/// Whom to ask, and what needs no asking.
+#[derive(Debug, Clone, Default)]
+pub struct GuardOptions {
+    /// Paths that need no permission; a `*` at the end stands for every continuation.
+    pub always_allow_paths: Vec<String>,
+    /// How long it is remembered whose a token is.
+    pub token_ttl: Duration,
+    /// How long a permission is remembered.
+    pub authorized_ttl: Duration,
+    /// How long a refusal is remembered.
+    pub unauthorized_ttl: Duration,
+}
+
+/// A path of [`GuardOptions::always_allow_paths`] that is none.
+#[derive(Debug, thiserror::Error)]
+#[error("--authorization-always-allow-paths: {0:?}: only the last character may be *")]
+pub struct OpenPathError(String);
+
 /// See the module documentation.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub struct Guard {
     authenticator: Option<Authenticator>,
     authorizer: Option<Authorizer>,
     open: Vec<Open>,
@@ -45,14 +64,14 @@ enum Open {
 }
 
 impl Open {
-    fn parse(text: &str) -> Result<Self> {
+    fn parse(text: &str) -> Result<Self, OpenPathError> {
         let path = text.strip_prefix('/').unwrap_or(text);
         let (head, prefix) = match path.strip_suffix('*') {
             Some(head) => (head, true),
             None => (path, false),
         };
         if head.contains('*') {
-            bail!("--authorization-always-allow-paths: {text:?}: only the last character may be *");
+            return Err(OpenPathError(text.to_owned()));
         }
         let head = head.to_owned();
         Ok(if prefix {
@@ -72,11 +91,16 @@ impl Open {
 }
 
 impl Guard {
-    pub(super) fn new(
-        args: &AuthArgs,
+    /// A guard that asks through these clients. Without the first, tokens count for nothing;
+    /// without the second, only what needs no permission is shown.
+    ///
+    /// # Errors
+    /// A path with a `*` that is not its last character.
+    pub fn new(
+        options: &GuardOptions,
         authentication: Option<Client>,
         authorization: Option<Client>,
-    ) -> Result<Self> {
+    ) -> Result<Self, OpenPathError> {
         if authentication.is_none() {
             tracing::warn!(
                 "neither --authentication-kubeconfig nor a pod's account: tokens count for nothing"
@@ -88,25 +112,21 @@ impl Guard {
                  --authorization-always-allow-paths only"
             );
         }
-        let open = args.authorization_always_allow_paths.iter();
+        let open = options.always_allow_paths.iter();
         let open = open.filter(|path| !path.is_empty());
         Ok(Self {
-            authenticator: authentication.map(|client| {
-                Authenticator::new(client, args.authentication_token_webhook_cache_ttl)
-            }),
+            authenticator: authentication
+                .map(|client| Authenticator::new(client, options.token_ttl)),
             authorizer: authorization.map(|client| {
-                Authorizer::new(
-                    client,
-                    args.authorization_webhook_cache_authorized_ttl,
-                    args.authorization_webhook_cache_unauthorized_ttl,
-                )
+                Authorizer::new(client, options.authorized_ttl, options.unauthorized_ttl)
             }),
-            open: open.map(|path| Open::parse(path)).collect::<Result<_>>()?,
+            open: open.map(|path| Open::parse(path)).collect::<Result<_, _>>()?,
         })
     }
 
-    /// `routes`, for those who may.
-    pub(super) fn protect(self, routes: Router) -> Router {
+    /// `routes`, for those who may. Each request must carry its connection's [`Peer`] in its
+    /// extensions.
+    pub fn protect(self, routes: Router) -> Router {
         // As a fallback too, so that strangers do not learn which paths exist.
         let routes = routes.fallback(|| async { (StatusCode::NOT_FOUND, "404 page not found") });
         routes.layer(from_fn_with_state(Arc::new(self), check))
