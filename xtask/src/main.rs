@@ -1,7 +1,8 @@
 //! Repository chores. `cargo xtask types` rewrites the table of Kubernetes' types (see [`types`]);
 //! `cargo xtask tidy` checks what the compiler does not:
 //!
-//! * crates depend on each other only along the edges of docs/architecture.md;
+//! * crates depend on each other only along the edges of docs/architecture.md, and the modules of the
+//!   API server only along those of its `lib.rs`;
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
 //! * no ignored tests, none that skips itself unseen, no file that has outgrown its reader.
@@ -74,6 +75,17 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("xtask", &[]),
+];
+
+/// What the modules of crates/apiserver may name of each other, as `module` or `module::Item`.
+const MODULES: &[(&str, &[&str])] = &[
+    ("store", &[]),
+    ("kinds", &["store::Index", "store::TableId"]),
+    ("authz", &["kinds::status"]),
+    ("tokens", &["authz", "store"]),
+    ("rest", &["authz", "kinds", "store", "tokens"]),
+    ("controllers", &["authz", "kinds", "rest", "store"]),
+    ("server", &["authz", "kinds", "rest", "store"]),
 ];
 
 /// What any crate's tests may use besides its edges: the embedded API server is the test cluster.
@@ -192,14 +204,65 @@ fn collect(directory: &Path, sources: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
+/// The module of crates/apiserver that a file belongs to, and what it may name.
+fn module_of(path: &Path) -> Option<(&'static str, &'static [&'static str])> {
+    let path = path.strip_prefix("crates/apiserver/src").ok()?;
+    let first = path.iter().next()?.to_str()?;
+    let name = first.strip_suffix(".rs").unwrap_or(first);
+    let known = MODULES.iter().find(|(module, _)| *module == name)?;
+    Some(*known)
+}
+
+/// What a line names of the crate's modules: `crate::store::{Index, Key}` is `store::Index` and
+/// `store::Key`.
+fn named_of_crate(code: &str) -> Vec<String> {
+    let word = |text: &str| -> String {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+        text[..end.unwrap_or(text.len())].to_owned()
+    };
+    let mut found = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        let module = word(rest);
+        let rest = &rest[module.len()..];
+        let Some(rest) = rest.strip_prefix("::") else {
+            found.push(module);
+            continue;
+        };
+        let items = match rest.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap_or_default(),
+            None => rest,
+        };
+        let many = rest.starts_with('{');
+        for item in items.split(',').take(if many { usize::MAX } else { 1 }) {
+            match word(item.trim()) {
+                // The list goes on in the next line.
+                item if item.is_empty() => found.push(module.clone()),
+                item => found.push(format!("{module}::{item}")),
+            }
+        }
+    }
+    found
+}
+
 fn source_faults(path: &Path, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let shown = path.display();
+    let module = module_of(path);
     let in_host = path.starts_with("crates/host");
     let is_tidy = path.starts_with("xtask");
     for (number, line) in text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
         let place = format!("{shown}:{}", number + 1);
+        if let Some((own, allowed)) = module {
+            let foreign = named_of_crate(code).into_iter().find(|named| {
+                let of = named.split("::").next().unwrap_or_default();
+                let known = MODULES.iter().any(|(module, _)| *module == of);
+                known && of != own && !allowed.contains(&of) && !allowed.contains(&named.as_str())
+            });
+            if let Some(named) = foreign {
+                faults.push(format!("{place}: {own} must not know {named}"));
+            }
+        }
         if !in_host && !is_tidy && has_word(code, "unsafe") && !code.contains("unsafe_code") {
             faults.push(format!("{place}: unsafe code stands only in crates/host"));
         }
@@ -258,6 +321,23 @@ mod tests {
         let skips = "eprintln!(\"skipped: no kubectl\");";
         assert_eq!(found("crates/api/tests/it/main.rs", skips), 1);
         assert_eq!(found("crates/host/src/testing.rs", skips), 0);
+    }
+
+    #[test]
+    fn modules_of_the_api_server_know_what_they_may() {
+        let found = |module: &str, text: &str| {
+            let path = format!("crates/apiserver/src/{module}");
+            source_faults(Path::new(&path), text).len()
+        };
+        assert_eq!(found("kinds/a.rs", "use crate::store::{Index, TableId};"), 0);
+        assert_eq!(found("kinds/a.rs", "use crate::store::{Index, Key};"), 1);
+        assert_eq!(found("kinds/a.rs", "fn f(k: &crate::store::Key) {}"), 1);
+        assert_eq!(found("kinds.rs", "use crate::rest::Api;"), 1);
+        assert_eq!(found("store/a.rs", "use crate::kinds::Resource;"), 1);
+        assert_eq!(found("store/a.rs", "// see crate::kinds"), 0);
+        assert_eq!(found("rest/a.rs", "use crate::kinds::{Resource, patch};"), 0);
+        assert_eq!(found("rest/a.rs", "use crate::server::Server;"), 1);
+        assert_eq!(found("api_server.rs", "use crate::server::Server;"), 0);
     }
 
     #[test]

@@ -12,8 +12,10 @@
 //!          (pure functions)            write-ahead log
 //! ```
 //!
-//! Start at [`ApiServer`]. Invariants: `kinds` does no I/O and knows no store, nor does `authz`,
-//! which says who may do what; `store` knows no resource; nothing here knows any koord component.
+//! Start at [`ApiServer`]. Invariants, which `cargo xtask tidy` checks: `store` knows none of the
+//! others; `kinds` knows of it only how objects are named and indexed ([`store::TableId`],
+//! [`store::Index`]), and `authz`, which says who may do what, does not know it: both are functions of
+//! values. `rest` knows neither `controllers` nor `server`. Nothing here knows any koord component.
 
 pub mod authz;
 pub mod bench;
