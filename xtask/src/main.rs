@@ -329,13 +329,19 @@ mod tests {
             let path = format!("crates/apiserver/src/{module}");
             source_faults(Path::new(&path), text).len()
         };
-        assert_eq!(found("kinds/a.rs", "use crate::store::{Index, TableId};"), 0);
+        assert_eq!(
+            found("kinds/a.rs", "use crate::store::{Index, TableId};"),
+            0
+        );
         assert_eq!(found("kinds/a.rs", "use crate::store::{Index, Key};"), 1);
         assert_eq!(found("kinds/a.rs", "fn f(k: &crate::store::Key) {}"), 1);
         assert_eq!(found("kinds.rs", "use crate::rest::Api;"), 1);
         assert_eq!(found("store/a.rs", "use crate::kinds::Resource;"), 1);
         assert_eq!(found("store/a.rs", "// see crate::kinds"), 0);
-        assert_eq!(found("rest/a.rs", "use crate::kinds::{Resource, patch};"), 0);
+        assert_eq!(
+            found("rest/a.rs", "use crate::kinds::{Resource, patch};"),
+            0
+        );
         assert_eq!(found("rest/a.rs", "use crate::server::Server;"), 1);
         assert_eq!(found("api_server.rs", "use crate::server::Server;"), 0);
     }

@@ -40,14 +40,20 @@ mod tests {
             (DnType::CommonName, "änn"),
         ];
         let (name, groups) = subject(&certificate(&parts)).unwrap();
-        assert_eq!((name.as_str(), groups), ("änn", vec!["system:masters".to_owned()]));
+        assert_eq!(
+            (name.as_str(), groups),
+            ("änn", vec!["system:masters".to_owned()])
+        );
         let (_, groups) = subject(&certificate(&parts[2..])).unwrap();
         assert!(groups.is_empty());
     }
 
     #[test]
     fn what_is_no_certificate_of_a_client_is_nobody() {
-        assert_eq!(subject(&certificate(&[(DnType::OrganizationName, "x")])), None);
+        assert_eq!(
+            subject(&certificate(&[(DnType::OrganizationName, "x")])),
+            None
+        );
         let whole = certificate(&[(DnType::CommonName, "ann")]);
         for cut in 0..whole.len() {
             assert_eq!(subject(&whole[..cut]), None, "{cut}");

@@ -8,6 +8,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_apiserver::{ApiServer, Config, Storage};
 use koord_app::Context;
 use koord_app::admin::{Admin, Exposure};
+use koord_app::flags::Selection;
 use koord_host::CgroupPath;
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, ResourceExt as _};
@@ -43,6 +44,8 @@ pub struct Options {
     pub memory: bool,
     /// Where the API server listens.
     pub listen: SocketAddr,
+    /// Which controllers of the API server run.
+    pub controllers: Selection,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
     /// The first content of `slo-controller-config`, by key.
@@ -131,6 +134,7 @@ impl Cluster {
         };
         let mut config = Config::new(storage, context.clock.clone());
         config.bind = options.listen;
+        config.controllers = options.controllers.clone();
         let logs = Arc::new(NodeLogs {
             logs: node_logs.clone(),
             node: node_name.clone(),

@@ -4,6 +4,7 @@ use crate::cluster::{self, Cluster};
 use crate::console;
 use crate::running::{self, Running};
 use anyhow::{Context as _, Result, bail};
+use koord_app::flags::{FlagValueError, Selection, selection};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,10 @@ pub struct Args {
     /// of its own.
     #[arg(long)]
     pub memory: bool,
+    /// Controllers of the control plane to run: *, name or -name, comma-separated, with the names of
+    /// kube-controller-manager.
+    #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
+    pub controllers: Selection,
     /// Log warnings only.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -39,6 +44,13 @@ pub struct Args {
     /// This process is the background of `--detach`.
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub detached: bool,
+}
+
+/// A selection of the controllers that there are.
+fn controllers(value: &str) -> Result<Selection, FlagValueError> {
+    let wanted = selection(value)?;
+    wanted.check(&koord_apiserver::controllers::names())?;
+    Ok(wanted)
 }
 
 impl Args {
@@ -80,6 +92,7 @@ async fn run(args: &Args) -> Result<()> {
         data_dir: data_dir.clone(),
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
+        controllers: args.controllers.clone(),
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
@@ -216,5 +229,13 @@ mod tests {
         let given = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
         let args = background(given.into_iter());
         assert_eq!(args, ["up", "--nodes", "3", "--detached"]);
+    }
+
+    #[test]
+    fn controllers_are_those_that_there_are() {
+        let wanted = controllers("*,-job-controller").unwrap();
+        assert!(!wanted.enabled("job-controller") && wanted.enabled("namespace-controller"));
+        let error = controllers("*,-jobs").unwrap_err().to_string();
+        assert!(error.contains("\"-jobs\""), "{error}");
     }
 }

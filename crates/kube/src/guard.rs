@@ -120,7 +120,9 @@ impl Guard {
             authorizer: authorization.map(|client| {
                 Authorizer::new(client, options.authorized_ttl, options.unauthorized_ttl)
             }),
-            open: open.map(|path| Open::parse(path)).collect::<Result<_, _>>()?,
+            open: open
+                .map(|path| Open::parse(path))
+                .collect::<Result<_, _>>()?,
         })
     }
 

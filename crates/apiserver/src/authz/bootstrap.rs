@@ -164,7 +164,8 @@ fn binding(name: &str, (of, role): (&str, &str), kind: &str, subjects: &str) -> 
 mod tests {
     use super::*;
     use crate::authz::{
-        ANONYMOUS, AUTHENTICATED, Attributes, Binding, Index, NODES, ResourceTarget, Role, Target, UNAUTHENTICATED, User,
+        ANONYMOUS, AUTHENTICATED, Attributes, Binding, Index, NODES, ResourceTarget, Role, Target,
+        UNAUTHENTICATED, User,
     };
 
     /// The index over everything here, with the aggregated roles left empty.
@@ -248,7 +249,9 @@ mod tests {
         let comments = lines(|line| line.is_empty() || line.starts_with('#'));
         let rules = lines(|line| line.starts_with("  "));
         let all = objects();
-        let found = all.iter().filter_map(|(_, _, object)| object["rules"].as_array());
+        let found = all
+            .iter()
+            .filter_map(|(_, _, object)| object["rules"].as_array());
         assert_eq!(found.map(Vec::len).sum::<usize>(), rules);
         let read = all.len() - AGGREGATED.len() + rules + comments;
         assert_eq!(read, TABLE.lines().count());

@@ -91,8 +91,7 @@ async fn connection(
         .1
         .peer_certificates()
         .and_then(|chain| chain.first());
-    let peer = certificate
-        .and_then(|certificate| Peer::of(certificate));
+    let peer = certificate.and_then(|certificate| Peer::of(certificate));
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         if let Some(peer) = &peer {

@@ -90,6 +90,7 @@ impl Scene {
             data_dir: directory.path().join("cluster"),
             memory: true,
             listen: ([127, 0, 0, 1], 0).into(),
+            controllers: koord_app::flags::Selection::all(),
             simulated_nodes: 0,
             slo_config: cluster::quick_config(),
             report_interval: Some(cluster::QUICK_REPORT),
