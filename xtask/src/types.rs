@@ -26,13 +26,9 @@ const SPECIAL: &[(&str, &str)] = &[
     ("runtime.Object", "R"),
     ("types.UID", "s"),
     ("apiextensions/v1.JSON", "J"),
-    ("apiextensions/v1.JSONSchemaPropsOrBool", "J"),
-    ("apiextensions/v1.JSONSchemaPropsOrStringArray", "J"),
-    (
-        "apiextensions/v1.JSONSchemaPropsOrArray",
-        "apiextensions/v1.JSONSchemaProps",
-    ),
-    ("apiextensions/v1.CustomResourceSubresourceStatus", "J"),
+    ("apiextensions/v1.JSONSchemaPropsOrBool", "|b"),
+    ("apiextensions/v1.JSONSchemaPropsOrStringArray", "|s"),
+    ("apiextensions/v1.JSONSchemaPropsOrArray", "|a"),
 ];
 
 /// A Go type declaration.
@@ -124,6 +120,8 @@ fn parse(text: &str, into: &mut Package) {
         {
             let body = if ty == "struct {" {
                 Body::Struct(members(&mut lines))
+            } else if ty == "struct{}" {
+                Body::Struct(Vec::new())
             } else {
                 let ty = ty.trim_start_matches("= ");
                 Body::Alias(ty.split(" //").next().unwrap_or(ty).trim().to_owned())
@@ -341,9 +339,6 @@ impl Sources {
         }
         let full = self.full_name(go_type, package)?;
         if let Some((_, text)) = SPECIAL.iter().find(|(name, _)| *name == full) {
-            if text.contains('.') {
-                used.insert((*text).to_owned());
-            }
             out.text.push_str(text);
             return Ok(());
         }

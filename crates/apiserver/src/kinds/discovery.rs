@@ -218,6 +218,9 @@ pub fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<
         if !r.categories.is_empty() {
             entry["categories"] = strings(&r.categories);
         }
+        if r.stored {
+            entry["storageVersionHash"] = storage_version_hash(&r.storage).into();
+        }
         list.push(entry);
         list.extend(r.subresources.iter().map(|s| legacy_subresource(r, s)));
     }
@@ -227,6 +230,15 @@ pub fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<
         "groupVersion": super::meta::api_version(&group.name, version),
         "resources": list,
     }))
+}
+
+/// Names the version in which objects are stored: who migrates stored objects looks at it.
+fn storage_version_hash(storage: &GroupVersionKind) -> String {
+    use base64::Engine as _;
+    let text = format!("{}/{}/{}", storage.group, storage.version, storage.kind);
+    let hash = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    let start = hash.as_ref().get(..8).unwrap_or_default();
+    base64::engine::general_purpose::STANDARD.encode(start)
 }
 
 fn legacy_subresource(r: &Resource, s: &Subresource) -> Value {
@@ -248,6 +260,22 @@ fn legacy_subresource(r: &Resource, s: &Subresource) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The hashes that a kube-apiserver shows for these two.
+    #[test]
+    fn storage_versions_are_named_as_upstream() {
+        let hash = |list: &Value, name: &str| {
+            let all = list["resources"].as_array().unwrap();
+            let found = all.iter().find(|r| r["name"] == name).unwrap();
+            found["storageVersionHash"].clone()
+        };
+        let registry = Registry::builtin();
+        let core = resource_list(&registry, "", "v1").unwrap();
+        assert_eq!(hash(&core, "pods"), "xPOwRZ+Yhw8=");
+        assert_eq!(hash(&core, "bindings"), Value::Null);
+        let apps = resource_list(&registry, "apps", "v1").unwrap();
+        assert_eq!(hash(&apps, "deployments"), "8aSe+NMegvE=");
+    }
 
     #[test]
     fn versions_are_ordered() {

@@ -66,10 +66,12 @@ impl<'a> Node<'a> {
     /// The member `key` of an object.
     pub(super) fn member(self, key: &str) -> Self {
         match self {
-            Self::Builtin(Shape::Struct(id), _) => match facts::get(*id).json_field(key) {
-                Some(f) => Self::Builtin(&f.shape, Some(f)),
-                None => Self::Unknown,
-            },
+            Self::Builtin(Shape::Struct(id) | Shape::SchemaOr(_, id), _) => {
+                match facts::get(*id).json_field(key) {
+                    Some(f) => Self::Builtin(&f.shape, Some(f)),
+                    None => Self::Unknown,
+                }
+            }
             Self::Builtin(Shape::Map(inner), _) => Self::Builtin(inner, None),
             Self::Custom { object: true, .. } if key == "metadata" => match &*METADATA {
                 Some(shape) => Self::Builtin(shape, None),
@@ -106,7 +108,9 @@ impl<'a> Node<'a> {
     /// The type declares a member of this name; the keys of a map are not declared.
     pub(super) fn declares(self, key: &str) -> bool {
         match self {
-            Self::Builtin(Shape::Struct(id), _) => facts::get(*id).json_field(key).is_some(),
+            Self::Builtin(Shape::Struct(id) | Shape::SchemaOr(_, id), _) => {
+                facts::get(*id).json_field(key).is_some()
+            }
             Self::Custom { schema, object } => {
                 schema.properties.contains_key(key) || (object && OBJECT_FIELDS.contains(&key))
             }
@@ -129,6 +133,14 @@ impl<'a> Node<'a> {
         match self {
             Self::Builtin(Shape::Struct(_), Some(f)) => !f.pointer,
             Self::Builtin(Shape::Struct(_), None) => true,
+            _ => false,
+        }
+    }
+
+    /// A typed server never leaves this list or map out, but writes null.
+    pub(super) fn is_null_when_absent(self) -> bool {
+        match self {
+            Self::Builtin(Shape::List(_) | Shape::Map(_), Some(f)) => !f.omit_empty,
             _ => false,
         }
     }

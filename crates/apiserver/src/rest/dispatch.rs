@@ -142,6 +142,9 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         }
     };
     let verb = guard::verb(&method, &path, &query);
+    if verb != "watch" {
+        query.check_timeout()?;
+    }
     guard::check_resource(api, &user, verb, &path, &query)?;
     let resource = api
         .registry()

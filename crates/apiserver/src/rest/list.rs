@@ -250,16 +250,18 @@ impl Api {
         match negotiated.form {
             Form::Object if plain => {
                 let head = head(&resource.list_kind, &resource.api_version());
-                Ok(stream(head, page.items, resource.clone(), as_object))
+                Ok(stream(head, page.items, resource.clone(), put_item))
             }
             Form::Object => {
                 let head = head(&resource.list_kind, &resource.api_version());
-                let bytes = collect(head, &page.items, |e| as_object(resource, e));
+                let bytes = collect(head, &page.items, |e, out| put_item(resource, e, out));
                 Ok(respond::bytes(200, bytes, style))
             }
             Form::Metadata(version) => {
                 let head = head("PartialObjectMetadataList", version.api_version());
-                let bytes = collect(head, &page.items, |e| as_metadata(resource, e, version));
+                let bytes = collect(head, &page.items, |e, out| {
+                    out.put_slice(&as_metadata(resource, e, version));
+                });
                 Ok(respond::bytes(200, bytes, style))
             }
             Form::Table(version) => {
@@ -361,19 +363,62 @@ pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
     }
 }
 
+/// Writes an item of a list. Those of built-in kinds have no apiVersion and kind of their own: the
+/// list says them, and a typed client would not expect them.
+fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
+    let bytes = as_object(resource, entry);
+    let version = format!("{{\"apiVersion\":{},", Value::from(resource.api_version()));
+    let rest = match bytes.strip_prefix(version.as_bytes()) {
+        Some(rest) if !resource.is_custom() => rest,
+        _ => return out.put_slice(&bytes),
+    };
+    out.put_u8(b'{');
+    match find_kind(rest, &resource.kind) {
+        Some(kind) => {
+            out.put_slice(rest.get(..kind.start).unwrap_or_default());
+            out.put_slice(rest.get(kind.end..).unwrap_or_default());
+        }
+        None => out.put_slice(rest),
+    }
+}
+
+/// Where `"kind":"…",` stands among the members of an object, whose bytes begin within it. Its
+/// metadata comes later.
+fn find_kind(bytes: &[u8], kind: &str) -> Option<std::ops::Range<usize>> {
+    let member = format!("\"kind\":{},", Value::from(kind));
+    let (mut at, mut depth) = (0, 0usize);
+    loop {
+        match bytes.get(at)? {
+            b'"' => {
+                if depth == 0 && bytes.get(at..)?.starts_with(member.as_bytes()) {
+                    return Some(at..at + member.len());
+                }
+                at += 1;
+                while *bytes.get(at)? != b'"' {
+                    at += if bytes.get(at) == Some(&b'\\') { 2 } else { 1 };
+                }
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
 fn as_metadata(resource: &Resource, entry: &Entry, version: MetaVersion) -> Bytes {
     let value = resource.from_storage(entry.value());
     Bytes::from(transform::metadata_only(&value, version).to_string())
 }
 
-fn collect(head: String, items: &[Arc<Entry>], write: impl Fn(&Entry) -> Bytes) -> Bytes {
+fn collect(head: String, items: &[Arc<Entry>], write: impl Fn(&Entry, &mut BytesMut)) -> Bytes {
     let mut out = BytesMut::with_capacity(head.len() + items.len() * 1024);
     out.put_slice(head.as_bytes());
     for (i, entry) in items.iter().enumerate() {
         if i > 0 {
             out.put_u8(b',');
         }
-        out.put_slice(&write(entry));
+        write(entry, &mut out);
     }
     out.put_slice(b"]}");
     out.freeze()
@@ -385,11 +430,11 @@ fn stream(
     head: String,
     items: Vec<Arc<Entry>>,
     resource: Arc<Resource>,
-    write: fn(&Resource, &Entry) -> Bytes,
+    write: fn(&Resource, &Entry, &mut BytesMut),
 ) -> Response {
     let total: usize = items.iter().map(|e| e.bytes.len() + 1).sum();
     if total <= CHUNK {
-        let bytes = collect(head, &items, |e| write(&resource, e));
+        let bytes = collect(head, &items, |e, out| write(&resource, e, out));
         return respond::bytes(200, bytes, Style::default());
     }
     let state = (Some(head), items.into_iter().enumerate(), false);
@@ -413,7 +458,7 @@ fn stream(
                 if i > 0 {
                     out.put_u8(b',');
                 }
-                out.put_slice(&write(&resource, &entry));
+                write(&resource, &entry, &mut out);
             }
             Some((
                 Ok::<_, std::convert::Infallible>(out.freeze()),
@@ -427,6 +472,17 @@ fn stream(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kind_of_an_item_is_found_among_its_members() {
+        let object = r#""data":{"kind":"ConfigMap","a":"\"kind\":\"ConfigMap\","},"kind":"ConfigMap","metadata":{}}"#;
+        let found = find_kind(object.as_bytes(), "ConfigMap").unwrap();
+        assert_eq!(&object[found.clone()], "\"kind\":\"ConfigMap\",");
+        assert!(object[..found.start].ends_with("\"},"));
+        for broken in ["", "\"", "\"a\\", "}}", "\"kind\":\"Pod\"}"] {
+            assert_eq!(find_kind(broken.as_bytes(), "ConfigMap"), None);
+        }
+    }
 
     #[test]
     fn tokens_round_trip_and_foreign_ones_are_refused() {

@@ -66,6 +66,19 @@ impl Query {
             .transpose()
     }
 
+    /// Checks `timeout`, which nothing here needs.
+    ///
+    /// # Errors
+    /// 400 when it is not a duration as Go writes them.
+    pub(super) fn check_timeout(&self) -> Result<(), ApiError> {
+        match self.get("timeout").map(check_duration) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(why)) => Err(ApiError::bad_request(format!(
+                "invalid timeout specified in the request URL - time: {why}"
+            ))),
+        }
+    }
+
     /// `pretty=true`.
     pub(super) fn pretty(&self) -> bool {
         self.flag("pretty").unwrap_or(false)
@@ -90,6 +103,9 @@ impl Query {
                 return Err(invalid_option(kind, e));
             }
         };
+        if let Some(name) = self.get("fieldManager") {
+            check_manager(name).map_err(|e| invalid_option(kind, e))?;
+        }
         let manager = self
             .get("fieldManager")
             .map(str::to_owned)
@@ -118,6 +134,55 @@ impl Query {
 
 /// Longest name of a field manager, in bytes.
 const MAX_MANAGER: usize = 128;
+
+fn check_manager(name: &str) -> Result<(), FieldError> {
+    if name.len() > MAX_MANAGER {
+        return Err(FieldError::too_long("fieldManager", MAX_MANAGER));
+    }
+    match name.chars().enumerate().find(|(_, c)| c.is_control()) {
+        None => Ok(()),
+        Some((at, c)) => {
+            let code = u32::from(c);
+            Err(FieldError::invalid(
+                "fieldManager",
+                name,
+                format!("invalid character U+{code:04X} (at position {at})"),
+            ))
+        }
+    }
+}
+
+/// `1h30m`, `-1.5s`, `0`: what Go takes for a duration, or what it says of it.
+fn check_duration(text: &str) -> Result<(), String> {
+    let invalid = || format!("invalid duration {text:?}");
+    let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if rest == "0" {
+        return Ok(());
+    }
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    while !rest.is_empty() {
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(end);
+        let dots = number.matches('.').count();
+        if dots > 1 || number.len() == dots {
+            return Err(invalid());
+        }
+        let end = tail
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(end);
+        match unit {
+            "" => return Err(format!("missing unit in duration {text:?}")),
+            "ns" | "us" | "µs" | "μs" | "ms" | "s" | "m" | "h" => rest = tail,
+            unit => return Err(format!("unknown unit {unit:?} in duration {text:?}")),
+        }
+    }
+    Ok(())
+}
 
 /// The name of the client program in its user agent.
 fn program(user_agent: &str) -> Option<String> {
@@ -183,6 +248,33 @@ mod tests {
         assert_eq!(q.flag("watch"), Some(true));
         assert_eq!(q.get("empty"), None);
         assert!(query("limit=x").number("limit").is_err());
+    }
+
+    #[test]
+    fn a_timeout_is_a_duration() {
+        for good in [
+            "",
+            "timeout=",
+            "timeout=0",
+            "timeout=-1s",
+            "timeout=1h2.5m",
+            "timeout=.5s",
+        ] {
+            assert!(query(good).check_timeout().is_ok(), "{good}");
+        }
+        for (bad, why) in [
+            ("soon", "invalid duration \"soon\""),
+            ("5", "missing unit in duration \"5\""),
+            ("5x", "unknown unit \"x\" in duration \"5x\""),
+            ("1..5s", "invalid duration \"1..5s\""),
+            ("-", "invalid duration \"-\""),
+        ] {
+            let e = query(&format!("timeout={bad}"))
+                .check_timeout()
+                .unwrap_err();
+            assert_eq!(e.code, 400);
+            assert!(e.message.ends_with(why), "{}", e.message);
+        }
     }
 
     #[test]

@@ -121,6 +121,7 @@ impl Api {
             if projection.is_none() {
                 check_identity(resource, &mut body, patched)?;
                 check_fields(resource, &body, problems, options, &mut warnings, patched)?;
+                patch::keep_reset(&mut body);
                 resource.prune(&mut body);
                 check_update_identity(resource, key, &old, &mut body, target.part())?;
                 resource.default_object(&mut body);

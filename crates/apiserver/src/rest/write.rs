@@ -214,10 +214,10 @@ impl Api {
         check_fields(resource, &object, problems, options, &mut warnings, patched)?;
         resource.prune(&mut object);
         self.claim_namespace(resource, namespace, &mut object)?;
-        if !meta::resource_version(&object).is_empty() {
+        if !meta::resource_version(&object).is_empty() && !options.dry_run {
             return Err(ApiError::new(
                 500,
-                "InternalError",
+                "",
                 "resourceVersion should not be set on objects to be created",
             ));
         }

@@ -15,6 +15,7 @@ mod hostile;
 mod kubectl;
 mod lifecycle;
 mod objects;
+mod ownership;
 mod quotas;
 mod refusals;
 mod rights;

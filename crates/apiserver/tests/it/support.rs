@@ -104,10 +104,24 @@ impl Cluster {
         content_type: &str,
         body: &str,
     ) -> Answer {
+        self.send_as("tests", method, path, content_type, body)
+            .await
+    }
+
+    /// The same by a program of that name.
+    pub(crate) async fn send_as(
+        &self,
+        program: &str,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Answer {
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("content-type", content_type)
+            .header("user-agent", program)
             .body(Body::from(body.to_owned()))
             .unwrap();
         let response = self.raw(request).await;

@@ -150,7 +150,7 @@ async fn the_request_has_the_shape_of_a_review() {
             "uid": uid(0), "kind": gvk, "resource": gvr, "requestKind": gvk, "requestResource": gvr,
             "name": "d", "namespace": "default", "operation": "CREATE", "userInfo": user,
             "object": object, "oldObject": null, "dryRun": false,
-            "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1", "fieldManager": "unknown"},
+            "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1", "fieldManager": "tests"},
         });
         assert_eq!(seen[0], expected);
 

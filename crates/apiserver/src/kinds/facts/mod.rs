@@ -37,9 +37,22 @@ pub(super) enum Shape {
     Any,
     /// A list of strings that protobuf wraps in a message.
     WrappedStrings,
+    /// A schema of a definition, which is this struct, or something else in its place.
+    SchemaOr(Other, StructId),
     List(Box<Shape>),
     Map(Box<Shape>),
     Struct(StructId),
+}
+
+/// What may stand in the place of a schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Other {
+    /// Several schemas.
+    Schemas,
+    /// Whether anything is allowed.
+    Bool,
+    /// Names of properties.
+    Strings,
 }
 
 /// How a patch treats a list (or struct) field.
@@ -228,6 +241,9 @@ fn flag(flags: &'static str, sign: char) -> Option<&'static str> {
     rest.split(FLAGS).next()
 }
 
+/// The type of a definition's schemas.
+const SCHEMA: &str = "apiextensions/v1.JSONSchemaProps";
+
 fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, StructId>) -> Option<Shape> {
     if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
         return Some(Shape::List(Box::new(parse_shape(inner, names)?)));
@@ -251,6 +267,9 @@ fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, StructId>) ->
         "F" => Shape::FieldsV1,
         "J" => Shape::Any,
         "W" => Shape::WrappedStrings,
+        "|a" => Shape::SchemaOr(Other::Schemas, *names.get(SCHEMA)?),
+        "|b" => Shape::SchemaOr(Other::Bool, *names.get(SCHEMA)?),
+        "|s" => Shape::SchemaOr(Other::Strings, *names.get(SCHEMA)?),
         name => Shape::Struct(*names.get(name)?),
     })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Field, Shape, StructId, get};
+use super::{Field, Other, Shape, StructId, get};
 use crate::kinds::quantity;
 
 /// Go-like name of what a JSON value is, for decoding errors.
@@ -32,7 +32,7 @@ fn shape_name(shape: &Shape) -> String {
         Shape::WrappedStrings => "[]string".to_owned(),
         Shape::List(inner) => format!("[]{}", shape_name(inner)),
         Shape::Map(inner) => format!("map[string]{}", shape_name(inner)),
-        Shape::Struct(id) => {
+        Shape::Struct(id) | Shape::SchemaOr(_, id) => {
             let name = get(*id).name;
             name.rsplit_once('/').map_or(name, |(_, n)| n).to_owned()
         }
@@ -146,6 +146,11 @@ fn check_shape<'v>(
             _ => false,
         },
         Shape::Struct(id) => return check_struct(root, *id, value, path),
+        Shape::SchemaOr(other, id) => match (other, value) {
+            (_, Value::Object(_)) => return check_struct(root, *id, value, path),
+            (Other::Bool, value) => value.is_boolean(),
+            (Other::Schemas | Other::Strings, value) => value.is_array(),
+        },
     };
     if fits {
         Ok(())
@@ -210,7 +215,7 @@ fn unknown_struct(id: StructId, value: &Value, path: &Path<'_>, out: &mut Vec<St
 
 fn unknown_shape(shape: &Shape, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
     match (shape, value) {
-        (Shape::Struct(id), _) => unknown_struct(*id, value, path, out),
+        (Shape::Struct(id) | Shape::SchemaOr(_, id), _) => unknown_struct(*id, value, path, out),
         (Shape::List(inner), Value::Array(items)) => {
             for (i, item) in items.iter().enumerate() {
                 unknown_shape(inner, item, &Path::Item(path, i), out);
@@ -262,7 +267,7 @@ fn droppable(field: &Field, value: &Value) -> bool {
 
 fn prune_shape(shape: &Shape, value: &mut Value) {
     match (shape, value) {
-        (Shape::Struct(id), Value::Object(map)) => prune_struct(*id, map),
+        (Shape::Struct(id) | Shape::SchemaOr(_, id), Value::Object(map)) => prune_struct(*id, map),
         (Shape::List(inner), Value::Array(items)) => {
             for item in items {
                 prune_shape(inner, item);
@@ -296,7 +301,9 @@ fn canonical_struct(id: StructId, map: &mut Map<String, Value>) {
 
 fn canonical_shape(shape: &Shape, value: &mut Value) {
     match (shape, &mut *value) {
-        (Shape::Struct(id), Value::Object(map)) => canonical_struct(*id, map),
+        (Shape::Struct(id) | Shape::SchemaOr(_, id), Value::Object(map)) => {
+            canonical_struct(*id, map);
+        }
         (Shape::List(inner), Value::Array(items)) => {
             for item in items {
                 canonical_shape(inner, item);

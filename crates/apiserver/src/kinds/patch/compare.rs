@@ -157,6 +157,9 @@ fn values(node: Node<'_>, mut old: Option<&Value>, mut new: Option<&Value>, dept
     if node.is_always_there() {
         old = old.or(Some(&EMPTY));
         new = new.or(Some(&EMPTY));
+    } else if node.is_null_when_absent() {
+        old = old.or(Some(&Value::Null));
+        new = new.or(Some(&Value::Null));
     }
     let (a, b) = match (kind(node, old), kind(node, new)) {
         (Kind::Object(a), Kind::Object(b)) => (Some(a), Some(b)),

@@ -83,7 +83,7 @@ pub(super) fn subtract(from: &mut Set, other: &Set) {
     }
 }
 
-/// The paths that are members of both.
+/// The paths that are members of both, those of a level before what is below them.
 pub(super) fn common(a: &Set, b: &Set) -> Vec<Vec<String>> {
     fn walk(a: &Set, b: &Set, path: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
         for (key, value) in a {
@@ -97,8 +97,16 @@ pub(super) fn common(a: &Set, b: &Set) -> Vec<Vec<String>> {
             if is_member(x) && is_member(y) {
                 out.push(path.clone());
             }
-            walk(x, y, path, out);
             path.pop();
+        }
+        for (key, value) in a {
+            if let (Value::Object(x), Some(Value::Object(y)), true) =
+                (value, b.get(key), key != HERE)
+            {
+                path.push(key.clone());
+                walk(x, y, path, out);
+                path.pop();
+            }
         }
     }
     let mut out = Vec::new();

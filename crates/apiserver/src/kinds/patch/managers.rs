@@ -64,6 +64,14 @@ fn is_reset(list: &Value) -> bool {
     }
 }
 
+/// Keeps a list that gives up the record apart from no list, which decoding into a type does not.
+pub fn keep_reset(object: &mut Value) {
+    let given = object.pointer_mut("/metadata/managedFields");
+    if let Some(list) = given.filter(|l| is_reset(l)) {
+        *list = json!([{}]);
+    }
+}
+
 impl Managers {
     /// From `metadata.managedFields`; `None` when an entry is not what it should be.
     pub(super) fn decode(list: Value) -> Option<Self> {
@@ -73,12 +81,14 @@ impl Managers {
         entries.iter().all(is_valid).then_some(Self { entries })
     }
 
-    /// Those of a stored object.
+    /// Those of a stored object, which were well formed when they were written.
     pub(super) fn of(object: &Value) -> Self {
-        meta::at(object, &["metadata", "managedFields"])
-            .cloned()
-            .and_then(Self::decode)
-            .unwrap_or_default()
+        match meta::at(object, &["metadata", "managedFields"]) {
+            Some(Value::Array(entries)) => Self {
+                entries: entries.clone(),
+            },
+            _ => Self::default(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -227,8 +237,8 @@ fn new_entry(operation: &str, set: Set, api_version: String, writer: Writer<'_>)
         "apiVersion": api_version,
         "time": format_time(writer.now, 0),
         "fieldsType": "FieldsV1",
-        "fieldsV1": set,
     });
+    entry["fieldsV1"] = Value::Object(set);
     if let Some(part) = writer.part {
         entry["subresource"] = part.into();
     }
@@ -244,15 +254,20 @@ fn new_entry(operation: &str, set: Set, api_version: String, writer: Writer<'_>)
 /// first apply.
 pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: Writer<'_>) {
     let given = meta::metadata_mut(new).and_then(|m| m.remove("managedFields"));
-    let reset = given.as_ref().is_some_and(is_reset);
-    let given = given
-        .filter(|_| writer.part.is_none() && !reset)
-        .and_then(Managers::decode)
-        .filter(|m| !m.is_empty());
-    let mut managers = match (given, old) {
-        (Some(given), _) => given,
-        (None, Some(old)) if !reset || writer.part.is_some() => Managers::of(old),
-        _ => Managers::default(),
+    let live = old.and_then(|o| meta::at(o, &["metadata", "managedFields"]));
+    let stored = || old.map(Managers::of).unwrap_or_default();
+    let mut managers = match given {
+        _ if writer.part.is_some() => stored(),
+        // The usual case: what was read is sent back.
+        Some(Value::Array(entries)) if live.and_then(Value::as_array) == Some(&entries) => {
+            Managers { entries }
+        }
+        Some(list) if is_reset(&list) => Managers::default(),
+        Some(list) => match Managers::decode(list) {
+            Some(given) if !given.is_empty() => given,
+            _ => stored(),
+        },
+        None => stored(),
     };
     if managers.is_empty() && old.is_some() {
         return;
@@ -262,6 +277,12 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
         part: writer.part,
     };
     let diff = compare::compare(scope, old, new);
+    // A Scale shows, and takes over, only replicas that somebody owns.
+    let shown = |(_, e)| set_of(e).is_some_and(|s| !fields::common(s, &diff.changed).is_empty());
+    if writer.part == Some("scale") && !managers.entries().any(shown) {
+        managers.store(new);
+        return;
+    }
     if !diff.is_empty() {
         managers.take(&diff, None);
         if !diff.changed.is_empty() {

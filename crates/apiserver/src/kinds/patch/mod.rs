@@ -15,7 +15,7 @@ use super::status::{ApiError, FieldError};
 pub use apply::apply;
 pub(super) use json::measure;
 pub use json::{json_patch, json_patch_value};
-pub use managers::{Writer, same_but_times, track};
+pub use managers::{Writer, keep_reset, same_but_times, track};
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
@@ -29,6 +29,9 @@ pub enum PatchError {
     /// The patch is fine but does not fit the object.
     #[error("{0}")]
     Failed(String),
+    /// The patch has not the form that merging needs.
+    #[error("{0}")]
+    Broken(String),
     /// Too many operations.
     #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
     TooManyOperations(usize),
@@ -50,6 +53,8 @@ impl PatchError {
                 name,
                 &[FieldError::forbidden("patch", why.as_str())],
             ),
+            // Upstream does not say whose fault it is.
+            Self::Broken(why) => ApiError::new(500, "", why.as_str()),
             Self::TooManyOperations(_) => {
                 ApiError::new(413, "RequestEntityTooLarge", self.to_string())
             }

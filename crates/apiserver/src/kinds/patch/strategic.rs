@@ -42,8 +42,10 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
         Some(Value::String(s)) if matches!(s.as_str(), "merge" | "replace" | "delete") => {
             Ok(Some(s))
         }
-        Some(other) => Err(PatchError::Failed(format!(
-            "Unknown patch type found: {other}"
+        Some(other) => Err(PatchError::Broken(format!(
+            "unknown patch type: {} in map: {}",
+            go(other),
+            go_map(patch)
         ))),
     }
 }
@@ -89,6 +91,7 @@ fn merge_map(
         .filter_map(|k| k.strip_prefix(ORDER))
         .filter_map(|f| Some((f.to_owned(), original.get(f)?.clone())))
         .collect();
+    let ordered = |key: &str| patch.contains_key(&format!("{ORDER}{key}"));
     for (key, value) in patch {
         if key == PATCH || key == RETAIN || key.starts_with(ORDER) || key.starts_with(DELETE) {
             continue;
@@ -116,11 +119,24 @@ fn merge_map(
                     Some(Shape::List(e)) => Some(&**e),
                     _ => None,
                 };
-                match field.map(|f| &f.merge) {
-                    Some(Merge::Key(k)) => Value::Array(merge_list(element, k, old, p, depth + 1)?),
-                    Some(Merge::Set) => Value::Array(union(old, p)),
-                    _ => value.clone(),
-                }
+                let merge_key = match field.map(|f| &f.merge) {
+                    Some(Merge::Key(k)) => Some(*k),
+                    Some(Merge::Set) => None,
+                    _ => {
+                        original.insert(key.clone(), value.clone());
+                        continue;
+                    }
+                };
+                // Without an order of its own a patch means that of its list.
+                let server = (!ordered(key)).then(|| ids(&old, merge_key));
+                let merged = match merge_key {
+                    Some(k) => merge_list(element, k, old, p, depth + 1)?,
+                    None => union(old, p),
+                };
+                Value::Array(match server {
+                    Some(server) => reorder(merged, &ids(p, merge_key), &server, merge_key),
+                    None => merged,
+                })
             }
             other => other.clone(),
         };
@@ -145,10 +161,42 @@ fn merge_map(
             .map_or(&[][..], |v| v);
         if let Some(Value::Array(items)) = original.get_mut(name) {
             let old = std::mem::take(items);
-            *items = reorder(old, order, server, merge_key);
+            let (order, server) = (ids(order, merge_key), ids(server, merge_key));
+            *items = reorder(old, &order, &server, merge_key);
         }
     }
     Ok(original)
+}
+
+/// What tells an element of a list apart.
+fn id(item: &Value, merge_key: Option<&str>) -> Value {
+    match merge_key {
+        Some(k) => item.get(k).cloned().unwrap_or(Value::Null),
+        None => item.clone(),
+    }
+}
+
+fn ids(items: &[Value], merge_key: Option<&str>) -> Vec<Value> {
+    items.iter().map(|v| id(v, merge_key)).collect()
+}
+
+/// A value as Go prints it.
+fn go(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(s) => s.clone(),
+        Value::Object(map) => go_map(map),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(go).collect();
+            format!("[{}]", items.join(" "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn go_map(map: &Map<String, Value>) -> String {
+    let members: Vec<String> = map.iter().map(|(k, v)| format!("{k}:{}", go(v))).collect();
+    format!("map[{}]", members.join(" "))
 }
 
 fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
@@ -185,9 +233,9 @@ fn merge_list(
     }
     for (map, delete) in maps {
         let key = map.get(merge_key).ok_or_else(|| {
-            PatchError::Failed(format!(
+            PatchError::Broken(format!(
                 "map: {} does not contain declared merge key: {merge_key}",
-                Value::Object(map.clone())
+                go_map(map)
             ))
         })?;
         let position = old.iter().position(|o| o.get(merge_key) == Some(key));
@@ -217,16 +265,8 @@ fn reorder(
     server: &[Value],
     merge_key: Option<&str>,
 ) -> Vec<Value> {
-    let id = |v: &Value| -> Value {
-        match merge_key {
-            Some(k) => v.get(k).cloned().unwrap_or(Value::Null),
-            None => v.clone(),
-        }
-    };
-    let order: Vec<Value> = order.iter().map(&id).collect();
-    let server: Vec<Value> = server.iter().map(&id).collect();
-    let rank = |v: &Value| order.iter().position(|o| *o == id(v));
-    let server_rank = |v: &Value| server.iter().position(|o| *o == id(v));
+    let rank = |v: &Value| order.iter().position(|o| *o == id(v, merge_key));
+    let server_rank = |v: &Value| server.iter().position(|o| *o == id(v, merge_key));
     let (mut named, rest): (Vec<Value>, Vec<Value>) =
         items.into_iter().partition(|v| rank(v).is_some());
     named.sort_by_key(&rank);
@@ -277,7 +317,7 @@ mod tests {
             out.unwrap(),
             json!({"spec": {
                 "containers": [
-                    {"name": "a", "image": "x", "args": ["3"]}, {"name": "b", "image": "y"}],
+                    {"name": "b", "image": "y"}, {"name": "a", "image": "x", "args": ["3"]}],
                 "tolerations": [{"key": "other"}],
             }})
         );

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use serde_json::{Map, Value};
 
 use super::builtin;
-use super::facts::{self, Field, Shape, StructId};
+use super::facts::{self, Field, Other, Shape, StructId};
 use super::meta;
 use super::quantity::format_time;
 use wire::{Payload, Reader};
@@ -117,8 +117,6 @@ fn type_of(api_version: &str, kind: &str) -> Option<StructId> {
         ("policy", "Eviction") => "policy/v1.Eviction",
         ("authentication.k8s.io", "TokenRequest") => "authentication/v1.TokenRequest",
         ("autoscaling", "Scale") => "autoscaling/v1.Scale",
-        // The schema type of definitions has custom encodings; clients send them as JSON.
-        (builtin::APIEXTENSIONS, _) => return None,
         _ => builtin::type_name(group, version, kind)?,
     };
     facts::find(name)
@@ -288,8 +286,35 @@ fn read_value(shape: &Shape, name: &str, payload: Payload<'_>, depth: usize) -> 
             read_struct(*id, bytes, &mut map, depth + 1)?;
             Value::Object(map)
         }
+        Shape::SchemaOr(other, id) => schema_or(*other, *id, bytes, depth)?,
         // Lists of lists and maps of lists do not occur outside of wrappers.
         _ => return wrong(),
+    })
+}
+
+/// A schema of a definition, or what stands in its place.
+fn schema_or(other: Other, id: StructId, bytes: &[u8], depth: usize) -> Result<Value> {
+    let schema = |bytes: &[u8]| -> Result<Value> {
+        let mut map = Map::new();
+        read_struct(id, bytes, &mut map, depth + 1)?;
+        Ok(Value::Object(map))
+    };
+    let (mut found, mut list, mut allows) = (None, Vec::new(), false);
+    let mut reader = Reader::new(bytes);
+    while let Some((number, payload)) = reader.next()? {
+        match (other, number, payload) {
+            (Other::Bool, 1, Payload::Varint(n)) => allows = n != 0,
+            (Other::Bool, 2, Payload::Bytes(b)) => found = Some(schema(b)?),
+            (Other::Schemas | Other::Strings, 1, Payload::Bytes(b)) => found = Some(schema(b)?),
+            (Other::Schemas, 2, Payload::Bytes(b)) => list.push(schema(b)?),
+            (Other::Strings, 2, Payload::Bytes(b)) => list.push(text(b)?.into()),
+            _ => {}
+        }
+    }
+    Ok(match (found, other) {
+        (Some(schema), _) => schema,
+        (None, Other::Bool) => allows.into(),
+        (None, _) => Value::Array(list),
     })
 }
 

@@ -172,6 +172,82 @@ fn drops_zero_values_that_go_writes() {
     );
 }
 
+/// Bodies as a kube-apiserver encodes them, with the JSON of the same objects.
+fn recorded() -> Vec<(Vec<u8>, Value)> {
+    let vectors = include_str!("../../../tests/it/vectors/apply.json");
+    let vectors: Value = serde_json::from_str(vectors).unwrap();
+    let scenarios = vectors["scenarios"].as_array().unwrap();
+    let found = scenarios.iter().find(|s| s["name"] == "protobuf").unwrap();
+    let steps = found["steps"].as_array().unwrap();
+    let body = |kind: &str, path: &Value| {
+        let found = steps
+            .iter()
+            .find(|s| s["path"] == *path && s["accept"] == kind);
+        found.map(|s| s["answer"]["body"].clone())
+    };
+    let mut out = Vec::new();
+    for step in steps.iter().filter(|s| s["accept"] == "application/json") {
+        let bytes = body("application/vnd.kubernetes.protobuf", &step["path"]).unwrap();
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(bytes.as_str().unwrap())
+            .unwrap();
+        out.push((bytes, step["answer"]["body"].clone()));
+    }
+    out
+}
+
+/// Without nulls, empty strings and empty objects, which protobuf does not tell from absent ones.
+fn lean(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .map(|(k, v)| (k.clone(), lean(v)))
+            .filter(|(_, v)| !v.is_null() && *v != "" && *v != json!({}))
+            .collect::<Map<_, _>>()
+            .into(),
+        Value::Array(items) => items.iter().map(lean).collect(),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn decodes_definitions_and_workloads_as_a_server_sends_them() {
+    let mut kinds = Vec::new();
+    for (bytes, json) in recorded() {
+        if json["kind"].as_str().unwrap().ends_with("List") {
+            continue;
+        }
+        kinds.push(json["kind"].clone());
+        let got = decode(&bytes).unwrap();
+        assert_eq!(lean(&got), lean(&json));
+    }
+    assert_eq!(kinds, ["CustomResourceDefinition", "Deployment"]);
+}
+
+#[test]
+fn a_schema_may_be_something_else() {
+    let id = facts::find("apiextensions/v1.JSONSchemaProps").unwrap();
+    let field = |name: &str| &facts::get(id).json_field(name).unwrap().shape;
+    let read = |name: &str, b: &[u8]| {
+        let payload = Payload::Bytes(b);
+        read_value(field(name), name, payload, 0).unwrap()
+    };
+    assert_eq!(read("additionalProperties", &[0x08, 1]), json!(true));
+    assert_eq!(read("additionalProperties", &[]), json!(false));
+    let mut schema = Vec::new();
+    bytes(&mut schema, 5, b"string");
+    let mut wrapped = Vec::new();
+    bytes(&mut wrapped, 2, &schema);
+    assert_eq!(
+        read("additionalProperties", &wrapped),
+        json!({"type": "string"})
+    );
+    assert_eq!(read("items", &wrapped), json!([{"type": "string"}]));
+    let mut wrapped = Vec::new();
+    bytes(&mut wrapped, 1, &schema);
+    assert_eq!(read("items", &wrapped), json!({"type": "string"}));
+}
+
 #[test]
 fn unknown_kinds_and_broken_bodies() {
     let mut tm = Vec::new();
@@ -188,9 +264,10 @@ fn unknown_kinds_and_broken_bodies() {
 proptest! {
     #[test]
     fn never_panics(tail in proptest::collection::vec(any::<u8>(), 0..200)) {
-        for kind in ["Pod", "Node", "Event", "Secret"] {
+        for (version, kind) in [("v1", "Pod"), ("v1", "Node"), ("v1", "Event"), ("v1", "Secret"),
+            ("apiextensions.k8s.io/v1", "CustomResourceDefinition")] {
             let mut tm = Vec::new();
-            bytes(&mut tm, 1, b"v1");
+            bytes(&mut tm, 1, version.as_bytes());
             bytes(&mut tm, 2, kind.as_bytes());
             let mut body = MAGIC.to_vec();
             bytes(&mut body, 1, &tm);

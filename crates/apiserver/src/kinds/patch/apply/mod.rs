@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::compare::{self, Scope};
 use super::fields::{self, MAX_DEPTH, Set};
@@ -40,7 +40,17 @@ pub fn apply(
         resource.canonicalize(applied.to_mut());
     }
     let root = Node::root(resource);
-    check_duplicates(root, &applied, &mut Vec::new())?;
+    check_duplicates(root, &applied, &mut Vec::new()).map_err(|why| {
+        let object = format!("{}/{}", meta::namespace(&applied), meta::name(&applied));
+        let (version, kind) = (resource.api_version(), &resource.kind);
+        ApiError::new(
+            500,
+            "",
+            format!(
+                "failed to create typed patch object ({object}; {version}, Kind={kind}): {why}"
+            ),
+        )
+    })?;
     let managers = match live {
         None => Managers::default(),
         Some(live) => match Managers::of(live) {
@@ -100,6 +110,11 @@ impl Apply<'_> {
         let mut out = merge(self.root, live, self.applied, 0);
         if let Some(last) = mine.and_then(|at| set_of(managers.get(at)?)) {
             let mut owned = wanted.clone();
+            // Who applies names the object.
+            let name = json!({"f:metadata": {"f:name": {}}});
+            if let Value::Object(name) = name {
+                fields::union(&mut owned, name);
+            }
             for (_, entry) in managers.entries().filter(|(i, _)| Some(*i) != mine) {
                 fields::union(&mut owned, set_of(entry).cloned().unwrap_or_default());
             }
@@ -237,7 +252,7 @@ fn keep_last_applied(live: Option<&Value>, applied: &Value, out: &mut Value) {
 }
 
 /// Who applies a list says each element once.
-fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Result<(), ApiError> {
+fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Result<(), String> {
     match value {
         _ if path.len() > MAX_DEPTH => {}
         Value::Object(map) if !node.is_whole() => {
@@ -255,11 +270,11 @@ fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Re
                     continue;
                 };
                 if !seen.insert(id.clone()) {
-                    return Err(ApiError::internal(format!(
-                        "failed to create typed patch object: {}: duplicate entries for key {}",
+                    return Err(format!(
+                        "{}: duplicate entries for key {}",
                         fields::display(path),
                         fields::display(&[id])
-                    )));
+                    ));
                 }
                 path.push(id);
                 check_duplicates(element, item, path)?;
