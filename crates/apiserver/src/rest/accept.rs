@@ -76,6 +76,12 @@ pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
     out
 }
 
+/// The client can read JSON.
+pub(super) fn reads_json(headers: &HeaderMap) -> bool {
+    let clauses = clauses(headers);
+    clauses.is_empty() || clauses.iter().any(Clause::json)
+}
+
 fn clause(text: &str) -> Option<Clause> {
     let mut parts = text.split(';').map(str::trim);
     let media = parts.next().filter(|m| !m.is_empty())?.to_ascii_lowercase();

@@ -1,6 +1,7 @@
 //! Paths that are not objects: discovery and OpenAPI. Health and version are the server's.
 
 use super::Api;
+use super::accept::reads_json;
 use super::accept::{Encoding, clauses};
 use super::dispatch::method_not_allowed;
 use super::query::Query;
@@ -110,6 +111,10 @@ pub(super) fn serve(
                 discovery::resource_list(registry, group, version)
             })
         }
+        // Clients that ask for the protobuf form go on with v3 when there is none.
+        ["openapi", "v2"] if reads_json(headers) => docs.get(generation, "openapi/v2", || {
+            Some(openapi::v2::document(registry))
+        }),
         ["openapi", "v3"] => docs.get(generation, "openapi/v3", || Some(openapi::index(registry))),
         ["openapi", "v3", "api", "v1"] => docs.get(generation, "openapi/v3/api/v1", || {
             openapi::document(registry, "", "v1")
@@ -246,6 +251,7 @@ fn root(api: &Api) -> Value {
         "/.well-known/openid-configuration",
         "/healthz",
         "/livez",
+        "/openapi/v2",
         "/openapi/v3",
         "/openid/v1/jwks",
         "/readyz",

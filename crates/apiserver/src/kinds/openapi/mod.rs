@@ -3,6 +3,7 @@
 
 mod builtin;
 mod paths;
+pub mod v2;
 
 #[cfg(test)]
 pub(super) use builtin::components as builtin_components;
@@ -155,6 +156,7 @@ mod tests {
                 assert!(schema.is_some(), "no schema for {}", r.kind);
             }
             check_references(&doc, schemas);
+            assert!(!doc.to_string().contains("\"parameters\":[]"));
         }
         assert!(document(&registry, "nope", "v1").is_none());
     }

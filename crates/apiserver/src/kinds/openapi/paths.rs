@@ -70,6 +70,50 @@ fn list_parameters() -> Value {
     ])
 }
 
+fn delete_parameters() -> Value {
+    json!([
+        parameter("dryRun", "string", "All: do everything but store."),
+        parameter(
+            "gracePeriodSeconds",
+            "integer",
+            "How long the object may take to end."
+        ),
+        parameter(
+            "orphanDependents",
+            "boolean",
+            "Deprecated: leave dependents."
+        ),
+        parameter(
+            "propagationPolicy",
+            "string",
+            "Orphan, Background or Foreground."
+        ),
+    ])
+}
+
+/// What every operation of a path has: the variables of the path, and `pretty`.
+fn common(path: &str) -> Value {
+    let mut out: Vec<Value> = ["name", "namespace"]
+        .into_iter()
+        .filter(|v| path.contains(&format!("{{{v}}}")))
+        .map(|v| {
+            json!({
+                "name": v, "in": "path", "required": true,
+                "description": format!("The {v} of the object."),
+                "schema": {"type": "string", "uniqueItems": true},
+            })
+        })
+        .collect();
+    out.push(parameter("pretty", "string", "true: indented output."));
+    out.into()
+}
+
+/// Adds a path with what is common to its operations.
+fn put(paths: &mut Map<String, Value>, path: String, mut operations: Map<String, Value>) {
+    operations.insert("parameters".to_owned(), common(&path));
+    paths.insert(path, Value::Object(operations));
+}
+
 fn content(schema: Option<&str>, types: &[&str]) -> Value {
     let schema = match schema {
         Some(name) => json!({"$ref": format!("#/components/schemas/{name}")}),
@@ -111,12 +155,14 @@ fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value)
     let mut out = json!({
         "tags": [format!("{group}_{}", r.version)],
         "operationId": format!("{}-{}-{}-{}", op.action, group, r.version, r.plural),
-        "parameters": op.parameters,
         "responses": {"200": {
             "description": "OK", "content": content(schema, &["application/json"])}},
         "x-kubernetes-action": op.action,
         "x-kubernetes-group-version-kind": gvk,
     });
+    if op.parameters.as_array().is_some_and(|p| !p.is_empty()) {
+        out["parameters"] = op.parameters;
+    }
     if let Some(types) = op.body {
         out["requestBody"] = json!({"required": true, "content": content(schema, types)});
     }
@@ -163,7 +209,7 @@ fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<
             "delete",
             Operation {
                 action: "delete",
-                parameters: json!([]),
+                parameters: delete_parameters(),
                 body: None,
             },
         ),
@@ -213,10 +259,10 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
         };
         collection.insert("delete".to_owned(), operation(r, None, op, &gvk));
     }
-    paths.insert(base.clone(), Value::Object(collection));
+    put(paths, base.clone(), collection);
     let one = item(r, schema, &gvk, r.verbs);
     if !one.is_empty() {
-        paths.insert(format!("{base}/{{name}}"), Value::Object(one));
+        put(paths, format!("{base}/{{name}}"), one);
     }
     if r.namespaced && r.verbs.contains(&"list") {
         let op = Operation {
@@ -224,8 +270,9 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
             parameters: list_parameters(),
             body: None,
         };
-        let all = json!({"get": operation(r, None, op, &gvk)});
-        paths.insert(format!("{root}/{}", r.plural), all);
+        let mut all = Map::new();
+        all.insert("get".to_owned(), operation(r, None, op, &gvk));
+        put(paths, format!("{root}/{}", r.plural), all);
     }
     for sub in &r.subresources {
         let own = *sub.response.kind == *r.kind && sub.response.group == r.group;
@@ -243,6 +290,6 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
             };
             ops.insert("post".to_owned(), operation(r, schema, op, &gvk));
         }
-        paths.insert(format!("{base}/{{name}}/{}", sub.name), Value::Object(ops));
+        put(paths, format!("{base}/{{name}}/{}", sub.name), ops);
     }
 }
