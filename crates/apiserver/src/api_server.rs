@@ -5,7 +5,7 @@ use crate::kinds::Registry;
 use crate::kinds::status::ApiError;
 use crate::rest::logs::PodLogs;
 use crate::rest::{Api, ApiOptions, Authorization};
-use crate::server::{self, ServeError, Server, ServerOptions};
+use crate::server::{self, Limits, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
 use crate::tokens::Tokens;
 use axum::Router;
@@ -60,6 +60,8 @@ pub struct Config {
     pub history: HistoryLimits,
     /// Where metrics are registered.
     pub metrics: prometheus::Registry,
+    /// What clients can take of the server.
+    pub limits: Limits,
 }
 
 impl Config {
@@ -77,6 +79,7 @@ impl Config {
             durability: Durability::default(),
             history: HistoryLimits::default(),
             metrics: prometheus::Registry::new(),
+            limits: Limits::default(),
         }
     }
 
@@ -175,6 +178,7 @@ impl ApiServer {
             pki_dir,
             clock: config.clock,
             metrics: config.metrics,
+            limits: config.limits,
             stop: stop.clone(),
         };
         let server = Server::new(options, &api, &store, registry)?;

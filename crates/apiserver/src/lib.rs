@@ -34,3 +34,4 @@ pub use rest::logs::{LogOptions, LogStream, PodLogs};
 pub use rest::{
     InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
 };
+pub use server::Limits;

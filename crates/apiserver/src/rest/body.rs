@@ -8,9 +8,13 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};
 use std::fmt;
+use std::time::Duration;
 
 /// Largest body we read, as upstream.
 pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
+
+/// How long a client may take to send a body, as upstream's `--request-timeout`.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a body may be, for 415.
 const SUPPORTED: &[&str] = &[
@@ -40,12 +44,18 @@ pub(super) fn content_type(headers: &HeaderMap) -> String {
 /// Reads the whole body, up to [`MAX_BODY`].
 pub(super) async fn read(body: axum::body::Body) -> Result<Bytes, ApiError> {
     use http_body_util::{BodyExt, LengthLimitError, Limited};
-    match Limited::new(body, MAX_BODY).collect().await {
-        Ok(whole) => Ok(whole.to_bytes()),
-        Err(e) if e.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
-        Err(e) => Err(ApiError::bad_request(format!(
+    let whole = Limited::new(body, MAX_BODY).collect();
+    match tokio::time::timeout(PATIENCE, whole).await {
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
+        Ok(Err(e)) => Err(ApiError::bad_request(format!(
             "failed to read the request body: {e}"
         ))),
+        Err(_) => Err(ApiError::new(
+            504,
+            "Timeout",
+            "Timeout: request did not complete within the allotted timeout",
+        )),
     }
 }
 
@@ -97,12 +107,19 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
     {
         return Ok(done);
     }
-    let value: Value = serde_saphyr::from_str(text)
-        .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
-    Ok(Decoded {
-        value,
-        duplicates: Vec::new(),
-    })
+    let mut duplicates = Vec::new();
+    let mut path = Vec::new();
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+    };
+    let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
+        let (path, duplicates) = (&mut path, &mut duplicates);
+        Seed { path, duplicates }.deserialize(de)
+    });
+    match value {
+        Ok(value) => Ok(Decoded { value, duplicates }),
+        Err(e) => Err(ApiError::bad_request(format!("error parsing YAML: {e}"))),
+    }
 }
 
 /// The first bytes of a body in hex, as upstream shows what it could not read.
@@ -251,5 +268,54 @@ mod tests {
         assert_eq!(e.code, 415);
         let e = decode("application/yaml", &Bytes::from_static(b"a: [")).unwrap_err();
         assert_eq!(e.code, 400);
+    }
+
+    #[test]
+    fn yaml_is_read_like_json() {
+        let decode =
+            |text: &str| decode("application/yaml", &Bytes::copy_from_slice(text.as_bytes()));
+        let got =
+            decode("a: 1\nspec:\n  c: [{x: 1, x: 2}]\na: 3\nt: true\nn: null\ns: '1'\n").unwrap();
+        assert_eq!(
+            got.value,
+            serde_json::json!({"a": 3, "spec": {"c": [{"x": 2}]}, "t": true, "n": null, "s": "1"})
+        );
+        assert_eq!(
+            got.duplicates,
+            [r#"duplicate field "spec.c[0].x""#, r#"duplicate field "a""#]
+        );
+        let laughs = (1..12).fold("a0: &a0 [x, x]\n".to_owned(), |text, i| {
+            let one = format!("*a{}", i - 1);
+            let ten = vec![one; 10].join(", ");
+            format!("{text}a{i}: &a{i} [{ten}]\n")
+        });
+        let deep_block: String = (0..2000)
+            .map(|i| format!("{}a:\n", " ".repeat(i)))
+            .collect();
+        for bad in [
+            &"[".repeat(100_000),
+            &"{a: ".repeat(50_000),
+            &deep_block,
+            &laughs,
+        ] {
+            assert_eq!(decode(bad).unwrap_err().code, 400, "{bad:.20}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_bad_requests() {
+        for kind in ["application/json", "application/yaml"] {
+            let body = Bytes::from_static(b"{\"a\": \"\xff\xfe\"}");
+            assert_eq!(decode(kind, &body).unwrap_err().code, 400, "{kind}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_ends_is_given_up() {
+        let slow = axum::body::Body::from_stream(futures::stream::pending::<
+            Result<Bytes, std::convert::Infallible>,
+        >());
+        let e = read(slow).await.unwrap_err();
+        assert_eq!((e.code, e.reason.as_ref()), (504, "Timeout"));
     }
 }

@@ -4,6 +4,7 @@
 use super::auth::{Peer, bearer};
 use super::health::{Health, with_type};
 use super::impersonate::Wanted;
+use super::limits::Gate;
 use super::metrics::{HttpMetrics, InFlight};
 use crate::authz::User;
 use crate::kinds::status::ApiError;
@@ -20,7 +21,8 @@ use http_body::Frame;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt as _;
 
@@ -42,6 +44,8 @@ pub(super) struct Front {
     pub(super) api: Api,
     pub(super) health: Arc<Health>,
     pub(super) metrics: HttpMetrics,
+    /// How many requests may be in progress.
+    pub(super) gate: Gate,
     /// Ends all streams.
     pub(super) stop: CancellationToken,
 }
@@ -80,8 +84,15 @@ impl Front {
                 Err(error) => refused(&error),
             };
         }
-        request.extensions_mut().insert(user);
         let labels = self.metrics.labels(request.method(), request.uri());
+        let place = match self.gate.enter(&labels, &user) {
+            Ok(place) => place,
+            Err(response) => {
+                self.metrics.end(&labels, response.status(), Duration::ZERO);
+                return *response;
+            }
+        };
+        request.extensions_mut().insert(user);
         let in_flight = self.metrics.begin(&labels);
         let began = Instant::now();
         let response = match self.router.clone().oneshot(request).await {
@@ -99,6 +110,7 @@ impl Front {
                 body,
                 stop: Box::pin(stop),
                 _in_flight: in_flight,
+                _place: place,
             })
         })
     }
@@ -156,6 +168,7 @@ struct Stream {
     body: Body,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     _in_flight: InFlight,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl http_body::Body for Stream {

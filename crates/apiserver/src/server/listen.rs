@@ -1,16 +1,20 @@
 //! Accepts connections and serves HTTP on them until told to stop.
 
+use super::activity::{Activity, Patient};
 use super::auth::Peer;
+use super::limits::Limits;
 use axum::Router;
 use axum::body::Body;
 use http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::ServerConfig;
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,11 +34,18 @@ pub(super) async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
     router: Router,
+    limits: Limits,
     shutdown: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(tls);
     let connections = TaskTracker::new();
+    let most = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(most));
     loop {
+        let place = tokio::select! {
+            () = shutdown.cancelled() => break,
+            place = Arc::clone(&places).acquire_owned() => place,
+        };
         let stream = tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = listener.accept() => match accepted {
@@ -48,8 +59,12 @@ pub(super) async fn serve(
                 }
             },
         };
-        let connection = connection(stream, acceptor.clone(), router.clone(), shutdown.clone());
-        connections.spawn(connection);
+        let (acceptor, router) = (acceptor.clone(), router.clone());
+        let (limits, shutdown) = (limits.clone(), shutdown.clone());
+        connections.spawn(async move {
+            connection(stream, acceptor, router, &limits, shutdown).await;
+            drop(place);
+        });
     }
     drop(listener);
     connections.close();
@@ -74,11 +89,17 @@ async fn connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     router: Router,
+    limits: &Limits,
     shutdown: CancellationToken,
 ) {
     // Small answers must not wait for more data.
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    let stream = match tokio::time::timeout(
+        HANDSHAKE,
+        acceptor.accept(Patient::new(stream, limits.unread)),
+    )
+    .await
+    {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake");
@@ -92,12 +113,18 @@ async fn connection(
         .peer_certificates()
         .and_then(|chain| chain.first());
     let peer = certificate.and_then(|certificate| Peer::of(certificate));
+    let activity = Activity::new();
+    let requests = activity.clone();
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        router.clone().oneshot(request)
+        let (router, in_progress) = (router.clone(), requests.begin());
+        async move {
+            let response = router.oneshot(request).await?;
+            Ok::<_, Infallible>(in_progress.with(response))
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
@@ -118,6 +145,15 @@ async fn connection(
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
+        why = overdue(&activity, limits) => {
+            tracing::debug!(why, "a connection is closed");
+            // Said first, so that a client does not take it for a failure.
+            connection.as_mut().graceful_shutdown();
+            match tokio::time::timeout(DRAIN, connection).await {
+                Ok(result) => result,
+                Err(_) => return,
+            }
+        }
         () = shutdown.cancelled() => {
             connection.as_mut().graceful_shutdown();
             match tokio::time::timeout(DRAIN, connection).await {
@@ -129,5 +165,15 @@ async fn connection(
     if let Err(error) = result {
         // Clients go away all the time.
         tracing::debug!(%error, "connection");
+    }
+}
+
+/// Resolves when the connection should end, with the reason.
+async fn overdue(activity: &Activity, limits: &Limits) -> &'static str {
+    loop {
+        tokio::time::sleep(limits.idle.min(limits.unread) / 4).await;
+        if let Some(why) = activity.overdue(limits) {
+            return why;
+        }
     }
 }

@@ -47,8 +47,14 @@ impl Labels {
         ]
     }
 
-    fn long_running(&self) -> bool {
-        self.verb == "WATCH" || self.subresource == "log"
+    /// The request changes nothing.
+    pub(super) fn reading(&self) -> bool {
+        matches!(self.verb, "GET" | "LIST" | "WATCH")
+    }
+
+    pub(super) fn long_running(&self) -> bool {
+        const STREAMS: [&str; 4] = ["log", "exec", "attach", "portforward"];
+        self.verb == "WATCH" || STREAMS.contains(&&*self.subresource)
     }
 }
 
@@ -193,8 +199,11 @@ impl HttpMetrics {
         let gauge = if labels.long_running() {
             self.longrunning.with_label_values(&labels.values())
         } else {
-            let reading = matches!(labels.verb, "GET" | "LIST");
-            let kind = if reading { "readOnly" } else { "mutating" };
+            let kind = if labels.reading() {
+                "readOnly"
+            } else {
+                "mutating"
+            };
             self.inflight.with_label_values(&[kind])
         };
         gauge.inc();

@@ -5,12 +5,14 @@
 //! written to files of mode 0600 and never logged; the server listens on loopback unless told
 //! otherwise in so many words.
 
+mod activity;
 mod auth;
 mod error;
 mod front;
 mod health;
 mod impersonate;
 mod kubeconfig;
+mod limits;
 mod listen;
 mod metrics;
 mod pki;
@@ -20,6 +22,7 @@ mod tests;
 mod tls;
 
 pub use error::ServeError;
+pub use limits::Limits;
 
 use crate::kinds::Registry;
 use crate::rest::Api;
@@ -55,6 +58,7 @@ pub(crate) struct ServerOptions {
     pub(crate) pki_dir: Option<PathBuf>,
     pub(crate) clock: Clock,
     pub(crate) metrics: prometheus::Registry,
+    pub(crate) limits: Limits,
     /// Ends all streams.
     pub(crate) stop: CancellationToken,
 }
@@ -83,6 +87,7 @@ impl Server {
             api: api.clone(),
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
+            gate: limits::Gate::new(&options.limits),
             stop: options.stop.clone(),
         };
         Ok(Self {
@@ -134,7 +139,8 @@ impl Server {
             ..self.front.clone()
         };
         let router = front.router(Access::Network);
-        let serving = listen::serve(listener, tls, router, stop.clone());
+        let limits = self.options.limits.clone();
+        let serving = listen::serve(listener, tls, router, limits, stop.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}

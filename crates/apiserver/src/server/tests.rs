@@ -188,3 +188,91 @@ async fn health_says_what_is_wrong() {
     assert!(ask("/api", None).await.is_none());
     assert!(ask("/", None).await.is_none());
 }
+
+mod connections {
+    use super::*;
+    use crate::server::limits::Limits;
+    use crate::server::{listen, tls};
+    use axum::Router;
+    use axum::body::Body;
+    use bytes::Bytes;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Notify;
+    use tokio_rustls::client::TlsStream;
+    use tokio_util::sync::CancellationToken;
+
+    /// Tells when it is dropped.
+    struct Sent(Arc<Notify>);
+
+    impl Drop for Sent {
+        fn drop(&mut self) {
+            self.0.notify_one();
+        }
+    }
+
+    /// Connects to a server with these limits whose answers never end. What is notified tells when
+    /// it has given one up.
+    async fn connect(limits: Limits) -> (TlsStream<TcpStream>, Arc<Notify>, CancellationToken) {
+        let authority = Authority::open(None, Timestamp::now()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let identity = authority.server(&[address.ip()]).unwrap();
+        let server = tls::config(&authority, identity).unwrap();
+        let given_up = Arc::new(Notify::new());
+        let told = Arc::clone(&given_up);
+        let endless = Router::new().fallback(move || {
+            let sent = Sent(Arc::clone(&told));
+            let chunk = Bytes::from(vec![b'x'; 64 * 1024]);
+            let chunks = futures::stream::repeat_with(move || {
+                let _held = &sent;
+                Ok::<_, Infallible>(chunk.clone())
+            });
+            std::future::ready(Body::from_stream(chunks))
+        });
+        let stop = CancellationToken::new();
+        tokio::spawn(listen::serve(
+            listener,
+            server,
+            endless,
+            limits,
+            stop.clone(),
+        ));
+        let identity = authority.client("jane", &[]).unwrap();
+        let client = tls::client_config(&authority, identity).unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&client));
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = rustls::pki_types::ServerName::from(address.ip());
+        let stream = connector.connect(name, stream).await.unwrap();
+        (stream, given_up, stop)
+    }
+
+    #[tokio::test]
+    async fn one_on_which_nothing_is_asked_ends() {
+        let limits = Limits {
+            idle: Duration::from_millis(100),
+            ..Limits::default()
+        };
+        let (mut stream, _, stop) = connect(limits).await;
+        let mut rest = Vec::new();
+        // With or without a good-bye.
+        let _ = stream.read_to_end(&mut rest).await;
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn one_that_does_not_read_ends() {
+        let limits = Limits {
+            unread: Duration::from_millis(300),
+            ..Limits::default()
+        };
+        let (mut stream, given_up, stop) = connect(limits).await;
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        given_up.notified().await;
+        stop.cancel();
+    }
+}

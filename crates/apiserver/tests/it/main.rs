@@ -16,6 +16,7 @@ mod kubectl;
 mod lifecycle;
 mod objects;
 mod ownership;
+mod overload;
 mod quotas;
 mod refusals;
 mod rights;

@@ -1,0 +1,268 @@
+//! What goes on on a connection: is anything asked for, and does the client read what it is sent.
+
+use super::limits::Limits;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+/// The requests of one connection.
+#[derive(Debug, Clone)]
+pub(super) struct Activity(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    serial: u64,
+    open: usize,
+    /// When the last request ended.
+    idle_since: Instant,
+    /// Since when a part of an answer waits to be sent, by request.
+    unread: FxHashMap<u64, Instant>,
+}
+
+impl Activity {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(State {
+            serial: 0,
+            open: 0,
+            idle_since: Instant::now(),
+            unread: FxHashMap::default(),
+        })))
+    }
+
+    /// Counts a request until what is returned is dropped.
+    pub(super) fn begin(&self) -> Request {
+        let mut state = self.0.lock();
+        state.serial += 1;
+        state.open += 1;
+        Request {
+            id: state.serial,
+            activity: self.clone(),
+        }
+    }
+
+    /// Why the connection should end, if it should.
+    pub(super) fn overdue(&self, limits: &Limits) -> Option<&'static str> {
+        let state = self.0.lock();
+        if state.open == 0 && state.idle_since.elapsed() >= limits.idle {
+            return Some("nothing was asked for");
+        }
+        let slow = |since: &Instant| since.elapsed() >= limits.unread;
+        state
+            .unread
+            .values()
+            .any(slow)
+            .then_some("an answer was not read")
+    }
+}
+
+/// A request in progress.
+#[derive(Debug)]
+pub(super) struct Request {
+    id: u64,
+    activity: Activity,
+}
+
+impl Request {
+    fn unread(&self, since: Option<Instant>) {
+        let mut state = self.activity.0.lock();
+        match since {
+            Some(since) => state.unread.insert(self.id, since),
+            None => state.unread.remove(&self.id),
+        };
+    }
+
+    /// The answer, by which the request is in progress until all of it is sent.
+    pub(super) fn with(self, response: Response) -> Response {
+        response.map(|body| {
+            Body::new(Sent {
+                body,
+                request: self,
+            })
+        })
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut state = self.activity.0.lock();
+        state.unread.remove(&self.id);
+        state.open -= 1;
+        if state.open == 0 {
+            state.idle_since = Instant::now();
+        }
+    }
+}
+
+/// The body of an answer. It is asked for more only when the client has room for it.
+struct Sent {
+    body: Body,
+    request: Request,
+}
+
+impl http_body::Body for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        let waits = matches!(&frame, Poll::Ready(Some(Ok(_)))).then(Instant::now);
+        self.request.unread(waits);
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream on which nothing can be written for too long fails.
+#[derive(Debug)]
+pub(super) struct Patient<S> {
+    stream: S,
+    longest: Duration,
+    /// Runs while a write waits.
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S, longest: Duration) -> Self {
+        Self {
+            stream,
+            longest,
+            waiting: None,
+        }
+    }
+
+    fn watch<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            self.waiting = None;
+            return done;
+        }
+        let longest = self.longest;
+        let waiting = self
+            .waiting
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(longest)));
+        waiting
+            .as_mut()
+            .poll(context)
+            .map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, done)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.watch(context, done)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_when_idle_or_unread() {
+        let limits = Limits::default();
+        let activity = Activity::new();
+        tokio::time::advance(limits.idle / 2).await;
+        assert_eq!(activity.overdue(&limits), None);
+        let request = activity.begin();
+        tokio::time::advance(limits.idle * 2).await;
+        // A watch on which nothing happens is nobody's fault.
+        assert_eq!(activity.overdue(&limits), None);
+        let body = Body::from("x");
+        let mut answer = request.with(Response::new(body)).into_body();
+        assert!(answer.frame().await.is_some());
+        tokio::time::advance(limits.unread).await;
+        assert_eq!(activity.overdue(&limits), Some("an answer was not read"));
+        assert!(answer.frame().await.is_none());
+        assert_eq!(activity.overdue(&limits), None);
+        drop(answer);
+        assert_eq!(activity.overdue(&limits), None);
+        tokio::time::advance(limits.idle).await;
+        assert_eq!(activity.overdue(&limits), Some("nothing was asked for"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_ends_the_write() {
+        let (client, server) = tokio::io::duplex(16);
+        let mut server = Patient::new(server, Duration::from_secs(60));
+        server.write_all(&[0; 16]).await.unwrap();
+        let error = server.write_all(&[0]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(client);
+
+        let (mut client, server) = tokio::io::duplex(16);
+        let mut server = Patient::new(server, Duration::from_secs(60));
+        let reader = tokio::spawn(async move {
+            let mut read = Vec::new();
+            for _ in 0..4 {
+                tokio::time::sleep(Duration::from_secs(50)).await;
+                let mut part = [0; 16];
+                client.read_exact(&mut part).await.unwrap();
+                read.extend(part);
+            }
+            read.len()
+        });
+        server.write_all(&[0; 64]).await.unwrap();
+        assert_eq!(reader.await.unwrap(), 64, "slow, but not too slow");
+    }
+}

@@ -1,0 +1,76 @@
+//! More requests than the server takes at once.
+
+use crate::support::{Cluster, config_map};
+use axum::body::Body;
+use bytes::Bytes;
+use http::Request;
+use koord_apiserver::authz::User;
+use koord_apiserver::{ApiServer, Config};
+use koord_app::Clock;
+use serde_json::json;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// A request of somebody without privileges.
+fn plain(method: &str, path: &str) -> Request<Body> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Body::from("{}"))
+        .unwrap();
+    request.extensions_mut().insert(User {
+        name: "jane".to_owned(),
+        groups: vec!["system:authenticated".to_owned()],
+        ..User::default()
+    });
+    request
+}
+
+/// A write whose body never comes, and so stays in progress.
+fn stuck() -> Request<Body> {
+    let body = Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>());
+    Request::builder()
+        .method("POST")
+        .uri(MAPS)
+        .body(body)
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_writes_are_told_to_come_again() {
+    let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
+    let mut config = Config::memory(clock);
+    config.controllers = false;
+    config.limits.max_mutating_requests_inflight = 2;
+    let cluster = Arc::new(Cluster {
+        server: ApiServer::open(config).await.unwrap(),
+    });
+    let writes: Vec<_> = (0..2)
+        .map(|_| {
+            let cluster = Arc::clone(&cluster);
+            tokio::spawn(async move { cluster.raw(stuck()).await.status().as_u16() })
+        })
+        .collect();
+    while cluster.raw(plain("POST", MAPS)).await.status() != 429 {
+        tokio::task::yield_now().await;
+    }
+    let answer = cluster.raw(plain("POST", MAPS)).await;
+    assert_eq!(answer.status(), 429);
+    assert_eq!(answer.headers()["retry-after"], "1");
+    // Reading is counted apart, and a watch not at all; both are only forbidden to jane.
+    assert_eq!(cluster.raw(plain("GET", MAPS)).await.status(), 403);
+    let watch = format!("{MAPS}?watch=true");
+    assert_eq!(cluster.raw(plain("GET", &watch)).await.status(), 403);
+    // Who can mend an overloaded server gets in.
+    cluster
+        .post(MAPS, config_map("m", json!({}), json!({})))
+        .await
+        .expect(201);
+    // Bodies that do not come are given up, and make room.
+    for write in writes {
+        assert_eq!(write.await.unwrap(), 504);
+    }
+    assert_eq!(cluster.raw(plain("POST", MAPS)).await.status(), 403);
+}
