@@ -5,6 +5,8 @@ use super::deployment::{hash, resolve};
 use super::nodes::tolerates;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
+use super::revisions;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
@@ -223,15 +225,25 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         .unwrap_or_default();
     let spec = template.get("spec").cloned().unwrap_or_default();
     let version = hash(&template);
+    let about = About {
+        api,
+        resource: &resource,
+        object: &set,
+        component: "daemonset-controller",
+    };
     let mut by_node: FxHashMap<String, Vec<(Arc<Entry>, Value)>> = FxHashMap::default();
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         if pods::ended(&pod) {
             // A daemon that ended is started again.
-            pods::delete(api, &pods_resource, &entry).await?;
+            pods::delete_of(&about, &pods_resource, &entry).await?;
         } else {
             by_node.entry(node_of(&pod)).or_default().push((entry, pod));
         }
     }
+    let has =
+        |pod: &Value, hash: &str| meta::text(pod, &["metadata", "labels", HASH_LABEL]) == hash;
+    let used = |hash: &str| by_node.values().flatten().any(|(_, pod)| has(pod, hash));
+    revisions::record(api, &resource, &set, &template, &version, used).await?;
     let now = api.clock().now();
     let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
         .and_then(Value::as_i64)
@@ -247,7 +259,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         if !stay || !run && live.is_empty() {
             counts.misscheduled += i64::from(!live.is_empty());
             for (entry, _) in live {
-                pods::delete(api, &pods_resource, &entry).await?;
+                pods::delete_of(&about, &pods_resource, &entry).await?;
             }
             continue;
         }
@@ -259,13 +271,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         if live.is_empty() {
             let mut pod = pods::from_template(&template, &resource, &set);
             pin(&mut pod, meta::name(&node), &version);
-            pods::create(api, &pods_resource, &key.namespace, pod).await?;
+            pods::create_of(&about, &pods_resource, pod).await?;
             counts.current += 1;
             counts.updated += 1;
             continue;
         }
         for (surplus, _) in live.drain(1..) {
-            pods::delete(api, &pods_resource, &surplus).await?;
+            pods::delete_of(&about, &pods_resource, &surplus).await?;
         }
         let Some((entry, pod)) = live.pop() else {
             continue;
@@ -291,7 +303,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                 }
                 room -= 1;
             }
-            pods::delete(api, &pods_resource, &entry).await?;
+            pods::delete_of(&about, &pods_resource, &entry).await?;
         }
     }
     let generation = meta::at(&set, &["metadata", "generation"]).cloned();

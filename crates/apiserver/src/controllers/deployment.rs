@@ -1,7 +1,9 @@
 //! Deployments: ReplicaSets, one per version of the template, scaled against each other.
 
+use super::adoption;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, Input, WriteOptions, meta};
 use crate::store::{Entry, Key, TableId};
@@ -30,7 +32,11 @@ impl Reconcile for Deployments {
             Source::own("apps", "deployments"),
             Source {
                 table: TableId::new("apps", "replicasets"),
-                keys: |_, entry| pods::controller_key(entry, "Deployment"),
+                keys: |api, entry| {
+                    let mut keys = pods::controller_key(entry, "Deployment");
+                    keys.extend(adoption::candidates(api, entry, "deployments"));
+                    keys
+                },
             },
         ]
     }
@@ -79,6 +85,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     };
     let deployment = entry.value();
     let uid = meta::uid(&deployment).to_owned();
+    adoption::claim(api, &resource, &deployment, &sets).await?;
+    let about = About {
+        api,
+        resource: &resource,
+        object: &deployment,
+        component: "deployment-controller",
+    };
     let mut versions: Vec<Version> = pods::owned(api, &sets, &key.namespace, &uid)
         .into_iter()
         .map(|(entry, value)| Version { entry, value })
@@ -136,16 +149,24 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             let Some(entry) = api.store().get(&sets.table, &set_key) else {
                 return Ok(None);
             };
+            if replicas > 0 {
+                say_scaled(&about, &set_key.name, 0, replicas).await;
+            }
             versions.push(Version { entry, value });
             Some(versions.len() - 1)
         }
     };
+    if let Some(current) = current {
+        explain(api, &sets, &versions[current].entry.key, &deployment).await?;
+    }
     if let Some(current) = current.filter(|_| !paused) {
         let revision = versions[current].revision().max(newest);
         annotate(api, &resource, key, revision).await?;
     }
     for (at, replicas) in plan(&deployment, &versions, current, wanted, recreate, paused) {
-        scale(api, &sets, &versions[at].entry.key, replicas).await?;
+        let version = &versions[at];
+        scale(api, &sets, &version.entry.key, replicas).await?;
+        say_scaled(&about, &version.entry.key.name, version.wanted(), replicas).await;
     }
     clean_up(api, &sets, &deployment, &versions, current).await?;
     report(api, key, &deployment, &versions, current).await
@@ -345,6 +366,12 @@ fn plan(
     out
 }
 
+async fn say_scaled(about: &About<'_>, set: &str, from: i64, to: i64) {
+    let way = if to > from { "up" } else { "down" };
+    let message = format!("Scaled {way} replica set {set} from {from} to {to}");
+    about.normal("ScalingReplicaSet", &message).await;
+}
+
 async fn scale(
     api: &Api,
     sets: &Arc<crate::kinds::Resource>,
@@ -371,6 +398,47 @@ async fn set_revision(
     revision: i64,
 ) -> Result<(), ApiError> {
     annotate(api, resource, key, revision).await
+}
+
+/// The annotations of a Deployment that its ReplicaSets carry, too: what `kubectl rollout history`
+/// shows as the cause of a change is among them.
+fn inherited(deployment: &Value) -> Map<String, Value> {
+    const OWN: &str = "deployment.kubernetes.io/";
+    let annotations = meta::at(deployment, &["metadata", "annotations"]);
+    let mut map = annotations
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
+    map.retain(|key, _| {
+        !key.starts_with(OWN) && key != "kubectl.kubernetes.io/last-applied-configuration"
+    });
+    map
+}
+
+/// Brings the annotations of the current version in line with the Deployment's.
+async fn explain(
+    api: &Api,
+    sets: &Arc<crate::kinds::Resource>,
+    key: &Key,
+    deployment: &Value,
+) -> Result<(), ApiError> {
+    let wanted = inherited(deployment);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let done = api
+        .edit(sets, None, key, |old| {
+            let mut new = old.clone();
+            let metadata = meta::section(&mut new, "metadata");
+            let annotations = meta::as_object(metadata.entry("annotations").or_insert(json!({})));
+            annotations.extend(wanted.clone());
+            Ok((new != *old).then_some(new))
+        })
+        .await;
+    match done {
+        Err(e) if e.code != 404 => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the revision annotation.

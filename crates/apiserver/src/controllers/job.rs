@@ -2,6 +2,7 @@
 
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
 use super::replicaset::remove_condition;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
@@ -210,12 +211,18 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     } else {
         wanted(&job, &tally)
     };
+    let about = About {
+        api,
+        resource: &jobs,
+        object: &job,
+        component: "job-controller",
+    };
     let mut again = None;
     if tally.active > target {
         owned.retain(|(_, v)| pods::active(v));
         owned.sort_by_cached_key(|(_, v)| pods::deletion_order(v));
         for (entry, _) in owned.iter().take(tally.active - target) {
-            pods::delete(api, &pods_resource, entry).await?;
+            pods::delete_of(&about, &pods_resource, entry).await?;
         }
         tally.active = target;
     }
@@ -226,9 +233,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             again = Some(Duration::from_secs(pause.unsigned_abs()));
         } else {
             let first = target.min(tally.active + BURST);
-            failure = start(api, &jobs, &pods_resource, key, &job, &mut tally, first)
-                .await
-                .err();
+            failure = start(&about, &pods_resource, &mut tally, first).await.err();
             if first < target {
                 again = Some(Duration::ZERO);
             }
@@ -255,20 +260,18 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
 
 /// Creates the missing pods.
 async fn start(
-    api: &Api,
-    jobs: &std::sync::Arc<crate::kinds::Resource>,
+    about: &About<'_>,
     pods_resource: &std::sync::Arc<crate::kinds::Resource>,
-    key: &Key,
-    job: &Value,
     tally: &mut Tally,
     target: usize,
 ) -> Result<(), ApiError> {
+    let job = about.object;
     let template = meta::at(job, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let completions = number(job, "completions").unwrap_or(i64::MAX);
     while tally.active < target {
-        let mut pod = pods::from_template(&template, jobs, job);
+        let mut pod = pods::from_template(&template, about.resource, job);
         if indexed(job) {
             let Some(index) =
                 (0..completions).find(|i| !tally.done.contains(i) && !tally.running.contains(i))
@@ -278,7 +281,7 @@ async fn start(
             mark_index(&mut pod, meta::name(job), index);
             tally.running.insert(index);
         }
-        pods::create(api, pods_resource, &key.namespace, pod).await?;
+        pods::create_of(about, pods_resource, pod).await?;
         tally.active += 1;
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
 //! visible, validated and durable like everything else.
 
+mod adoption;
 mod aggregation;
 mod daemonset;
 mod definitions;
@@ -19,7 +20,9 @@ mod pod_gc;
 mod pods;
 mod queue;
 mod quota;
+mod recorder;
 mod replicaset;
+mod revisions;
 mod statefulset;
 
 use crate::rest::Api;

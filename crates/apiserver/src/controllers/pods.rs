@@ -1,5 +1,6 @@
 //! What the controllers ask about pods, and how they make them.
 
+use super::recorder::About;
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, Input, Propagation, WriteOptions, meta};
@@ -118,6 +119,47 @@ pub(super) async fn delete(
         Err(e) if e.code != 404 && e.code != 409 => Err(e),
         _ => Ok(()),
     }
+}
+
+/// [`create`] of a pod that is said of its owner.
+pub(super) async fn create_of(
+    about: &About<'_>,
+    resource: &Arc<Resource>,
+    pod: Value,
+) -> Result<Value, ApiError> {
+    let namespace = meta::namespace(about.object);
+    let done = create(about.api, resource, namespace, pod).await;
+    match &done {
+        Ok(pod) => {
+            let message = format!("Created pod: {}", meta::name(pod));
+            about.normal("SuccessfulCreate", &message).await;
+        }
+        Err(e) => {
+            let message = format!("Error creating: {e}");
+            about.warning("FailedCreate", &message).await;
+        }
+    }
+    done
+}
+
+/// [`delete`] of a pod that is said of its owner.
+pub(super) async fn delete_of(
+    about: &About<'_>,
+    resource: &Arc<Resource>,
+    entry: &Entry,
+) -> Result<(), ApiError> {
+    let done = delete(about.api, resource, entry).await;
+    match &done {
+        Ok(()) => {
+            let message = format!("Deleted pod: {}", entry.key.name);
+            about.normal("SuccessfulDelete", &message).await;
+        }
+        Err(e) => {
+            let message = format!("Error deleting: {e}");
+            about.warning("FailedDelete", &message).await;
+        }
+    }
+    done
 }
 
 /// The objects in the namespace whose controller is `uid`.

@@ -1,7 +1,9 @@
 //! ReplicaSets: as many pods as asked for.
 
+use super::adoption;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
@@ -27,7 +29,11 @@ impl Reconcile for ReplicaSets {
             Source::own("apps", "replicasets"),
             Source {
                 table: TableId::new("", "pods"),
-                keys: |_, entry| pods::controller_key(entry, "ReplicaSet"),
+                keys: |api, entry| {
+                    let mut keys = pods::controller_key(entry, "ReplicaSet");
+                    keys.extend(adoption::candidates(api, entry, "replicasets"));
+                    keys
+                },
             },
         ]
     }
@@ -45,6 +51,13 @@ impl Reconcile for ReplicaSets {
             };
             let set = entry.value();
             let uid = meta::uid(&set).to_owned();
+            let about = About {
+                api,
+                resource: &resource,
+                object: &set,
+                component: "replicaset-controller",
+            };
+            adoption::claim(api, &resource, &set, &pods_resource).await?;
             let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
             owned.retain(|(_, pod)| pods::active(pod));
             let wanted = meta::at(&set, &["spec", "replicas"])
@@ -57,7 +70,7 @@ impl Reconcile for ReplicaSets {
                     owned.sort_by_cached_key(|(_, pod)| pods::deletion_order(pod));
                     let surplus = (owned.len() - wanted).min(BURST);
                     for (entry, _) in owned.drain(..surplus) {
-                        pods::delete(api, &pods_resource, &entry).await?;
+                        pods::delete_of(&about, &pods_resource, &entry).await?;
                     }
                 }
                 let template = meta::at(&set, &["spec", "template"])
@@ -66,7 +79,7 @@ impl Reconcile for ReplicaSets {
                 let missing = wanted.saturating_sub(owned.len()).min(BURST);
                 for _ in 0..missing {
                     let pod = pods::from_template(&template, &resource, &set);
-                    match pods::create(api, &pods_resource, &key.namespace, pod).await {
+                    match pods::create_of(&about, &pods_resource, pod).await {
                         Ok(pod) => owned.push((entry.clone(), pod)),
                         Err(e) => {
                             failure = Some(e);

@@ -5,13 +5,15 @@
 use super::deployment::hash;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
+use super::revisions;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Pods made in one go: a set that wants very many must not keep the others waiting, or fill the
@@ -144,11 +146,14 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
     let mut state: BTreeMap<i64, Pod> = BTreeMap::new();
     let mut status = Status::default();
+    let mut hashes: BTreeSet<String> = BTreeSet::new();
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         let Some(ordinal) = ordinal(&name, &entry.key.name) else {
             continue;
         };
-        let current = meta::text(&pod, &["metadata", "labels", HASH_LABEL]) == version;
+        let of = meta::text(&pod, &["metadata", "labels", HASH_LABEL]).to_owned();
+        let current = of == version;
+        hashes.insert(of);
         let (ended, deleting) = (pods::ended(&pod), meta::deleting(&pod));
         let ready = !ended && pods::ready(&pod);
         if !ended {
@@ -167,18 +172,35 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         );
         entries.insert(ordinal, entry);
     }
+    let about = About {
+        api,
+        resource: &resource,
+        object: &set,
+        component: "statefulset-controller",
+    };
+    let used = |hash: &str| {
+        hashes
+            .iter()
+            .any(|have| have.as_str() == format!("{name}-{hash}"))
+    };
+    revisions::record(api, &resource, &set, &template, &hash(&template), used).await?;
     for step in plan(replicas, parallel, rolling, &state) {
         match step {
             Step::Create(ordinal) => {
                 let mut pod = pods::from_template(&template, &resource, &set);
                 number(&mut pod, &set, ordinal, &version);
-                pods::create(api, &pods_resource, &key.namespace, pod).await?;
+                let pod_name = meta::name(&pod).to_owned();
+                let done = pods::create(api, &pods_resource, &key.namespace, pod).await;
+                tell(&about, "create", &pod_name, &done).await;
+                done?;
                 status.replicas += 1;
                 status.updated += 1;
             }
             Step::Delete(ordinal) => {
                 if let Some(entry) = entries.get(&ordinal) {
-                    pods::delete(api, &pods_resource, entry).await?;
+                    let done = pods::delete(api, &pods_resource, entry).await;
+                    tell(&about, "delete", &entry.key.name, &done).await;
+                    done?;
                 }
             }
         }
@@ -189,6 +211,32 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     })
     .await?;
     Ok(None)
+}
+
+/// Says what became of a pod, in the words of the StatefulSet controller.
+async fn tell<T>(about: &About<'_>, verb: &str, pod: &str, done: &Result<T, ApiError>) {
+    let what = format!(
+        "{verb} Pod {pod} in StatefulSet {}",
+        meta::name(about.object)
+    );
+    match (done, verb) {
+        (Ok(_), "create") => {
+            let message = format!("{what} successful");
+            about.normal("SuccessfulCreate", &message).await;
+        }
+        (Ok(_), _) => {
+            let message = format!("{what} successful");
+            about.normal("SuccessfulDelete", &message).await;
+        }
+        (Err(e), "create") => {
+            let message = format!("{what} failed error: {e}");
+            about.warning("FailedCreate", &message).await;
+        }
+        (Err(e), _) => {
+            let message = format!("{what} failed error: {e}");
+            about.warning("FailedDelete", &message).await;
+        }
+    }
 }
 
 /// Gives a pod its name, host name and labels.

@@ -17,6 +17,7 @@ mod lifecycle;
 mod objects;
 mod ownership;
 mod overload;
+mod owning;
 mod quotas;
 mod refusals;
 mod rights;

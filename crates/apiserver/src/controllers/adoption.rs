@@ -1,0 +1,118 @@
+//! What a controller takes over and lets go: objects that its selector matches and that nobody
+//! controls, and those it controls that the selector no longer matches.
+
+use super::pods;
+use crate::kinds::Resource;
+use crate::kinds::selector::LabelSelector;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Entry, Key};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The selector of a workload; one that is broken or empty matches nothing.
+fn selector(owner: &Value) -> LabelSelector {
+    match LabelSelector::from_json(meta::at(owner, &["spec", "selector"])) {
+        Ok(selector) if !selector.is_everything() => selector,
+        _ => LabelSelector::nothing(),
+    }
+}
+
+fn controlled(object: &Value) -> bool {
+    meta::owners(object).iter().any(|o| o.controller)
+}
+
+/// Brings the objects of the kind `of` that `owner` controls in line with its selector.
+pub(super) async fn claim(
+    api: &Api,
+    resource: &Resource,
+    owner: &Value,
+    of: &Arc<Resource>,
+) -> Result<(), ApiError> {
+    if meta::deleting(owner) {
+        return Ok(());
+    }
+    let (namespace, uid) = (meta::namespace(owner), meta::uid(owner));
+    let selector = selector(owner);
+    for entry in api.store().owned(&of.table, uid) {
+        if !selector.matches(&entry.index) {
+            let_go(api, of, &entry.key, uid).await?;
+        }
+    }
+    let free = api
+        .store()
+        .list(&of.table, Some(namespace), None, None, None, &|e| {
+            e.index.owners.is_empty() && selector.matches(&e.index)
+        })
+        .map(|page| page.items)
+        .unwrap_or_default();
+    for entry in free {
+        let reference = pods::controller_reference(resource, owner);
+        let done = api
+            .edit(of, None, &entry.key, |old| {
+                let taken = meta::deleting(old) || pods::ended(old) || controlled(old);
+                if taken || meta::uid(old) != &*entry.index.uid {
+                    return Ok(None);
+                }
+                let mut new = old.clone();
+                let metadata = meta::section(&mut new, "metadata");
+                let owners = metadata.entry("ownerReferences").or_insert(json!([]));
+                if let Some(list) = owners.as_array_mut() {
+                    list.push(reference.clone());
+                }
+                Ok(Some(new))
+            })
+            .await;
+        ignore_gone(done.map(drop))?;
+    }
+    Ok(())
+}
+
+async fn let_go(api: &Api, of: &Arc<Resource>, key: &Key, uid: &str) -> Result<(), ApiError> {
+    let done = api
+        .edit(of, None, key, |old| {
+            let mut new = old.clone();
+            let metadata = meta::section(&mut new, "metadata");
+            let Some(list) = metadata
+                .get_mut("ownerReferences")
+                .and_then(Value::as_array_mut)
+            else {
+                return Ok(None);
+            };
+            let controls = |o: &Value| {
+                meta::text(o, &["uid"]) == uid
+                    && o.get("controller").and_then(Value::as_bool) == Some(true)
+            };
+            let before = list.len();
+            list.retain(|o| !controls(o));
+            let changed = list.len() != before;
+            if list.is_empty() {
+                metadata.remove("ownerReferences");
+            }
+            Ok(changed.then_some(new))
+        })
+        .await;
+    ignore_gone(done.map(drop))
+}
+
+fn ignore_gone(done: Result<(), ApiError>) -> Result<(), ApiError> {
+    match done {
+        Err(e) if e.code == 404 => Ok(()),
+        other => other,
+    }
+}
+
+/// The workloads of the kind `plural` in group apps that would take an object over.
+pub(super) fn candidates(api: &Api, entry: &Entry, plural: &str) -> Vec<Key> {
+    if !entry.index.owners.is_empty() {
+        return Vec::new();
+    }
+    let Ok(resource) = api.builtin("apps", "v1", plural) else {
+        return Vec::new();
+    };
+    api.entries(&resource, Some(&entry.key.namespace))
+        .iter()
+        .filter(|owner| selector(&owner.value()).matches(&entry.index))
+        .map(|owner| owner.key.clone())
+        .collect()
+}

@@ -1,0 +1,180 @@
+//! Events of the workload controllers: what they did with an object, for `kubectl describe`.
+//!
+//! As upstream's recorder, one that happens again is counted in the event that is there, many that
+//! differ in their text only become one, and an object that never stops gets few.
+
+use super::deployment::hash;
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::Key;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Events of one object and reason that keep their own text.
+const APART: u32 = 10;
+/// Events of one object in a [`WINDOW`].
+const MOST: u32 = 25;
+/// After this time an object starts again.
+const WINDOW: Duration = Duration::from_secs(600);
+/// Objects that are remembered.
+const OBJECTS: usize = 4096;
+
+/// What an event is about, and who says it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About<'a> {
+    pub(super) api: &'a Api,
+    pub(super) resource: &'a Resource,
+    pub(super) object: &'a Value,
+    /// Such as `replicaset-controller`.
+    pub(super) component: &'a str,
+}
+
+#[derive(Debug)]
+struct Said {
+    since: Instant,
+    all: u32,
+    by_reason: FxHashMap<&'static str, u32>,
+}
+
+/// What was said of which object, by uid. Of all servers of this process: uids differ.
+static SAID: LazyLock<Mutex<FxHashMap<String, Said>>> = LazyLock::new(Mutex::default);
+
+/// Whether another event may be said, and whether it keeps its own text.
+fn allowed(uid: &str, reason: &'static str) -> Option<bool> {
+    let now = Instant::now();
+    let mut said = SAID.lock();
+    if said.len() >= OBJECTS {
+        said.retain(|_, s| now.duration_since(s.since) < WINDOW);
+        if said.len() >= OBJECTS {
+            return None;
+        }
+    }
+    let entry = said.entry(uid.to_owned()).or_insert_with(|| Said {
+        since: now,
+        all: 0,
+        by_reason: FxHashMap::default(),
+    });
+    if now.duration_since(entry.since) >= WINDOW {
+        (entry.since, entry.all) = (now, 0);
+        entry.by_reason.clear();
+    }
+    if entry.all >= MOST {
+        return None;
+    }
+    entry.all += 1;
+    let of_reason = entry.by_reason.entry(reason).or_insert(0);
+    *of_reason += 1;
+    Some(*of_reason <= APART)
+}
+
+impl About<'_> {
+    /// Says that something was done.
+    pub(super) async fn normal(&self, reason: &'static str, message: &str) {
+        self.say("Normal", reason, message).await;
+    }
+
+    /// Says that something went wrong.
+    pub(super) async fn warning(&self, reason: &'static str, message: &str) {
+        self.say("Warning", reason, message).await;
+    }
+
+    async fn say(&self, kind: &str, reason: &'static str, message: &str) {
+        let Some(apart) = allowed(meta::uid(self.object), reason) else {
+            return;
+        };
+        let combined;
+        let message = if apart {
+            message
+        } else {
+            combined = format!("(combined from similar events): {message}");
+            &combined
+        };
+        if let Err(error) = self.write(kind, reason, message, apart).await {
+            // A namespace that ends takes no events.
+            tracing::debug!(reason, message, %error, "an event was not written");
+        }
+    }
+
+    async fn write(
+        &self,
+        kind: &str,
+        reason: &str,
+        message: &str,
+        apart: bool,
+    ) -> Result<(), ApiError> {
+        let Self {
+            api,
+            resource,
+            object,
+            component,
+        } = *self;
+        let events = api.builtin("", "v1", "events")?;
+        let namespace = match meta::namespace(object) {
+            "" => "default",
+            namespace => namespace,
+        };
+        let text = if apart { message } else { "" };
+        let same = hash(&json!([meta::uid(object), kind, reason, text]));
+        let name = format!("{}.{same}", meta::name(object));
+        let now = meta::time(api.clock().now());
+        let key = Key::new(namespace, name.as_str());
+        let again = api
+            .edit(&events, None, &key, |old| {
+                let mut new = old.clone();
+                let count = old.get("count").and_then(Value::as_i64).unwrap_or(1);
+                new["count"] = count.saturating_add(1).into();
+                new["lastTimestamp"] = now.as_str().into();
+                new["message"] = message.into();
+                Ok(Some(new))
+            })
+            .await;
+        match again {
+            Err(e) if e.code == 404 => {}
+            done => return done.map(drop),
+        }
+        let event = json!({
+            "metadata": { "name": name },
+            "involvedObject": {
+                "apiVersion": resource.api_version(),
+                "kind": &*resource.kind,
+                "namespace": meta::namespace(object),
+                "name": meta::name(object),
+                "uid": meta::uid(object),
+                "resourceVersion": meta::resource_version(object),
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "source": { "component": component },
+            "reportingComponent": component,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        });
+        super::pods::create(api, &events, namespace, event)
+            .await
+            .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_never_stops_gets_few_events() {
+        let uid = "recorder-test";
+        let said: Vec<_> = (0..40).filter_map(|_| allowed(uid, "A")).collect();
+        assert_eq!(said.len(), MOST as usize);
+        assert_eq!(said.iter().filter(|apart| **apart).count(), APART as usize);
+        assert_eq!(allowed(uid, "B"), None);
+        assert_eq!(allowed("recorder-other", "B"), Some(true));
+        tokio::time::advance(WINDOW).await;
+        assert_eq!(allowed(uid, "A"), Some(true));
+    }
+}

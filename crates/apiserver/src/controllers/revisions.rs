@@ -1,0 +1,84 @@
+//! ControllerRevisions of StatefulSets and DaemonSets: the templates they had, for
+//! `kubectl rollout history` and `undo`.
+
+use super::pods;
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use serde_json::{Value, json};
+
+/// Label of a revision with the hash of its template.
+const HASH_LABEL: &str = "controller-revision-hash";
+
+fn number(revision: &Value) -> i64 {
+    revision
+        .get("revision")
+        .and_then(Value::as_i64)
+        .unwrap_or(0)
+}
+
+/// Records that `owner` now has `template`, whose hash is `hash`. Drops the oldest revisions beyond
+/// the history limit, but for those that `used` says some pod still has.
+pub(super) async fn record(
+    api: &Api,
+    resource: &Resource,
+    owner: &Value,
+    template: &Value,
+    hash: &str,
+    used: impl Fn(&str) -> bool,
+) -> Result<(), ApiError> {
+    let revisions = api.builtin("apps", "v1", "controllerrevisions")?;
+    let namespace = meta::namespace(owner);
+    let mut known = pods::owned(api, &revisions, namespace, meta::uid(owner));
+    let newest = known.iter().map(|(_, r)| number(r)).max().unwrap_or(0);
+    let name = format!("{}-{hash}", meta::name(owner));
+    match known.iter().find(|(e, _)| *e.key.name == *name) {
+        Some((_, revision)) if number(revision) == newest => {}
+        Some((entry, _)) => {
+            api.edit(&revisions, None, &entry.key, |old| {
+                let mut new = old.clone();
+                new["revision"] = newest.saturating_add(1).into();
+                Ok(Some(new))
+            })
+            .await?;
+        }
+        None => {
+            let mut labels = meta::at(template, &["metadata", "labels"])
+                .cloned()
+                .unwrap_or_else(|| json!({}));
+            meta::as_object(&mut labels).insert(HASH_LABEL.to_owned(), hash.into());
+            let mut data = template.clone();
+            meta::as_object(&mut data).insert("$patch".to_owned(), "replace".into());
+            let revision = json!({
+                "apiVersion": "apps/v1",
+                "kind": "ControllerRevision",
+                "metadata": {
+                    "name": name,
+                    "labels": labels,
+                    "ownerReferences": [pods::controller_reference(resource, owner)],
+                },
+                "data": { "spec": { "template": data } },
+                "revision": newest.saturating_add(1),
+            });
+            match pods::create(api, &revisions, namespace, revision).await {
+                // Of an owner of that name that is gone, or goes soon: the next look finds it so.
+                Err(e) if e.code != 409 => return Err(e),
+                _ => {}
+            }
+        }
+    }
+    let limit = meta::at(owner, &["spec", "revisionHistoryLimit"])
+        .and_then(Value::as_u64)
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(10);
+    known.retain(|(entry, revision)| {
+        let of = meta::text(revision, &["metadata", "labels", HASH_LABEL]);
+        *entry.key.name != *name && !used(of)
+    });
+    known.sort_by_key(|(_, revision)| number(revision));
+    let surplus = known.len().saturating_sub(limit);
+    for (entry, _) in &known[..surplus] {
+        pods::delete(api, &revisions, entry).await?;
+    }
+    Ok(())
+}
