@@ -127,6 +127,10 @@ fn tidy() -> Result<()> {
         let shown = path.strip_prefix(&root).unwrap_or(path);
         faults.extend(source_faults(shown, &text));
     }
+    let differences = root.join("docs/compat.md");
+    let text = std::fs::read_to_string(&differences)
+        .with_context(|| format!("cannot read {}", differences.display()))?;
+    faults.extend(rows_without_end(&text));
     for fault in &faults {
         complain(fault);
     }
@@ -135,6 +139,20 @@ fn tidy() -> Result<()> {
     } else {
         bail!("{} faults", faults.len())
     }
+}
+
+/// Rows of the differences from upstream whose last column, the reason, is empty.
+fn rows_without_end(text: &str) -> Vec<String> {
+    let empty = |line: &str| {
+        let row = line.strip_prefix('|').and_then(|l| l.strip_suffix('|'));
+        row.and_then(|row| row.rsplit('|').next())
+            .is_some_and(|last| last.trim().is_empty())
+    };
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| empty(line.trim_end()))
+        .map(|(at, _)| format!("docs/compat.md:{}: a row without its reason", at + 1))
+        .collect()
 }
 
 #[allow(clippy::print_stderr, reason = "this is a command-line tool")]
@@ -355,5 +373,17 @@ mod tests {
         );
         let tested = format!("fn a() {{}}\n#[cfg(test)]\nmod tests {{\n{long}}}\n");
         assert!(source_faults(Path::new("crates/api/src/a.rs"), &tested).is_empty());
+    }
+
+    #[test]
+    fn every_difference_has_a_reason() {
+        let text = "| a | b | why |\n|---|---|---|\n| a | b | |\ntext |\n| a | b |  |\n";
+        assert_eq!(
+            rows_without_end(text),
+            [
+                "docs/compat.md:3: a row without its reason",
+                "docs/compat.md:5: a row without its reason"
+            ]
+        );
     }
 }

@@ -36,6 +36,8 @@ struct Position {
     after: Option<Key>,
     limit: Option<usize>,
     continued: bool,
+    /// What the page before said of how much was left.
+    left: Option<u64>,
 }
 
 /// `resourceVersion` of a query: `None` when absent, an error when it is not a number.
@@ -105,12 +107,13 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let (at, after) = decode_token(token)?;
+        let Token { at, after, left } = Token::decode(token)?;
         return Ok(Position {
             at,
             after: Some(after),
             limit,
             continued: true,
+            left,
         });
     }
     if let Some(v) = rv
@@ -128,42 +131,62 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
         after: None,
         limit,
         continued: false,
+        left: None,
     })
 }
 
-/// The token of the page after `after`; `revision` `None` asks for whatever is newest then.
-fn encode_token(revision: Option<Revision>, after: &Key) -> String {
-    let rv = revision.and_then(|r| i64::try_from(r).ok()).unwrap_or(-1);
-    let token =
-        json!({ "v": "meta.k8s.io/v1", "rv": rv, "start": [&*after.namespace, &*after.name] });
-    URL_SAFE_NO_PAD.encode(token.to_string())
+/// Where a list goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Token {
+    /// `None` asks for whatever is newest then.
+    at: Option<Revision>,
+    after: Key,
+    /// Entries after `after`, as counted for the first page.
+    left: Option<u64>,
 }
 
-fn decode_token(token: &str) -> Result<(Option<Revision>, Key), ApiError> {
-    let bad = || {
-        ApiError::bad_request("continue key is not valid: the token was not made by this server")
-    };
-    let bytes = URL_SAFE_NO_PAD
-        .decode(token.trim_end_matches('='))
-        .map_err(|_| bad())?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|_| bad())?;
-    let rv = value.get("rv").and_then(Value::as_i64).ok_or_else(bad)?;
-    let start = value
-        .get("start")
-        .and_then(Value::as_array)
-        .ok_or_else(bad)?;
-    let [Value::String(namespace), Value::String(name)] = start.as_slice() else {
-        return Err(bad());
-    };
-    Ok((
-        Revision::try_from(rv).ok(),
-        Key::new(namespace.as_str(), name.as_str()),
-    ))
+impl Token {
+    fn encode(&self) -> String {
+        let rv = self.at.and_then(|r| i64::try_from(r).ok()).unwrap_or(-1);
+        let start = [&*self.after.namespace, &*self.after.name];
+        let mut token = json!({ "v": "meta.k8s.io/v1", "rv": rv, "start": start });
+        if let Some(left) = self.left {
+            token["left"] = left.into();
+        }
+        URL_SAFE_NO_PAD.encode(token.to_string())
+    }
+
+    fn decode(token: &str) -> Result<Self, ApiError> {
+        let bad = || {
+            ApiError::bad_request(
+                "continue key is not valid: the token was not made by this server",
+            )
+        };
+        let bytes = URL_SAFE_NO_PAD
+            .decode(token.trim_end_matches('='))
+            .map_err(|_| bad())?;
+        let value: Value = serde_json::from_slice(&bytes).map_err(|_| bad())?;
+        let rv = value.get("rv").and_then(Value::as_i64).ok_or_else(bad)?;
+        let start = value
+            .get("start")
+            .and_then(Value::as_array)
+            .ok_or_else(bad)?;
+        let [Value::String(namespace), Value::String(name)] = start.as_slice() else {
+            return Err(bad());
+        };
+        Ok(Self {
+            at: Revision::try_from(rv).ok(),
+            after: Key::new(namespace.as_str(), name.as_str()),
+            left: value.get("left").and_then(Value::as_u64),
+        })
+    }
 }
 
 /// What a list read found.
 struct Found {
     page: Page,
+    /// Entries after the page.
+    left: Option<u64>,
     token: Option<String>,
 }
 
@@ -231,11 +254,11 @@ impl Api {
             encoding: negotiated.encoding,
             pretty: query.pretty(),
         };
-        let Found { page, token } = found;
+        let Found { page, left, token } = found;
         let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
         if let Some(token) = &token {
             metadata["continue"] = token.as_str().into();
-            if let Some(n) = page.remaining.filter(|_| selection.everything) {
+            if let Some(n) = left.filter(|_| selection.everything) {
                 metadata["remainingItemCount"] = n.into();
             }
         }
@@ -303,7 +326,11 @@ impl Api {
                 next: None,
                 remaining: None,
             };
-            return Ok(Found { page, token: None });
+            return Ok(Found {
+                page,
+                left: None,
+                token: None,
+            });
         }
         let page = self.store().list(
             &resource.table,
@@ -314,11 +341,18 @@ impl Api {
             &|e| selection.matches(e),
         )?;
         let inconsistent = position.continued && position.at.is_none();
-        let token = page
-            .next
-            .as_ref()
-            .map(|next| encode_token(Some(page.revision).filter(|_| !inconsistent), next));
-        Ok(Found { page, token })
+        let here = page.items.len() as u64;
+        let left = position.left.map(|left| left.saturating_sub(here));
+        let left = page.remaining.or(left);
+        let token = page.next.as_ref().map(|next| {
+            let token = Token {
+                at: Some(page.revision).filter(|_| !inconsistent),
+                after: next.clone(),
+                left,
+            };
+            token.encode()
+        });
+        Ok(Found { page, left, token })
     }
 
     /// The entries of a collection as they are now.
@@ -349,7 +383,12 @@ impl Api {
 fn expired_continue(position: &Position) -> Response {
     let mut status = ApiError::expired(CONTINUE_EXPIRED).to_value();
     if let Some(after) = &position.after {
-        status["metadata"] = json!({ "continue": encode_token(None, after) });
+        let token = Token {
+            at: None,
+            after: after.clone(),
+            left: position.left,
+        };
+        status["metadata"] = json!({ "continue": token.encode() });
     }
     respond::value(410, &status, Style::default())
 }
@@ -486,17 +525,13 @@ mod tests {
 
     #[test]
     fn tokens_round_trip_and_foreign_ones_are_refused() {
-        let key = Key::new("ns", "a/b");
-        assert_eq!(
-            decode_token(&encode_token(Some(7), &key)).unwrap(),
-            (Some(7), key.clone())
-        );
-        assert_eq!(
-            decode_token(&encode_token(None, &key)).unwrap(),
-            (None, key)
-        );
+        for (at, left) in [(Some(7), None), (None, Some(3))] {
+            let after = Key::new("ns", "a/b");
+            let token = Token { at, after, left };
+            assert_eq!(Token::decode(&token.encode()).unwrap(), token);
+        }
         for bad in ["", "x", "e30", "bm90IGpzb24"] {
-            assert_eq!(decode_token(bad).unwrap_err().code, 400, "{bad}");
+            assert_eq!(Token::decode(bad).unwrap_err().code, 400, "{bad}");
         }
     }
 

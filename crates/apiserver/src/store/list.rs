@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
                         items: self.items,
                         revision: at,
                         next: Some(next),
-                        remaining: Some(remaining),
+                        remaining,
                     });
                 }
             }
@@ -153,15 +153,16 @@ impl<'a> Reader<'a> {
                     .is_some_and(|limit| self.items.len() >= limit)
                 {
                     let namespace = self.query.namespace;
-                    let remaining = merged
+                    let mut rest = merged
                         .take_while(|(key, _)| namespace.is_none_or(|n| n == &*key.namespace))
-                        .filter(|(_, entry)| entry.is_some())
-                        .count() as u64;
-                    return if remaining == 0 {
-                        Step::End
-                    } else {
-                        Step::Full(key.clone(), remaining)
-                    };
+                        .filter(|(_, entry)| entry.is_some());
+                    if rest.next().is_none() {
+                        return Step::End;
+                    }
+                    // To count is to walk over all of them: once for a list, not once a page.
+                    let first = self.query.after.is_none();
+                    let remaining = first.then(|| 1 + rest.count() as u64);
+                    return Step::Full(key.clone(), remaining);
                 }
             }
         }
@@ -175,7 +176,7 @@ impl<'a> Reader<'a> {
 enum Step {
     More,
     End,
-    Full(Key, u64),
+    Full(Key, Option<u64>),
 }
 
 /// The union of two ordered maps by key; the undo map wins.

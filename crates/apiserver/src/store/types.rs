@@ -205,6 +205,7 @@ pub struct Page {
     pub revision: Revision,
     /// Where to go on: pass it as `after`. `None` on the last page.
     pub next: Option<Key>,
-    /// How many entries follow this page, *not counting the filter*. `None` on the last page.
+    /// How many entries follow this page, *not counting the filter*. `None` on the last page and on
+    /// all but the first: who goes on knows what was left.
     pub remaining: Option<u64>,
 }

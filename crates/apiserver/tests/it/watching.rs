@@ -33,6 +33,10 @@ async fn pages_of_one_list_are_one_snapshot() {
     let mut names: Vec<String> = Vec::new();
     let mut page = first.clone();
     loop {
+        // As it was at the list's revision, on every page but the last.
+        let left = (7 - names.len()).saturating_sub(3);
+        let said = page["metadata"]["remainingItemCount"].as_u64();
+        assert_eq!(said.unwrap_or(0), left as u64);
         assert_eq!(
             page["metadata"]["resourceVersion"],
             first["metadata"]["resourceVersion"]
