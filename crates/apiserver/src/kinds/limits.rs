@@ -4,6 +4,7 @@
 use super::meta;
 use super::quota::{list, total};
 use super::resource::Resource;
+use super::status::FieldError;
 use koord_api::quantity::{Quantity, ResourceList};
 use serde_json::{Map, Value, json};
 
@@ -200,6 +201,86 @@ fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: 
     }
 }
 
+/// Bounds that contradict each other.
+pub(super) fn validate(range: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
+    for (i, item) in items(range).enumerate() {
+        let path = format!("spec.limits[{i}]");
+        let kind = kind(item);
+        if kind.is_empty() {
+            errors.push(FieldError::required(format!("{path}.type"), ""));
+        } else if seen.contains(&kind) {
+            errors.push(FieldError::duplicate(format!("{path}.type"), kind));
+        }
+        seen.push(kind);
+        for key in ["default", "defaultRequest"] {
+            if kind == "Pod" && item.get(key).is_some_and(|v| !v.is_null()) {
+                let why = "may not be specified when `type` is 'Pod'";
+                errors.push(FieldError::forbidden(format!("{path}.{key}"), why));
+            }
+        }
+        let [least, most, default, request, ratio] = [
+            "min",
+            "max",
+            "default",
+            "defaultRequest",
+            "maxLimitRequestRatio",
+        ]
+        .map(|key| list(item.get(key)));
+        if kind == "PersistentVolumeClaim"
+            && !least.contains_key("storage")
+            && !most.contains_key("storage")
+        {
+            errors.push(FieldError::required(
+                format!("{path}.limits"),
+                "either minimum or maximum storage value is required, but neither was provided",
+            ));
+        }
+        // Each pair in the order of upstream: `a` may not be above `b`.
+        let mut order =
+            |field: &str, shown: &str, (what_a, a): Named<'_>, (what_b, b): Named<'_>| {
+                for (name, a) in a {
+                    if let Some(b) = b.get(name).filter(|b| a > *b) {
+                        let value = if shown == "a" { a } else { b };
+                        errors.push(FieldError::invalid(
+                            format!("{path}.{field}[{name}]"),
+                            value.to_string(),
+                            format!("{what_a} value {a} is greater than {what_b} value {b}"),
+                        ));
+                    }
+                }
+            };
+        let (min, max) = (("min", &least), ("max", &most));
+        let (limit, asked) = (("default limit", &default), ("default request", &request));
+        order("min", "a", min, max);
+        order("defaultRequest", "b", min, asked);
+        order("defaultRequest", "a", asked, max);
+        order("defaultRequest", "a", asked, limit);
+        order("default", "a", min, ("default", &default));
+        order("default", "b", ("default", &default), max);
+        for (name, ratio) in &ratio {
+            let at = format!("{path}.maxLimitRequestRatio[{name}]");
+            if *ratio < Quantity::from_value(1) {
+                let why = format!("ratio {ratio} is less than 1");
+                errors.push(FieldError::invalid(at, ratio.to_string(), why));
+                continue;
+            }
+            let bounds = least.get(name).filter(|q| !q.is_zero()).zip(most.get(name));
+            if let Some(widest) = bounds.map(|(min, max)| max.to_f64() / min.to_f64())
+                && ratio.to_f64() > widest
+            {
+                let why = format!("ratio {ratio} is greater than max/min = {widest:.6}");
+                errors.push(FieldError::invalid(at, ratio.to_string(), why));
+            }
+        }
+    }
+    errors
+}
+
+/// What a list of amounts is called.
+type Named<'a> = (&'a str, &'a ResourceList);
+
 /// API defaulting: the limits and requests that follow from bounds.
 pub(super) fn default_range(range: &mut Map<String, Value>) {
     let items = range
@@ -300,5 +381,40 @@ mod tests {
         let fits = json!({"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "1Gi"}});
         let fits = json!({"spec": {"containers": [{"name": "c", "resources": fits}]}});
         assert_eq!(check(&range, &pods(), &fits), Ok(()));
+    }
+
+    #[test]
+    fn bounds_that_contradict_each_other_are_refused() {
+        let range = json!({"spec": {"limits": [
+            {"type": "Container", "max": {"cpu": "500m"}, "min": {"cpu": "1"},
+                "default": {"cpu": "2"}, "defaultRequest": {"cpu": "3"},
+                "maxLimitRequestRatio": {"cpu": "500m"}},
+            {"type": "Pod", "default": {"cpu": "2"}},
+            {"type": "Container"},
+            {"type": "PersistentVolumeClaim"}]}});
+        let said: Vec<String> = validate(&range).iter().map(ToString::to_string).collect();
+        // As kube-apiserver 1.35 says it.
+        assert_eq!(
+            said,
+            [
+                "spec.limits[0].min[cpu]: Invalid value: \"1\": min value 1 is greater than max value \
+                 500m",
+                "spec.limits[0].defaultRequest[cpu]: Invalid value: \"3\": default request value 3 is \
+                 greater than max value 500m",
+                "spec.limits[0].defaultRequest[cpu]: Invalid value: \"3\": default request value 3 is \
+                 greater than default limit value 2",
+                "spec.limits[0].default[cpu]: Invalid value: \"500m\": default value 2 is greater than \
+                 max value 500m",
+                "spec.limits[0].maxLimitRequestRatio[cpu]: Invalid value: \"500m\": ratio 500m is less \
+                 than 1",
+                "spec.limits[1].default: Forbidden: may not be specified when `type` is 'Pod'",
+                "spec.limits[2].type: Duplicate value: \"Container\"",
+                "spec.limits[3].limits: Required value: either minimum or maximum storage value is \
+                 required, but neither was provided"
+            ]
+        );
+        let sound = json!({"spec": {"limits": [{"type": "Container", "min": {"cpu": "1"},
+            "max": {"cpu": "4"}, "maxLimitRequestRatio": {"cpu": "4"}}]}});
+        assert_eq!(validate(&sound).len(), 0);
     }
 }

@@ -379,7 +379,18 @@ async fn creates_in_protobuf_and_explains() {
         &k.ok(&["create", "job", "j", "--image=busybox:1"]).await,
         &["job.batch/j created"],
     );
-    has(&k.ok(&["events"]).await, &["No events found"]);
+    // The controllers write when they get to it.
+    let mut events = String::new();
+    for _ in 0..100 {
+        events = k.ok(&["events"]).await;
+        if events.contains("ScalingReplicaSet") && events.contains("SuccessfulCreate") {
+            break;
+        }
+    }
+    has(
+        &events,
+        &["ScalingReplicaSet", "Deployment/web", "Created pod: "],
+    );
     has(
         &k.ok(&["cluster-info"]).await,
         &["Kubernetes control plane", "is running at"],

@@ -42,7 +42,7 @@ fn stuck() -> Request<Body> {
 async fn too_many_writes_are_told_to_come_again() {
     let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
     let mut config = Config::memory(clock);
-    config.controllers = false;
+    config.controllers = koord_app::flags::Selection::none();
     config.limits.max_mutating_requests_inflight = 2;
     let cluster = Arc::new(Cluster {
         server: ApiServer::open(config).await.unwrap(),

@@ -73,6 +73,7 @@ fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &m
         ("", "services") => kinds::service(object, errors),
         ("" | "events.k8s.io", "events") => kinds::event(object, errors),
         ("", "resourcequotas") => kinds::resource_quota(object, errors),
+        ("", "limitranges") => errors.extend(crate::kinds::limits::validate(object)),
         (rbac::GROUP, "roles") => rbac::role(object, true, errors),
         (rbac::GROUP, "clusterroles") => rbac::role(object, false, errors),
         (rbac::GROUP, "rolebindings") => rbac::binding(object, old, true, errors),
