@@ -6,6 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod binaries;
 mod crash;
 mod demo;
 mod harness;
