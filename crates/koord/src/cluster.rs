@@ -52,6 +52,8 @@ pub struct Options {
     pub slo_config: Value,
     /// How often koordlet reports, when not as the NodeMetric says.
     pub report_interval: Option<Duration>,
+    /// What clients can take of the API server.
+    pub limits: koord_apiserver::Limits,
 }
 
 /// A running cluster.
@@ -134,6 +136,7 @@ impl Cluster {
         };
         let mut config = Config::new(storage, context.clock.clone());
         config.bind = options.listen;
+        config.limits = options.limits.clone();
         config.controllers = options.controllers.clone();
         let logs = Arc::new(NodeLogs {
             logs: node_logs.clone(),

@@ -32,6 +32,13 @@ pub struct Args {
     /// kube-controller-manager.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
     pub controllers: Selection,
+    /// Reading requests that the API server takes at once, watches aside; 0: any number. More are
+    /// told to come again.
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    pub max_requests_inflight: usize,
+    /// Changing requests that the API server takes at once; 0: any number.
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    pub max_mutating_requests_inflight: usize,
     /// Log warnings only.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -96,6 +103,11 @@ async fn run(args: &Args) -> Result<()> {
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
+        limits: koord_apiserver::Limits {
+            max_requests_inflight: args.max_requests_inflight,
+            max_mutating_requests_inflight: args.max_mutating_requests_inflight,
+            ..koord_apiserver::Limits::default()
+        },
     });
     let mut cluster = tokio::select! {
         cluster = start => cluster?,

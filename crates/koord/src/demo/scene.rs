@@ -94,6 +94,7 @@ impl Scene {
             simulated_nodes: 0,
             slo_config: cluster::quick_config(),
             report_interval: Some(cluster::QUICK_REPORT),
+            limits: koord_apiserver::Limits::default(),
         })
         .await?;
         if let Some(other) = cluster.beside() {
