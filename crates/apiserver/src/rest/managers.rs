@@ -36,15 +36,16 @@ impl Api {
         patch::track(resource, old, new, writer);
     }
 
-    /// Records a creation. What controllers of this process make, and Events and Leases, have no
-    /// record until somebody applies: nobody asks for theirs, and there are very many.
+    /// Records a creation. What controllers of this process make, and pods, Events and Leases, have
+    /// no record until somebody applies: nobody asks for theirs, and there are very many.
     pub(super) fn track_created(
         &self,
         resource: &Resource,
         object: &mut Value,
         options: &WriteOptions,
     ) {
-        let countless = matches!(&*resource.plural, "events" | "leases") && !resource.is_custom();
+        let countless =
+            matches!(&*resource.plural, "pods" | "events" | "leases") && !resource.is_custom();
         if options.user.is_some() && !countless {
             self.track(resource, None, object, None, options);
         } else {
