@@ -264,10 +264,10 @@ impl Agent {
         ticked
     }
 
-    /// Whether a strategy asks for the fast lane.
+    /// How many steps of the fast lane are to be taken in one; `None` while no strategy asks for it.
     #[must_use]
-    pub fn wants_fast(&self) -> bool {
-        self.measure.fast
+    pub fn fast_pace(&self) -> Option<u32> {
+        self.measure.fast_pace()
     }
 
     /// A step of the fast lane, between two ticks: measures, decides nothing.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Why the agent stopped or never began.
@@ -371,6 +371,13 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
     }
 }
 
+/// Steps of the fast lane; those that come too late are left out.
+fn paced(period: Duration) -> Interval {
+    let mut steps = interval(period);
+    steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    steps
+}
+
 /// The loop and what it needs around the agent.
 struct Loop {
     agent: Agent,
@@ -393,11 +400,16 @@ impl Loop {
         let origin = Instant::now();
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut fast = interval(self.fast_interval);
-        fast.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut fast = paced(self.fast_interval);
+        let mut known_pace = 1;
         let mut flushed = origin;
         let mut shown = None;
         loop {
+            let pace = self.agent.fast_pace();
+            if let Some(pace) = pace.filter(|pace| *pace != known_pace) {
+                fast = paced(self.fast_interval * pace);
+                known_pace = pace;
+            }
             tokio::select! {
                 biased;
                 () = self.ctx.shutdown.cancelled() => {
@@ -427,7 +439,7 @@ impl Loop {
                         Outcome::Failed => self.agent.refused(&eviction, None, now),
                     }
                 }
-                _ = fast.tick(), if self.agent.wants_fast() => {
+                _ = fast.tick(), if pace.is_some() => {
                     let now = self.now(origin);
                     self.agent.tick_fast(now);
                 }

@@ -400,6 +400,11 @@ impl Measure {
         }
     }
 
+    /// How many steps of the fast lane are one now; `None` while nobody asks for it.
+    pub(crate) fn fast_pace(&self) -> Option<u32> {
+        self.fast.then(|| self.pressure.pace())
+    }
+
     /// A step of the fast lane.
     pub(crate) fn collect_fast(&mut self, now: Now) {
         self.pressure.sample_fast(now.steady_ns, &mut self.scratch);

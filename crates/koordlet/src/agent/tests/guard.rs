@@ -103,7 +103,7 @@ fn guarded() -> Rig {
 #[test]
 fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     let mut rig = guarded();
-    assert!(rig.agent.wants_fast(), "batch work runs");
+    assert_eq!(rig.agent.fast_pace(), Some(1), "batch work runs");
     let took = rig.until(Cure::Idle, |rig| rig.is_idle() && rig.said("Helped") == 1);
     assert!(took < 20, "{took}");
     assert_eq!((rig.quota(), rig.class_cpus().as_str()), (-1, "0-3"));
@@ -273,7 +273,7 @@ fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
     rig.calm(2);
     assert_eq!((rig.quota(), rig.is_idle()), (150_000, false));
-    assert!(!rig.agent.wants_fast());
+    assert_eq!(rig.agent.fast_pace(), None);
     assert!(rig.agent.guard.is_none(), "nothing is shown of what rests");
     rig.node(json!({}));
     rig.calm(30);
@@ -281,7 +281,7 @@ fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
     rig.calm(2);
     assert_eq!(rig.quota(), -1);
-    assert!(!rig.agent.wants_fast());
+    assert_eq!(rig.agent.fast_pace(), None);
 }
 
 /// A service without pressure files is judged by the delay of its threads, and one that its own limit

@@ -13,9 +13,11 @@
 //! every ten seconds and when a pod is new. What never lives that long is not seen.
 //!
 //! *Cost of the fast lane.* So many files are read per step on average ([`Limits::files_per_step`]): on a
-//! node with more services only every second, third, … step reads, at most every fifth. A peak is then
-//! the largest share of so many steps together, and shorter waits are flattened by as much. A baseline
-//! is learned at the same pace.
+//! node with more services the steps are two, three, … times as long, at most five times
+//! ([`Pressure::pace`]). A peak is then the largest share of so long a step, and shorter waits are
+//! flattened by as much. A baseline is learned at the same pace. What the fast lane read is not read
+//! again at the end of the second, and on such a node stalls for memory and for IO take turns, each as a
+//! share of two seconds.
 
 mod threads;
 
@@ -35,7 +37,8 @@ pub struct Limits {
     pub open_files: usize,
     /// A pod's list of threads is read again after this long, in milliseconds.
     pub refresh_ms: u64,
-    /// Pods read per step of the fast lane, on average; more where every fifth step is too rare for that.
+    /// Pods read per step of the fast lane, on average; more where steps five times as long do not
+    /// suffice for that.
     pub files_per_step: usize,
 }
 
@@ -50,8 +53,8 @@ impl Default for Limits {
     }
 }
 
-/// The slowest pace of the fast lane, in steps: two peaks in each second at ten steps per second.
-const SLOWEST: usize = 5;
+/// The slowest pace of the fast lane, in steps: two shares in each second at ten steps per second.
+const SLOWEST: u32 = 5;
 
 /// What was done since the start, for tests and benchmarks: each is one to four system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,8 +75,8 @@ pub struct Pressure {
     pods: Vec<Pod>,
     at: FxHashMap<u64, usize>,
     last_ns: Option<u64>,
-    /// Steps of the fast lane since the one that read.
-    rested: usize,
+    /// Samples taken.
+    samples: usize,
     work: Work,
 }
 
@@ -104,6 +107,8 @@ struct Pod {
     others: [Stall; OTHERS.len()],
     /// The same between two samples of the fast lane.
     stalled_fast: Rate,
+    /// What it read since the sample before: the time in microseconds and the total.
+    newest_fast: Option<(u64, u64)>,
     /// The largest share of the fast lane since the sample before, and of the interval before it.
     peak: Option<f64>,
     newest_peak: Option<f64>,
@@ -119,7 +124,7 @@ impl Pressure {
             pods: Vec::new(),
             at: FxHashMap::default(),
             last_ns: None,
-            rested: 0,
+            samples: 0,
             work: Work::default(),
         }
     }
@@ -148,10 +153,13 @@ impl Pressure {
             .map_or(SECOND, |last| now_ns.saturating_sub(last).min(SECOND));
         self.last_ns = Some(now_ns);
         self.refresh(now_ms);
+        // Whose turn it is of the other stalls; all of them where there are few pods.
+        let turn = (self.pace() > 1).then_some(self.samples % OTHERS.len());
+        self.samples = self.samples.wrapping_add(1);
         for pod in &mut self.pods {
             pod.newest = pod.stalled(now_ns, scratch, &mut self.work);
             pod.newest_peak = pod.peak.take();
-            pod.sample_others(now_ns, scratch, &mut self.work);
+            pod.sample_others(turn, now_ns, scratch, &mut self.work);
         }
         // A second's worth per second, however often samples are taken.
         let budget = u64::from(self.limits.threads_per_second);
@@ -178,23 +186,26 @@ impl Pressure {
         }
     }
 
-    /// A step of the fast lane: reads PSI of the pods that have it, and nothing else, or rests when
-    /// there are too many to do so each time. Short waits that a second's average hides show as its
-    /// peak.
+    /// How many steps of the fast lane are to be taken in one: a wake-up begins with cold caches, so that
+    /// many files at once cost less than a few in each step.
+    #[must_use]
+    pub fn pace(&self) -> u32 {
+        let files = self.pods.iter().filter(|pod| pod.psi.is_some()).count();
+        let pace = files.div_ceil(self.limits.files_per_step.max(1));
+        u32::try_from(pace).map_or(SLOWEST, |pace| pace.clamp(1, SLOWEST))
+    }
+
+    /// The fast lane: reads PSI of the pods that have it, and nothing else. Short waits that a
+    /// second's average hides show as its peak.
     pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
-        let read = self.pods.iter().filter(|pod| pod.psi.is_some()).count();
-        let pace = read.div_ceil(self.limits.files_per_step.max(1));
-        self.rested += 1;
-        if self.rested < pace.min(SLOWEST) {
-            return;
-        }
-        self.rested = 0;
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
             self.work.reads += 1;
-            if let Ok(Some(total_us)) = file.read(scratch)
-                && let Some(share) = pod.stalled_fast.update(now_ns / 1000, total_us)
-            {
+            let Ok(Some(total_us)) = file.read(scratch) else {
+                continue;
+            };
+            pod.newest_fast = Some((now_ns / 1000, total_us));
+            if let Some(share) = pod.stalled_fast.update(now_ns / 1000, total_us) {
                 let share = share.clamp(0.0, 1.0);
                 pod.peak = Some(pod.peak.map_or(share, |peak| peak.max(share)));
             }
@@ -298,14 +309,25 @@ impl Pod {
             newest: None,
             others: Default::default(),
             stalled_fast: Rate::default(),
+            newest_fast: None,
             peak: None,
             newest_peak: None,
         }
     }
 
-    /// The shares of the other stalls; a file that is gone comes back with the CPU's.
-    fn sample_others(&mut self, now_ns: u64, scratch: &mut Scratch, work: &mut Work) {
-        for stall in &mut self.others {
+    /// The shares of the other stalls, or of the one whose turn it is; a file that is gone comes back
+    /// with the CPU's.
+    fn sample_others(
+        &mut self,
+        turn: Option<usize>,
+        now_ns: u64,
+        scratch: &mut Scratch,
+        work: &mut Work,
+    ) {
+        for (n, stall) in self.others.iter_mut().enumerate() {
+            if self.psi.is_some() && turn.is_some_and(|turn| turn != n) {
+                continue;
+            }
             let Some(file) = stall.file.as_ref().filter(|_| self.psi.is_some()) else {
                 *stall = Stall::default();
                 continue;
@@ -326,19 +348,19 @@ impl Pod {
         work: &mut Work,
     ) -> Option<(f64, Signal)> {
         let file = self.psi.as_ref()?;
-        work.reads += 1;
-        match file.read(scratch) {
-            Ok(Some(total_us)) => {
-                let rate = self.stalled.update(now_ns / 1000, total_us)?;
-                Some((rate.clamp(0.0, 1.0), Signal::CpuStall))
-            }
+        let newest = self.newest_fast.take().or_else(|| {
+            work.reads += 1;
+            let total_us = file.read(scratch).ok().flatten()?;
+            Some((now_ns / 1000, total_us))
+        });
+        let Some((at_us, total_us)) = newest else {
             // The group was made anew, or PSI was switched off.
-            _ => {
-                (self.psi, self.refreshed_ms) = (None, None);
-                self.stalled.reset();
-                None
-            }
-        }
+            (self.psi, self.refreshed_ms) = (None, None);
+            self.stalled.reset();
+            return None;
+        };
+        let rate = self.stalled.update(at_us, total_us)?;
+        Some((rate.clamp(0.0, 1.0), Signal::CpuStall))
     }
 }
 
