@@ -32,6 +32,20 @@ pub struct Spawn {
     pub uid: Option<u32>,
     /// Group to become before exec; ours when `None`.
     pub gid: Option<u32>,
+    /// What its standard streams are.
+    pub streams: Streams,
+}
+
+/// What the standard streams of a process are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Streams {
+    /// Nothing to read; pipes for what it writes.
+    #[default]
+    Output,
+    /// Three pipes.
+    Piped,
+    /// One terminal, which is the controlling one of a session of its own.
+    Terminal,
 }
 
 /// A started process. Dropping it neither kills nor reaps: call [`Spawned::reap`] once
@@ -48,6 +62,10 @@ pub struct Spawned {
     pub stdout: Option<OwnedFd>,
     /// What the process writes to its standard error.
     pub stderr: Option<OwnedFd>,
+    /// What the process reads from its standard input, with [`Streams::Piped`].
+    pub stdin: Option<OwnedFd>,
+    /// The other side of its terminal, with [`Streams::Terminal`].
+    pub terminal: Option<OwnedFd>,
     child: Child,
 }
 
@@ -147,10 +165,19 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
         .args(&spawn.args)
         .env_clear()
         .envs(spawn.env.iter().map(|(key, value)| (key, value)))
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
+        .stderr(Stdio::piped());
+    let mut terminal = None;
+    match spawn.streams {
+        Streams::Output => command.stdin(Stdio::null()).process_group(0),
+        Streams::Piped => command.stdin(Stdio::piped()).process_group(0),
+        Streams::Terminal => {
+            let (ours, [stdin, stdout, stderr]) = open_terminal()?;
+            terminal = Some(ours);
+            command.stdin(stdin).stdout(stdout).stderr(stderr)
+        }
+    };
+    let has_terminal = terminal.is_some();
     if let Some(dir) = &spawn.dir {
         command.current_dir(dir);
     }
@@ -159,11 +186,17 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
     let (uid, gid) = (spawn.uid, spawn.gid);
     let parent = rustix::process::getpid();
     // SAFETY: the hook runs in the forked child before exec. It only makes system calls that are
-    // async-signal-safe (write, prctl, getppid, geteuid, setgroups, setgid, setuid) on values that
+    // async-signal-safe (setsid, ioctl, write, prctl, getppid, geteuid, setgroups, setgid, setuid) on values that
     // were prepared before the fork, and does not allocate: io::Error from a raw code is a plain
     // number.
     unsafe {
-        command.pre_exec(move || prepare_child(&mut entrances, parent, uid, gid));
+        command.pre_exec(move || {
+            if has_terminal {
+                rustix::process::setsid()?;
+                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+            }
+            prepare_child(&mut entrances, parent, uid, gid)
+        });
     }
     let mut child = command.spawn().map_err(|error| {
         HostError::call(
@@ -192,14 +225,47 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
         .map_or(0, |stat| stat.start_ticks);
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
+    let stdin = child.stdin.take().map(OwnedFd::from);
     Ok(Spawned {
         pid,
         start_ticks,
         pidfd,
         stdout,
         stderr,
+        stdin,
+        terminal,
         child,
     })
+}
+
+/// Our side of a new terminal, and three handles of the other.
+fn open_terminal() -> Result<(OwnedFd, [Stdio; 3])> {
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let open = || {
+        let ours = openpt(flags)?;
+        grantpt(&ours)?;
+        unlockpt(&ours)?;
+        let theirs = ioctl_tiocgptpeer(&ours, flags)?;
+        let streams = [theirs.try_clone()?, theirs.try_clone()?, theirs];
+        io::Result::Ok((ours, streams.map(Stdio::from)))
+    };
+    open().map_err(|error| HostError::call("open a terminal", error))
+}
+
+/// Tells a terminal how large its window is, in characters.
+///
+/// # Errors
+/// When the descriptor is no terminal.
+pub fn resize_terminal(terminal: &OwnedFd, columns: u16, rows: u16) -> Result<()> {
+    let size = rustix::termios::Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    rustix::termios::tcsetwinsize(terminal, size)
+        .map_err(|error| HostError::call("resize a terminal", error))
 }
 
 #[allow(
