@@ -2,6 +2,7 @@
 
 use crate::command::HostFacts;
 use crate::container;
+use crate::exec::Places;
 use crate::groups::{GroupError, Groups};
 use crate::http;
 use crate::lifecycle::Backoff;
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) host: HostFacts,
     pub(crate) table: Table,
+    pub(crate) places: Places,
     pub(crate) backoff: Backoff,
     pub(crate) shutdown: CancellationToken,
 }
@@ -125,6 +127,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             root: koord_host::is_root(),
         },
         table: Table::default(),
+        places: Places::default(),
         backoff: Backoff {
             base: options.backoff_base,
             max: options.backoff_max,
@@ -132,6 +135,9 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         shutdown: ctx.shutdown.clone(),
         options,
     });
+    if let Some(execs) = &shared.options.execs {
+        execs.attach(&shared);
+    }
     let mut services = JoinSet::new();
     if let Some(listener) = listener {
         let serve = axum::serve(listener, http::router(shared.clone()));

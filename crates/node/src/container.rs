@@ -2,6 +2,7 @@
 
 use crate::agent::Shared;
 use crate::command::Invocation;
+use crate::exec::{self, Place};
 use crate::lifecycle::Ended;
 use crate::logs::{LogKey, pump};
 use crate::pidfd;
@@ -18,7 +19,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::unix::pipe;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 /// How long the output of an ended container may stay open, in the hands of a process that left
 /// the container's group.
@@ -38,6 +39,18 @@ pub(crate) struct Running {
     /// Its process, and the process group of that.
     pub(crate) pid: u32,
     group: Option<CgroupPath>,
+    /// Ends its probes with it.
+    pub(crate) probes: Option<AbortOnDrop>,
+}
+
+/// A task that ends when this goes.
+#[derive(Debug)]
+pub(crate) struct AbortOnDrop(pub(crate) AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A container whose main process has ended.
@@ -98,7 +111,7 @@ pub(crate) async fn start(
     attempt: u32,
     invocation: Invocation,
     index: usize,
-) -> Result<(Running, BoxFuture<'static, Exited>), StartFailure> {
+) -> Result<(Running, Place, BoxFuture<'static, Exited>), StartFailure> {
     let id = new_id();
     let fail = |message: String| StartFailure {
         id: id.clone(),
@@ -139,10 +152,11 @@ pub(crate) async fn start(
             .map(|(name, value)| (name.into(), value.into()))
             .chain([(MARK.into(), OsString::from(&id))])
             .collect(),
-        dir: invocation.dir,
+        dir: invocation.dir.clone(),
         cgroups: entrances,
         uid: invocation.uid,
         gid: invocation.gid,
+        ..Spawn::default()
     };
     let spawner = shared.clone();
     let spawned = tokio::task::spawn_blocking(move || spawner.spawner.spawn(spawn)).await;
@@ -182,14 +196,21 @@ pub(crate) async fn start(
         }
     }
     drop(log);
+    let place = Place {
+        id: id.clone(),
+        group: group.clone(),
+        invocation,
+    };
+    shared.places.put(exec::key_of(&key), place.clone());
     let running = Running {
         index,
         id: id.clone(),
         pid: spawned.pid,
         group: group.clone(),
+        probes: None,
     };
     let exit = wait(shared.clone(), id, group, spawned, pumps).boxed();
-    Ok((running, exit))
+    Ok((running, place, exit))
 }
 
 async fn wait(
@@ -206,7 +227,8 @@ async fn wait(
     });
     let mut out_of_memory = false;
     if let (Some(groups), Some(group)) = (&shared.groups, &group) {
-        out_of_memory = groups.oom_kills(group) > 0 && exit == Exit::Signal(9);
+        // Whichever of its processes was killed: a shell reports its child's end as its own.
+        out_of_memory = groups.oom_kills(group) > 0;
         // What the main process leaves behind ends with it.
         if let Err(error) = groups.empty(group).await {
             tracing::warn!(group = %group, %error, "control group not emptied");
@@ -263,6 +285,7 @@ pub(crate) fn kill(shared: &Shared, running: &Running) {
 
 /// Removes what an ended container leaves: its group and its entry in the state.
 pub(crate) async fn clean(shared: &Shared, pod: &Pod, running: &Running) {
+    shared.places.remove(&running.id);
     remove_group(shared, running.group.as_ref()).await;
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     shared.state.note(|state| {

@@ -13,7 +13,7 @@
 //! * images are not pulled: a container's `command` is a program of this machine, and a container
 //!   without one waits with reason `ErrImageNeverPull` and a message that says so;
 //! * there are no namespaces and no volumes: every pod sees the host's network and files;
-//! * probes are not run: a container is ready while it runs;
+//! * gRPC and HTTPS probes are not run: they count as well, and an Event says so;
 //! * containers end with the node: after a restart they are started again (their restart count
 //!   rises), or, with restart policy `Never`, the pod is failed.
 //!
@@ -27,11 +27,12 @@
 //! after a crash ends and removes exactly that, and nothing else.
 //!
 //! Decisions are pure: [`pod`] (groups and weights), [`command`] (what to run), [`lifecycle`] (when
-//! to start), [`status`] (what to tell), [`machine`] (the Node).
+//! to start), [`probe`] (what answers mean), [`status`] (what to tell), [`machine`] (the Node).
 
 mod agent;
 pub mod command;
 mod container;
+mod exec;
 mod groups;
 mod http;
 pub mod lifecycle;
@@ -40,6 +41,7 @@ pub mod machine;
 mod options;
 mod pidfd;
 pub mod pod;
+pub mod probe;
 mod publish;
 pub mod state;
 pub mod status;
@@ -47,6 +49,7 @@ mod table;
 mod worker;
 
 pub use agent::Error;
+pub use exec::{Ending, ExecOptions, Execs, Session, Terminal};
 pub use groups::GroupError;
 pub use logs::{LogOptions, LogStream, Logs};
 pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, unconfined};

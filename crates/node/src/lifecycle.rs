@@ -91,6 +91,10 @@ pub struct Record {
     pub failures: u32,
     /// It can never run: a configuration that this node cannot honour.
     pub hopeless: bool,
+    /// Its startup probe has succeeded in this run, or it has none.
+    pub started: bool,
+    /// Its readiness probe says so, or it has none.
+    pub ready: bool,
 }
 
 impl Record {
@@ -109,6 +113,8 @@ impl Record {
             restarts: 0,
             failures: 0,
             hopeless: false,
+            started: true,
+            ready: true,
         }
     }
 
@@ -116,6 +122,18 @@ impl Record {
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running { .. })
+    }
+
+    /// Whether it runs and its startup probe has succeeded, if it has one.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.is_running() && self.started
+    }
+
+    /// Whether it has started and its readiness probe, if it has one, says that it is ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.has_started() && self.ready
     }
 
     fn ended(&self) -> Option<&Ended> {
@@ -199,7 +217,8 @@ pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: T
                 backoff,
                 now,
             );
-            if record.is_running() {
+            // The next one waits for its startup probe.
+            if record.has_started() {
                 continue;
             }
             return step;

@@ -1,5 +1,6 @@
 //! What the node is told at start.
 
+use crate::exec::Execs;
 use crate::logs::Logs;
 use koord_host::{CgroupPath, Root};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -39,6 +40,8 @@ pub struct Options {
     /// The log store to write to, so that the caller can read from it; made from `data_dir` when
     /// `None`.
     pub logs: Option<Logs>,
+    /// Runs commands in this node's containers for the caller.
+    pub execs: Option<Execs>,
     /// The kernel; the running one when `None`.
     pub root: Option<Root>,
     /// Run containers without control groups even where they could be used.
@@ -62,6 +65,7 @@ impl Default for Options {
             backoff_base: Duration::from_secs(10),
             backoff_max: Duration::from_secs(300),
             logs: None,
+            execs: None,
             root: None,
             unconfined: false,
         }

@@ -96,10 +96,10 @@ fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
             .filter(move |record| record.init == init)
     };
     let over = facts.outcome.is_some() || facts.refused.is_some();
-    let done = |record: &&Record| record.succeeded() || (record.sidecar && record.is_running());
+    let done = |record: &&Record| record.succeeded() || (record.sidecar && record.has_started());
     let initialized = phase == "Succeeded" || records(true).all(|record| done(&record));
     let unready: Vec<&str> = records(false)
-        .filter(|record| !record.is_running())
+        .filter(|record| !record.is_ready())
         .map(|record| record.name.as_str())
         .collect();
     let ready = unready.is_empty() && initialized && !over;
@@ -179,12 +179,11 @@ fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
         State::Terminated(ended) => Some(ended.id.as_str()),
         State::Waiting { .. } => record.last.as_ref().map(|ended| ended.id.as_str()),
     };
-    let running = record.is_running();
     // A plain init container is "ready" once it has done its work.
     let ready = if record.init && !record.sidecar {
         record.succeeded()
     } else {
-        running
+        record.is_ready()
     };
     ContainerStatus {
         name: record.name.clone(),
@@ -194,7 +193,7 @@ fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
             .filter(|id| !id.is_empty())
             .map(|id| format!("{ID_PREFIX}{id}")),
         ready,
-        started: Some(running),
+        started: Some(record.has_started()),
         restart_count: i32::try_from(record.restarts).unwrap_or(i32::MAX),
         state: Some(container_state(&record.state)),
         last_state: record.last.as_ref().map(|ended| ContainerState {

@@ -2,10 +2,12 @@
 
 use crate::agent::Shared;
 use crate::command;
-use crate::container::{self, Exited, Running, StartFailure};
+use crate::container::{self, AbortOnDrop, Exited, Running, StartFailure};
+use crate::exec::Place;
 use crate::groups::GroupError;
 use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
 use crate::pod::{self, GroupSettings, qos_of};
+use crate::probe::{self, Kind, Said};
 use crate::publish::{Desired, Publisher};
 use crate::status::{self, Facts};
 use futures::StreamExt;
@@ -52,6 +54,11 @@ pub(crate) struct Worker {
     refused: Option<(String, String)>,
     started: Timestamp,
     publisher: Publisher,
+    /// What the probes of its containers say.
+    said: mpsc::UnboundedReceiver<(String, Said)>,
+    to_say: mpsc::UnboundedSender<(String, Said)>,
+    /// Containers that a probe ends, and when they are killed.
+    doomed: Vec<(Instant, String)>,
 }
 
 /// Why the task goes from running to stopping.
@@ -83,6 +90,7 @@ impl Worker {
             _ => None,
         };
         let publisher = Publisher::start(&shared, &pod);
+        let (to_say, said) = mpsc::unbounded_channel();
         Self {
             shared,
             pod,
@@ -94,6 +102,9 @@ impl Worker {
             refused,
             started: now,
             publisher,
+            said,
+            to_say,
+            doomed: Vec::new(),
         }
     }
 
@@ -157,6 +168,7 @@ impl Worker {
                 }
             }
             self.publish(false);
+            let doom = self.doomed.iter().map(|(at, _)| *at).min();
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Update(pod)) => self.pod = pod,
@@ -164,6 +176,8 @@ impl Worker {
                     Some(Command::Stop) | None => return Why::Stop,
                 },
                 Some(exited) = self.exits.next() => self.ended(exited).await,
+                Some((id, said)) = self.said.recv() => self.hear(&id, said),
+                () = at(doom) => self.kill_doomed(),
                 () = at(wake) => {}
             }
         }
@@ -287,7 +301,7 @@ impl Worker {
         );
         let now = self.shared.clock.now();
         match begun.await {
-            Ok((running, exit)) => {
+            Ok((mut running, place, exit)) => {
                 let verb = if again { "Started again" } else { "Started" };
                 self.event(
                     Severity::Normal,
@@ -300,10 +314,81 @@ impl Worker {
                         id: running.id.clone(),
                     };
                 }
+                running.probes = self.start_probes(index, &container, place);
                 self.running.push(running);
                 self.exits.push(exit);
             }
             Err(failure) => self.start_failed(index, &container.name, failure),
+        }
+    }
+
+    /// Starts the probes of a container that has just been started.
+    fn start_probes(
+        &mut self,
+        index: usize,
+        container: &Container,
+        place: Place,
+    ) -> Option<AbortOnDrop> {
+        let (specs, refused) = probe::specs(container, &self.shared.host.ip);
+        for why in refused {
+            let text = format!("container {}: {why}", container.name);
+            self.event(Severity::Warning, "ProbeNotRun", text);
+        }
+        let has = |kind| specs.iter().any(|spec| spec.kind == kind);
+        if let Some(record) = self.records.get_mut(index) {
+            record.started = !has(Kind::Startup);
+            record.ready = !has(Kind::Readiness);
+        }
+        if specs.is_empty() {
+            return None;
+        }
+        let watch = probe::watch(self.shared.clone(), place, specs, self.to_say.clone());
+        Some(AbortOnDrop(tokio::spawn(watch).abort_handle()))
+    }
+
+    /// Acts on what a probe of the container `id` says.
+    fn hear(&mut self, id: &str, said: Said) {
+        let Some(running) = self.running.iter().find(|running| running.id == id) else {
+            return;
+        };
+        let pid = running.pid;
+        let Some(record) = self.records.get_mut(running.index) else {
+            return;
+        };
+        match said {
+            Said::Started => record.started = true,
+            Said::Ready(ready) => record.ready = ready,
+            Said::Unhealthy(kind, why) => {
+                let kind = kind.to_string();
+                let (first, rest) = kind.split_at(1);
+                let text = format!("{}{rest} probe failed: {why}", first.to_uppercase());
+                self.event(Severity::Warning, "Unhealthy", text);
+            }
+            Said::Dead(kind, grace) => {
+                record.ready = false;
+                let name = &record.name;
+                let text = format!("Container {name} failed {kind} probe, will be restarted");
+                self.event(Severity::Normal, "Killing", text);
+                if let Err(error) = koord_host::process::terminate_group(pid) {
+                    tracing::warn!(pid, %error, "container not signalled");
+                }
+                let grace = grace.unwrap_or_else(|| self.grace());
+                self.doomed.push((Instant::now() + grace, id.to_owned()));
+            }
+        }
+    }
+
+    /// Kills containers that have not ended in time after a probe failed.
+    fn kill_doomed(&mut self) {
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.doomed)
+            .into_iter()
+            .partition(|(at, _)| *at <= now);
+        self.doomed = later;
+        for (_, id) in due {
+            if let Some(running) = self.running.iter().find(|running| running.id == id) {
+                container::kill(&self.shared, running);
+            }
         }
     }
 

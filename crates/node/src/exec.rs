@@ -1,0 +1,370 @@
+//! Commands inside containers that run: for `kubectl exec` and for probes.
+
+use crate::agent::Shared;
+use crate::command::Invocation;
+use crate::container::MARK;
+use crate::pidfd;
+use bytes::Bytes;
+use koord_host::CgroupPath;
+use koord_host::process::{Exit, Spawn, Spawned, Streams};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::ffi::OsString;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Pieces that may wait between a command and its client.
+const WAITING: usize = 16;
+/// Largest piece of output, in bytes.
+const PIECE: usize = 32 << 10;
+/// How long the output of an ended command may stay open in the hands of what it left behind.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+
+/// What a command in a running container needs: the container's group and surroundings.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) id: String,
+    pub(crate) group: Option<CgroupPath>,
+    pub(crate) invocation: Invocation,
+}
+
+/// The containers that run, by namespace, pod and container.
+#[derive(Debug, Default)]
+pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Place>>);
+
+impl Places {
+    pub(crate) fn put(&self, key: [String; 3], place: Place) {
+        self.0.lock().insert(key, place);
+    }
+
+    /// Forgets a container, unless another start took its place.
+    pub(crate) fn remove(&self, id: &str) {
+        self.0.lock().retain(|_, place| place.id != id);
+    }
+
+    fn get(&self, key: [&str; 3]) -> Option<Place> {
+        self.0.lock().get(&key.map(str::to_owned)).cloned()
+    }
+}
+
+/// What to run in a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// Program and arguments; must not be empty.
+    pub command: Vec<String>,
+    /// Whether it reads anything.
+    pub stdin: bool,
+    /// Whether it has a terminal; then everything it writes is standard output.
+    pub tty: bool,
+}
+
+/// A command that runs; dropping [`Session::exit`] kills it.
+pub struct Session {
+    /// What it reads, if it does; dropped at the end.
+    pub stdin: Option<mpsc::Sender<Bytes>>,
+    /// What it writes, with whether that is its standard error; ends with the command.
+    pub output: mpsc::Receiver<(bool, Bytes)>,
+    /// How it ends.
+    pub exit: Ending,
+    /// Its terminal, if it has one.
+    pub terminal: Option<Terminal>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub struct Ending {
+    code: oneshot::Receiver<Result<i32, String>>,
+    _kill: DropGuard,
+}
+
+impl Ending {
+    /// Waits for it: the exit code, 128 and the signal when one killed the command.
+    ///
+    /// # Errors
+    /// A sentence, when the end cannot be known.
+    pub async fn wait(self) -> Result<i32, String> {
+        let lost = |_| "the command was lost".to_owned();
+        self.code.await.map_err(lost)?
+    }
+}
+
+/// The terminal of a command.
+#[derive(Debug, Clone)]
+pub struct Terminal(Arc<OwnedFd>);
+
+impl Terminal {
+    /// Tells the size of the window, in characters.
+    pub fn resize(&self, columns: u16, rows: u16) {
+        if let Err(error) = koord_host::process::resize_terminal(&self.0, columns, rows) {
+            tracing::debug!(%error, "window size not set");
+        }
+    }
+}
+
+/// Runs commands in the containers of a node. Made before the node and given to it; works while the
+/// node does.
+#[derive(Debug, Clone, Default)]
+pub struct Execs(Arc<OnceLock<Weak<Shared>>>);
+
+impl Execs {
+    pub(crate) fn attach(&self, shared: &Arc<Shared>) {
+        // A second node with the same handle has no use for it.
+        let _ = self.0.set(Arc::downgrade(shared));
+    }
+
+    fn find(&self, key: [&str; 3]) -> Result<(Arc<Shared>, Place), String> {
+        let shared = self.0.get().and_then(Weak::upgrade);
+        let shared = shared.ok_or("the node does not run")?;
+        let [_, pod, container] = key;
+        let place = shared.places.get(key);
+        let place = place
+            .ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))?;
+        Ok((shared, place))
+    }
+
+    /// Whether a container runs.
+    ///
+    /// # Errors
+    /// A sentence that says that it does not.
+    pub fn check(&self, namespace: &str, pod: &str, container: &str) -> Result<(), String> {
+        self.find([namespace, pod, container]).map(drop)
+    }
+
+    /// Starts a command in a container.
+    ///
+    /// # Errors
+    /// A sentence: the container does not run, or the command cannot be started.
+    pub async fn start(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        options: ExecOptions,
+    ) -> Result<Session, String> {
+        let (shared, place) = self.find([namespace, pod, container])?;
+        start(&shared, &place, options).await
+    }
+}
+
+/// Starts a command in the group and surroundings of a container.
+pub(crate) async fn start(
+    shared: &Arc<Shared>,
+    place: &Place,
+    options: ExecOptions,
+) -> Result<Session, String> {
+    let mut words = options.command.iter().map(OsString::from);
+    let invocation = &place.invocation;
+    let mut env: Vec<(OsString, OsString)> = invocation
+        .env
+        .iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .chain([(MARK.into(), OsString::from(&place.id))])
+        .collect();
+    if options.tty && !invocation.env.iter().any(|(name, _)| name == "TERM") {
+        env.push(("TERM".into(), "xterm".into()));
+    }
+    let entrances = match (&shared.groups, &place.group) {
+        (Some(groups), Some(group)) => groups.entrances(group),
+        _ => Vec::new(),
+    };
+    let spawn = Spawn {
+        program: words.next().ok_or("no command was given")?,
+        args: words.collect(),
+        env,
+        dir: invocation.dir.clone(),
+        cgroups: entrances,
+        uid: invocation.uid,
+        gid: invocation.gid,
+        streams: match (options.tty, options.stdin) {
+            (true, _) => Streams::Terminal,
+            (false, true) => Streams::Piped,
+            (false, false) => Streams::Output,
+        },
+    };
+    let spawner = shared.clone();
+    let spawned = tokio::task::spawn_blocking(move || spawner.spawner.spawn(spawn)).await;
+    let mut spawned = spawned
+        .map_err(|error| format!("start was interrupted: {error}"))?
+        .map_err(|error| format!("error executing command in container: {error}"))?;
+    let (pieces, output) = mpsc::channel(WAITING);
+    let mut stdin = None;
+    let mut terminal = None;
+    let mut readers = Vec::new();
+    if let Some(ours) = spawned.terminal.take() {
+        let failed = |error: std::io::Error| format!("terminal: {error}");
+        readers.push(reader(
+            ours.try_clone().map_err(failed)?,
+            false,
+            pieces.clone(),
+        ));
+        if options.stdin {
+            stdin = Some(writer(ours.try_clone().map_err(failed)?, true));
+        }
+        terminal = Some(Terminal(Arc::new(ours)));
+    }
+    if let Some(theirs) = spawned.stdin.take() {
+        stdin = Some(writer(theirs, false));
+    }
+    for (stream, is_error) in [
+        (spawned.stdout.take(), false),
+        (spawned.stderr.take(), true),
+    ] {
+        readers.extend(stream.map(|stream| reader(stream, is_error, pieces.clone())));
+    }
+    drop(pieces);
+    let killed = CancellationToken::new();
+    let (tell, code) = oneshot::channel();
+    tokio::spawn(watch(spawned, readers, killed.clone(), tell));
+    Ok(Session {
+        stdin,
+        output,
+        exit: Ending {
+            code,
+            _kill: killed.drop_guard(),
+        },
+        terminal,
+    })
+}
+
+/// Waits for the end of a command, or kills it, and tells how it ended.
+async fn watch(
+    mut spawned: Spawned,
+    readers: Vec<tokio::task::AbortHandle>,
+    killed: CancellationToken,
+    tell: oneshot::Sender<Result<i32, String>>,
+) {
+    let pid = spawned.pid;
+    let exit = loop {
+        match spawned.reap() {
+            Ok(Some(exit)) => break Ok(exit),
+            Ok(None) => {}
+            Err(error) => break Err(error.to_string()),
+        }
+        let pidfd = match spawned.pidfd.try_clone() {
+            Ok(pidfd) => pidfd,
+            Err(error) => break Err(error.to_string()),
+        };
+        tokio::select! {
+            ended = pidfd::ended(pidfd) => if let Err(error) = ended {
+                break Err(error.to_string());
+            },
+            () = killed.cancelled() => {
+                if let Err(error) = koord_host::process::kill_group(pid) {
+                    tracing::debug!(pid, %error, "command not killed");
+                    break Err(error.to_string());
+                }
+                // It ends now; waiting for the token again would only spin.
+                let ended = spawned.pidfd.try_clone().map(pidfd::ended);
+                if let Ok(ended) = ended {
+                    let _ = ended.await;
+                }
+            }
+        }
+    };
+    // The client has gone when nobody listens.
+    let _ = tell.send(exit.map(Exit::code));
+    // What the command left behind may hold its output open for ever.
+    tokio::time::sleep(OUTPUT_GRACE).await;
+    for reader in readers {
+        reader.abort();
+    }
+}
+
+/// Passes on what a command writes, on a thread of its own: a terminal cannot be polled as a pipe.
+fn reader(
+    stream: OwnedFd,
+    is_error: bool,
+    pieces: mpsc::Sender<(bool, Bytes)>,
+) -> tokio::task::AbortHandle {
+    let (sender, mut receiver) = mpsc::channel::<Bytes>(1);
+    tokio::task::spawn_blocking(move || {
+        let mut stream = std::fs::File::from(stream);
+        let mut buffer = vec![0; PIECE];
+        // A terminal whose other side is closed answers with an error.
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            let piece = Bytes::copy_from_slice(buffer.get(..length).unwrap_or_default());
+            if sender.blocking_send(piece).is_err() {
+                return;
+            }
+        }
+    });
+    let pass = async move {
+        while let Some(piece) = receiver.recv().await {
+            if pieces.send((is_error, piece)).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::spawn(pass).abort_handle()
+}
+
+/// Writes what is sent to a command. A terminal is told the end by its own character.
+fn writer(stream: OwnedFd, is_terminal: bool) -> mpsc::Sender<Bytes> {
+    /// What ends the input of a terminal in its usual mode (Ctrl-D).
+    const END: u8 = 4;
+    let (sender, mut pieces) = mpsc::channel::<Bytes>(WAITING);
+    tokio::task::spawn_blocking(move || {
+        let mut stream = std::fs::File::from(stream);
+        while let Some(piece) = pieces.blocking_recv() {
+            if stream.write_all(&piece).is_err() {
+                return;
+            }
+        }
+        if is_terminal {
+            // The command may have gone.
+            let _ = stream.write_all(&[END]);
+        }
+    });
+    sender
+}
+
+/// Runs a command and collects what it writes, at most `most` bytes; `None` when it took longer than
+/// `time`.
+///
+/// # Errors
+/// A sentence, when it cannot be started or its end cannot be known.
+pub(crate) async fn run(
+    shared: &Arc<Shared>,
+    place: &Place,
+    command: Vec<String>,
+    time: Duration,
+    most: usize,
+) -> Result<Option<(i32, String)>, String> {
+    let options = ExecOptions {
+        command,
+        ..ExecOptions::default()
+    };
+    let mut session = start(shared, place, options).await?;
+    let work = async {
+        let mut said = Vec::new();
+        while let Some((_, piece)) = session.output.recv().await {
+            let room = most.saturating_sub(said.len()).min(piece.len());
+            said.extend_from_slice(piece.get(..room).unwrap_or_default());
+        }
+        let code = session.exit.wait().await?;
+        Ok((code, String::from_utf8_lossy(&said).into_owned()))
+    };
+    match tokio::time::timeout(time, work).await {
+        Ok(done) => done.map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The name under which a container is found.
+pub(crate) fn key_of(key: &crate::logs::LogKey) -> [String; 3] {
+    [
+        key.namespace.clone(),
+        key.pod.clone(),
+        key.container.clone(),
+    ]
+}
