@@ -3,6 +3,7 @@
 use crate::controllers;
 use crate::kinds::Registry;
 use crate::kinds::status::ApiError;
+use crate::rest::exec::PodExec;
 use crate::rest::logs::PodLogs;
 use crate::rest::{Api, ApiOptions, Authorization};
 use crate::server::{self, Limits, ServeError, Server, ServerOptions};
@@ -50,6 +51,8 @@ pub struct Config {
     pub clock: Clock,
     /// Who answers `pods/log`.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
+    /// Who answers `pods/exec`.
+    pub pod_exec: Option<Arc<dyn PodExec>>,
     /// Who may do what. Default: what roles and bindings say.
     pub authorization: Authorization,
     /// Which of the built-in [`controllers`] run. Default: all.
@@ -74,6 +77,7 @@ impl Config {
             allow_remote: false,
             clock,
             pod_logs: None,
+            pod_exec: None,
             authorization: Authorization::default(),
             controllers: Selection::all(),
             durability: Durability::default(),
@@ -168,6 +172,7 @@ impl ApiServer {
             registry: registry.clone(),
             clock: config.clock.clone(),
             pod_logs: config.pod_logs,
+            pod_exec: config.pod_exec,
             tokens: Arc::new(tokens),
             authorization: config.authorization,
             shutdown: stop.clone(),

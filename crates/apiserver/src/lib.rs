@@ -30,6 +30,7 @@ mod api_server;
 
 pub use api_server::{ApiServer, Config, Error, Storage};
 pub use rest::Authorization;
+pub use rest::exec::{ExecOptions, ExecSession, PodExec};
 pub use rest::logs::{LogOptions, LogStream, PodLogs};
 pub use rest::{
     InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,

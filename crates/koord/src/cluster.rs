@@ -138,12 +138,15 @@ impl Cluster {
         config.bind = options.listen;
         config.limits = options.limits.clone();
         config.controllers = options.controllers.clone();
-        let logs = Arc::new(NodeLogs {
+        let execs = koord_node::Execs::default();
+        let side = Arc::new(NodeSide {
             logs: node_logs.clone(),
+            execs: execs.clone(),
             node: node_name.clone(),
             client: OnceLock::new(),
         });
-        config.pod_logs = Some(logs.clone());
+        config.pod_logs = Some(side.clone());
+        config.pod_exec = Some(side.clone());
         let server = ApiServer::open(config).await?;
         let listener = server.listen().await?;
         let address = listener.local_addr().context("local address")?;
@@ -151,7 +154,7 @@ impl Cluster {
         server.install_crds(koord_api::crd_values()).await?;
         let client = koord_kube::client::in_process(server.service());
         // Set once, here.
-        let _ = logs.client.set(client.clone());
+        let _ = side.client.set(client.clone());
         first_objects(&client, &options.slo_config).await?;
 
         let server_stop = CancellationToken::new();
@@ -182,7 +185,7 @@ impl Cluster {
             _directory: directory,
         };
         cluster.retire_nodes(options.simulated_nodes).await?;
-        cluster.start_components(&options, node_logs).await;
+        cluster.start_components(&options, node_logs, execs).await;
         cluster.tell_addresses().await?;
         Ok(cluster)
     }
@@ -211,7 +214,12 @@ impl Cluster {
         Ok(())
     }
 
-    async fn start_components(&mut self, options: &Options, node_logs: koord_node::Logs) {
+    async fn start_components(
+        &mut self,
+        options: &Options,
+        node_logs: koord_node::Logs,
+        execs: koord_node::Execs,
+    ) {
         let (client, context) = (self.client.clone(), self.context.clone());
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
@@ -243,6 +251,7 @@ impl Cluster {
             data_dir: options.data_dir.join("node"),
             cgroup_parent: self.groups.parent.clone(),
             logs: Some(node_logs),
+            execs: Some(execs),
             ..Default::default()
         };
         spawn(
@@ -445,15 +454,16 @@ fn is_ready(node: &Node) -> Option<String> {
 /// How long a part may take to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Gives the API server the node's container logs.
-struct NodeLogs {
+/// Gives the API server the logs of the node's containers, and runs commands in them.
+struct NodeSide {
     logs: koord_node::Logs,
+    execs: koord_node::Execs,
     /// The only node that has any.
     node: String,
     client: OnceLock<Client>,
 }
 
-impl NodeLogs {
+impl NodeSide {
     /// Why a pod has no log here, when it is not this machine that runs it.
     async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
         let client = self.client.get()?;
@@ -467,7 +477,7 @@ impl NodeLogs {
         let simulated = nodes.get_opt(&node).await.ok()?;
         Some(match simulated {
             Some(node) if koord_sim::is_simulated(&node) => format!(
-                "pod {pod} is on {}, a simulated node: nothing runs there, so there is no log. \
+                "pod {pod} is on {}, a simulated node: nothing runs there, so there is neither a log nor a place for a command. \
                  With nodeSelector {}: \"true\" it runs on this machine ({})",
                 node.name_any(),
                 koord_node::HOST_LABEL,
@@ -479,7 +489,7 @@ impl NodeLogs {
     }
 }
 
-impl koord_apiserver::PodLogs for NodeLogs {
+impl koord_apiserver::PodLogs for NodeSide {
     fn logs<'a>(
         &'a self,
         namespace: &'a str,
@@ -502,6 +512,54 @@ impl koord_apiserver::PodLogs for NodeLogs {
                 return Err(why);
             }
             self.logs.open(namespace, pod, container, options).await
+        })
+    }
+}
+
+impl koord_apiserver::PodExec for NodeSide {
+    fn check<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+        container: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            if let Some(why) = self.elsewhere(namespace, pod).await {
+                return Err(why);
+            }
+            self.execs.check(namespace, pod, container)
+        })
+    }
+
+    fn start<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+        container: &'a str,
+        options: koord_apiserver::ExecOptions,
+    ) -> BoxFuture<'a, Result<koord_apiserver::ExecSession, String>> {
+        let options = koord_node::ExecOptions {
+            command: options.command,
+            stdin: options.stdin,
+            tty: options.tty,
+        };
+        Box::pin(async move {
+            let session = self.execs.start(namespace, pod, container, options).await?;
+            let koord_node::Session {
+                stdin,
+                output,
+                exit,
+                terminal,
+            } = session;
+            Ok(koord_apiserver::ExecSession {
+                stdin,
+                output,
+                exit: Box::pin(exit.wait()),
+                resize: terminal.map(|terminal| {
+                    let resize = move |columns, rows| terminal.resize(columns, rows);
+                    Box::new(resize) as Box<dyn Fn(u16, u16) + Send + Sync>
+                }),
+            })
         })
     }
 }

@@ -8,7 +8,7 @@ use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::{Input, Object, Outcome, WriteOptions};
-use super::{Api, User, guard, nonresource, path, transform};
+use super::{Api, User, exec, guard, nonresource, path, transform};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use axum::response::Response;
@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
+use hyper::upgrade::OnUpgrade;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
     pub(super) user: User,
     pub(super) body: Bytes,
+    /// The connection itself, for requests that want to speak something else on it.
+    pub(super) upgrade: Option<OnUpgrade>,
 }
 
 impl Call {
@@ -164,6 +167,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         headers,
         user,
         body,
+        upgrade: extensions.remove::<OnUpgrade>(),
     };
     if call.path.subresource.is_some() {
         return Box::pin(api.serve_subresource(&method, &resource, &call)).await;
@@ -199,6 +203,9 @@ impl Api {
                 &resource.plural,
                 verb,
             ));
+        }
+        if verb == "create" && self.runs_pods() && exec::is_debug_pod(resource, call) {
+            return Err(exec::debug_refused());
         }
         if matches!(verb, "create" | "update" | "patch") {
             call.check_reply()?;
@@ -360,9 +367,11 @@ impl Api {
             ("eviction", "POST") => self.serve_eviction(call).await,
             ("token", "POST") => self.serve_token(call),
             ("log", "GET" | "HEAD") => self.serve_log(call).await,
-            ("exec" | "attach" | "portforward", _) => Err(ApiError::not_implemented(format!(
-                "{sub} is not supported by this server"
-            ))),
+            ("exec", "GET" | "POST") => self.serve_exec(call).await,
+            ("attach" | "portforward", "GET" | "POST") => self.refuse_stream(call, sub),
+            ("ephemeralcontainers", "PUT" | "PATCH") if self.runs_pods() => {
+                Err(exec::debug_refused())
+            }
             (_, "GET" | "HEAD") => {
                 let negotiated = call.negotiate(Endpoint::One)?;
                 self.serve_get(

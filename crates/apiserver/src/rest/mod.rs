@@ -15,6 +15,7 @@ mod crd;
 mod delete;
 mod dispatch;
 mod eviction;
+pub mod exec;
 pub(crate) mod guard;
 mod list;
 mod managers;
@@ -50,6 +51,7 @@ pub use admission::{
 pub(crate) use crd::CRDS;
 pub use delete::{DeleteOptions, Propagation};
 pub(crate) use delete::{FOREGROUND, ORPHAN};
+pub use exec::PodExec;
 pub use guard::Authorization;
 pub use logs::{LogOptions, LogStream, PodLogs};
 pub(crate) use path::percent_decode;
@@ -66,6 +68,8 @@ pub struct ApiOptions {
     pub clock: Clock,
     /// Answers `pods/log`; without it the request is refused with a reason.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
+    /// Answers `pods/exec`; without it the request is refused with a reason.
+    pub pod_exec: Option<Arc<dyn PodExec>>,
     /// Issues and reviews the tokens of service accounts.
     pub tokens: Arc<Tokens>,
     /// Who may do what.
@@ -91,6 +95,7 @@ struct Inner {
     registry: Registry,
     clock: Clock,
     pod_logs: Option<Arc<dyn PodLogs>>,
+    pod_exec: Option<Arc<dyn PodExec>>,
     tokens: Arc<Tokens>,
     guard: guard::Guard,
     shutdown: CancellationToken,
@@ -121,6 +126,7 @@ impl Api {
             registry,
             clock,
             pod_logs,
+            pod_exec,
             tokens,
             authorization,
             shutdown,
@@ -131,6 +137,7 @@ impl Api {
             registry,
             clock,
             pod_logs,
+            pod_exec,
             tokens,
             guard: guard::Guard::new(authorization),
             shutdown,

@@ -39,6 +39,12 @@ impl Query {
             .filter(|v| !v.is_empty())
     }
 
+    /// All values of a parameter that may be repeated.
+    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let mine = self.0.iter().filter(move |(k, _)| k == name);
+        mine.map(|(_, v)| v.as_str())
+    }
+
     /// A boolean in Go's spelling; a bare `?watch` and `?watch=` count as true for `watch` only in
     /// the sense of Kubernetes' conversion: present but empty is true.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {

@@ -49,6 +49,7 @@ metadata:
     koordinator.sh/qosClass: BE
 spec:
   schedulerName: koord-scheduler
+  nodeSelector: {node.koordinator.sh/host: \"true\"}
   priorityClassName: koord-batch
   hostNetwork: true
   terminationGracePeriodSeconds: 1
@@ -58,7 +59,6 @@ spec:
     command: [\"/bin/sh\", \"-c\", \"echo started; while :; do :; done\"]
     resources:
       requests:
-        kubernetes.io/batch-cpu: \"100\"
         kubernetes.io/batch-memory: 16Mi
 ";
 
@@ -91,18 +91,30 @@ fn a_newcomers_session() {
         .expect("this machine is a node")
         .to_owned();
 
-    // koordlet has measured, the manager has published: 0 on a machine that others keep busy.
-    let described = eventually("batch-cpu on the node", || {
-        let described = kubectl.ok(&["describe", "node", &this], None);
-        let published = described.lines().any(|line| {
-            let mut words = line.split_whitespace();
-            words.next() == Some("kubernetes.io/batch-cpu:")
-                && words
-                    .next()
-                    .is_some_and(|value| value.parse::<i64>().is_ok())
-        });
-        published.then_some(described)
+    // koordlet has measured, the manager has published. Nothing is left over of CPUs that others keep
+    // busy, and only then.
+    eventually("batch resources on the node", || {
+        let get = |args: &[&str]| {
+            let text = kubectl.ok(args, None);
+            serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
+        };
+        let node = get(&["get", "node", &this, "-o", "json"]);
+        let metric = get(&["get", "nodemetric", &this, "-o", "json"]);
+        let amount = |value: &serde_json::Value| {
+            let quantity: koord_api::quantity::Quantity = value.as_str()?.parse().ok()?;
+            Some(quantity.to_f64())
+        };
+        let allocatable = &node["status"]["allocatable"];
+        let batch_cpu = amount(&allocatable["kubernetes.io/batch-cpu"])?;
+        let batch_memory = amount(&allocatable["kubernetes.io/batch-memory"])?;
+        let cpus = amount(&node["status"]["capacity"]["cpu"])?;
+        let memory = amount(&node["status"]["capacity"]["memory"])?;
+        assert!(batch_cpu <= 1000.0 * cpus && batch_memory < memory);
+        let used = amount(&metric["status"]["nodeMetric"]["nodeUsage"]["resources"]["cpu"])?;
+        let some = batch_cpu > 0.0 || used > 0.4 * cpus;
+        (some && batch_memory > f64::from(16 << 20)).then_some(())
     });
+    let described = kubectl.ok(&["describe", "node", &this], None);
     assert!(
         described.contains("kubernetes.io/batch-memory:"),
         "{described}"
@@ -128,20 +140,13 @@ fn a_newcomers_session() {
         let row = wide.lines().find(|row| row.contains("crunch"))?;
         (row.contains("Running") && row.contains("1/1")).then_some(())
     });
+    let on = &["get", "pod", "crunch", "-o", "jsonpath={.spec.nodeName}"];
+    assert_eq!(kubectl.ok(on, None), this, "it runs on this machine");
     eventually("the pod's log", || {
-        let here = kubectl.ok(
-            &["get", "pod", "crunch", "-o", "jsonpath={.spec.nodeName}"],
-            None,
-        );
-        if here != this {
-            // A simulated node has no log to show.
-            return Some(());
-        }
-        kubectl
-            .ok(&["logs", "crunch"], None)
-            .contains("started")
-            .then_some(())
+        let log = kubectl.ok(&["logs", "crunch"], None);
+        (log == "started\n").then_some(())
     });
+    commands_in_containers(&kubectl, dir.path());
     assert!(
         kubectl
             .ok(&["apply", "-f", "-"], Some(BE_POD))
@@ -165,12 +170,76 @@ fn a_newcomers_session() {
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
 }
 
+/// exec and cp; what is not served is refused at once, with the reason.
+fn commands_in_containers(kubectl: &Kubectl<'_>, dir: &std::path::Path) {
+    let exec = |args: &[&str], input| {
+        let all = [&["exec", "-i", "crunch", "--"], args].concat();
+        let output = kubectl.run(&all, Some(input));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (
+            text(&output.stdout),
+            text(&output.stderr),
+            output.status.code(),
+        )
+    };
+    let long = "0123456789abcdef".repeat(10_000);
+    assert_eq!(
+        exec(&["cat"], &long),
+        (long.clone(), String::new(), Some(0))
+    );
+    let (out, err, code) = exec(&["/bin/sh", "-c", "echo a; echo b >&2; exit 3"], "");
+    assert_eq!((out.as_str(), code), ("a\n", Some(3)));
+    assert_eq!(err, "b\ncommand terminated with exit code 3\n");
+    let (_, err, code) = exec(&["/no/such"], "");
+    assert!(err.contains("/no/such") && code == Some(1), "{err}");
+
+    let [from, there, back] = ["from", "there", "back"].map(|name| dir.join(name));
+    std::fs::write(&from, &long).expect("a file");
+    let remote = format!("crunch:{}", there.display());
+    kubectl.ok(&["cp", &from.display().to_string(), &remote], None);
+    kubectl.ok(&["cp", &remote, &back.display().to_string()], None);
+    assert_eq!(std::fs::read_to_string(&back).expect("the copy"), long);
+
+    let debug_node = format!("node/{}", koord_node::host_name());
+    for (args, says) in [
+        (
+            &["port-forward", "crunch", "0:80"][..],
+            "portforward is not served by koord",
+        ),
+        (&["attach", "crunch"], "attach is not served by koord"),
+        (
+            &["debug", "crunch", "--image=i"],
+            "kubectl debug is not served by koord",
+        ),
+        (
+            &["debug", &debug_node, "--image=i", "--", "true"],
+            "kubectl debug is not served by koord",
+        ),
+        (
+            &["exec", "absent", "--", "true"],
+            "pods \"absent\" not found",
+        ),
+        (
+            &["exec", "crunch", "-c", "x", "--", "true"],
+            "container x is not valid for pod crunch",
+        ),
+    ] {
+        let error = kubectl.fails(args, "");
+        assert!(error.contains(says), "{args:?}: {error}");
+    }
+    assert!(
+        !kubectl
+            .ok(&["get", "pods", "-o", "name"], None)
+            .contains("debugger")
+    );
+}
+
 /// Errors name the field and the value, in kubectl's usual form.
 fn bad_input(kubectl: &Kubectl<'_>) {
-    let bad = BE_POD.replace("\"100\"", "\"many\"");
+    let bad = BE_POD.replace("16Mi", "many");
     let error = kubectl.fails(&["apply", "-f", "-"], &bad);
     assert!(
-        error.contains("batch-cpu") || error.contains("quantities must match"),
+        error.contains("batch-memory") || error.contains("quantities must match"),
         "{error}"
     );
     let unknown = BE_POD.replace("hostNetwork:", "hostNetwrok:");

@@ -1,0 +1,515 @@
+//! `pods/exec` over WebSocket, as kubectl 1.31 and later ask for it, and the other streaming
+//! subresources, which are refused in a sentence.
+//!
+//! The first byte of a message names its channel: 0 to 2 are the standard streams, 3 has the outcome
+//! (a Status), 4 the size of the window; with `v5.channel.k8s.io` the client closes a channel by
+//! sending 255 and its number.
+
+mod websocket;
+
+use super::dispatch::Call;
+use super::{Api, guard, meta};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{StatusCode, header};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use websocket::{Message, Reader};
+
+const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const OUTCOME: u8 = 3;
+const RESIZE: u8 = 4;
+const CLOSE: u8 = 255;
+
+/// Frames that may wait for a slow client before the command waits, too.
+const WAITING: usize = 16;
+
+/// What a `pods/exec` request asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// Program and arguments; never empty.
+    pub command: Vec<String>,
+    /// Whether the command reads what the client sends.
+    pub stdin: bool,
+    /// Whether the client wants what the command says.
+    pub stdout: bool,
+    /// Whether the client wants its complaints.
+    pub stderr: bool,
+    /// Whether the command has a terminal; its complaints then come as what it says.
+    pub tty: bool,
+}
+
+/// A command that runs. Dropping it ends the command.
+pub struct ExecSession {
+    /// What the command reads; dropped at the end of it.
+    pub stdin: Option<mpsc::Sender<Bytes>>,
+    /// What it writes, with whether that is its standard error, until both streams are closed.
+    pub output: mpsc::Receiver<(bool, Bytes)>,
+    /// Its exit code, or why that is not known.
+    pub exit: BoxFuture<'static, Result<i32, String>>,
+    /// Tells its terminal the size of the window, in columns and rows.
+    pub resize: Option<Box<dyn Fn(u16, u16) + Send + Sync>>,
+}
+
+impl std::fmt::Debug for ExecSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ExecSession").finish_non_exhaustive()
+    }
+}
+
+/// Who runs commands in containers, for `kubectl exec`.
+pub trait PodExec: Send + Sync {
+    /// Whether a command can be run in this container now. The error is a sentence for the user.
+    fn check<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+        container: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Starts a command in a container. The error is a sentence for the user.
+    fn start<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+        container: &'a str,
+        options: ExecOptions,
+    ) -> BoxFuture<'a, Result<ExecSession, String>>;
+}
+
+/// What `kubectl debug` is told: it needs containers of their own namespaces, and would run what is
+/// meant for an image on this machine.
+pub(super) fn debug_refused() -> ApiError {
+    ApiError::bad_request(
+        "kubectl debug is not served by koord: pods are processes of the host without images, so a \
+         shell on this machine, or kubectl exec, sees what they see",
+    )
+}
+
+/// Whether a request creates the pod that `kubectl debug` makes of a node or of another pod.
+pub(super) fn is_debug_pod(resource: &Resource, call: &Call) -> bool {
+    const BY: &str = "kubectl-debug";
+    // What kubectl calls the pod that it makes for a node; older versions set no label.
+    const OF_NODE: &str = "node-debugger-";
+    let has = |word: &str| {
+        let mut parts = call.body.windows(word.len());
+        parts.any(|part| part == word.as_bytes())
+    };
+    &*resource.plural == "pods"
+        && resource.group.is_empty()
+        && (has(BY) || has(OF_NODE))
+        && call.decode().is_ok_and(|body| {
+            let label = "app.kubernetes.io/managed-by";
+            let by = meta::text(&body.value, &["metadata", "labels", label]);
+            by == BY || meta::name(&body.value).starts_with(OF_NODE)
+        })
+}
+
+impl Api {
+    /// Whether there is a node that runs pods.
+    pub(super) fn runs_pods(&self) -> bool {
+        self.inner.pod_exec.is_some()
+    }
+
+    /// A streaming subresource that is not served, in a sentence.
+    pub(super) fn refuse_stream(&self, call: &Call, sub: &str) -> Result<Response, ApiError> {
+        let pods = self.builtin("", "v1", "pods")?;
+        let key = Self::key(&pods, call.namespace(), call.name());
+        self.entry(&pods, &key)?;
+        let instead = match sub {
+            "portforward" => {
+                "pods use the network of the host, so the port is open on this machine already"
+            }
+            _ => "use kubectl logs -f for its output, or kubectl exec",
+        };
+        Err(ApiError::bad_request(format!(
+            "{sub} is not served by koord: {instead}"
+        )))
+    }
+
+    /// GET (and POST) of `pods/exec`.
+    pub(super) async fn serve_exec(&self, call: &Call) -> Result<Response, ApiError> {
+        // A GET is authorized as such; who runs commands must be allowed to create.
+        guard::check_resource(self, &call.user, "create", &call.path, &call.query)?;
+        let pods = self.builtin("", "v1", "pods")?;
+        let key = Self::key(&pods, call.namespace(), call.name());
+        let pod = self.entry(&pods, &key)?.value();
+        let container = exec_container(&pod, call.query.get("container"))?;
+        let options = ExecOptions {
+            command: call.query.all("command").map(str::to_owned).collect(),
+            stdin: call.query.flag("stdin").unwrap_or(false),
+            stdout: call.query.flag("stdout").unwrap_or(false),
+            stderr: call.query.flag("stderr").unwrap_or(false),
+            tty: call.query.flag("tty").unwrap_or(false),
+        };
+        if options.command.is_empty() {
+            return Err(ApiError::bad_request(
+                "you must specify at least one command for the container",
+            ));
+        }
+        if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
+            return Err(ApiError::bad_request(format!(
+                "pod {} does not have a host assigned",
+                call.name()
+            )));
+        }
+        let Some(runner) = self.inner.pod_exec.clone() else {
+            return Err(ApiError::bad_request(
+                "exec is not served: no node of this cluster runs commands",
+            ));
+        };
+        let (namespace, name) = (call.namespace().to_owned(), call.name().to_owned());
+        let checked = runner.check(&namespace, &name, &container).await;
+        checked.map_err(ApiError::bad_request)?;
+        if !websocket::is_wanted(&call.headers) {
+            return Err(ApiError::bad_request(
+                "exec is served over WebSocket only, which kubectl speaks from 1.31",
+            ));
+        }
+        let shake =
+            websocket::handshake(&call.headers, &PROTOCOLS).map_err(ApiError::bad_request)?;
+        let Some(upgrade) = call.upgrade.clone() else {
+            return Err(ApiError::bad_request(
+                "this connection cannot become a WebSocket",
+            ));
+        };
+        tokio::spawn(async move {
+            let started = runner
+                .start(&namespace, &name, &container, options.clone())
+                .await;
+            stream(upgrade, started, &options).await;
+        });
+        let response = Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_ACCEPT, shake.accept)
+            .header(header::SEC_WEBSOCKET_PROTOCOL, shake.protocol)
+            .body(Body::empty());
+        response.map_err(|error| ApiError::internal(error.to_string()))
+    }
+}
+
+/// The container meant: the one that is named, else the pod's first.
+fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
+    let list = |key: &str| {
+        let all = meta::at(pod, &["spec", key]).and_then(Value::as_array);
+        all.into_iter()
+            .flatten()
+            .map(|c| meta::text(c, &["name"]).to_owned())
+    };
+    let mut all = list("containers").chain(list("initContainers"));
+    match asked.filter(|name| !name.is_empty()) {
+        None => all
+            .next()
+            .ok_or_else(|| ApiError::bad_request("the pod has no containers")),
+        Some(asked) => all.find(|name| name == asked).ok_or_else(|| {
+            let pod = meta::name(pod);
+            ApiError::bad_request(format!("container {asked} is not valid for pod {pod}"))
+        }),
+    }
+}
+
+/// Carries a session's streams over an upgraded connection until the command ends or the client
+/// goes.
+async fn stream(upgrade: OnUpgrade, started: Result<ExecSession, String>, options: &ExecOptions) {
+    match upgrade.await {
+        Ok(connection) => {
+            let (reader, writer) = tokio::io::split(TokioIo::new(connection));
+            carry(reader, writer, started, options).await;
+        }
+        Err(error) => tracing::debug!(%error, "exec: no connection"),
+    }
+}
+
+async fn carry(
+    reader: impl AsyncRead + Unpin + Send,
+    mut writer: impl AsyncWrite + Unpin + Send,
+    started: Result<ExecSession, String>,
+    options: &ExecOptions,
+) {
+    let (frames, mut waiting) = mpsc::channel::<Bytes>(WAITING);
+    let write = async {
+        while let Some(frame) = waiting.recv().await {
+            if writer.write_all(&frame).await.is_err() || writer.flush().await.is_err() {
+                return;
+            }
+        }
+        // The client may have closed first.
+        let _ = writer.shutdown().await;
+    };
+    let session = async {
+        let outcome = match started {
+            Ok(session) => {
+                let frames = frames.clone();
+                run(reader, &frames, session, options).await
+            }
+            Err(message) => Some(failure(&message)),
+        };
+        if let Some(outcome) = outcome {
+            // Without a reader there is nobody to tell.
+            let _ = frames
+                .send(websocket::data(OUTCOME, outcome.to_string().as_bytes()))
+                .await;
+            let _ = frames.send(websocket::close()).await;
+        }
+        drop(frames);
+    };
+    tokio::join!(write, session);
+}
+
+/// Until the command ends: its outcome; `None` when the client has gone.
+async fn run(
+    reader: impl AsyncRead + Unpin + Send,
+    frames: &mpsc::Sender<Bytes>,
+    session: ExecSession,
+    options: &ExecOptions,
+) -> Option<Value> {
+    let ExecSession {
+        stdin,
+        mut output,
+        exit,
+        resize,
+    } = session;
+    let said = async {
+        while let Some((is_error, bytes)) = output.recv().await {
+            let (channel, wanted) = match is_error {
+                false => (STDOUT, options.stdout),
+                true => (STDERR, options.stderr),
+            };
+            if wanted && frames.send(websocket::data(channel, &bytes)).await.is_err() {
+                break;
+            }
+        }
+        exit.await
+    };
+    let heard = hear(Reader::new(reader), frames, stdin, resize);
+    tokio::select! {
+        exit = said => Some(match exit {
+            Ok(0) => json!({"metadata": {}, "status": "Success"}),
+            Ok(code) => non_zero(code),
+            Err(message) => failure(&message),
+        }),
+        () = heard => None,
+    }
+}
+
+/// Passes on what the client sends, until it goes.
+async fn hear(
+    mut reader: Reader<impl AsyncRead + Unpin + Send>,
+    frames: &mpsc::Sender<Bytes>,
+    mut stdin: Option<mpsc::Sender<Bytes>>,
+    resize: Option<Box<dyn Fn(u16, u16) + Send + Sync>>,
+) {
+    loop {
+        let message = match reader.next().await {
+            Ok(Message::Data(message)) => message,
+            Ok(Message::Ping(payload)) => {
+                if frames.send(websocket::pong(&payload)).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            Ok(Message::Close) => return,
+            Err(error) => {
+                tracing::debug!(%error, "exec: the client has gone");
+                return;
+            }
+        };
+        let Some((channel, payload)) = message.split_first() else {
+            continue;
+        };
+        match *channel {
+            STDIN => {
+                let sent = match &stdin {
+                    Some(stdin) => stdin.send(message.slice(1..)).await.is_ok(),
+                    None => true,
+                };
+                if !sent {
+                    // The command reads no more.
+                    stdin = None;
+                }
+            }
+            RESIZE => {
+                if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice(payload)) {
+                    let Size { width, height } = size;
+                    resize(width, height);
+                }
+            }
+            CLOSE if payload.first() == Some(&STDIN) => stdin = None,
+            _ => {}
+        }
+    }
+}
+
+/// The size of a client's window.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Size {
+    width: u16,
+    height: u16,
+}
+
+/// As the kubelet says that a command failed: kubectl reads the code from the cause.
+fn non_zero(code: i32) -> Value {
+    json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": format!("command terminated with non-zero exit code: exit status {code}"),
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+    })
+}
+
+fn failure(message: &str) -> Value {
+    json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": "InternalError",
+        "details": {"causes": [{"message": message}]},
+        "code": 500,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+    use tokio::io::{AsyncReadExt as _, duplex};
+
+    /// A masked message on `channel`.
+    fn sent(channel: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(payload.len() + 1).unwrap();
+        [&[0x82, 0x80 | length, 0, 0, 0, 0, channel], payload].concat()
+    }
+
+    /// The server's messages, by channel; the last is the closing frame.
+    fn received(mut bytes: &[u8]) -> Vec<(u8, String)> {
+        let mut all = Vec::new();
+        while let [first, length, rest @ ..] = bytes {
+            let (length, rest) = match length {
+                126 => (
+                    usize::from(u16::from_be_bytes([rest[0], rest[1]])),
+                    &rest[2..],
+                ),
+                short => (usize::from(*short), rest),
+            };
+            let (payload, after) = rest.split_at(length);
+            let said = match *first {
+                0x82 => (
+                    payload[0],
+                    String::from_utf8_lossy(&payload[1..]).into_owned(),
+                ),
+                other => (other, String::new()),
+            };
+            all.push(said);
+            bytes = after;
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn streams_have_their_channels_and_the_outcome_comes_last() {
+        let (client, server) = duplex(1 << 16);
+        let (reader, writer) = tokio::io::split(server);
+        let (stdin, mut read) = mpsc::channel::<Bytes>(4);
+        let (write, output) = mpsc::channel(4);
+        let sizes = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let seen = sizes.clone();
+        let command = async move {
+            let mut heard = Vec::new();
+            while let Some(bytes) = read.recv().await {
+                heard.extend_from_slice(&bytes);
+            }
+            write.send((false, heard.into())).await.unwrap();
+            write.send((true, Bytes::from_static(b"no"))).await.unwrap();
+        };
+        let session = ExecSession {
+            stdin: Some(stdin),
+            output,
+            exit: async { Ok(3) }.boxed(),
+            resize: Some(Box::new(move |width, height| {
+                seen.lock().push((width, height))
+            })),
+        };
+        let options = ExecOptions {
+            stdout: true,
+            stderr: true,
+            ..ExecOptions::default()
+        };
+        let (mut from_server, mut to_server) = tokio::io::split(client);
+        let mut all = Vec::new();
+        let client = async {
+            let size = br#"{"Width":80,"Height":24}"#;
+            for message in [
+                sent(RESIZE, size),
+                sent(RESIZE, b"nonsense"),
+                sent(STDIN, b"a"),
+                sent(99, b"?"),
+                sent(STDIN, b"b"),
+                sent(CLOSE, &[STDIN]),
+            ] {
+                to_server.write_all(&message).await.unwrap();
+            }
+            from_server.read_to_end(&mut all).await.unwrap();
+        };
+        tokio::join!(
+            carry(reader, writer, Ok(session), &options),
+            command,
+            client
+        );
+        assert_eq!(*sizes.lock(), [(80, 24)]);
+        let said = received(&all);
+        let channels: Vec<u8> = said.iter().map(|(channel, _)| *channel).collect();
+        assert_eq!(channels, [STDOUT, STDERR, OUTCOME, 0x88]);
+        assert_eq!((said[0].1.as_str(), said[1].1.as_str()), ("ab", "no"));
+        let outcome: Value = serde_json::from_str(&said[2].1).unwrap();
+        assert_eq!(outcome["reason"], "NonZeroExitCode");
+        let cause = json!({"reason": "ExitCode", "message": "3"});
+        assert_eq!(outcome["details"]["causes"][0], cause);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_ends_the_command() {
+        let (client, server) = duplex(1 << 10);
+        let (reader, writer) = tokio::io::split(server);
+        let (write, output) = mpsc::channel(4);
+        let session = ExecSession {
+            stdin: None,
+            output,
+            exit: futures::future::pending().boxed(),
+            resize: None,
+        };
+        drop(client);
+        carry(reader, writer, Ok(session), &ExecOptions::default()).await;
+        assert!(write.is_closed(), "the session was dropped");
+    }
+
+    #[test]
+    fn the_first_container_is_meant_when_none_is_named() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {
+            "containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
+        for (asked, found) in [
+            (None, "a"),
+            (Some(""), "a"),
+            (Some("b"), "b"),
+            (Some("i"), "i"),
+        ] {
+            assert_eq!(exec_container(&pod, asked).unwrap(), found);
+        }
+        let error = exec_container(&pod, Some("c")).unwrap_err();
+        assert_eq!(error.message, "container c is not valid for pod p");
+    }
+}
