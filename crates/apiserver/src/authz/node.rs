@@ -218,20 +218,22 @@ impl Graph {
     }
 }
 
+/// Fields of a volume whose driver takes a secret as `secretRef`.
+const DRIVERS: [&str; 6] = [
+    "cephfs",
+    "rbd",
+    "iscsi",
+    "flexVolume",
+    "scaleIO",
+    "storageos",
+];
+
 /// The secrets that a kubelet mounts a volume with; `claim` is the namespace of its claim.
 fn mounted_with(spec: &Value, claim: &str) -> FxHashSet<(String, String)> {
     fn text(value: &Value) -> Option<&str> {
         value.as_str().filter(|text| !text.is_empty())
     }
-    let drivers = [
-        "cephfs",
-        "rbd",
-        "iscsi",
-        "flexVolume",
-        "scaleIO",
-        "storageos",
-    ];
-    let of_drivers = drivers.iter().map(|driver| &spec[driver]["secretRef"]);
+    let of_drivers = DRIVERS.iter().map(|driver| &spec[driver]["secretRef"]);
     let csi = [
         "nodePublishSecretRef",
         "nodeStageSecretRef",
@@ -288,14 +290,7 @@ fn references(name: &str, pod: &Value) -> FxHashSet<(Kind, String)> {
             add(Kind::Secret, &source["secret"]["name"]);
             add(Kind::ConfigMap, &source["configMap"]["name"]);
         }
-        for driver in [
-            "cephfs",
-            "rbd",
-            "iscsi",
-            "flexVolume",
-            "scaleIO",
-            "storageos",
-        ] {
+        for driver in DRIVERS {
             add(Kind::Secret, &volume[driver]["secretRef"]["name"]);
         }
         add(Kind::Secret, &volume["azureFile"]["secretName"]);
