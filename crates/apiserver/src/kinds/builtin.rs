@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::resource::{Behavior, GroupVersionKind, Resource, Subresource};
+use super::resource::{GroupVersionKind, Resource, ScalePaths, Subresource};
+use super::schema::{Schema, types};
 use crate::store::TableId;
 
 /// Verbs of a stored resource.
@@ -269,27 +270,32 @@ fn build(row: &Row) -> Resource {
         table: TableId::new(&storage.group, row.plural),
         storage,
         stored: row.stored,
-        behavior: Behavior::Builtin {
-            type_name: row.type_name,
-            generation: row.generation,
-        },
+        schema: Arc::new(
+            types::find(row.type_name).map_or_else(Schema::default, |t| t.schema.clone()),
+        ),
+        generation: row.generation,
+        scale: row.scale.then(|| ScalePaths {
+            spec: ["spec", "replicas"].map(str::to_owned).to_vec(),
+            status: ["status", "replicas"].map(str::to_owned).to_vec(),
+            selector: None,
+        }),
+        custom: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::facts;
 
     #[test]
     fn every_row_has_a_type_and_a_unique_place() {
         let all = resources();
         let mut seen = std::collections::BTreeSet::new();
         for r in &all {
-            assert!(r.shape().is_some(), "{} has no type", r.kind);
+            assert!(r.schema.named().is_some(), "{} has no type", r.kind);
             assert!(seen.insert((r.group.clone(), r.version.clone(), r.plural.clone())));
         }
-        assert!(facts::find("core/v1.Nope").is_none());
+        assert!(types::find("core/v1.Nope").is_none());
         let events: Vec<_> = all.iter().filter(|r| &*r.plural == "events").collect();
         assert_eq!(events.len(), 2);
         assert_eq!(events[0].table, events[1].table);

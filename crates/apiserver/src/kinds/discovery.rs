@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::meta::version_rank;
 use super::registry::Registry;
 use super::resource::{GroupVersionKind, Resource, Subresource};
 use std::sync::Arc;
@@ -49,37 +50,6 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
             .sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
     }
     out
-}
-
-/// Orders versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
-#[must_use]
-pub fn version_rank(version: &str) -> (u8, u32, u32) {
-    let parse = || -> Option<(u8, u32, u32)> {
-        let rest = version.strip_prefix('v')?;
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(rest.len());
-        let (major, tail) = rest.split_at(digits);
-        let major = major.parse().ok()?;
-        if tail.is_empty() {
-            return Some((3, major, 0));
-        }
-        let (stage, minor) = if let Some(m) = tail.strip_prefix("beta") {
-            (2, m)
-        } else {
-            (1, tail.strip_prefix("alpha")?)
-        };
-        Some((
-            stage,
-            major,
-            if minor.is_empty() {
-                0
-            } else {
-                minor.parse().ok()?
-            },
-        ))
-    };
-    parse().unwrap_or((0, 0, 0))
 }
 
 fn kind_value(gvk: &GroupVersionKind) -> Value {

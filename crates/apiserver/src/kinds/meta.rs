@@ -74,15 +74,33 @@ pub fn str_at<'a>(object: &'a Value, path: &[&str]) -> &'a str {
     at(object, path).and_then(Value::as_str).unwrap_or("")
 }
 
-/// Checks the types of `apiVersion`, `kind` and `metadata` of a custom resource.
-///
-/// # Errors
-/// A description that names the field.
-pub fn check_types(object: &Value) -> Result<(), String> {
-    let shape = super::facts::find("meta/v1.ObjectMeta");
-    match (object.get("metadata"), shape) {
-        (Some(meta), Some(shape)) if !meta.is_null() => super::facts::check_types(shape, meta)
-            .map_err(|e| e.replace("field ", "field metadata.")),
-        _ => Ok(()),
-    }
+/// Orders versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
+#[must_use]
+pub fn version_rank(version: &str) -> (u8, u32, u32) {
+    let parse = || -> Option<(u8, u32, u32)> {
+        let rest = version.strip_prefix('v')?;
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let (major, tail) = rest.split_at(digits);
+        let major = major.parse().ok()?;
+        if tail.is_empty() {
+            return Some((3, major, 0));
+        }
+        let (stage, minor) = if let Some(m) = tail.strip_prefix("beta") {
+            (2, m)
+        } else {
+            (1, tail.strip_prefix("alpha")?)
+        };
+        Some((
+            stage,
+            major,
+            if minor.is_empty() {
+                0
+            } else {
+                minor.parse().ok()?
+            },
+        ))
+    };
+    parse().unwrap_or((0, 0, 0))
 }

@@ -1,15 +1,15 @@
-//! One served resource of one group version and the operations on its objects.
+//! What the server knows of one resource of one group version. `strategy`, `selector`, `table` and
+//! `patch` say what is done with its objects.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::crd::CustomVersion;
-use super::status::FieldError;
-use super::table::Include;
-use super::{facts, meta, strategy, table};
-use crate::store::{Index, TableId};
+use super::jsonpath::Path;
+use super::meta;
+use super::schema::{Schema, types::object_meta};
+use crate::store::TableId;
 
 /// Group, version and kind of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -50,18 +50,47 @@ pub struct Subresource {
     pub verbs: &'static [&'static str],
 }
 
-/// What distinguishes the kinds behind a resource.
+/// A column of `kubectl get`.
 #[derive(Debug, Clone)]
-pub enum Behavior {
-    /// A kind of Kubernetes itself; the string names its type in the fact table.
-    Builtin {
-        /// Type name such as `core/v1.Pod`.
-        type_name: &'static str,
-        /// The server keeps `metadata.generation`.
-        generation: bool,
-    },
-    /// One version of a custom resource definition.
-    Custom(Arc<CustomVersion>),
+pub struct Column {
+    /// Heading.
+    pub name: String,
+    /// `integer`, `number`, `string`, `boolean` or `date`.
+    pub kind: String,
+    /// OpenAPI format.
+    pub format: String,
+    /// What it means.
+    pub description: String,
+    /// Columns above 0 are shown with `-o wide`.
+    pub priority: i64,
+    /// Where the value is.
+    pub path: Path,
+}
+
+/// Where the scale sub-resource finds its values: object keys from the root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScalePaths {
+    /// Desired replicas.
+    pub spec: Vec<String>,
+    /// Observed replicas.
+    pub status: Vec<String>,
+    /// Serialized label selector; without it `spec.selector` is shown.
+    pub selector: Option<Vec<String>>,
+}
+
+/// What one served version of a definition says about its objects.
+#[derive(Debug, Clone, Default)]
+pub struct CustomVersion {
+    /// The schema as written, for OpenAPI.
+    pub raw_schema: Value,
+    /// Printer columns.
+    pub columns: Vec<Column>,
+    /// Field selectors besides name and namespace.
+    pub selectable_fields: Vec<(Arc<str>, Path)>,
+    /// What is stored may be another version, or from before a default: it is not what is read.
+    pub rewritten: bool,
+    /// The definition is being deleted: nothing new can be made.
+    pub terminating: bool,
 }
 
 /// One resource of one group version.
@@ -97,8 +126,14 @@ pub struct Resource {
     pub table: TableId,
     /// Objects are stored at all (false: reviews and other create-only kinds).
     pub stored: bool,
-    /// Kind-specific behaviour.
-    pub behavior: Behavior,
+    /// What the objects are made of.
+    pub schema: Arc<Schema>,
+    /// The server keeps `metadata.generation`.
+    pub generation: bool,
+    /// The scale sub-resource.
+    pub scale: Option<ScalePaths>,
+    /// What else its definition says of a custom resource.
+    pub custom: Option<Arc<CustomVersion>>,
 }
 
 impl Resource {
@@ -139,7 +174,7 @@ impl Resource {
     /// The kind comes from a CustomResourceDefinition.
     #[must_use]
     pub fn is_custom(&self) -> bool {
-        matches!(self.behavior, Behavior::Custom(_))
+        self.custom.is_some()
     }
 
     /// True for a built-in kind with this group and plural.
@@ -172,16 +207,9 @@ impl Resource {
         !self.is_custom()
     }
 
-    /// The object type in the fact table.
-    pub(super) fn shape(&self) -> Option<facts::StructId> {
-        match &self.behavior {
-            Behavior::Builtin { type_name, .. } => facts::find(type_name),
-            Behavior::Custom(_) => None,
-        }
-    }
-
     /// Checks the JSON types of all known fields. Errors are the text of a 400 answer: a typed
-    /// server cannot even decode such a body. Custom resources are checked by validation instead.
+    /// server cannot even decode such a body. Of custom resources only the metadata is checked,
+    /// the rest by validation.
     ///
     /// # Errors
     /// A description that names field and value.
@@ -189,17 +217,20 @@ impl Resource {
         if !object.is_object() {
             return Err("the object provided is not a JSON object".to_owned());
         }
-        match self.shape() {
-            Some(shape) => facts::check_types(shape, object).map_err(|e| {
-                format!(
-                    "{} in version {} cannot be handled as a {}: {e}",
-                    self.kind,
-                    super::status::quoted(&self.version),
-                    self.kind
-                )
-            }),
-            None => meta::check_types(object),
+        if self.is_custom() {
+            let metadata = object.get("metadata").unwrap_or(&Value::Null);
+            return object_meta()
+                .check_types(metadata)
+                .map_err(|e| e.replace("field ", "field metadata."));
         }
+        self.schema.check_types(object).map_err(|e| {
+            format!(
+                "{} in version {} cannot be handled as a {}: {e}",
+                self.kind,
+                super::status::quoted(&self.version),
+                self.kind
+            )
+        })
     }
 
     /// Fields that the kind does not have, as `unknown field "spec.foo"`: of a built-in kind in the
@@ -207,13 +238,9 @@ impl Resource {
     #[must_use]
     pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
         let mut paths = Vec::new();
-        match (&self.behavior, self.shape()) {
-            (Behavior::Custom(c), _) => {
-                c.unknown_fields(object, &mut paths);
-                paths.sort_by_cached_key(|p| (!p.starts_with("metadata."), p.clone()));
-            }
-            (_, Some(shape)) => facts::unknown_fields(shape, object, &mut paths),
-            _ => {}
+        self.schema.unknown_fields(object, &mut paths);
+        if self.is_custom() {
+            paths.sort_by_cached_key(|p| (!p.starts_with("metadata."), p.clone()));
         }
         paths
             .iter()
@@ -223,112 +250,12 @@ impl Resource {
 
     /// Drops unknown fields (and, for built-in kinds, nulls), as decoding into a type would.
     pub fn prune(&self, object: &mut Value) {
-        match (&self.behavior, self.shape()) {
-            (Behavior::Custom(c), _) => c.prune(object),
-            (_, Some(shape)) => facts::prune(shape, object),
-            _ => {}
-        }
-    }
-
-    /// Brings quantities and timestamps of a built-in kind to their canonical form.
-    pub(super) fn canonicalize(&self, object: &mut Value) {
-        if let Some(shape) = self.shape() {
-            facts::canonicalize(shape, object);
-        }
-    }
-
-    /// Metadata that a write of `/status` leaves as it is.
-    pub(super) fn keeps_in_status(&self, key: &str) -> bool {
-        self.is_custom() || strategy::kept_by_status(self).contains(&key)
-    }
-
-    /// API defaulting; also brings quantities and timestamps to their canonical form.
-    pub fn default_object(&self, object: &mut Value) {
-        match &self.behavior {
-            Behavior::Custom(c) => c.default_object(object),
-            Behavior::Builtin { .. } => {
-                self.canonicalize(object);
-                strategy::default_object(self, object);
-            }
-        }
-    }
-
-    /// What the server does to an object before it is created: fields clients may not set are
-    /// cleared, `metadata.generation` starts at 1. Identity (name, uid, creationTimestamp) is the
-    /// caller's.
-    pub fn prepare_create(&self, object: &mut Value) {
-        strategy::prepare_create(self, object);
-    }
-
-    /// What the server does to `new` before it replaces `old`: with `sub` `None` the status is kept
-    /// from `old`, with `Some("status")` everything else is, and the generation follows the spec.
-    pub fn prepare_update(&self, sub: Option<&str>, old: &Value, new: &mut Value) {
-        strategy::prepare_update(self, sub, old, new);
-    }
-
-    /// Validates a new object.
-    #[must_use]
-    pub fn validate_create(&self, object: &Value) -> Vec<FieldError> {
-        strategy::validate_create(self, object)
-    }
-
-    /// Validates a change.
-    #[must_use]
-    pub fn validate_update(&self, sub: Option<&str>, new: &Value, old: &Value) -> Vec<FieldError> {
-        strategy::validate_update(self, sub, new, old)
-    }
-
-    /// What selectors and the garbage collector need to know of an object.
-    #[must_use]
-    pub fn index(&self, object: &Value) -> Index {
-        super::selector::index(self, object)
-    }
-
-    /// Whether a field selector may use `field`.
-    #[must_use]
-    pub fn supports_field(&self, field: &str) -> bool {
-        super::selector::supports_field(self, field)
-    }
-
-    /// A `meta.k8s.io/v1 Table` of `items`; `now` is what ages count from. List metadata
-    /// (resourceVersion, continue) is the caller's.
-    #[must_use]
-    pub fn to_table(&self, items: &[Value], include: Include, now: jiff::Timestamp) -> Value {
-        table::render(self, items, include, now)
-    }
-
-    /// Rewrites an object of this resource into `target`'s version. Both must share a table.
-    #[must_use]
-    pub fn convert(&self, object: Value, target: &Resource) -> Value {
-        strategy::convert(self, object, target)
+        self.schema.prune(object);
     }
 
     /// What is stored is what clients of this version read, byte for byte.
     #[must_use]
     pub fn reads_stored(&self) -> bool {
-        let rewritten = matches!(&self.behavior, Behavior::Custom(c) if c.rewritten);
-        self.storage_version && !rewritten
-    }
-
-    /// From the stored form to this version, with the defaults of its schema.
-    #[must_use]
-    pub fn from_storage(&self, mut object: Value) -> Value {
-        if self.reads_stored() {
-            return object;
-        }
-        strategy::from_storage(self, &mut object);
-        if let Behavior::Custom(c) = &self.behavior {
-            c.default_object(&mut object);
-        }
-        object
-    }
-
-    /// From this version to the stored form.
-    #[must_use]
-    pub fn to_storage(&self, mut object: Value) -> Value {
-        if !self.storage_version {
-            strategy::to_storage(self, &mut object);
-        }
-        object
+        self.storage_version && !self.custom.as_ref().is_some_and(|c| c.rewritten)
     }
 }

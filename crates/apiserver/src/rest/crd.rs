@@ -1,8 +1,8 @@
 //! Custom resource definitions: serving what was stored, and saying so in the status.
 
 use super::{Api, meta};
+use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
-use crate::kinds::{Behavior, Resource};
 use crate::store::{Entry, Key, StoreError};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ fn emptied(definition: &Value) -> bool {
 
 /// Refuses a new object of a definition that is being deleted.
 pub(super) fn terminating(resource: &Resource, name: &str) -> Result<(), ApiError> {
-    match &resource.behavior {
-        Behavior::Custom(version) if version.terminating => Err(ApiError::forbidden(
+    match &resource.custom {
+        Some(version) if version.terminating => Err(ApiError::forbidden(
             &resource.group,
             &resource.plural,
             name,

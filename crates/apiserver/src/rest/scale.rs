@@ -9,54 +9,13 @@ use super::write::Input;
 use super::{Api, meta};
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::{ApiError, FieldError};
-use crate::kinds::{Behavior, Resource};
+use crate::kinds::{Resource, ScalePaths};
 use axum::response::Response;
 use http::Method;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Where a kind keeps what a Scale shows.
-struct Paths {
-    spec: Vec<String>,
-    status: Vec<String>,
-    selector: Option<Vec<String>>,
-}
-
-fn split(path: &str) -> Vec<String> {
-    path.trim_start_matches('.')
-        .split('.')
-        .map(str::to_owned)
-        .collect()
-}
-
-impl Paths {
-    fn of(api: &Api, resource: &Resource) -> Option<Self> {
-        if matches!(resource.behavior, Behavior::Builtin { .. }) {
-            return Some(Self {
-                spec: split("spec.replicas"),
-                status: split("status.replicas"),
-                selector: None,
-            });
-        }
-        // The definition says where; it is small enough to look it up.
-        let (group, plural) = super::crd::CRDS;
-        let crds = api.registry().find(group, "v1", plural)?;
-        let name = format!("{}.{}", resource.plural, resource.group);
-        let key = crate::store::Key::cluster(name.as_str());
-        let definition = api.store().get(&crds.table, &key)?.value();
-        let version = meta::at(&definition, &["spec", "versions"])?
-            .as_array()?
-            .iter()
-            .find(|v| meta::text(v, &["name"]) == &*resource.version)?;
-        let scale = meta::at(version, &["subresources", "scale"])?;
-        let selector = meta::text(scale, &["labelSelectorPath"]);
-        Some(Self {
-            spec: split(meta::text(scale, &["specReplicasPath"])),
-            status: split(meta::text(scale, &["statusReplicasPath"])),
-            selector: (!selector.is_empty()).then(|| split(selector)),
-        })
-    }
-
+impl ScalePaths {
     fn number(object: &Value, path: &[String]) -> i64 {
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
@@ -76,7 +35,7 @@ impl Paths {
     }
 }
 
-impl Projection for Paths {
+impl Projection for ScalePaths {
     fn show(&self, object: &Value) -> Value {
         let mut metadata = json!({});
         for key in [
@@ -215,7 +174,7 @@ impl Api {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Response, ApiError> {
-        let paths = Paths::of(self, resource).ok_or_else(ApiError::unknown_path)?;
+        let paths = resource.scale.as_ref().ok_or_else(ApiError::unknown_path)?;
         let name = call.name();
         let key = Self::key(resource, call.namespace(), name);
         let negotiated = call.negotiate(Endpoint::One)?;
@@ -255,7 +214,7 @@ impl Api {
             resource,
             subresource: Some("scale"),
             key: &key,
-            projection: Some(&paths),
+            projection: Some(paths),
         };
         let done = self
             .modify_target(target, &options, |scale| {

@@ -7,83 +7,11 @@ use serde_json::{Value, json};
 
 use super::builtin::{ALL_VERBS, APIEXTENSIONS, OBJECT_SUB, TERMINATING_VERBS};
 use super::jsonpath::Path;
-use super::resource::{Behavior, GroupVersionKind, Resource, Subresource};
+use super::resource::{Column, CustomVersion, GroupVersionKind, Resource, ScalePaths, Subresource};
+use super::schema::{self, Schema};
 use super::status::FieldError;
-use super::strategy::validate::names;
-use super::structural::{self, Schema};
-use super::{discovery, meta};
+use super::{meta, names};
 use crate::store::TableId;
-
-/// A column of `kubectl get`.
-#[derive(Debug, Clone)]
-pub struct Column {
-    /// Heading.
-    pub name: String,
-    /// `integer`, `number`, `string`, `boolean` or `date`.
-    pub kind: String,
-    /// OpenAPI format.
-    pub format: String,
-    /// What it means.
-    pub description: String,
-    /// Columns above 0 are shown with `-o wide`.
-    pub priority: i64,
-    /// Where the value is.
-    pub path: Path,
-}
-
-/// Where the scale sub-resource finds its values: object keys from the root.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ScalePaths {
-    /// Desired replicas.
-    pub spec: Vec<String>,
-    /// Observed replicas.
-    pub status: Vec<String>,
-    /// Serialized label selector, if any.
-    pub selector: Option<Vec<String>>,
-}
-
-/// What one served version of a definition says about its objects.
-#[derive(Debug, Clone, Default)]
-pub struct CustomVersion {
-    /// Name of the definition.
-    pub definition: Arc<str>,
-    /// The compiled schema.
-    pub schema: Schema,
-    /// The schema as written, for OpenAPI.
-    pub raw_schema: Value,
-    /// Printer columns.
-    pub columns: Vec<Column>,
-    /// Field selectors besides name and namespace.
-    pub selectable_fields: Vec<(Arc<str>, Path)>,
-    /// The status sub-resource is on.
-    pub status: bool,
-    /// The scale sub-resource.
-    pub scale: Option<ScalePaths>,
-    /// What is stored may be another version, or from before a default: it is not what is read.
-    pub rewritten: bool,
-    /// The definition is being deleted: nothing new can be made.
-    pub terminating: bool,
-}
-
-impl CustomVersion {
-    pub(super) fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
-        structural::unknown_fields(&self.schema, true, object, "", out);
-    }
-
-    pub(super) fn prune(&self, object: &mut Value) {
-        structural::prune(&self.schema, true, object);
-    }
-
-    pub(super) fn default_object(&self, object: &mut Value) {
-        structural::apply_defaults(&self.schema, object);
-    }
-
-    pub(super) fn validate(&self, object: &Value) -> Vec<FieldError> {
-        let mut errors = Vec::new();
-        structural::validate(&self.schema, object, "", &mut errors);
-        errors
-    }
-}
 
 /// API defaulting of a definition.
 pub(super) fn default_definition(definition: &mut Value) {
@@ -252,7 +180,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         if version.get("storage").and_then(Value::as_bool) == Some(true) {
             storage += 1;
         }
-        if let Err(e) = compile(version, &path, "") {
+        if let Err(e) = compile(version, &path) {
             errors.extend(e);
         }
     }
@@ -270,8 +198,15 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// What an entry of `spec.versions` says.
+struct Compiled {
+    schema: Schema,
+    custom: CustomVersion,
+    scale: Option<ScalePaths>,
+}
+
 /// Compiles one entry of `spec.versions`.
-fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec<FieldError>> {
+fn compile(version: &Value, path: &str) -> Result<Compiled, Vec<FieldError>> {
     let schema_path = format!("{path}.schema.openAPIV3Schema");
     let Some(raw) = meta::at(version, &["schema", "openAPIV3Schema"]).filter(|v| v.is_object())
     else {
@@ -280,7 +215,7 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
             "schemas are required",
         )]);
     };
-    let schema = structural::parse(raw, &schema_path)?;
+    let schema = schema::parse(raw, &schema_path)?;
     let mut errors = Vec::new();
     check_defaults(&schema, &schema_path, &mut errors);
     let mut columns = Vec::new();
@@ -355,24 +290,23 @@ fn compile(version: &Value, path: &str, name: &str) -> Result<CustomVersion, Vec
     if !errors.is_empty() {
         return Err(errors);
     }
-    Ok(CustomVersion {
-        definition: name.into(),
-        schema,
+    let custom = CustomVersion {
         raw_schema: raw.clone(),
         columns,
         selectable_fields,
-        status: subresources
-            .and_then(|s| s.get("status"))
-            .is_some_and(|s| !s.is_null()),
-        scale,
         rewritten: false,
         terminating: false,
+    };
+    Ok(Compiled {
+        schema,
+        custom,
+        scale,
     })
 }
 
 fn has_defaults(schema: &Schema) -> bool {
     schema.default.is_some()
-        || schema.properties.values().any(has_defaults)
+        || schema.properties().values().any(has_defaults)
         || schema.items.as_deref().is_some_and(has_defaults)
         || schema.additional.as_deref().is_some_and(has_defaults)
 }
@@ -380,12 +314,11 @@ fn has_defaults(schema: &Schema) -> bool {
 /// A default must itself be valid.
 fn check_defaults(schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
     if let Some(default) = &schema.default {
-        let mut filled = default.clone();
-        structural::apply_defaults(schema, &mut filled);
-        let at = format!("{path}.default");
-        structural::validate(schema, &filled, &at, errors);
+        let mut filled = Value::clone(default);
+        schema.apply_defaults(&mut filled);
+        schema.validate(&filled, &format!("{path}.default"), errors);
     }
-    for (key, inner) in &schema.properties {
+    for (key, inner) in schema.properties() {
         check_defaults(inner, &format!("{path}.properties[{key}]"), errors);
     }
     if let Some(inner) = &schema.items {
@@ -439,19 +372,23 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
         if !served && !is_storage {
             continue;
         }
-        let mut custom = compile(version, &format!("spec.versions[{i}]"), &name)?;
-        custom.rewritten = versions.len() > 1 || has_defaults(&custom.schema);
+        let Compiled {
+            schema,
+            mut custom,
+            scale,
+        } = compile(version, &format!("spec.versions[{i}]"))?;
+        custom.rewritten = versions.len() > 1 || has_defaults(&schema);
         custom.terminating = terminating;
         let own = GroupVersionKind::new(group, string(version, "name"), kind);
         let mut subresources = Vec::new();
-        if custom.scale.is_some() {
+        if scale.is_some() {
             subresources.push(Subresource {
                 name: Cow::Borrowed("scale"),
                 response: GroupVersionKind::new("autoscaling", "v1", "Scale"),
                 verbs: OBJECT_SUB,
             });
         }
-        if custom.status {
+        if meta::at(version, &["subresources", "status"]).is_some_and(|s| !s.is_null()) {
             subresources.push(Subresource {
                 name: Cow::Borrowed("status"),
                 response: own.clone(),
@@ -478,7 +415,10 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
             storage: storage.clone(),
             table: TableId::new(group, plural),
             stored: true,
-            behavior: Behavior::Custom(Arc::new(custom)),
+            schema: Arc::new(schema),
+            generation: true,
+            scale,
+            custom: Some(Arc::new(custom)),
         });
         // A version that is stored but not served is never looked up by a client.
         if served {
@@ -487,7 +427,7 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
             hidden = Some(resource);
         }
     }
-    out.sort_by_key(|r| std::cmp::Reverse(discovery::version_rank(&r.version)));
+    out.sort_by_key(|r| std::cmp::Reverse(meta::version_rank(&r.version)));
     Ok(Made {
         name,
         served: out,

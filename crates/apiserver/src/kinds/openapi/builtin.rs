@@ -16,9 +16,8 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use crate::kinds::facts::{self, Merge, Shape};
 use crate::kinds::resource::GroupVersionKind;
-use crate::kinds::structural::ListType;
+use crate::kinds::schema::{ListType, Merge, types};
 
 const PREFIX: &str = "#/components/schemas/";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
@@ -213,10 +212,10 @@ fn fact_name(component: &str) -> Option<String> {
 
 /// How patches treat the lists of a type.
 fn merge_hints(schema: &mut Value, type_name: &str) {
-    let Some(id) = facts::find(type_name) else {
+    let Some(named) = types::find(type_name) else {
         return;
     };
-    if facts::get(id).atomic
+    if named.schema.atomic
         && let Some(map) = schema.as_object_mut()
     {
         map.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
@@ -225,8 +224,7 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
         return;
     };
     for (name, property) in properties {
-        let (Some(field), Some(map)) = (facts::get(id).json_field(name), property.as_object_mut())
-        else {
+        let (Some(field), Some(map)) = (named.field(name), property.as_object_mut()) else {
             continue;
         };
         if field.merge != Merge::Default {
@@ -240,13 +238,13 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
         if let Merge::Key(key) = field.merge {
             map.insert("x-kubernetes-patch-merge-key".to_owned(), key.into());
         }
-        if !matches!(field.shape, Shape::List(_)) {
+        if field.items.is_none() {
             if field.atomic {
                 map.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
             }
             continue;
         }
-        let kind = match &field.list {
+        let kind = match &field.list_type {
             ListType::Atomic => "atomic",
             ListType::Set => "set",
             ListType::Map(keys) => {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::registry::Registry;
-use super::resource::{Behavior, GroupVersionKind, Resource};
+use super::resource::{GroupVersionKind, Resource};
 
 /// `GET /openapi/v3`: where the documents are, with a hash that changes with their content.
 #[must_use]
@@ -48,9 +48,9 @@ pub fn document(registry: &Registry, group: &str, version: &str) -> Option<Value
     let mut schemas = builtin::Schemas::default();
     let mut paths = Map::new();
     for r in resources {
-        let name = match &r.behavior {
-            Behavior::Builtin { type_name, .. } => schemas.add_builtin(type_name, &r.gvk()),
-            Behavior::Custom(c) => schemas.add_custom(&r.gvk(), &c.raw_schema),
+        let name = match (&r.custom, r.schema.named()) {
+            (Some(c), _) => schemas.add_custom(&r.gvk(), &c.raw_schema),
+            (None, named) => named.and_then(|t| schemas.add_builtin(t.name, &r.gvk())),
         };
         paths::add(&mut paths, r, name.as_deref());
     }
@@ -103,7 +103,7 @@ fn hash(resources: &[Arc<Resource>]) -> String {
         for s in &r.subresources {
             s.name.hash(&mut hasher);
         }
-        if let Behavior::Custom(c) = &r.behavior {
+        if let Some(c) = &r.custom {
             c.raw_schema.to_string().hash(&mut hasher);
         }
     }

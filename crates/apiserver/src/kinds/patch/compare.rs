@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::fields::{self, MAX_DEPTH, Set, settle};
 use crate::kinds::resource::Resource;
-use crate::kinds::schema::{Elements, Node};
+use crate::kinds::schema::{ListType, Schema};
 
 /// Metadata that nobody owns.
 const UNOWNED: [&str; 8] = [
@@ -47,8 +47,8 @@ impl Scope<'_> {
         self.part != Some("status") || !self.resource.keeps_in_status(key)
     }
 
-    fn root(&self) -> Node<'_> {
-        Node::root(self.resource)
+    fn root(&self) -> &Schema {
+        &self.resource.schema
     }
 }
 
@@ -131,11 +131,11 @@ enum Kind<'v> {
     List(&'v [Value]),
 }
 
-fn kind<'v>(node: Node<'_>, value: Option<&'v Value>) -> Kind<'v> {
+fn kind<'v>(node: &Schema, value: Option<&'v Value>) -> Kind<'v> {
     match value {
         None | Some(Value::Null) => Kind::Nothing,
         Some(Value::Object(map)) if !node.is_whole() => Kind::Object(map),
-        Some(Value::Array(items)) if node.elements() != Elements::Atomic => Kind::List(items),
+        Some(Value::Array(items)) if node.list_type != ListType::Atomic => Kind::List(items),
         Some(_) => Kind::Leaf,
     }
 }
@@ -149,7 +149,7 @@ fn leaf(old: Option<&Value>, new: Option<&Value>) -> Sides {
     }
 }
 
-fn values(node: Node<'_>, mut old: Option<&Value>, mut new: Option<&Value>, depth: usize) -> Sides {
+fn values(node: &Schema, mut old: Option<&Value>, mut new: Option<&Value>, depth: usize) -> Sides {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| Value::Object(Map::new()));
     if depth > MAX_DEPTH {
         return leaf(old, new);
@@ -190,7 +190,7 @@ fn values(node: Node<'_>, mut old: Option<&Value>, mut new: Option<&Value>, dept
 }
 
 fn lists(
-    node: Node<'_>,
+    node: &Schema,
     old: Option<&Value>,
     new: Option<&Value>,
     a: &[Value],
@@ -200,11 +200,8 @@ fn lists(
     if (a.is_empty() && b.is_empty()) || a == b {
         return leaf(old, new);
     }
-    let (element, elements) = (node.element(), node.elements());
-    let (a, b) = (
-        fields::index(element, elements, a),
-        fields::index(element, elements, b),
-    );
+    let element = node.element();
+    let (a, b) = (fields::index(node, a), fields::index(node, b));
     let before: rustc_hash::FxHashMap<&str, &Value> =
         a.iter().map(|(id, v)| (id.as_str(), *v)).collect();
     let mut out = Diff::default();
@@ -221,7 +218,7 @@ fn lists(
 }
 
 /// An element is never there by itself.
-fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>, depth: usize) -> Sides {
+fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -> Sides {
     let (mut changed, mut removed) = values(node, old, new, depth + 1);
     match (old, new) {
         (None, Some(_)) => {
@@ -278,7 +275,7 @@ pub(super) fn fields_of(scope: Scope<'_>, object: &Value) -> Set {
 }
 
 /// Adds what `value` has; `member`: the path itself counts even where something is below it.
-fn put(out: &mut Set, key: String, node: Node<'_>, value: &Value, member: bool, depth: usize) {
+fn put(out: &mut Set, key: String, node: &Schema, value: &Value, member: bool, depth: usize) {
     let mut set = Set::new();
     let mut here = member;
     match value {
@@ -297,8 +294,8 @@ fn put(out: &mut Set, key: String, node: Node<'_>, value: &Value, member: bool, 
                 );
             }
         }
-        Value::Array(items) if node.elements() != Elements::Atomic => {
-            for (id, v) in fields::index(node.element(), node.elements(), items) {
+        Value::Array(items) if node.list_type != ListType::Atomic => {
+            for (id, v) in fields::index(node, items) {
                 put(&mut set, id, node.element(), v, true, depth + 1);
             }
         }

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::kinds::schema::{Elements, Node};
+use crate::kinds::schema::{ListType, Schema};
 
 /// A field set.
 pub(super) type Set = Map<String, Value>;
@@ -134,16 +134,18 @@ pub(super) fn is_valid(value: &Value) -> bool {
     set(value, 0)
 }
 
-/// The path element of a list element; `None` when it has none of the keys.
-pub(super) fn element(node: Node<'_>, elements: Elements<'_>, item: &Value) -> Option<String> {
-    match elements {
-        Elements::Atomic => None,
-        Elements::Set => Some(format!("v:{item}")),
-        Elements::Keys(keys) => {
+/// The path element of an element of a list; `None` when it has none of the keys.
+pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
+    match &list.list_type {
+        ListType::Atomic => None,
+        ListType::Set => Some(format!("v:{item}")),
+        ListType::Map(keys) => {
+            let element = list.element();
             let mut id = Map::new();
             for key in keys {
                 let given = item.get(key).filter(|v| !v.is_null()).cloned();
-                if let Some(v) = given.or_else(|| node.key_default(key)) {
+                let default = || element.member(key).default.as_deref().cloned();
+                if let Some(v) = given.or_else(default) {
                     id.insert(key.clone(), v);
                 }
             }
@@ -153,15 +155,11 @@ pub(super) fn element(node: Node<'_>, elements: Elements<'_>, item: &Value) -> O
 }
 
 /// The elements of a list by their path elements, of duplicates the first.
-pub(super) fn index<'v>(
-    node: Node<'_>,
-    elements: Elements<'_>,
-    items: &'v [Value],
-) -> Vec<(String, &'v Value)> {
+pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
     let mut seen = rustc_hash::FxHashSet::default();
     items
         .iter()
-        .filter_map(|v| Some((element(node, elements, v)?, v)))
+        .filter_map(|v| Some((element(list, v)?, v)))
         .filter(|(id, _)| seen.insert(id.clone()))
         .collect()
 }

@@ -91,10 +91,10 @@ pub fn strategic_merge(
     original: &Value,
     patch: &Value,
 ) -> Result<Value, PatchError> {
-    let Some(shape) = resource.shape() else {
+    if !resource.supports_strategic_merge() {
         return Err(PatchError::Unsupported(resource.qualified()));
-    };
-    strategic::merge(shape, original, patch)
+    }
+    strategic::merge(&resource.schema, original, patch)
 }
 
 #[cfg(test)]

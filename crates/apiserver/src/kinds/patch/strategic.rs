@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::PatchError;
-use crate::kinds::facts::{self, Field, Merge, Shape, StructId};
+use crate::kinds::schema::{Merge, Schema};
 
 const PATCH: &str = "$patch";
 const RETAIN: &str = "$retainKeys";
@@ -13,27 +13,15 @@ const DELETE: &str = "$deleteFromPrimitiveList/";
 /// Nesting deeper than this is refused instead of exhausting the stack.
 const MAX_DEPTH: usize = 128;
 
-pub(super) fn merge(shape: StructId, original: &Value, patch: &Value) -> Result<Value, PatchError> {
+pub(super) fn merge(schema: &Schema, original: &Value, patch: &Value) -> Result<Value, PatchError> {
     let Value::Object(patch) = patch else {
         return Err(PatchError::Malformed(
             "a strategic merge patch must be an object".to_owned(),
         ));
     };
     let original = original.as_object().cloned().unwrap_or_default();
-    let merged = merge_map(Some(&Shape::Struct(shape)), original, patch, 0)?;
+    let merged = merge_map(schema, original, patch, 0)?;
     Ok(Value::Object(merged))
-}
-
-/// What is known of the member `key` of an object of shape `parent`.
-fn member<'a>(parent: Option<&'a Shape>, key: &str) -> (Option<&'a Shape>, Option<&'a Field>) {
-    match parent {
-        Some(Shape::Struct(id)) => {
-            let field = facts::get(*id).json_field(key);
-            (field.map(|f| &f.shape), field)
-        }
-        Some(Shape::Map(inner)) => (Some(&**inner), None),
-        _ => (None, None),
-    }
 }
 
 fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
@@ -51,7 +39,7 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
 }
 
 fn merge_map(
-    shape: Option<&Shape>,
+    schema: &Schema,
     mut original: Map<String, Value>,
     patch: &Map<String, Value>,
     depth: usize,
@@ -100,10 +88,9 @@ fn merge_map(
             original.remove(key);
             continue;
         }
-        let (inner, field) = member(shape, key);
-        let replace = field.is_some_and(|f| f.replace);
+        let inner = schema.member(key);
         let merged = match value {
-            Value::Object(p) if !replace => {
+            Value::Object(p) if !inner.replace => {
                 let old = match original.remove(key) {
                     Some(Value::Object(old)) => old,
                     _ => Map::new(),
@@ -115,14 +102,10 @@ fn merge_map(
                     Some(Value::Array(old)) => old,
                     _ => Vec::new(),
                 };
-                let element = match inner {
-                    Some(Shape::List(e)) => Some(&**e),
-                    _ => None,
-                };
-                let merge_key = match field.map(|f| &f.merge) {
-                    Some(Merge::Key(k)) => Some(*k),
-                    Some(Merge::Set) => None,
-                    _ => {
+                let merge_key = match inner.merge {
+                    Merge::Key(k) => Some(k),
+                    Merge::Set => None,
+                    Merge::Default => {
                         original.insert(key.clone(), value.clone());
                         continue;
                     }
@@ -130,7 +113,7 @@ fn merge_map(
                 // Without an order of its own a patch means that of its list.
                 let server = (!ordered(key)).then(|| ids(&old, merge_key));
                 let merged = match merge_key {
-                    Some(k) => merge_list(element, k, old, p, depth + 1)?,
+                    Some(k) => merge_list(inner.element(), k, old, p, depth + 1)?,
                     None => union(old, p),
                 };
                 Value::Array(match server {
@@ -146,14 +129,13 @@ fn merge_map(
         let Some(name) = key.strip_prefix(ORDER) else {
             continue;
         };
-        let (_, field) = member(shape, name);
         let order = order
             .as_array()
             .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
-        let merge_key = match field.map(|f| &f.merge) {
-            Some(Merge::Key(k)) => Some(*k),
-            Some(Merge::Set) => None,
-            _ => continue,
+        let merge_key = match schema.member(name).merge {
+            Merge::Key(k) => Some(k),
+            Merge::Set => None,
+            Merge::Default => continue,
         };
         let server = server_lists
             .get(name)
@@ -209,7 +191,7 @@ fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
 }
 
 fn merge_list(
-    element: Option<&Shape>,
+    element: &Schema,
     merge_key: &str,
     mut old: Vec<Value>,
     patch: &[Value],
@@ -294,10 +276,12 @@ fn reorder(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::schema::types;
     use serde_json::json;
 
     fn pod(original: Value, patch: Value) -> Result<Value, PatchError> {
-        merge(facts::find("core/v1.Pod").unwrap(), &original, &patch)
+        let pod = types::find("core/v1.Pod").unwrap();
+        merge(&pod.schema, &original, &patch)
     }
 
     #[test]

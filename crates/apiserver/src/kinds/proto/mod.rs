@@ -7,9 +7,10 @@ use base64::Engine as _;
 use serde_json::{Map, Value};
 
 use super::builtin;
-use super::facts::{self, Field, Other, Shape, StructId};
 use super::meta;
 use super::quantity::format_time;
+use super::schema::types::{self, Named};
+use super::schema::{Other, Schema, Type};
 use wire::{Payload, Reader};
 
 /// First bytes of every Kubernetes protobuf body.
@@ -79,11 +80,11 @@ pub fn decode(body: &[u8]) -> Result<Value> {
     if content_type == b"application/json" {
         return serde_json::from_slice(raw).or_else(|e| malformed(e.to_string()));
     }
-    let Some(id) = type_of(&api_version, &kind) else {
+    let Some(named) = type_of(&api_version, &kind) else {
         return Err(ProtoError::UnknownKind { api_version, kind });
     };
     let mut object = Map::new();
-    read_struct(id, raw, &mut object, 0)?;
+    read_struct(named, raw, &mut object, 0)?;
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
     Ok(Value::Object(object))
@@ -105,12 +106,12 @@ fn type_meta(bytes: &[u8]) -> Result<(String, String)> {
 }
 
 /// The type a body of this version and kind has.
-fn type_of(api_version: &str, kind: &str) -> Option<StructId> {
+fn type_of(api_version: &str, kind: &str) -> Option<&'static Named> {
     let (group, version) = meta::split_api_version(api_version);
     // These two are accepted under any group version.
     match kind {
-        "DeleteOptions" => return facts::find("meta/v1.DeleteOptions"),
-        "Status" => return facts::find("meta/v1.Status"),
+        "DeleteOptions" => return types::find("meta/v1.DeleteOptions"),
+        "Status" => return types::find("meta/v1.Status"),
         _ => {}
     }
     let name = match (group, kind) {
@@ -119,7 +120,7 @@ fn type_of(api_version: &str, kind: &str) -> Option<StructId> {
         ("autoscaling", "Scale") => "autoscaling/v1.Scale",
         _ => builtin::type_name(group, version, kind)?,
     };
-    facts::find(name)
+    types::find(name)
 }
 
 fn text(bytes: &[u8]) -> Result<String> {
@@ -130,7 +131,7 @@ fn text(bytes: &[u8]) -> Result<String> {
 }
 
 fn read_struct(
-    id: StructId,
+    named: &Named,
     bytes: &[u8],
     out: &mut Map<String, Value>,
     depth: usize,
@@ -138,62 +139,57 @@ fn read_struct(
     if depth > MAX_DEPTH {
         return malformed("messages are nested too deeply");
     }
-    let this = facts::get(id);
     let mut reader = Reader::new(bytes);
     while let Some((number, payload)) = reader.next()? {
-        let Some(field) = this
-            .fields
-            .iter()
-            .find(|f| f.number == number && number != 0)
-        else {
+        let field = named.wire.iter().find(|f| f.number == number);
+        let Some(field) = field.filter(|f| f.number != 0) else {
             continue;
         };
-        if field.inline {
-            if let (Shape::Struct(inner), Payload::Bytes(b)) = (&field.shape, payload) {
-                read_struct(*inner, b, out, depth + 1)?;
+        if let Some(inner) = field.inline {
+            if let Payload::Bytes(b) = payload {
+                read_struct(types::get(inner), b, out, depth + 1)?;
             }
-            continue;
+        } else if let Some(schema) = named.field(field.json) {
+            read_field(field.json, schema, payload, out, depth)?;
         }
-        read_field(field, payload, out, depth)?;
     }
     Ok(())
 }
 
 fn read_field(
-    field: &Field,
+    name: &str,
+    field: &Schema,
     payload: Payload<'_>,
     out: &mut Map<String, Value>,
     depth: usize,
 ) -> Result<()> {
-    match &field.shape {
-        Shape::List(inner) => {
-            let slot = out
-                .entry(field.json)
-                .or_insert_with(|| Value::Array(Vec::new()));
+    match (&field.items, &field.additional) {
+        (Some(inner), _) => {
+            let slot = out.entry(name).or_insert_with(|| Value::Array(Vec::new()));
             let Value::Array(items) = slot else {
                 return Ok(());
             };
-            match (&**inner, payload) {
+            match (inner.kind, payload) {
                 // Packed numbers.
-                (Shape::Int32 | Shape::Int64, Payload::Bytes(b)) => {
+                (Type::Int32 | Type::Integer, Payload::Bytes(b)) => {
                     let mut reader = Reader::new(b);
                     while let Some(n) = reader.packed()? {
                         items.push((n as i64).into());
                     }
                 }
-                _ => items.push(read_value(inner, field.json, payload, depth)?),
+                _ => items.push(read_value(inner, name, payload, depth)?),
             }
         }
-        Shape::Map(inner) => {
+        (None, Some(inner)) => {
             let Payload::Bytes(entry) = payload else {
-                return malformed(format!("{} is not a map", field.json));
+                return malformed(format!("{name} is not a map"));
             };
             let (mut key, mut value) = (String::new(), None);
             let mut reader = Reader::new(entry);
             while let Some((number, payload)) = reader.next()? {
                 match (number, payload) {
                     (1, Payload::Bytes(b)) => key = text(b)?,
-                    (2, p) => value = Some(read_value(inner, field.json, p, depth)?),
+                    (2, p) => value = Some(read_value(inner, name, p, depth)?),
                     _ => {}
                 }
             }
@@ -201,17 +197,15 @@ fn read_field(
                 Some(v) => v,
                 None => empty(inner),
             };
-            let slot = out
-                .entry(field.json)
-                .or_insert_with(|| Value::Object(Map::new()));
+            let slot = out.entry(name).or_insert_with(|| Value::Object(Map::new()));
             if let Value::Object(map) = slot {
                 map.insert(key, value);
             }
         }
-        shape => {
-            let value = read_value(shape, field.json, payload, depth)?;
+        (None, None) => {
+            let value = read_value(field, name, payload, depth)?;
             if keeps(field, &value) {
-                out.insert(field.json.to_owned(), value);
+                out.insert(name.to_owned(), value);
             }
         }
     }
@@ -219,59 +213,59 @@ fn read_field(
 }
 
 /// Go writes zero values of fields that JSON leaves out.
-fn keeps(field: &Field, value: &Value) -> bool {
+fn keeps(field: &Schema, value: &Value) -> bool {
     match value {
         Value::Null => false,
-        _ if field.pointer || !field.omit_empty => true,
+        _ if field.pointer || field.written => true,
         Value::String(s) => !s.is_empty(),
         Value::Bool(b) => *b,
-        Value::Number(n) => matches!(field.shape, Shape::IntOrString) || n.as_f64() != Some(0.0),
+        Value::Number(n) => field.kind == Type::IntOrString || n.as_f64() != Some(0.0),
         Value::Object(m) => !m.is_empty(),
         Value::Array(a) => !a.is_empty(),
     }
 }
 
 /// The value of a map entry that was left out because it is empty.
-fn empty(shape: &Shape) -> Value {
-    match shape {
-        Shape::Struct(_) | Shape::Map(_) => Value::Object(Map::new()),
-        Shape::List(_) | Shape::WrappedStrings => Value::Array(Vec::new()),
-        Shape::Bool => false.into(),
-        Shape::Int32 | Shape::Int64 | Shape::Double => 0.into(),
-        Shape::Quantity => "0".into(),
+fn empty(schema: &Schema) -> Value {
+    match schema.kind {
+        Type::Object => Value::Object(Map::new()),
+        Type::Array | Type::WrappedStrings => Value::Array(Vec::new()),
+        Type::Boolean => false.into(),
+        Type::Int32 | Type::Integer | Type::Number => 0.into(),
+        Type::Quantity => "0".into(),
         _ => "".into(),
     }
 }
 
-fn read_value(shape: &Shape, name: &str, payload: Payload<'_>, depth: usize) -> Result<Value> {
+fn read_value(schema: &Schema, name: &str, payload: Payload<'_>, depth: usize) -> Result<Value> {
     let wrong = || malformed(format!("field {name} has the wrong wire type"));
-    let bytes = match (shape, payload) {
-        (Shape::Bool, Payload::Varint(n)) => return Ok((n != 0).into()),
-        (Shape::Int32, Payload::Varint(n)) => return Ok(i64::from(n as i32).into()),
-        (Shape::Int64, Payload::Varint(n)) => return Ok((n as i64).into()),
-        (Shape::Double, Payload::Fixed64(n)) => {
+    let bytes = match (schema.kind, payload) {
+        (Type::Boolean, Payload::Varint(n)) => return Ok((n != 0).into()),
+        (Type::Int32, Payload::Varint(n)) => return Ok(i64::from(n as i32).into()),
+        (Type::Integer, Payload::Varint(n)) => return Ok((n as i64).into()),
+        (Type::Number, Payload::Fixed64(n)) => {
             let f = f64::from_bits(n);
             return Ok(serde_json::Number::from_f64(f).map_or(Value::Null, Value::Number));
         }
-        (Shape::Bool | Shape::Int32 | Shape::Int64 | Shape::Double, _) => return wrong(),
+        (Type::Boolean | Type::Int32 | Type::Integer | Type::Number, _) => return wrong(),
         (_, Payload::Bytes(b)) => b,
         _ => return wrong(),
     };
-    Ok(match shape {
-        Shape::Str => text(bytes)?.into(),
-        Shape::Bytes => base64::engine::general_purpose::STANDARD
+    Ok(match schema.kind {
+        Type::String => text(bytes)?.into(),
+        Type::Bytes => base64::engine::general_purpose::STANDARD
             .encode(bytes)
             .into(),
-        Shape::Quantity => match string_member(bytes)? {
+        Type::Quantity => match string_member(bytes)? {
             q if q.is_empty() => "0".into(),
             q => q.into(),
         },
-        Shape::IntOrString => int_or_string(bytes)?,
-        Shape::Time => timestamp(bytes, 0)?,
-        Shape::MicroTime => timestamp(bytes, 6)?,
-        Shape::Duration => format!("{}ns", varint_member(bytes, 1)?.unwrap_or(0)).into(),
-        Shape::Raw | Shape::FieldsV1 | Shape::Any => json_member(bytes)?,
-        Shape::WrappedStrings => {
+        Type::IntOrString => int_or_string(bytes)?,
+        Type::Time => timestamp(bytes, 0)?,
+        Type::MicroTime => timestamp(bytes, 6)?,
+        Type::Duration => format!("{}ns", varint_member(bytes, 1)?.unwrap_or(0)).into(),
+        Type::Raw | Type::FieldsV1 | Type::Any => json_member(bytes)?,
+        Type::WrappedStrings => {
             let mut items = Vec::new();
             let mut reader = Reader::new(bytes);
             while let Some((number, payload)) = reader.next()? {
@@ -281,22 +275,24 @@ fn read_value(shape: &Shape, name: &str, payload: Payload<'_>, depth: usize) -> 
             }
             Value::Array(items)
         }
-        Shape::Struct(id) => {
-            let mut map = Map::new();
-            read_struct(*id, bytes, &mut map, depth + 1)?;
-            Value::Object(map)
-        }
-        Shape::SchemaOr(other, id) => schema_or(*other, *id, bytes, depth)?,
-        // Lists of lists and maps of lists do not occur outside of wrappers.
-        _ => return wrong(),
+        kind => match (kind, schema.named()) {
+            (Type::Object, Some(named)) => {
+                let mut map = Map::new();
+                read_struct(named, bytes, &mut map, depth + 1)?;
+                Value::Object(map)
+            }
+            (Type::SchemaOr(other), Some(named)) => schema_or(other, named, bytes, depth)?,
+            // Lists of lists and maps of lists do not occur outside of wrappers.
+            _ => return wrong(),
+        },
     })
 }
 
 /// A schema of a definition, or what stands in its place.
-fn schema_or(other: Other, id: StructId, bytes: &[u8], depth: usize) -> Result<Value> {
+fn schema_or(other: Other, named: &Named, bytes: &[u8], depth: usize) -> Result<Value> {
     let schema = |bytes: &[u8]| -> Result<Value> {
         let mut map = Map::new();
-        read_struct(id, bytes, &mut map, depth + 1)?;
+        read_struct(named, bytes, &mut map, depth + 1)?;
         Ok(Value::Object(map))
     };
     let (mut found, mut list, mut allows) = (None, Vec::new(), false);

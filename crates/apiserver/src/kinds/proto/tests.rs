@@ -3,17 +3,15 @@ use proptest::prelude::*;
 use serde_json::json;
 
 /// Encodes JSON with the same table; what Go would send, except for zero values it also writes.
-fn encode(id: StructId, map: &Map<String, Value>) -> Vec<u8> {
+fn encode(named: &Named, map: &Map<String, Value>) -> Vec<u8> {
     let mut out = Vec::new();
-    for field in &facts::get(id).fields {
-        if field.inline {
-            if let (Shape::Struct(inner), true) = (&field.shape, field.number > 0) {
-                bytes(&mut out, field.number, &encode(*inner, map));
+    for field in &named.wire {
+        if let Some(inner) = field.inline {
+            if field.number > 0 {
+                bytes(&mut out, field.number, &encode(types::get(inner), map));
             }
-            continue;
-        }
-        if let Some(v) = map.get(field.json) {
-            value(&mut out, field.number, &field.shape, v);
+        } else if let Some(v) = map.get(field.json) {
+            value(&mut out, field.number, named.field(field.json).unwrap(), v);
         }
     }
     out
@@ -38,19 +36,19 @@ fn int(out: &mut Vec<u8>, number: u32, n: i64) {
     varint(out, n as u64);
 }
 
-fn value(out: &mut Vec<u8>, number: u32, shape: &Shape, v: &Value) {
-    match (shape, v) {
-        (Shape::Str, Value::String(s)) => bytes(out, number, s.as_bytes()),
-        (Shape::Bytes, Value::String(s)) => {
+fn value(out: &mut Vec<u8>, number: u32, schema: &Schema, v: &Value) {
+    match (schema.kind, v) {
+        (Type::String, Value::String(s)) => bytes(out, number, s.as_bytes()),
+        (Type::Bytes, Value::String(s)) => {
             let raw = base64::engine::general_purpose::STANDARD.decode(s).unwrap();
             bytes(out, number, &raw);
         }
-        (Shape::Quantity, Value::String(s)) => {
+        (Type::Quantity, Value::String(s)) => {
             let mut inner = Vec::new();
             bytes(&mut inner, 1, s.as_bytes());
             bytes(out, number, &inner);
         }
-        (Shape::IntOrString, v) => {
+        (Type::IntOrString, v) => {
             let mut inner = Vec::new();
             match v {
                 Value::String(s) => {
@@ -61,35 +59,39 @@ fn value(out: &mut Vec<u8>, number: u32, shape: &Shape, v: &Value) {
             }
             bytes(out, number, &inner);
         }
-        (Shape::Time | Shape::MicroTime, Value::String(s)) => {
+        (Type::Time | Type::MicroTime, Value::String(s)) => {
             let t: jiff::Timestamp = s.parse().unwrap();
             let mut inner = Vec::new();
             int(&mut inner, 1, t.as_second());
             int(&mut inner, 2, i64::from(t.subsec_nanosecond()));
             bytes(out, number, &inner);
         }
-        (Shape::Bool, v) => int(out, number, i64::from(v.as_bool().unwrap())),
-        (Shape::Int32 | Shape::Int64, v) => int(out, number, v.as_i64().unwrap()),
-        (Shape::List(inner), Value::Array(items)) => {
-            items.iter().for_each(|i| value(out, number, inner, i));
+        (Type::Boolean, v) => int(out, number, i64::from(v.as_bool().unwrap())),
+        (Type::Int32 | Type::Integer, v) => int(out, number, v.as_i64().unwrap()),
+        (Type::Array, Value::Array(items)) => {
+            items
+                .iter()
+                .for_each(|i| value(out, number, schema.element(), i));
         }
-        (Shape::Map(inner), Value::Object(map)) => {
-            for (k, v) in map {
-                let mut entry = Vec::new();
-                bytes(&mut entry, 1, k.as_bytes());
-                value(&mut entry, 2, inner, v);
-                bytes(out, number, &entry);
+        (Type::Object, Value::Object(map)) => match schema.named() {
+            Some(named) => bytes(out, number, &encode(named, map)),
+            None => {
+                for (k, v) in map {
+                    let mut entry = Vec::new();
+                    bytes(&mut entry, 1, k.as_bytes());
+                    value(&mut entry, 2, schema.member(k), v);
+                    bytes(out, number, &entry);
+                }
             }
-        }
-        (Shape::Struct(id), Value::Object(map)) => bytes(out, number, &encode(*id, map)),
-        (Shape::WrappedStrings, Value::Array(items)) => {
+        },
+        (Type::WrappedStrings, Value::Array(items)) => {
             let mut inner = Vec::new();
             items
                 .iter()
                 .for_each(|i| bytes(&mut inner, 1, i.as_str().unwrap().as_bytes()));
             bytes(out, number, &inner);
         }
-        (Shape::FieldsV1 | Shape::Raw | Shape::Any, v) => {
+        (Type::FieldsV1 | Type::Raw | Type::Any, v) => {
             let mut inner = Vec::new();
             bytes(&mut inner, 1, v.to_string().as_bytes());
             bytes(out, number, &inner);
@@ -103,13 +105,13 @@ fn envelope(object: &Value) -> Vec<u8> {
         meta::str_at(object, &["apiVersion"]),
         meta::str_at(object, &["kind"]),
     );
-    let id = type_of(api_version, kind).unwrap();
+    let named = type_of(api_version, kind).unwrap();
     let mut tm = Vec::new();
     bytes(&mut tm, 1, api_version.as_bytes());
     bytes(&mut tm, 2, kind.as_bytes());
     let mut out = MAGIC.to_vec();
     bytes(&mut out, 1, &tm);
-    bytes(&mut out, 2, &encode(id, object.as_object().unwrap()));
+    bytes(&mut out, 2, &encode(named, object.as_object().unwrap()));
     bytes(&mut out, 3, b"");
     bytes(&mut out, 4, b"");
     out
@@ -226,11 +228,10 @@ fn decodes_definitions_and_workloads_as_a_server_sends_them() {
 
 #[test]
 fn a_schema_may_be_something_else() {
-    let id = facts::find("apiextensions/v1.JSONSchemaProps").unwrap();
-    let field = |name: &str| &facts::get(id).json_field(name).unwrap().shape;
+    let named = types::find("apiextensions/v1.JSONSchemaProps").unwrap();
     let read = |name: &str, b: &[u8]| {
         let payload = Payload::Bytes(b);
-        read_value(field(name), name, payload, 0).unwrap()
+        read_value(named.field(name).unwrap(), name, payload, 0).unwrap()
     };
     assert_eq!(read("additionalProperties", &[0x08, 1]), json!(true));
     assert_eq!(read("additionalProperties", &[]), json!(false));

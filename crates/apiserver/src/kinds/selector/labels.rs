@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::SelectorError;
 use crate::kinds::meta;
+use crate::kinds::names;
 use crate::kinds::status::quoted;
-use crate::kinds::strategy::validate::names;
 use crate::store::Index;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::jsonpath::Path;
 use super::meta;
-use super::resource::{Behavior, Resource};
+use super::resource::Resource;
 use crate::store::Index;
 
 pub use fields::FieldSelector;
@@ -66,21 +66,6 @@ fn builtin_fields(resource: &Resource) -> &'static [&'static str] {
         ("certificates.k8s.io", _) => &["spec.signerName"],
         ("resource.k8s.io", "resourceslices") => &["spec.nodeName", "spec.driver"],
         _ => &[],
-    }
-}
-
-pub(super) fn supports_field(resource: &Resource, field: &str) -> bool {
-    if field == "metadata.name" || (field == "metadata.namespace" && resource.namespaced) {
-        return true;
-    }
-    match &resource.behavior {
-        Behavior::Custom(c) => c.selectable_fields.iter().any(|(name, _)| &**name == field),
-        // A namespace selector on a cluster-scoped built-in kind is accepted and matches "".
-        Behavior::Builtin { .. } => {
-            field == "metadata.namespace"
-                || field == "status.podIPs" && resource.is("", "pods")
-                || builtin_fields(resource).contains(&field)
-        }
     }
 }
 
@@ -146,36 +131,56 @@ fn builtin_field(object: &Value, field: &str) -> Option<Arc<str>> {
     }
 }
 
-/// What selectors and garbage collection need to know of an object.
-pub(super) fn index(resource: &Resource, object: &Value) -> Index {
-    let labels = meta::at(object, &["metadata", "labels"]).and_then(Value::as_object);
-    let owners = meta::at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array);
-    let fields: Vec<(Arc<str>, Arc<str>)> = match &resource.behavior {
-        Behavior::Builtin { .. } => builtin_fields(resource)
-            .iter()
-            .filter_map(|f| Some((shared(f), builtin_field(object, f)?)))
-            .collect(),
-        Behavior::Custom(c) => c
-            .selectable_fields
-            .iter()
-            .filter_map(|(name, path): &(Arc<str>, Path)| {
-                Some((name.clone(), scalar(path.first(object))?))
-            })
-            .collect(),
-    };
-    Index {
-        uid: meta::text(object, "uid").into(),
-        labels: labels
-            .into_iter()
-            .flatten()
-            .map(|(k, v)| (k.as_str().into(), v.as_str().unwrap_or_default().into()))
-            .collect(),
-        fields,
-        owners: owners
-            .into_iter()
-            .flatten()
-            .filter_map(|o| o.get("uid").and_then(Value::as_str).map(Arc::from))
-            .collect(),
+impl Resource {
+    /// Whether a field selector may use `field`.
+    #[must_use]
+    pub fn supports_field(&self, field: &str) -> bool {
+        if field == "metadata.name" || (field == "metadata.namespace" && self.namespaced) {
+            return true;
+        }
+        match &self.custom {
+            Some(c) => c.selectable_fields.iter().any(|(name, _)| &**name == field),
+            // A namespace selector on a cluster-scoped built-in kind is accepted and matches "".
+            None => {
+                field == "metadata.namespace"
+                    || field == "status.podIPs" && self.is("", "pods")
+                    || builtin_fields(self).contains(&field)
+            }
+        }
+    }
+
+    /// What selectors and the garbage collector need to know of an object.
+    #[must_use]
+    pub fn index(&self, object: &Value) -> Index {
+        let labels = meta::at(object, &["metadata", "labels"]).and_then(Value::as_object);
+        let owners = meta::at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array);
+        let fields: Vec<(Arc<str>, Arc<str>)> = match &self.custom {
+            None => builtin_fields(self)
+                .iter()
+                .filter_map(|f| Some((shared(f), builtin_field(object, f)?)))
+                .collect(),
+            Some(c) => c
+                .selectable_fields
+                .iter()
+                .filter_map(|(name, path): &(Arc<str>, Path)| {
+                    Some((name.clone(), scalar(path.first(object))?))
+                })
+                .collect(),
+        };
+        Index {
+            uid: meta::text(object, "uid").into(),
+            labels: labels
+                .into_iter()
+                .flatten()
+                .map(|(k, v)| (k.as_str().into(), v.as_str().unwrap_or_default().into()))
+                .collect(),
+            fields,
+            owners: owners
+                .into_iter()
+                .flatten()
+                .filter_map(|o| o.get("uid").and_then(Value::as_str).map(Arc::from))
+                .collect(),
+        }
     }
 }
 

@@ -36,30 +36,47 @@ fn set_version(resource: (&str, &str), object: &mut Value) {
     }
 }
 
-pub(in crate::kinds) fn from_storage(resource: &Resource, object: &mut Value) {
-    if is_new_event(resource)
-        && let Some(map) = object.as_object_mut()
-    {
-        rename(map, true);
+impl Resource {
+    /// From the stored form to this version, with the defaults of its schema.
+    #[must_use]
+    pub fn from_storage(&self, mut object: Value) -> Value {
+        if self.reads_stored() {
+            return object;
+        }
+        if is_new_event(self)
+            && let Some(map) = object.as_object_mut()
+        {
+            rename(map, true);
+        }
+        set_version((&self.api_version(), &self.kind), &mut object);
+        if self.is_custom() {
+            self.schema.apply_defaults(&mut object);
+        }
+        object
     }
-    set_version((&resource.api_version(), &resource.kind), object);
-}
 
-pub(in crate::kinds) fn to_storage(resource: &Resource, object: &mut Value) {
-    if is_new_event(resource)
-        && let Some(map) = object.as_object_mut()
-    {
-        rename(map, false);
-        // The core form always has these two.
-        map.entry("source").or_insert_with(|| json!({}));
-        map.entry("involvedObject").or_insert_with(|| json!({}));
+    /// From this version to the stored form.
+    #[must_use]
+    pub fn to_storage(&self, mut object: Value) -> Value {
+        if self.storage_version {
+            return object;
+        }
+        if is_new_event(self)
+            && let Some(map) = object.as_object_mut()
+        {
+            rename(map, false);
+            // The core form always has these two.
+            map.entry("source").or_insert_with(|| json!({}));
+            map.entry("involvedObject").or_insert_with(|| json!({}));
+        }
+        let storage = &self.storage;
+        set_version((&storage.api_version(), &storage.kind), &mut object);
+        object
     }
-    set_version(
-        (&resource.storage.api_version(), &resource.storage.kind),
-        object,
-    );
-}
 
-pub(in crate::kinds) fn convert(from: &Resource, object: Value, target: &Resource) -> Value {
-    target.from_storage(from.to_storage(object))
+    /// Rewrites an object of this resource into `target`'s version. Both must share a table.
+    #[must_use]
+    pub fn convert(&self, object: Value, target: &Self) -> Value {
+        target.from_storage(self.to_storage(object))
+    }
 }

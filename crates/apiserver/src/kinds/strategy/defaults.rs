@@ -9,7 +9,7 @@ use crate::kinds::resource::Resource;
 
 type Object = Map<String, Value>;
 
-pub(in crate::kinds) fn default_object(resource: &Resource, object: &mut Value) {
+pub(super) fn default_object(resource: &Resource, object: &mut Value) {
     if crd::is_definition(resource) {
         crd::default_definition(object);
         return;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{child, set_default};
 use crate::kinds::meta;
 use crate::kinds::quantity;
-use crate::kinds::resource::{Behavior, Resource};
+use crate::kinds::resource::Resource;
 
 /// Metadata that only the server writes.
 const SERVER_OWNED: [&str; 4] = [
@@ -17,14 +17,27 @@ const SERVER_OWNED: [&str; 4] = [
     "generation",
 ];
 
-fn keeps_generation(resource: &Resource) -> bool {
-    match &resource.behavior {
-        Behavior::Builtin { generation, .. } => *generation,
-        Behavior::Custom(_) => true,
+impl Resource {
+    /// What the server does to an object before it is created: fields clients may not set are
+    /// cleared, `metadata.generation` starts at 1. Identity (name, uid, creationTimestamp) is the
+    /// caller's.
+    pub fn prepare_create(&self, object: &mut Value) {
+        prepare_create(self, object);
+    }
+
+    /// What the server does to `new` before it replaces `old`: with `sub` `None` the status is kept
+    /// from `old`, with `Some("status")` everything else is, and the generation follows the spec.
+    pub fn prepare_update(&self, sub: Option<&str>, old: &Value, new: &mut Value) {
+        prepare_update(self, sub, old, new);
+    }
+
+    /// Metadata that a write of `/status` leaves as it is.
+    pub(in crate::kinds) fn keeps_in_status(&self, key: &str) -> bool {
+        self.is_custom() || kept_by_status(self).contains(&key)
     }
 }
 
-pub(in crate::kinds) fn prepare_create(resource: &Resource, object: &mut Value) {
+fn prepare_create(resource: &Resource, object: &mut Value) {
     if let Some(metadata) = meta::metadata_mut(object) {
         for key in [
             "deletionTimestamp",
@@ -34,7 +47,7 @@ pub(in crate::kinds) fn prepare_create(resource: &Resource, object: &mut Value) 
         ] {
             metadata.remove(key);
         }
-        if keeps_generation(resource) {
+        if resource.generation {
             metadata.insert("generation".to_owned(), 1.into());
         }
     }
@@ -150,12 +163,7 @@ pub(in crate::kinds) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-pub(in crate::kinds) fn prepare_update(
-    resource: &Resource,
-    sub: Option<&str>,
-    old: &Value,
-    new: &mut Value,
-) {
+fn prepare_update(resource: &Resource, sub: Option<&str>, old: &Value, new: &mut Value) {
     match sub {
         None => keep(old, new, resource.has_status().then_some("status")),
         Some("status") => status_update(resource, old, new),
@@ -183,11 +191,11 @@ pub(in crate::kinds) fn prepare_update(
     }
     restore_metadata(old, new);
     let bump = !matches!(sub, Some("status" | "finalize"))
-        && keeps_generation(resource)
+        && resource.generation
         && described(resource, old) != described(resource, new);
     if let Some(metadata) = meta::metadata_mut(new) {
         let before = meta::generation(old);
-        match (keeps_generation(resource), before + i64::from(bump)) {
+        match (resource.generation, before + i64::from(bump)) {
             (true, n) if n > 0 => metadata.insert("generation".to_owned(), n.into()),
             _ => metadata.remove("generation"),
         };
@@ -240,7 +248,7 @@ fn restore_metadata(old: &Value, new: &mut Value) {
 }
 
 /// Metadata of a built-in kind that a write of `/status` does not change.
-pub(in crate::kinds) fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
+fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => &["ownerReferences"],
         ("apps", _) | ("", "replicationcontrollers") => &["labels"],

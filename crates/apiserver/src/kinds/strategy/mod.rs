@@ -3,14 +3,23 @@
 mod convert;
 mod defaults;
 mod lifecycle;
-pub(super) mod validate;
-
-pub(super) use convert::{convert, from_storage, to_storage};
-pub(super) use defaults::default_object;
-pub(super) use lifecycle::{kept_by_status, prepare_create, prepare_update};
-pub(super) use validate::{validate_create, validate_update};
+mod validate;
 
 use serde_json::{Map, Value};
+
+use super::resource::Resource;
+
+impl Resource {
+    /// API defaulting; also brings quantities and timestamps to their canonical form.
+    pub fn default_object(&self, object: &mut Value) {
+        if !self.is_custom() {
+            self.schema.canonicalize(object);
+            defaults::default_object(self, object);
+        } else {
+            self.schema.apply_defaults(object);
+        }
+    }
+}
 
 /// The object at `key`, created when absent; `None` when something else is there.
 fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{age, created, head};
-use crate::kinds::crd::{Column, CustomVersion};
 use crate::kinds::meta;
+use crate::kinds::resource::{Column, CustomVersion};
 
 pub(super) fn columns(c: &CustomVersion) -> Vec<Value> {
     let mut out = vec![head("Name", "string", "", 0)];

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::meta;
-use super::resource::{Behavior, Resource};
+use super::resource::Resource;
 
 pub use duration::{age, human_duration};
 
@@ -93,42 +93,41 @@ fn printer(resource: &Resource) -> &'static Printer {
     }
 }
 
-/// The table of `items`; list metadata is the caller's.
-pub(super) fn render(
-    resource: &Resource,
-    items: &[Value],
-    include: Include,
-    now: Timestamp,
-) -> Value {
-    let (columns, rows): (Vec<Value>, Vec<Value>) = match &resource.behavior {
-        Behavior::Custom(c) => (
-            custom::columns(c),
-            items
-                .iter()
-                .map(|o| row(o, custom::cells(c, o, now), include))
-                .collect(),
-        ),
-        Behavior::Builtin { .. } => {
-            let p = printer(resource);
-            (
-                p.heads
-                    .iter()
-                    .map(|(name, kind, priority)| head(name, kind, "", *priority))
-                    .collect(),
+impl Resource {
+    /// A `meta.k8s.io/v1 Table` of `items`; `now` is what ages count from. List metadata
+    /// (resourceVersion, continue) is the caller's.
+    #[must_use]
+    pub fn to_table(&self, items: &[Value], include: Include, now: Timestamp) -> Value {
+        let (columns, rows): (Vec<Value>, Vec<Value>) = match &self.custom {
+            Some(c) => (
+                custom::columns(c),
                 items
                     .iter()
-                    .map(|o| row(o, (p.cells)(o, now), include))
+                    .map(|o| row(o, custom::cells(c, o, now), include))
                     .collect(),
-            )
-        }
-    };
-    json!({
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": {},
-        "columnDefinitions": columns,
-        "rows": rows,
-    })
+            ),
+            None => {
+                let p = printer(self);
+                (
+                    p.heads
+                        .iter()
+                        .map(|(name, kind, priority)| head(name, kind, "", *priority))
+                        .collect(),
+                    items
+                        .iter()
+                        .map(|o| row(o, (p.cells)(o, now), include))
+                        .collect(),
+                )
+            }
+        };
+        json!({
+            "kind": "Table",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": {},
+            "columnDefinitions": columns,
+            "rows": rows,
+        })
+    }
 }
 
 fn head(name: &str, kind: &str, description: &str, priority: i64) -> Value {

@@ -9,7 +9,7 @@ use super::fields::{self, MAX_DEPTH, Set};
 use super::managers::{self, APPLY, Managers, Writer, set_of};
 use crate::kinds::meta;
 use crate::kinds::resource::Resource;
-use crate::kinds::schema::{Elements, Node};
+use crate::kinds::schema::{ListType, Schema};
 use crate::kinds::status::{ApiError, quoted};
 
 /// Who owns the fields of an object that nobody kept a record of.
@@ -37,9 +37,9 @@ pub fn apply(
     };
     let mut applied = Cow::Borrowed(applied);
     if !resource.is_custom() {
-        resource.canonicalize(applied.to_mut());
+        resource.schema.canonicalize(applied.to_mut());
     }
-    let root = Node::root(resource);
+    let root = &*resource.schema;
     check_duplicates(root, &applied, &mut Vec::new()).map_err(|why| {
         let object = format!("{}/{}", meta::namespace(&applied), meta::name(&applied));
         let (version, kind) = (resource.api_version(), &resource.kind);
@@ -95,7 +95,7 @@ pub fn apply(
 
 struct Apply<'a> {
     scope: Scope<'a>,
-    root: Node<'a>,
+    root: &'a Schema,
     live: Option<&'a Value>,
     applied: &'a Value,
     writer: Writer<'a>,
@@ -252,7 +252,7 @@ fn keep_last_applied(live: Option<&Value>, applied: &Value, out: &mut Value) {
 }
 
 /// Who applies a list says each element once.
-fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Result<(), String> {
+fn check_duplicates(node: &Schema, value: &Value, path: &mut Vec<String>) -> Result<(), String> {
     match value {
         _ if path.len() > MAX_DEPTH => {}
         Value::Object(map) if !node.is_whole() => {
@@ -263,10 +263,10 @@ fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Re
             }
         }
         Value::Array(items) => {
-            let (element, elements) = (node.element(), node.elements());
+            let element = node.element();
             let mut seen = rustc_hash::FxHashSet::default();
             for item in items {
-                let Some(id) = fields::element(element, elements, item) else {
+                let Some(id) = fields::element(node, item) else {
                     continue;
                 };
                 if !seen.insert(id.clone()) {
@@ -286,7 +286,7 @@ fn check_duplicates(node: Node<'_>, value: &Value, path: &mut Vec<String>) -> Re
     Ok(())
 }
 
-fn merge(node: Node<'_>, live: &Value, applied: &Value, depth: usize) -> Value {
+fn merge(node: &Schema, live: &Value, applied: &Value, depth: usize) -> Value {
     match (live, applied) {
         _ if depth > MAX_DEPTH => applied.clone(),
         (Value::Object(old), Value::Object(new)) if !node.is_whole() => {
@@ -300,7 +300,7 @@ fn merge(node: Node<'_>, live: &Value, applied: &Value, depth: usize) -> Value {
             }
             Value::Object(out)
         }
-        (Value::Array(old), Value::Array(new)) if node.elements() != Elements::Atomic => {
+        (Value::Array(old), Value::Array(new)) if node.list_type != ListType::Atomic => {
             Value::Array(merge_lists(node, old, new, depth))
         }
         _ => applied.clone(),
@@ -309,9 +309,9 @@ fn merge(node: Node<'_>, live: &Value, applied: &Value, depth: usize) -> Value {
 
 /// Elements that both have stand in the order in which they are applied; those that only the live
 /// list has stand as far to the front as their order among the others allows.
-fn merge_lists(node: Node<'_>, live: &[Value], applied: &[Value], depth: usize) -> Vec<Value> {
-    let (element, elements) = (node.element(), node.elements());
-    let id = |v: &Value| fields::element(element, elements, v);
+fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -> Vec<Value> {
+    let element = node.element();
+    let id = |v: &Value| fields::element(node, v);
     let wanted: Vec<(Option<String>, &Value)> = applied.iter().map(|v| (id(v), v)).collect();
     let have: Vec<(Option<String>, &Value)> = live.iter().map(|v| (id(v), v)).collect();
     let is_wanted = |id: &Option<String>| wanted.iter().any(|(w, _)| w == id);
@@ -350,7 +350,7 @@ fn merge_lists(node: Node<'_>, live: &[Value], applied: &[Value], depth: usize) 
 /// are the sets at this path. `given` says that a path above this one was in `last`, `gone` that one
 /// was so and is nobody's. True when something was removed.
 fn give_up(
-    node: Node<'_>,
+    node: &Schema,
     value: &mut Value,
     last: &Set,
     owned: Option<&Set>,
@@ -361,7 +361,7 @@ fn give_up(
     let is_in = |set: Option<&Value>, declared: bool| {
         fields::owned(set) || (declared && fields::has_below(set))
     };
-    let decide = |id: &str, declared: bool, inner: Node<'_>, child: &mut Value| -> bool {
+    let decide = |id: &str, declared: bool, inner: &Schema, child: &mut Value| -> bool {
         let Some(was) = last.get(id) else {
             return true;
         };
@@ -391,8 +391,8 @@ fn give_up(
             });
         }
         Value::Array(items) => {
-            let (element, elements) = (node.element(), node.elements());
-            items.retain_mut(|v| match fields::element(element, elements, v) {
+            let element = node.element();
+            items.retain_mut(|v| match fields::element(node, v) {
                 Some(id) => decide(&id, false, element, v),
                 None => true,
             });

@@ -218,16 +218,15 @@ mod property {
     }
 
     /// Every path of `set` leads to something.
-    fn exists(node: Node<'_>, value: &Value, set: &Set) -> bool {
+    fn exists(node: &Schema, value: &Value, set: &Set) -> bool {
         set.iter().all(|(key, below)| {
             let inner = match key.strip_prefix("f:") {
                 _ if key == "." => return true,
                 Some(name) => value.get(name).map(|v| (node.member(name), v)),
                 None => value.as_array().and_then(|items| {
-                    let (element, elements) = (node.element(), node.elements());
-                    let found = |v: &&Value| {
-                        fields::element(element, elements, v).as_deref() == Some(key.as_str())
-                    };
+                    let element = node.element();
+                    let found =
+                        |v: &&Value| fields::element(node, v).as_deref() == Some(key.as_str());
                     items.iter().find(found).map(|v| (element, v))
                 }),
             };
@@ -257,7 +256,7 @@ mod property {
             let mut all = Set::new();
             for (_, entry) in Managers::of(object).entries() {
                 let set = set_of(entry).unwrap();
-                prop_assert!(exists(Node::root(r), object, set), "{} {}", object, entry);
+                prop_assert!(exists(&r.schema, object, set), "{} {}", object, entry);
                 fields::union(&mut all, set.clone());
             }
             let scope = Scope {
@@ -307,7 +306,7 @@ mod property {
             let (mut one, mut edit) = (Set::new(), Set::new());
             for (_, entry) in Managers::of(&new).entries() {
                 let set = set_of(entry).unwrap();
-                prop_assert!(exists(Node::root(&r), &new, set), "{} {}", new, entry);
+                prop_assert!(exists(&r.schema, &new, set), "{} {}", new, entry);
                 match entry["operation"].as_str() {
                     Some("Apply") => one = set.clone(),
                     _ => edit = set.clone(),

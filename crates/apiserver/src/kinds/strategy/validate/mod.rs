@@ -2,7 +2,6 @@
 
 mod kinds;
 mod metadata;
-pub(in crate::kinds) mod names;
 mod pod;
 mod rbac;
 mod resources;
@@ -11,53 +10,54 @@ mod workload;
 
 use serde_json::Value;
 
-use super::super::crd;
-use super::super::meta::str_at;
-use super::super::resource::{Behavior, Resource};
-use super::super::status::FieldError;
+use crate::kinds::meta::str_at;
+use crate::kinds::resource::Resource;
+use crate::kinds::status::FieldError;
+use crate::kinds::{crd, names};
 
 type Errors = Vec<FieldError>;
 
-pub(in crate::kinds) fn validate_create(resource: &Resource, object: &Value) -> Errors {
-    let mut errors = Vec::new();
-    metadata::validate(resource, object, &mut errors);
-    specific(resource, object, None, &mut errors);
-    errors
-}
-
-pub(in crate::kinds) fn validate_update(
-    resource: &Resource,
-    sub: Option<&str>,
-    new: &Value,
-    old: &Value,
-) -> Errors {
-    let mut errors = Vec::new();
-    metadata::validate(resource, new, &mut errors);
-    metadata::validate_update(resource, new, old, &mut errors);
-    match (sub, &resource.behavior) {
-        (None, _) | (Some(_), Behavior::Custom(_)) => {
-            specific(resource, new, Some(old), &mut errors);
-        }
-        (Some("status"), _) if resource.is("", "nodes") => {
-            kinds::node(new, &mut errors);
-        }
-        (Some("status"), _) if resource.is("", "pods") => {
-            let node = str_at(new, &["status", "nominatedNodeName"]);
-            if let Some(why) = (!node.is_empty())
-                .then(|| names::dns1123_subdomain(node))
-                .flatten()
-            {
-                errors.push(FieldError::invalid("status.nominatedNodeName", node, why));
-            }
-        }
-        (Some(_), _) => {}
+impl Resource {
+    /// Validates a new object.
+    #[must_use]
+    pub fn validate_create(&self, object: &Value) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        metadata::validate(self, object, &mut errors);
+        specific(self, object, None, &mut errors);
+        errors
     }
-    errors
+
+    /// Validates a change.
+    #[must_use]
+    pub fn validate_update(&self, sub: Option<&str>, new: &Value, old: &Value) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        metadata::validate(self, new, &mut errors);
+        metadata::validate_update(self, new, old, &mut errors);
+        match sub {
+            _ if sub.is_none() || self.is_custom() => {
+                specific(self, new, Some(old), &mut errors);
+            }
+            Some("status") if self.is("", "nodes") => {
+                kinds::node(new, &mut errors);
+            }
+            Some("status") if self.is("", "pods") => {
+                let node = str_at(new, &["status", "nominatedNodeName"]);
+                if let Some(why) = (!node.is_empty())
+                    .then(|| names::dns1123_subdomain(node))
+                    .flatten()
+                {
+                    errors.push(FieldError::invalid("status.nominatedNodeName", node, why));
+                }
+            }
+            _ => {}
+        }
+        errors
+    }
 }
 
 fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &mut Errors) {
-    if let Behavior::Custom(c) = &resource.behavior {
-        errors.extend(c.validate(object));
+    if resource.is_custom() {
+        resource.schema.validate(object, "", errors);
         return;
     }
     match (&*resource.group, &*resource.plural) {

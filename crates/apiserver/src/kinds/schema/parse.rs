@@ -3,7 +3,7 @@
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{ListType, Schema, Type};
+use super::{ListType, Members, Rules, Schema, Type};
 use crate::kinds::status::FieldError;
 
 /// Nesting deeper than this is refused instead of exhausting the stack.
@@ -15,8 +15,9 @@ const MAX_DEPTH: usize = 96;
 /// Everything that is wrong with the schema.
 pub fn parse(value: &Value, path: &str) -> Result<Schema, Vec<FieldError>> {
     let mut parser = Parser { errors: Vec::new() };
-    let schema = parser.node(value, path, true, 0);
-    if schema.kind != Some(Type::Object) {
+    let mut schema = parser.node(value, path, true, 0);
+    schema.object = true;
+    if schema.kind != Type::Object {
         let kind = value.get("type").cloned().unwrap_or_else(|| "".into());
         parser.errors.push(if kind == "" {
             FieldError::required(format!("{path}.type"), "must not be empty at the root")
@@ -30,6 +31,28 @@ pub fn parse(value: &Value, path: &str) -> Result<Schema, Vec<FieldError>> {
         Err(parser.errors)
     }
 }
+
+/// What of a schema becomes [`Rules`]; most have none of it.
+const RULES: [&str; 18] = [
+    "format",
+    "required",
+    "enum",
+    "minimum",
+    "maximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "minProperties",
+    "maxProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+];
 
 struct Parser {
     errors: Vec<FieldError>,
@@ -59,9 +82,15 @@ impl Parser {
         }
         let mut s = Schema {
             kind: self.kind(map, path),
-            format: text(map, "format"),
             nullable: flag(map, "nullable"),
-            default: map.get("default").cloned(),
+            default: map.get("default").cloned().map(Box::new),
+            preserve_unknown: flag(map, "x-kubernetes-preserve-unknown-fields"),
+            object: flag(map, "x-kubernetes-embedded-resource"),
+            atomic: text(map, "x-kubernetes-map-type").as_deref() == Some("atomic"),
+            ..Schema::default()
+        };
+        let mut rules = Rules {
+            format: text(map, "format"),
             required: strings(map.get("required")),
             allowed: map
                 .get("enum")
@@ -79,17 +108,13 @@ impl Parser {
             unique_items: flag(map, "uniqueItems"),
             min_properties: size(map, "minProperties"),
             max_properties: size(map, "maxProperties"),
-            int_or_string: flag(map, "x-kubernetes-int-or-string"),
-            preserve_unknown: flag(map, "x-kubernetes-preserve-unknown-fields"),
-            embedded: flag(map, "x-kubernetes-embedded-resource"),
-            atomic_map: text(map, "x-kubernetes-map-type").as_deref() == Some("atomic"),
-            ..Schema::default()
+            ..Rules::default()
         };
         self.structure(&mut s, map, path, typed, depth);
         for (key, list) in [
-            ("allOf", &mut s.all_of),
-            ("anyOf", &mut s.any_of),
-            ("oneOf", &mut s.one_of),
+            ("allOf", &mut rules.all_of),
+            ("anyOf", &mut rules.any_of),
+            ("oneOf", &mut rules.one_of),
         ] {
             let members = map.get(key).and_then(Value::as_array);
             for (i, v) in members.into_iter().flatten().enumerate() {
@@ -97,17 +122,15 @@ impl Parser {
             }
         }
         if let Some(v) = map.get("not").filter(|v| !v.is_null()) {
-            s.not = Some(Box::new(self.node(
-                v,
-                &format!("{path}.not"),
-                false,
-                depth + 1,
-            )));
+            rules.not = Some(self.node(v, &format!("{path}.not"), false, depth + 1));
+        }
+        if map.keys().any(|key| RULES.contains(&key.as_str())) {
+            s.rules = Some(Box::new(rules));
         }
         s.list_type = self.list_type(map, path, &s);
         // The root has a message of its own.
         let inner = typed && depth > 0;
-        if inner && s.kind.is_none() && !s.int_or_string && !s.preserve_unknown {
+        if inner && s.kind == Type::Any && !s.preserve_unknown {
             self.errors.push(FieldError::required(
                 format!("{path}.type"),
                 "must not be empty for specified object fields",
@@ -125,18 +148,18 @@ impl Parser {
         depth: usize,
     ) {
         if let Some(Value::Object(properties)) = map.get("properties") {
-            for (key, v) in properties {
+            let compiled = properties.iter().map(|(key, v)| {
                 let at = format!("{path}.properties[{key}]");
-                s.properties
-                    .insert(key.clone(), self.node(v, &at, typed, depth + 1));
-            }
+                (key.clone(), self.node(v, &at, typed, depth + 1))
+            });
+            s.members = Members::Own(compiled.collect());
         }
         match map.get("additionalProperties") {
             Some(Value::Bool(any)) => s.additional_any = *any,
             Some(v @ Value::Object(_)) => {
                 let at = format!("{path}.additionalProperties");
                 s.additional = Some(Box::new(self.node(v, &at, typed, depth + 1)));
-                if !s.properties.is_empty() && typed {
+                if !s.properties().is_empty() && typed {
                     self.errors.push(FieldError::forbidden(
                         at,
                         "additionalProperties and properties are mutual exclusive",
@@ -155,7 +178,7 @@ impl Parser {
                 "items must be a schema object and not an array",
             )),
             _ => {
-                if typed && s.kind == Some(Type::Array) && !s.preserve_unknown {
+                if typed && s.kind == Type::Array && !s.preserve_unknown {
                     self.errors.push(FieldError::required(
                         format!("{path}.items"),
                         "must be specified",
@@ -165,8 +188,11 @@ impl Parser {
         }
     }
 
-    fn kind(&mut self, map: &Map<String, Value>, path: &str) -> Option<Type> {
-        let text = text(map, "type")?;
+    fn kind(&mut self, map: &Map<String, Value>, path: &str) -> Type {
+        if flag(map, "x-kubernetes-int-or-string") {
+            return Type::IntOrString;
+        }
+        let text = text(map, "type").unwrap_or_default();
         for kind in [
             Type::Object,
             Type::Array,
@@ -176,7 +202,7 @@ impl Parser {
             Type::Boolean,
         ] {
             if kind.name() == text {
-                return Some(kind);
+                return kind;
             }
         }
         if !text.is_empty() {
@@ -186,7 +212,7 @@ impl Parser {
                 &["array", "boolean", "integer", "number", "object", "string"],
             ));
         }
-        None
+        Type::Any
     }
 
     fn pattern(&mut self, map: &Map<String, Value>, path: &str) -> Option<Regex> {
@@ -216,7 +242,7 @@ impl Parser {
             return ListType::Atomic;
         };
         let at = format!("{path}.x-kubernetes-list-type");
-        if s.kind != Some(Type::Array) {
+        if s.kind != Type::Array {
             self.errors.push(FieldError::invalid(
                 at,
                 text,
@@ -238,7 +264,7 @@ impl Parser {
                 for key in &keys {
                     if s.items
                         .as_ref()
-                        .is_some_and(|i| !i.properties.contains_key(key))
+                        .is_some_and(|i| !i.properties().contains_key(key))
                     {
                         self.errors.push(FieldError::invalid(
                             format!("{path}.x-kubernetes-list-map-keys"),

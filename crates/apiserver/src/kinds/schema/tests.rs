@@ -39,7 +39,7 @@ fn schema() -> Schema {
 
 fn errors(spec: Value) -> Vec<String> {
     let mut out: Vec<FieldError> = Vec::new();
-    validate(&schema(), &json!({"spec": spec}), "", &mut out);
+    schema().validate(&json!({"spec": spec}), "", &mut out);
     out.iter().map(ToString::to_string).collect()
 }
 
@@ -120,7 +120,7 @@ fn prunes_and_defaults() {
             "rules": [{"key": "k", "bogus": 2}]},
     });
     let mut unknown = Vec::new();
-    unknown_fields(&schema(), true, &value, "", &mut unknown);
+    schema().unknown_fields(&value, &mut unknown);
     unknown.sort();
     assert_eq!(
         unknown,
@@ -131,8 +131,8 @@ fn prunes_and_defaults() {
             "spec.rules[0].bogus"
         ]
     );
-    prune(&schema(), true, &mut value);
-    apply_defaults(&schema(), &mut value);
+    schema().prune(&mut value);
+    schema().apply_defaults(&mut value);
     assert_eq!(
         value,
         json!({

@@ -2,19 +2,32 @@
 
 use serde_json::{Map, Value};
 
-use super::{ListType, Schema, Type, formats};
+use super::{ListType, Rules, Schema, Type, formats};
 use crate::kinds::status::FieldError;
 
-/// Appends everything that is wrong with `value`.
-pub fn validate(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+impl Schema {
+    /// Appends everything that is wrong with `value`, which stands at `path`, by a definition's
+    /// schema.
+    pub(in crate::kinds) fn validate(
+        &self,
+        value: &Value,
+        path: &str,
+        errors: &mut Vec<FieldError>,
+    ) {
+        validate(self, value, path, errors);
+    }
+}
+
+fn validate(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.nullable {
         return;
     }
     if !check_type(schema, value, path, errors) {
         return;
     }
-    if !schema.allowed.is_empty() && !schema.allowed.contains(value) {
-        errors.push(not_in_enum(schema, value, path));
+    let rules = schema.rules();
+    if !rules.allowed.is_empty() && !rules.allowed.contains(value) {
+        errors.push(not_in_enum(rules, value, path));
     }
     match value {
         Value::String(text) => check_string(schema, text, path, errors),
@@ -44,27 +57,22 @@ fn is_integral(value: &Value) -> bool {
 
 fn check_type(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) -> bool {
     let fits = match schema.kind {
-        _ if schema.int_or_string => {
-            if value.is_string() || is_integral(value) {
-                return true;
-            }
-            errors.push(wrong_type(path, value, "integer,string"));
-            return false;
-        }
-        None => !value.is_null() || schema.preserve_unknown,
-        Some(Type::Object) => value.is_object(),
-        Some(Type::Array) => value.is_array(),
-        Some(Type::String) => value.is_string(),
-        Some(Type::Integer) => is_integral(value),
-        Some(Type::Number) => value.is_number(),
-        Some(Type::Boolean) => value.is_boolean(),
+        Type::IntOrString => value.is_string() || is_integral(value),
+        Type::Object => value.is_object(),
+        Type::Array => value.is_array(),
+        Type::String => value.is_string(),
+        Type::Integer => is_integral(value),
+        Type::Number => value.is_number(),
+        Type::Boolean => value.is_boolean(),
+        // The others are not those of definitions.
+        _ => !value.is_null() || schema.preserve_unknown,
     };
     if !fits {
-        errors.push(wrong_type(
-            path,
-            value,
-            schema.kind.map_or("object", Type::name),
-        ));
+        let want = match schema.kind {
+            Type::IntOrString => "integer,string",
+            kind => kind.name(),
+        };
+        errors.push(wrong_type(path, value, want));
     }
     fits
 }
@@ -78,8 +86,8 @@ fn wrong_type(path: &str, value: &Value, want: &str) -> FieldError {
     )
 }
 
-fn not_in_enum(schema: &Schema, value: &Value, path: &str) -> FieldError {
-    let texts: Vec<String> = schema
+fn not_in_enum(rules: &Rules, value: &Value, path: &str) -> FieldError {
+    let texts: Vec<String> = rules
         .allowed
         .iter()
         .map(|v| v.as_str().map_or_else(|| v.to_string(), str::to_owned))
@@ -89,8 +97,9 @@ fn not_in_enum(schema: &Schema, value: &Value, path: &str) -> FieldError {
 }
 
 fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let rules = schema.rules();
     let length = text.chars().count() as u64;
-    if let Some(max) = schema.max_length
+    if let Some(max) = rules.max_length
         && length > max
     {
         errors.push(FieldError::too_long(
@@ -98,7 +107,7 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
             usize::try_from(max).unwrap_or(usize::MAX),
         ));
     }
-    if let Some(min) = schema.min_length
+    if let Some(min) = rules.min_length
         && length < min
     {
         errors.push(FieldError::invalid(
@@ -107,7 +116,7 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
             format!("{path} in body should be at least {min} chars long"),
         ));
     }
-    if let Some(pattern) = &schema.pattern
+    if let Some(pattern) = &rules.pattern
         && !pattern.is_match(text)
     {
         errors.push(FieldError::invalid(
@@ -116,8 +125,8 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
             format!("{path} in body should match '{}'", pattern.as_str()),
         ));
     }
-    if let Some(format) = &schema.format
-        && !schema.int_or_string
+    if let Some(format) = &rules.format
+        && schema.kind != Type::IntOrString
         && !formats::matches(format, text)
     {
         errors.push(FieldError::invalid(
@@ -129,6 +138,7 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
 }
 
 fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let rules = schema.rules();
     let Some(n) = value.as_f64() else { return };
     let mut bad = |why: String| {
         errors.push(FieldError::invalid(
@@ -137,33 +147,33 @@ fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<Fie
             format!("{path} in body {why}"),
         ));
     };
-    if let Some((min, exclusive)) = schema.minimum {
+    if let Some((min, exclusive)) = rules.minimum {
         if exclusive && n <= min {
             bad(format!("should be greater than {min}"));
         } else if n < min {
             bad(format!("should be greater than or equal to {min}"));
         }
     }
-    if let Some((max, exclusive)) = schema.maximum {
+    if let Some((max, exclusive)) = rules.maximum {
         if exclusive && n >= max {
             bad(format!("should be less than {max}"));
         } else if n > max {
             bad(format!("should be less than or equal to {max}"));
         }
     }
-    if let Some(step) = schema.multiple_of
+    if let Some(step) = rules.multiple_of
         && step > 0.0
         && (n / step).fract() != 0.0
     {
         bad(format!("should be a multiple of {step}"));
     }
-    let fits = match schema.format.as_deref() {
+    let fits = match rules.format.as_deref() {
         Some("int32") => n >= f64::from(i32::MIN) && n <= f64::from(i32::MAX),
         Some("int64") => value.is_i64() || (value.is_f64() && n.abs() < 9.2e18),
         _ => true,
     };
-    if !fits && schema.kind == Some(Type::Integer) {
-        let format = schema.format.as_deref().unwrap_or_default();
+    if !fits && schema.kind == Type::Integer {
+        let format = rules.format.as_deref().unwrap_or_default();
         errors.push(FieldError::invalid(
             path,
             value.clone(),
@@ -173,14 +183,15 @@ fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<Fie
 }
 
 fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<FieldError>) {
+    let rules = schema.rules();
     let count = items.len() as u64;
-    if let Some(max) = schema.max_items
+    if let Some(max) = rules.max_items
         && count > max
     {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         errors.push(FieldError::too_many(path, items.len(), max));
     }
-    if let Some(min) = schema.min_items
+    if let Some(min) = rules.min_items
         && count < min
     {
         errors.push(FieldError::invalid(
@@ -197,7 +208,7 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
     let mut seen = std::collections::HashSet::new();
     match &schema.list_type {
         ListType::Atomic => {
-            if schema.unique_items && !items.iter().all(|v| seen.insert(v.to_string())) {
+            if rules.unique_items && !items.iter().all(|v| seen.insert(v.to_string())) {
                 errors.push(FieldError::invalid(
                     path,
                     Value::from(items.to_vec()),
@@ -222,7 +233,7 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
                     let known = schema
                         .items
                         .as_ref()
-                        .is_some_and(|s| s.required.contains(key));
+                        .is_some_and(|s| s.rules().required.contains(key));
                     if item.is_object() && !known {
                         errors.push(FieldError::required(format!("{path}[{i}].{key}"), ""));
                     }
@@ -250,12 +261,14 @@ fn check_object(
     path: &str,
     errors: &mut Vec<FieldError>,
 ) {
-    for key in &schema.required {
+    let rules = schema.rules();
+    for key in &rules.required {
         if !map.contains_key(key) {
             errors.push(FieldError::required(child(path, key), ""));
         }
     }
-    if schema.embedded {
+    // Those of the root are checked before.
+    if schema.object && !path.is_empty() {
         for key in ["apiVersion", "kind"] {
             if map
                 .get(key)
@@ -268,7 +281,7 @@ fn check_object(
         }
     }
     let count = map.len() as u64;
-    if let Some(min) = schema.min_properties
+    if let Some(min) = rules.min_properties
         && count < min
     {
         errors.push(FieldError::invalid(
@@ -277,14 +290,18 @@ fn check_object(
             format!("{path} in body should have at least {min} properties"),
         ));
     }
-    if let Some(max) = schema.max_properties
+    if let Some(max) = rules.max_properties
         && count > max
     {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         errors.push(FieldError::too_many(path, map.len(), max));
     }
     for (key, v) in map {
-        if let Some(inner) = schema.properties.get(key).or(schema.additional.as_deref()) {
+        if let Some(inner) = schema
+            .properties()
+            .get(key)
+            .or(schema.additional.as_deref())
+        {
             validate(inner, v, &child(path, key), errors);
         }
     }
@@ -298,20 +315,23 @@ fn passes(schema: &Schema, value: &Value, path: &str) -> bool {
 
 /// Schemas inside `anyOf` and friends need not have a type; null then is not an error by itself.
 fn validate_untyped(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    if value.is_null() && schema.kind.is_none() {
+    if value.is_null() && schema.kind == Type::Any {
         return;
     }
     validate(schema, value, path, errors);
 }
 
 fn combined(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    for inner in &schema.all_of {
+    let Some(rules) = &schema.rules else {
+        return;
+    };
+    for inner in &rules.all_of {
         validate_untyped(inner, value, path, errors);
     }
     // The two branches of an int-or-string are already covered by the type check.
-    if !schema.any_of.is_empty()
-        && !schema.int_or_string
-        && !schema.any_of.iter().any(|s| passes(s, value, path))
+    if !rules.any_of.is_empty()
+        && schema.kind != Type::IntOrString
+        && !rules.any_of.iter().any(|s| passes(s, value, path))
     {
         errors.push(FieldError::invalid(
             path,
@@ -319,8 +339,8 @@ fn combined(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldEr
             format!("\"{path}\" must validate at least one schema (anyOf)"),
         ));
     }
-    if !schema.one_of.is_empty() {
-        let valid = schema
+    if !rules.one_of.is_empty() {
+        let valid = rules
             .one_of
             .iter()
             .filter(|s| passes(s, value, path))
@@ -340,7 +360,7 @@ fn combined(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldEr
             ));
         }
     }
-    if let Some(inner) = &schema.not
+    if let Some(inner) = &rules.not
         && passes(inner, value, path)
     {
         errors.push(FieldError::invalid(

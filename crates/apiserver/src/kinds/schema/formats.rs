@@ -23,10 +23,7 @@ pub(super) fn matches(format: &str, text: &str) -> bool {
             bits.parse::<u8>().is_ok_and(|b| b <= max)
         }),
         "uuid" | "uuid3" | "uuid4" | "uuid5" => uuid::Uuid::parse_str(text).is_ok(),
-        "hostname" => {
-            crate::kinds::strategy::validate::names::dns1123_subdomain(&text.to_ascii_lowercase())
-                .is_none()
-        }
+        "hostname" => crate::kinds::names::dns1123_subdomain(&text.to_ascii_lowercase()).is_none(),
         "email" => text
             .split_once('@')
             .is_some_and(|(a, b)| !a.is_empty() && !b.is_empty()),
