@@ -11,4 +11,5 @@ mod crash;
 mod demo;
 mod harness;
 mod kubectl;
+mod script;
 mod up;
