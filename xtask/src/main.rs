@@ -5,12 +5,14 @@
 //!   API server only along those of its `lib.rs`;
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
-//! * no ignored tests, none that skips itself unseen, no file that has outgrown its reader.
+//! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
+//!   no file that has outgrown its reader.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+mod asserting;
 mod types;
 
 /// The allowed edges, by package name. Tests may also use `DEV`.
@@ -121,12 +123,15 @@ fn tidy() -> Result<()> {
     for directory in ["crates", "xtask"] {
         collect(&root.join(directory), &mut sources)?;
     }
+    let mut texts = Vec::new();
     for path in &sources {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         let shown = path.strip_prefix(&root).unwrap_or(path);
         faults.extend(source_faults(shown, &text));
+        texts.push((shown.to_owned(), text));
     }
+    faults.extend(asserting::silent(&texts)?);
     let differences = root.join("docs/compat.md");
     let text = std::fs::read_to_string(&differences)
         .with_context(|| format!("cannot read {}", differences.display()))?;

@@ -205,6 +205,7 @@ impl fmt::Debug for CpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage::survives;
     use proptest::prelude::*;
 
     #[test]
@@ -249,10 +250,10 @@ mod tests {
             let set: CpuSet = cpus.into_iter().collect();
             prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
         }
+    }
 
-        #[test]
-        fn any_text_is_handled(text in ".*") {
-            let _ = text.parse::<CpuSet>();
-        }
+    #[test]
+    fn any_text_is_handled() {
+        survives("0-3,8,10-11\n", |text| text.parse::<CpuSet>().is_ok());
     }
 }

@@ -18,6 +18,8 @@
 pub mod cgroup;
 pub mod core_sched;
 pub mod cpuset;
+#[cfg(test)]
+mod damage;
 pub mod error;
 pub mod fake;
 pub mod features;

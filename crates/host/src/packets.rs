@@ -473,7 +473,9 @@ mod tests {
             let mut stream = TcpStream::connect(address).unwrap();
             for _ in 0..REQUESTS {
                 stream.write_all(b"q").unwrap();
-                stream.read_exact(&mut [0]).unwrap();
+                let mut answer = [0];
+                stream.read_exact(&mut answer).unwrap();
+                assert_eq!(answer, *b"q");
             }
         }
     }

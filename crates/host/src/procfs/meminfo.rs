@@ -128,7 +128,7 @@ impl MemInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use crate::damage::survives;
 
     #[test]
     fn machine_and_node() {
@@ -150,10 +150,9 @@ mod tests {
         assert!(MemInfo::parse("MemTotal: 1 kB\n").is_err());
     }
 
-    proptest! {
-        #[test]
-        fn any_content_is_handled(text in "(MemTotal:)?.*") {
-            let _ = MemInfo::parse(&text);
-        }
+    #[test]
+    fn any_content_is_handled() {
+        let sample = "MemTotal:  1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\nBuffers: 1 kB\n";
+        survives(sample, |text| MemInfo::parse(text).is_ok());
     }
 }

@@ -215,6 +215,7 @@ fn hash(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use proptest::strategy::ValueTree as _;
 
     const WALL: u64 = 1_748_000_000_000;
     const CPU: Metric = Metric::CpuUsage;
@@ -286,16 +287,38 @@ mod tests {
         assert_eq!(error(&turned, WALL), "it is not whole");
     }
 
-    proptest! {
-        #[test]
-        fn any_content_is_handled(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Snapshot::parse(&bytes, WALL);
-            // With a hash that fits, too.
-            let mut body = MAGIC.to_vec();
-            body.extend(WALL.to_le_bytes());
-            body.extend(bytes);
-            body.extend(hash(&body).to_le_bytes());
-            let _ = Snapshot::parse(&body, WALL);
+    /// Whatever stands in a snapshot whose hash fits, it is read or refused.
+    #[test]
+    fn any_content_is_handled() {
+        let whole = filled().snapshot(WALL, 1_799_000, owner);
+        let body = &whole[..whole.len() - hash(&[]).to_le_bytes().len()];
+        let spot = (any::<prop::sample::Index>(), any::<u8>());
+        let damage = (
+            prop::collection::vec(spot, 1..4),
+            any::<prop::sample::Index>(),
+        );
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let (mut read, mut refused) = (0, 0);
+        for turn in 0..2000 {
+            let (spots, end) = damage.new_tree(&mut runner).unwrap().current();
+            let mut bytes = body.to_vec();
+            for (at, byte) in spots {
+                // Most of it is samples; what names and counts them stands first.
+                let reach = if turn % 2 == 0 { 200 } else { bytes.len() };
+                bytes[at.index(reach)] = byte;
+            }
+            if turn % 5 == 0 {
+                bytes.truncate(end.index(bytes.len()));
+            }
+            bytes.extend(hash(&bytes).to_le_bytes());
+            match Snapshot::parse(&bytes, WALL) {
+                Ok(_) => read += 1,
+                Err(_) => refused += 1,
+            }
         }
+        assert!(
+            read > 100 && refused > 100,
+            "{read} read, {refused} refused"
+        );
     }
 }

@@ -477,9 +477,19 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_parsed_or_refused(text in "[a-z0-9 ,=!<>()/.\\\\é-]{0,40}") {
-            let _ = LabelSelector::parse(&text);
-            let _ = crate::kinds::selector::FieldSelector::parse(&text);
-            let _ = crate::kinds::jsonpath::Path::parse(&text);
+            if let Err(e) = LabelSelector::parse(&text) {
+                prop_assert!(e.0.starts_with("unable to parse requirement: "), "{text}: {e}");
+            }
+            match crate::kinds::selector::FieldSelector::parse(&text) {
+                Ok(fields) => {
+                    let nothing = text.chars().all(|c| c == ',');
+                    prop_assert_eq!(fields.is_everything(), nothing, "{}", text);
+                }
+                Err(e) => prop_assert!(e.0.starts_with("invalid "), "{text}: {e}"),
+            }
+            if let Err(e) = crate::kinds::jsonpath::Path::parse(&text) {
+                prop_assert!(!e.to_string().is_empty(), "{text}");
+            }
         }
     }
 }

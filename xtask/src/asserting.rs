@@ -1,0 +1,309 @@
+//! Which tests assert nothing: they pass whatever the code does, and look like proof.
+//!
+//! A test asserts when it holds an asserting macro, asks for an error (`unwrap_err`, `expect_err`),
+//! or calls a function of its crate's tests, or of a `testing` module, that does. Functions are
+//! known by name alone, so a test can pass for asserting through a namesake; the other way round
+//! cannot be.
+
+use anyhow::{Context, Result};
+use proc_macro2::{TokenStream, TokenTree};
+use quote::ToTokens;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use syn::visit::{self, Visit};
+
+/// What one function does, as far as assertions go.
+#[derive(Default)]
+struct Function {
+    asserts: bool,
+    calls: BTreeSet<String>,
+}
+
+/// The functions of a crate's tests.
+#[derive(Default)]
+struct Tests {
+    /// By name; namesakes count as one.
+    functions: BTreeMap<String, Function>,
+    /// The tests themselves: file, name, and what they do.
+    tests: Vec<(PathBuf, String, Function)>,
+}
+
+/// Tests in `sources` (paths with their text) that assert nothing, one sentence each.
+///
+/// # Errors
+///
+/// A source that is no Rust.
+pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
+    let mut crates: BTreeMap<PathBuf, Tests> = BTreeMap::new();
+    let mut shared = Tests::default();
+    let mut files = Vec::new();
+    for (path, text) in sources {
+        let file = syn::parse_file(text).with_context(|| format!("{}", path.display()))?;
+        files.push((path, file));
+    }
+    let for_tests: BTreeSet<PathBuf> = files.iter().flat_map(|(p, f)| test_files(p, f)).collect();
+    for (path, file) in &files {
+        let known = if path.ends_with("src/testing.rs") {
+            &mut shared
+        } else {
+            crates.entry(path.iter().take(2).collect()).or_default()
+        };
+        let in_tests = for_tests.contains(*path)
+            || path.iter().any(|part| part == "tests")
+            || path.ends_with("src/testing.rs");
+        Reader {
+            path,
+            in_tests,
+            known,
+        }
+        .visit_file(file);
+    }
+    let mut faults = Vec::new();
+    for known in crates.values() {
+        let asserting = asserting([known, &shared]);
+        for (path, name, test) in &known.tests {
+            if !test.asserts && test.calls.is_disjoint(&asserting) {
+                faults.push(format!("{}: test {name} asserts nothing", path.display()));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// The names of all functions that assert, by themselves or through others.
+fn asserting(of: [&Tests; 2]) -> BTreeSet<String> {
+    let all = || of.iter().flat_map(|tests| &tests.functions);
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    loop {
+        let before = found.len();
+        for (name, function) in all() {
+            if function.asserts || !function.calls.is_disjoint(&found) {
+                found.insert(name.clone());
+            }
+        }
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// The files of a file's `#[cfg(test)] mod name;`.
+fn test_files(path: &Path, file: &syn::File) -> Vec<PathBuf> {
+    let stem = path.with_extension("");
+    let of_directory = ["mod", "lib", "main"]
+        .iter()
+        .any(|name| stem.ends_with(name));
+    let inside = if of_directory {
+        path.parent().map(Path::to_owned)
+    } else {
+        Some(stem)
+    };
+    let declared = file.items.iter().filter_map(|item| match item {
+        syn::Item::Mod(module) if module.content.is_none() && for_tests(&module.attrs) => {
+            Some(inside.as_ref()?.join(module.ident.to_string()))
+        }
+        _ => None,
+    });
+    declared
+        .flat_map(|at| [at.with_extension("rs"), at.join("mod.rs")])
+        .collect()
+}
+
+/// Whether `#[cfg(test)]` or its like stands among `attributes`.
+fn for_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute
+                .meta
+                .to_token_stream()
+                .to_string()
+                .contains("test")
+    })
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    /// Whether everything here is for tests.
+    in_tests: bool,
+    known: &'a mut Tests,
+}
+
+impl Reader<'_> {
+    fn note(&mut self, name: String, test: bool, body: TokenStream) {
+        let mut function = Function::default();
+        read(body, &mut function);
+        if test {
+            self.known
+                .tests
+                .push((self.path.to_owned(), name, function));
+        } else if self.in_tests {
+            let known = self.known.functions.entry(name).or_default();
+            known.asserts |= function.asserts;
+            known.calls.extend(function.calls);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        let outside = self.in_tests;
+        self.in_tests |= module.attrs.iter().any(|attribute| {
+            attribute.path().is_ident("cfg")
+                && attribute
+                    .meta
+                    .to_token_stream()
+                    .to_string()
+                    .contains("test")
+        });
+        visit::visit_item_mod(self, module);
+        self.in_tests = outside;
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
+        let test = function.attrs.iter().any(is_test);
+        let name = function.sig.ident.to_string();
+        self.note(name, test, function.block.to_token_stream());
+        visit::visit_item_fn(self, function);
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        let name = function.sig.ident.to_string();
+        self.note(name, false, function.block.to_token_stream());
+        visit::visit_impl_item_fn(self, function);
+    }
+
+    fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
+        // A macro that writes tests is a function of its own name; `proptest!` holds tests.
+        if let Some(name) = &item.ident {
+            self.note(name.to_string(), false, item.mac.tokens.clone());
+        } else if item.mac.path.is_ident("proptest")
+            && let Ok(file) = syn::parse2::<syn::File>(without_strategies(&item.mac.tokens))
+        {
+            for item in &file.items {
+                self.visit_any(item);
+            }
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn visit_any(&mut self, item: &syn::Item) {
+        if let syn::Item::Fn(function) = item {
+            let test = function.attrs.iter().any(is_test);
+            let body = function.block.to_token_stream();
+            self.note(function.sig.ident.to_string(), test, body);
+        }
+    }
+}
+
+/// `proptest!` tests have `name in strategy` where Rust has parameters: they are left out.
+fn without_strategies(tokens: &TokenStream) -> TokenStream {
+    let mut named = 0;
+    tokens
+        .clone()
+        .into_iter()
+        .map(|token| match token {
+            TokenTree::Ident(word) => {
+                named = if word == "fn" { 2 } else { named.max(1) - 1 };
+                TokenTree::Ident(word)
+            }
+            TokenTree::Group(group)
+                if group.delimiter() == proc_macro2::Delimiter::Parenthesis && named <= 1 =>
+            {
+                TokenTree::Group(proc_macro2::Group::new(
+                    group.delimiter(),
+                    TokenStream::new(),
+                ))
+            }
+            other => other,
+        })
+        .collect()
+}
+
+/// `#[test]`, `#[tokio::test]` and their like.
+fn is_test(attribute: &syn::Attribute) -> bool {
+    let path = attribute.path();
+    path.segments
+        .last()
+        .is_some_and(|last| last.ident == "test")
+}
+
+/// Reads macros and calls off the tokens, those inside other macros' arguments too.
+fn read(tokens: TokenStream, into: &mut Function) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Group(group) => read(group.stream(), into),
+            TokenTree::Ident(word) => {
+                let word = word.to_string();
+                let next = tokens.get(at + 1);
+                let bang = matches!(next, Some(TokenTree::Punct(mark)) if mark.as_char() == '!');
+                let asserting = ["assert", "prop_assert", "debug_assert"];
+                into.asserts |= bang && asserting.iter().any(|start| word.starts_with(start));
+                into.asserts |= bang && matches!(&*word, "panic" | "unreachable");
+                into.asserts |= matches!(&*word, "unwrap_err" | "expect_err" | "debug_assert");
+                into.calls.insert(word);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::silent;
+
+    fn found(text: &str) -> Vec<String> {
+        let of = |path: &str, text: &str| (path.into(), text.to_owned());
+        let helpers = "pub fn equal(a: u8, b: u8) { assert_eq!(a, b) }\npub fn start() {}";
+        let sources = [
+            of("crates/a/src/lib.rs", text),
+            of("crates/a/src/proof.rs", "pub fn proof() { assert!(true) }"),
+            of("crates/b/src/testing.rs", helpers),
+            of(
+                "crates/c/tests/it/main.rs",
+                "fn foreign() { assert!(true) }",
+            ),
+        ];
+        silent(&sources).expect("Rust")
+    }
+
+    #[test]
+    fn tests_that_assert_nothing_are_named() {
+        let module = |body: &str| {
+            found(&format!(
+                "fn own() {{ assert!(true) }}\n#[cfg(test)] mod proof;\n#[cfg(test)]\nmod tests {{ {body} }}"
+            ))
+        };
+        for good in [
+            "#[test] fn t() { assert_eq!(1, 1) }",
+            "#[test] fn t() { for a in b { if let Err(e) = a { panic!(\"{e}\") } } }",
+            "#[tokio::test(start_paused = true)] async fn t() { f().await.unwrap_err(); }",
+            "#[test] fn t() { check(1) } fn check(a: u8) { deeper(a) } fn deeper(a: u8) { assert!(a > 0) }",
+            "#[test] fn t() { json!({ \"a\": assert!(true) }) }",
+            "#[test] fn t() { testing::equal(1, 1) }",
+            "#[test] fn t() { crate::proof::proof() }",
+            "#[test] fn t() { Args::command().debug_assert() }",
+            "proptest! { #[test] fn t(a in 0..5u8, b in any::<(u8, u8)>()) { prop_assert!(a < 5); } }",
+            "fn helper() {}",
+        ] {
+            assert_eq!(module(good), [""; 0], "{good}");
+        }
+        for bad in [
+            "#[test] fn t() { run(1); }",
+            "#[tokio::test] async fn t() { let a = f().await.expect(\"an answer\"); drop(a) }",
+            "#[test] fn t() { testing::start() }",
+            "#[test] fn t() { own() }",
+            "#[test] fn t() { foreign() }",
+            "#[test] fn t() { let s = \"assert!\"; } /* assert! */",
+            "proptest! { #[test] fn t(a in 0..5u8) { run(a); } }",
+            "mod deeper { #[test] fn t() { run(1); } }",
+        ] {
+            assert_eq!(
+                module(bad),
+                ["crates/a/src/lib.rs: test t asserts nothing"],
+                "{bad}"
+            );
+        }
+    }
+}
