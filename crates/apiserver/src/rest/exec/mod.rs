@@ -15,14 +15,16 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use futures::{SinkExt as _, Stream, StreamExt as _};
 use http::{StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
-use websocket::{Message, Reader};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::{self, Message};
 
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 const STDIN: u8 = 0;
@@ -226,34 +228,34 @@ fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> 
 async fn stream(upgrade: OnUpgrade, started: Result<ExecSession, String>, options: &ExecOptions) {
     match upgrade.await {
         Ok(connection) => {
-            let (reader, writer) = tokio::io::split(TokioIo::new(connection));
-            carry(reader, writer, started, options).await;
+            let socket = websocket::accept(TokioIo::new(connection)).await;
+            carry(socket, started, options).await;
         }
         Err(error) => tracing::debug!(%error, "exec: no connection"),
     }
 }
 
-async fn carry(
-    reader: impl AsyncRead + Unpin + Send,
-    mut writer: impl AsyncWrite + Unpin + Send,
+async fn carry<S: AsyncRead + AsyncWrite + Unpin + Send>(
+    socket: WebSocketStream<S>,
     started: Result<ExecSession, String>,
     options: &ExecOptions,
 ) {
-    let (frames, mut waiting) = mpsc::channel::<Bytes>(WAITING);
+    let (mut sink, client) = socket.split();
+    let (frames, mut waiting) = mpsc::channel::<Message>(WAITING);
     let write = async {
         while let Some(frame) = waiting.recv().await {
-            if writer.write_all(&frame).await.is_err() || writer.flush().await.is_err() {
+            if sink.send(frame).await.is_err() {
                 return;
             }
         }
         // The client may have closed first.
-        let _ = writer.shutdown().await;
+        let _ = sink.close().await;
     };
     let session = async {
         let outcome = match started {
             Ok(session) => {
                 let frames = frames.clone();
-                run(reader, &frames, session, options).await
+                run(client, &frames, session, options).await
             }
             Err(message) => Some(failure(&message)),
         };
@@ -271,8 +273,8 @@ async fn carry(
 
 /// Until the command ends: its outcome; `None` when the client has gone.
 async fn run(
-    reader: impl AsyncRead + Unpin + Send,
-    frames: &mpsc::Sender<Bytes>,
+    client: impl Stream<Item = tungstenite::Result<Message>> + Unpin + Send,
+    frames: &mpsc::Sender<Message>,
     session: ExecSession,
     options: &ExecOptions,
 ) -> Option<Value> {
@@ -294,7 +296,7 @@ async fn run(
         }
         exit.await
     };
-    let heard = hear(Reader::new(reader), frames, stdin, resize);
+    let heard = hear(client, stdin, resize);
     tokio::select! {
         exit = said => Some(match exit {
             Ok(0) => json!({"metadata": {}, "status": "Success"}),
@@ -307,22 +309,17 @@ async fn run(
 
 /// Passes on what the client sends, until it goes.
 async fn hear(
-    mut reader: Reader<impl AsyncRead + Unpin + Send>,
-    frames: &mpsc::Sender<Bytes>,
+    mut client: impl Stream<Item = tungstenite::Result<Message>> + Unpin + Send,
     mut stdin: Option<mpsc::Sender<Bytes>>,
     resize: Option<Box<dyn Fn(u16, u16) + Send + Sync>>,
 ) {
     loop {
-        let message = match reader.next().await {
-            Ok(Message::Data(message)) => message,
-            Ok(Message::Ping(payload)) => {
-                if frames.send(websocket::pong(&payload)).await.is_err() {
-                    return;
-                }
-                continue;
-            }
-            Ok(Message::Close) => return,
-            Err(error) => {
+        let message = match client.next().await {
+            Some(Ok(Message::Close(_))) | None => return,
+            // Pings are answered by the socket itself.
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+            Some(Ok(message)) => message.into_data(),
+            Some(Err(error)) => {
                 tracing::debug!(%error, "exec: the client has gone");
                 return;
             }
@@ -387,43 +384,31 @@ fn failure(message: &str) -> Value {
 mod tests {
     use super::*;
     use futures::FutureExt as _;
-    use tokio::io::{AsyncReadExt as _, duplex};
+    use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio_tungstenite::tungstenite::protocol::Role;
 
-    /// A masked message on `channel`.
-    fn sent(channel: u8, payload: &[u8]) -> Vec<u8> {
-        let length = u8::try_from(payload.len() + 1).unwrap();
-        [&[0x82, 0x80 | length, 0, 0, 0, 0, channel], payload].concat()
+    /// A socket's two ends.
+    async fn sockets() -> (WebSocketStream<DuplexStream>, WebSocketStream<DuplexStream>) {
+        let (client, server) = duplex(1 << 16);
+        let client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
+        (client, websocket::accept(server).await)
     }
 
-    /// The server's messages, by channel; the last is the closing frame.
-    fn received(mut bytes: &[u8]) -> Vec<(u8, String)> {
-        let mut all = Vec::new();
-        while let [first, length, rest @ ..] = bytes {
-            let (length, rest) = match length {
-                126 => (
-                    usize::from(u16::from_be_bytes([rest[0], rest[1]])),
-                    &rest[2..],
-                ),
-                short => (usize::from(*short), rest),
-            };
-            let (payload, after) = rest.split_at(length);
-            let said = match *first {
-                0x82 => (
-                    payload[0],
-                    String::from_utf8_lossy(&payload[1..]).into_owned(),
-                ),
-                other => (other, String::new()),
-            };
-            all.push(said);
-            bytes = after;
-        }
-        all
+    /// A session of a command that says nothing and does not end, and what shows that it was ended.
+    fn silent() -> (ExecSession, mpsc::Sender<(bool, Bytes)>) {
+        let (write, output) = mpsc::channel(4);
+        let session = ExecSession {
+            stdin: None,
+            output,
+            exit: futures::future::pending().boxed(),
+            resize: None,
+        };
+        (session, write)
     }
 
     #[tokio::test]
     async fn streams_have_their_channels_and_the_outcome_comes_last() {
-        let (client, server) = duplex(1 << 16);
-        let (reader, writer) = tokio::io::split(server);
+        let (client, server) = sockets().await;
         let (stdin, mut read) = mpsc::channel::<Bytes>(4);
         let (write, output) = mpsc::channel(4);
         let sizes = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
@@ -449,33 +434,41 @@ mod tests {
             stderr: true,
             ..ExecOptions::default()
         };
-        let (mut from_server, mut to_server) = tokio::io::split(client);
-        let mut all = Vec::new();
+        let (mut to_server, mut from_server) = client.split();
         let client = async {
             let size = br#"{"Width":80,"Height":24}"#;
             for message in [
-                sent(RESIZE, size),
-                sent(RESIZE, b"nonsense"),
-                sent(STDIN, b"a"),
-                sent(99, b"?"),
-                sent(STDIN, b"b"),
-                sent(CLOSE, &[STDIN]),
+                websocket::data(RESIZE, size),
+                websocket::data(RESIZE, b"nonsense"),
+                websocket::data(STDIN, b"a"),
+                Message::Ping(Bytes::from_static(b"hi")),
+                websocket::data(99, b"?"),
+                Message::Binary(Bytes::new()),
+                websocket::data(STDIN, b"b"),
+                websocket::data(CLOSE, &[STDIN]),
             ] {
-                to_server.write_all(&message).await.unwrap();
+                to_server.send(message).await.unwrap();
             }
-            from_server.read_to_end(&mut all).await.unwrap();
+            let mut all = Vec::new();
+            while !all.last().is_some_and(Message::is_close) {
+                all.push(from_server.next().await.unwrap().unwrap());
+            }
+            all
         };
-        tokio::join!(
-            carry(reader, writer, Ok(session), &options),
-            command,
-            client
-        );
+        let ((), (), all) = tokio::join!(carry(server, Ok(session), &options), command, client);
         assert_eq!(*sizes.lock(), [(80, 24)]);
-        let said = received(&all);
-        let channels: Vec<u8> = said.iter().map(|(channel, _)| *channel).collect();
-        assert_eq!(channels, [STDOUT, STDERR, OUTCOME, 0x88]);
-        assert_eq!((said[0].1.as_str(), said[1].1.as_str()), ("ab", "no"));
-        let outcome: Value = serde_json::from_str(&said[2].1).unwrap();
+        let (pongs, all): (Vec<_>, Vec<_>) = all.into_iter().partition(Message::is_pong);
+        assert_eq!(pongs, [Message::Pong(Bytes::from_static(b"hi"))]);
+        let said: Vec<(u8, &str)> = all[..3]
+            .iter()
+            .map(|message| match message {
+                Message::Binary(bytes) => (bytes[0], str::from_utf8(&bytes[1..]).unwrap()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said[..2], [(STDOUT, "ab"), (STDERR, "no")]);
+        assert_eq!((said[2].0, &all[3..]), (OUTCOME, &[websocket::close()][..]));
+        let outcome: Value = serde_json::from_str(said[2].1).unwrap();
         assert_eq!(outcome["reason"], "NonZeroExitCode");
         let cause = json!({"reason": "ExitCode", "message": "3"});
         assert_eq!(outcome["details"]["causes"][0], cause);
@@ -483,18 +476,29 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_goes_ends_the_command() {
-        let (client, server) = duplex(1 << 10);
-        let (reader, writer) = tokio::io::split(server);
-        let (write, output) = mpsc::channel(4);
-        let session = ExecSession {
-            stdin: None,
-            output,
-            exit: futures::future::pending().boxed(),
-            resize: None,
-        };
+        let (client, server) = sockets().await;
+        let (session, write) = silent();
         drop(client);
-        carry(reader, writer, Ok(session), &ExecOptions::default()).await;
+        carry(server, Ok(session), &ExecOptions::default()).await;
         assert!(write.is_closed(), "the session was dropped");
+    }
+
+    #[tokio::test]
+    async fn what_a_client_must_not_send_ends_the_command() {
+        let long = [0x82, 0xff, 0, 0, 0, 0, 0, 16, 0, 1];
+        for bytes in [&[0x82, 0x01, b'x'][..], &[0xc2, 0x80], &[0x80, 0x80], &long] {
+            let (mut client, server) = duplex(1 << 10);
+            // A mask, and nothing more: what is refused is refused for its header.
+            client.write_all(&[bytes, &[0; 4]].concat()).await.unwrap();
+            let (session, write) = silent();
+            carry(
+                websocket::accept(server).await,
+                Ok(session),
+                &ExecOptions::default(),
+            )
+            .await;
+            assert!(write.is_closed(), "{bytes:?}");
+        }
     }
 
     #[test]
