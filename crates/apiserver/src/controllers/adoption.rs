@@ -11,8 +11,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The selector of a workload; one that is broken or empty matches nothing.
-fn selector(owner: &Value) -> LabelSelector {
-    match LabelSelector::from_json(meta::at(owner, &["spec", "selector"])) {
+fn selector(resource: &Resource, owner: &Value) -> LabelSelector {
+    let given = meta::at(owner, &["spec", "selector"]);
+    let read = if resource.is("", "replicationcontrollers") {
+        Ok(LabelSelector::from_map(given.unwrap_or(&Value::Null)))
+    } else {
+        LabelSelector::from_json(given)
+    };
+    match read {
         Ok(selector) if !selector.is_everything() => selector,
         _ => LabelSelector::nothing(),
     }
@@ -33,7 +39,7 @@ pub(super) async fn claim(
         return Ok(());
     }
     let (namespace, uid) = (meta::namespace(owner), meta::uid(owner));
-    let selector = selector(owner);
+    let selector = selector(resource, owner);
     for entry in api.store().owned(&of.table, uid) {
         if !selector.matches(&entry.index) {
             let_go(api, of, &entry.key, uid).await?;
@@ -102,17 +108,17 @@ fn ignore_gone(done: Result<(), ApiError>) -> Result<(), ApiError> {
     }
 }
 
-/// The workloads of the kind `plural` in group apps that would take an object over.
-pub(super) fn candidates(api: &Api, entry: &Entry, plural: &str) -> Vec<Key> {
+/// The workloads of the kind `plural` that would take an object over.
+pub(super) fn candidates(api: &Api, entry: &Entry, group: &str, plural: &str) -> Vec<Key> {
     if !entry.index.owners.is_empty() {
         return Vec::new();
     }
-    let Ok(resource) = api.builtin("apps", "v1", plural) else {
+    let Ok(resource) = api.builtin(group, "v1", plural) else {
         return Vec::new();
     };
     api.entries(&resource, Some(&entry.key.namespace))
         .iter()
-        .filter(|owner| selector(&owner.value()).matches(&entry.index))
+        .filter(|owner| selector(&resource, &owner.value()).matches(&entry.index))
         .map(|owner| owner.key.clone())
         .collect()
 }

@@ -34,7 +34,7 @@ impl Reconcile for Deployments {
                 table: TableId::new("apps", "replicasets"),
                 keys: |api, entry| {
                     let mut keys = pods::controller_key(entry, "Deployment");
-                    keys.extend(adoption::candidates(api, entry, "deployments"));
+                    keys.extend(adoption::candidates(api, entry, "apps", "deployments"));
                     keys
                 },
             },

@@ -61,7 +61,7 @@ impl Start<'_> {
 type Row = (&'static str, fn(&Start<'_>) -> Task);
 
 /// Every controller. The names are those of kube-controller-manager, where it has one.
-const ALL: [Row; 16] = [
+const ALL: [Row; 17] = [
     ("garbage-collector-controller", |s| s.task(garbage::run)),
     ("namespace-controller", |s| s.queue(namespaces::Namespaces)),
     ("customresourcedefinition-controller", |s| {
@@ -86,7 +86,10 @@ const ALL: [Row; 16] = [
     ("node-lifecycle-controller", |s| s.task(nodes::run)),
     ("event-ttl-controller", |s| s.task(events::run)),
     ("replicaset-controller", |s| {
-        s.queue(replicaset::ReplicaSets)
+        s.queue(replicaset::Replicas::Sets)
+    }),
+    ("replicationcontroller-controller", |s| {
+        s.queue(replicaset::Replicas::Controllers)
     }),
     ("deployment-controller", |s| {
         s.queue(deployment::Deployments)

@@ -1,41 +1,72 @@
-//! ReplicaSets: as many pods as asked for.
+//! ReplicaSets and ReplicationControllers: as many pods as asked for.
 
 use super::adoption;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
+use crate::kinds::Resource;
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
-use crate::store::{Key, TableId};
+use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Pods made or deleted in one go.
 const BURST: usize = 500;
 
-/// Keeps the pods of ReplicaSets.
-pub(super) struct ReplicaSets;
+/// Keeps the pods of one of the two kinds.
+pub(super) enum Replicas {
+    /// ReplicaSets.
+    Sets,
+    /// ReplicationControllers, what came before them: the same with a plain map for a selector.
+    Controllers,
+}
 
-impl Reconcile for ReplicaSets {
+impl Replicas {
+    fn resource(&self, api: &Api) -> Result<Arc<Resource>, ApiError> {
+        match self {
+            Self::Sets => api.builtin("apps", "v1", "replicasets"),
+            Self::Controllers => api.builtin("", "v1", "replicationcontrollers"),
+        }
+    }
+}
+
+/// The owners that a change of a pod concerns.
+fn owners_of(api: &Api, pod: &Entry, group: &str, plural: &str, kind: &str) -> Vec<Key> {
+    let mut keys = pods::controller_key(pod, kind);
+    keys.extend(adoption::candidates(api, pod, group, plural));
+    keys
+}
+
+impl Reconcile for Replicas {
     fn name(&self) -> &'static str {
-        "replicaset-controller"
+        match self {
+            Self::Sets => "replicaset-controller",
+            Self::Controllers => "replicationcontroller-controller",
+        }
     }
 
     fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("apps", "replicasets"),
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |api, entry| {
-                    let mut keys = pods::controller_key(entry, "ReplicaSet");
-                    keys.extend(adoption::candidates(api, entry, "replicasets"));
-                    keys
-                },
-            },
-        ]
+        let (own, keys): (Source, fn(&Api, &Entry) -> Vec<Key>) = match self {
+            Self::Sets => (Source::own("apps", "replicasets"), |api, pod| {
+                owners_of(api, pod, "apps", "replicasets", "ReplicaSet")
+            }),
+            Self::Controllers => (Source::own("", "replicationcontrollers"), |api, pod| {
+                owners_of(
+                    api,
+                    pod,
+                    "",
+                    "replicationcontrollers",
+                    "ReplicationController",
+                )
+            }),
+        };
+        let table = TableId::new("", "pods");
+        vec![own, Source { table, keys }]
     }
 
     fn reconcile<'a>(
@@ -44,7 +75,7 @@ impl Reconcile for ReplicaSets {
         key: &'a Key,
     ) -> BoxFuture<'a, Result<Again, ApiError>> {
         async move {
-            let resource = api.builtin("apps", "v1", "replicasets")?;
+            let resource = self.resource(api)?;
             let pods_resource = api.builtin("", "v1", "pods")?;
             let Some(entry) = api.store().get(&resource.table, key) else {
                 return Ok(None);
@@ -55,7 +86,10 @@ impl Reconcile for ReplicaSets {
                 api,
                 resource: &resource,
                 object: &set,
-                component: "replicaset-controller",
+                component: match self {
+                    Self::Sets => "replicaset-controller",
+                    Self::Controllers => "replication-controller",
+                },
             };
             adoption::claim(api, &resource, &set, &pods_resource).await?;
             let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);

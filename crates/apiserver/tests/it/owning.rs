@@ -82,6 +82,50 @@ async fn a_replica_set_takes_what_matches_and_lets_go_what_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_replication_controller_keeps_its_pods() {
+    let cluster = Cluster::start().await;
+    let all = "/api/v1/namespaces/default/replicationcontrollers";
+    let path = format!("{all}/web");
+    let mut orphan = pod("orphan");
+    orphan["metadata"]["labels"] = json!({"app": "web"});
+    cluster.post(PODS, orphan).await.expect(201);
+    // Its selector is a plain map, by default the labels of its template.
+    let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 2, "template": template("busybox:1")}});
+    cluster.post(all, object).await.expect(201);
+    cluster.until(PODS, |a| items(a).len() == 2).await;
+    let seen = cluster
+        .until(&path, |a| a.body["status"]["replicas"] == 2)
+        .await;
+    assert_eq!(seen.body["status"]["fullyLabeledReplicas"], 2);
+    assert_eq!(seen.body["status"]["observedGeneration"], 1);
+    for pod in items(&cluster.get(PODS).await) {
+        let owner = &pod["metadata"]["ownerReferences"][0];
+        assert_eq!(owner["kind"], "ReplicationController");
+        assert_eq!(owner["apiVersion"], "v1");
+        assert_eq!(owner["controller"], true);
+    }
+    // One that is relabelled is free, and replaced.
+    let body = json!({"metadata": {"labels": {"app": "other"}}});
+    let orphan = format!("{PODS}/orphan");
+    cluster.patch(&orphan, MERGE, body).await.expect(200);
+    cluster
+        .until(&orphan, |a| controller(&a.body).is_none())
+        .await;
+    cluster.until(PODS, |a| items(a).len() == 3).await;
+    let body = json!({"spec": {"replicas": 0}});
+    let scale = format!("{path}/scale");
+    cluster.patch(&scale, MERGE, body).await.expect(200);
+    cluster.until(PODS, |a| items(a).len() == 1).await;
+    event(
+        &cluster,
+        "ReplicationController",
+        "SuccessfulCreate",
+        "Created pod: web-",
+    )
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deployment_takes_its_sets_back() {
     let cluster = Cluster::start().await;
     let (all, sets) = (format!("{APPS}/deployments"), format!("{APPS}/replicasets"));

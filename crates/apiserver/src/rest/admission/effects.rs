@@ -17,11 +17,6 @@ const IDLE: &[(&str, &str, &str)] = &[
         "no controller binds or provisions volumes",
     ),
     (
-        "",
-        "replicationcontrollers",
-        "no controller makes their pods: use a Deployment or ReplicaSet",
-    ),
-    (
         "admissionregistration.k8s.io",
         "validatingadmissionpolicies",
         "policies are not evaluated: there is no CEL",
