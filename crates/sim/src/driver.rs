@@ -28,6 +28,9 @@ const POD_ADDRESSES: u32 = 0x007f_fffe;
 /// Reports that may wait for a free request; a node whose report does not fit is late by a second.
 const WAITING_REPORTS: usize = 4096;
 
+/// How long containers take to stop when their pod is deleted: long enough to be seen.
+const STOPPING: Duration = Duration::from_millis(200);
+
 /// So many pods get an Event that says what a simulated node is.
 const TOLD: u32 = 100;
 
@@ -223,11 +226,16 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
 
 fn on_pod(change: Change<Pod>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
-        Change::Applied { new, .. } => {
+        Change::Applied { old, new } => {
             let key = ObjectKey::of(&*new);
             telemetry.pod(&key, &new);
             shared.remember_address(&new);
-            shared.pod_queue.add(key);
+            let deleting = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+            if deleting(&new) && old.is_some_and(|old| !deleting(&old)) {
+                shared.pod_queue.add_after(key, STOPPING);
+            } else {
+                shared.pod_queue.add(key);
+            }
         }
         Change::Deleted(last) => telemetry.pod_gone(&ObjectKey::of(&*last)),
         Change::Synced => {}
@@ -397,11 +405,15 @@ fn trim_pod(pod: &mut Pod) {
     spec.volumes = None;
     spec.affinity = None;
     spec.tolerations = None;
+    // Only pods that are not started again end as their commands say.
+    let ends = spec.restart_policy.as_deref() != Some("Always");
     let init = spec.init_containers.iter_mut().flatten();
     for container in spec.containers.iter_mut().chain(init) {
         *container = Container {
             name: std::mem::take(&mut container.name),
             image: container.image.take(),
+            command: container.command.take().filter(|_| ends),
+            args: container.args.take().filter(|_| ends),
             resources: container.resources.take(),
             restart_policy: container.restart_policy.take(),
             ..Container::default()

@@ -33,8 +33,9 @@ pub const NODE_ANNOTATION: &str = "sim.koordinator.sh/node";
 pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
 /// Annotation of kwok with the same meaning, whatever its value.
 pub const KWOK_NODE_ANNOTATION: &str = "kwok.x-k8s.io/node";
-/// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, it succeeds at
-/// once.
+/// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, its command says
+/// how it ends, if it is as plain as `sleep 30`, `false` or `sh -c "exit 1"`; else it succeeds at once.
+/// Other pods that are not started again end as such a command says, or run until they are deleted.
 pub const DURATION_ANNOTATION: &str = "sim.koordinator.sh/duration";
 /// Pod annotation that picks a usage profile: `diurnal`, `batch` or `idle`.
 pub const USAGE_ANNOTATION: &str = "sim.koordinator.sh/usage";

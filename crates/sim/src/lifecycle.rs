@@ -44,49 +44,169 @@ pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addres
         };
     }
     let status = pod.status.clone().unwrap_or_default();
+    let end = end(pod);
     match status.phase.as_deref() {
         Some("Succeeded" | "Failed") => Step::Nothing,
-        Some("Running") if is_ready(&status) => {
-            let Some(duration) = job_duration(pod) else {
-                return Step::Nothing;
+        Some("Running") if holds(&status, "Ready") == gates_hold(pod, &status) => {
+            let Some(end) = end else {
+                return seen(pod, &status);
             };
             let started = status.start_time.as_ref().map_or(now, |time| time.0);
             let ran = Duration::try_from(now.duration_since(started)).unwrap_or_default();
-            match duration.checked_sub(ran) {
+            match end.after.checked_sub(ran) {
                 Some(left) if !left.is_zero() => Step::Wait(left),
-                _ => Step::Status(finished(pod, &status, now)),
+                _ => Step::Status(finished(pod, &status, end.code, now)),
             }
         }
-        _ if job_duration(pod).is_some_and(|duration| duration.is_zero()) => Step::Status(
-            finished(pod, &started(pod, &status, &addresses(), now), now),
-        ),
-        _ => Step::Status(json!({ "status": started(pod, &status, &addresses(), now) })),
+        _ => match end.filter(|end| end.after.is_zero()) {
+            Some(end) => {
+                let status = started(pod, &status, &addresses(), now);
+                Step::Status(finished(pod, &status, end.code, now))
+            }
+            None => Step::Status(json!({ "status": started(pod, &status, &addresses(), now) })),
+        },
     }
 }
 
-fn is_ready(status: &PodStatus) -> bool {
-    status
-        .conditions
-        .iter()
-        .flatten()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+/// The condition is there and true.
+fn holds(status: &PodStatus, kind: &str) -> bool {
+    let conditions = status.conditions.iter().flatten();
+    conditions
+        .filter(|condition| condition.type_ == kind)
+        .any(|condition| condition.status == "True")
 }
 
-/// How long a pod of a Job runs; `None` for all other pods. An unreadable duration counts as absent.
-fn job_duration(pod: &Pod) -> Option<Duration> {
-    pod.metadata
-        .owner_references
-        .iter()
+/// All conditions hold that others set and the pod's readiness waits for.
+fn gates_hold(pod: &Pod, status: &PodStatus) -> bool {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.readiness_gates);
+    gates
         .flatten()
-        .find(|owner| owner.kind == "Job")?;
-    let given = pod
-        .metadata
-        .annotations
-        .as_ref()
+        .all(|gate| holds(status, &gate.condition_type))
+}
+
+/// Says which generation of the pod is the one that "runs", if that is not said yet.
+fn seen(pod: &Pod, status: &PodStatus) -> Step {
+    let generation = pod.metadata.generation;
+    if generation.is_none() || status.observed_generation == generation {
+        return Step::Nothing;
+    }
+    let mut conditions = status.conditions.clone().unwrap_or_default();
+    let ours = conditions.iter_mut().filter(|c| OURS.contains(&&*c.type_));
+    ours.for_each(|condition| condition.observed_generation = generation);
+    Step::Status(json!({ "status": {
+        "observedGeneration": generation, "conditions": conditions,
+    } }))
+}
+
+/// Conditions that carry the generation that the kubelet looked at.
+const OURS: [&str; 5] = [
+    "PodScheduled",
+    "PodReadyToStartContainers",
+    "Initialized",
+    "ContainersReady",
+    "Ready",
+];
+
+/// How the containers of a pod end by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct End {
+    /// Time from the start of the pod.
+    after: Duration,
+    /// Exit code of the pod's first container that fails, or 0.
+    code: i32,
+}
+
+/// How the pod ends, `None` if it does not. A pod of a Job says how long it runs, by annotation (an
+/// unreadable one counts as absent); what is left is read from the commands, as far as they say it
+/// plainly. Of a Job's pod that says nothing, nothing is left to wait for.
+fn end(pod: &Pod) -> Option<End> {
+    let job = pod.metadata.owner_references.iter().flatten();
+    let job = job.into_iter().any(|owner| owner.kind == "Job");
+    let annotations = pod.metadata.annotations.as_ref();
+    let given = annotations
+        .filter(|_| job)
         .and_then(|annotations| annotations.get(DURATION_ANNOTATION))
         .and_then(|text| text.parse::<GoDuration>().ok())
         .and_then(GoDuration::to_std);
-    Some(given.unwrap_or_default())
+    if let Some(after) = given {
+        return Some(End { after, code: 0 });
+    }
+    let spec = pod.spec.as_ref()?;
+    let policy = spec.restart_policy.as_deref();
+    if !job && !matches!(policy, Some("Never" | "OnFailure")) {
+        return None;
+    }
+    let mut all = End {
+        after: Duration::ZERO,
+        code: 0,
+    };
+    for container in &spec.containers {
+        let end = match command(container) {
+            Said::Forever => return None,
+            Said::Ends(end) => end,
+            Said::Nothing if job => continue,
+            Said::Nothing => return None,
+        };
+        all.after = all.after.max(end.after);
+        if all.code == 0 {
+            all.code = end.code;
+        }
+    }
+    // What fails would be started again and again.
+    (all.code == 0 || policy != Some("OnFailure")).then_some(all)
+}
+
+/// What a container's command says about its end.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Nothing,
+    Forever,
+    Ends(End),
+}
+
+/// Reads `sleep N`, `true`, `false` and `exit N`, the last also as a script of a shell; the image
+/// `pause` never ends.
+fn command(container: &Container) -> Said {
+    let given = container.command.iter().chain(&container.args).flatten();
+    let mut words: Vec<&str> = given.map(String::as_str).collect();
+    let image = container.image.as_deref().unwrap_or_default();
+    let image = image.rsplit('/').next().unwrap_or_default();
+    if words.is_empty() && image.split([':', '@']).next() == Some("pause") {
+        return Said::Forever;
+    }
+    if let [shell, "-c", script] = words[..]
+        && matches!(shell.rsplit('/').next(), Some("sh" | "bash"))
+    {
+        words = script.split_whitespace().collect();
+    }
+    if let Some(program) = words.first_mut() {
+        *program = program.rsplit('/').next().unwrap_or_default();
+    }
+    let ends = |seconds, code| {
+        let after = Duration::from_secs(seconds);
+        Said::Ends(End { after, code })
+    };
+    match words[..] {
+        ["true"] => ends(0, 0),
+        ["false"] => ends(0, 1),
+        ["exit", code] => code.parse().map_or(Said::Nothing, |code| ends(0, code)),
+        ["sleep", "inf" | "infinity"] => Said::Forever,
+        ["sleep", time] => {
+            let (number, unit) = match time.strip_suffix(['s', 'm', 'h', 'd']) {
+                Some(number) => (number, &time[number.len()..]),
+                None => (time, "s"),
+            };
+            let unit = match unit {
+                "m" => 60,
+                "h" => 3600,
+                "d" => 86400,
+                _ => 1,
+            };
+            let seconds = number.parse().ok().and_then(|n: u64| n.checked_mul(unit));
+            seconds.map_or(Said::Nothing, |seconds| ends(seconds, 0))
+        }
+        _ => Said::Nothing,
+    }
 }
 
 fn time(now: Timestamp) -> Value {
@@ -94,18 +214,33 @@ fn time(now: Timestamp) -> Value {
 }
 
 /// The conditions of the pod with `ours` set on top; others, such as PodScheduled, are kept.
-fn conditions(status: &PodStatus, ours: &[(&str, &str, Option<&str>)], now: Timestamp) -> Value {
+fn conditions(
+    pod: &Pod,
+    status: &PodStatus,
+    ours: &[(&str, &str, Option<&str>)],
+    now: Timestamp,
+) -> Value {
+    let generation = pod.metadata.generation;
     let mut all: Vec<Value> = status
         .conditions
         .iter()
         .flatten()
         .filter(|condition| ours.iter().all(|(kind, ..)| condition.type_ != *kind))
-        .map(|condition| json!(condition))
+        .map(|condition| {
+            let mut condition = condition.clone();
+            if OURS.contains(&&*condition.type_) {
+                condition.observed_generation = generation;
+            }
+            json!(condition)
+        })
         .collect();
     for (kind, value, reason) in ours {
         let mut condition = json!({ "type": kind, "status": value, "lastProbeTime": null, "lastTransitionTime": time(now) });
         if let Some(reason) = reason {
             condition["reason"] = json!(reason);
+        }
+        if let Some(generation) = generation {
+            condition["observedGeneration"] = json!(generation);
         }
         all.push(condition);
     }
@@ -115,19 +250,17 @@ fn conditions(status: &PodStatus, ours: &[(&str, &str, Option<&str>)], now: Time
 /// The status of the pod once all its containers run.
 fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp) -> PodStatus {
     let spec = pod.spec.clone().unwrap_or_default();
-    let gates: Vec<String> = spec
-        .readiness_gates
-        .iter()
-        .flatten()
-        .map(|gate| gate.condition_type.clone())
-        .collect();
-    let mut ours = vec![
+    let ready = if gates_hold(pod, status) {
+        ("Ready", "True", None)
+    } else {
+        ("Ready", "False", Some("ReadinessGatesNotReady"))
+    };
+    let ours = [
         ("PodReadyToStartContainers", "True", None),
         ("Initialized", "True", None),
-        ("Ready", "True", None),
+        ready,
         ("ContainersReady", "True", None),
     ];
-    ours.extend(gates.iter().map(|gate| (gate.as_str(), "True", None)));
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let running = json!({ "running": { "startedAt": time(now) } });
     let ended = json!({ "terminated": {
@@ -162,14 +295,15 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     };
     let mut written = json!({
         "phase": "Running",
-        "conditions": conditions(status, &ours, now),
+        "observedGeneration": pod.metadata.generation,
+        "conditions": conditions(pod, status, &ours, now),
         "containerStatuses":
             spec.containers.iter().map(|container| of(container, &running)).collect::<Vec<_>>(),
         "hostIP": addresses.host,
         "hostIPs": [{ "ip": addresses.host }],
         "podIP": pod_ip,
         "podIPs": [{ "ip": pod_ip }],
-        "startTime": time(now),
+        "startTime": status.start_time.as_ref().map_or_else(|| time(now), |at| json!(at)),
     });
     if !init.is_empty() {
         written["initContainerStatuses"] = Value::Array(init);
@@ -178,19 +312,22 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     serde_json::from_value(written).unwrap_or_default()
 }
 
-/// The patch that ends a running pod well.
-fn finished(pod: &Pod, status: &PodStatus, now: Timestamp) -> Value {
+/// The patch that ends a running pod with this exit code.
+fn finished(pod: &Pod, status: &PodStatus, code: i32, now: Timestamp) -> Value {
     let mut status = status.clone();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let start = status.start_time.as_ref().map_or(now, |time| time.0);
-    let done = Some("PodCompleted");
+    let (phase, done, reason) = match code {
+        0 => ("Succeeded", Some("PodCompleted"), "Completed"),
+        _ => ("Failed", Some("PodFailed"), "Error"),
+    };
     let ours = [
         ("PodReadyToStartContainers", "False", None),
         ("Initialized", "True", done),
         ("Ready", "False", done),
         ("ContainersReady", "False", done),
     ];
-    let conditions = conditions(&status, &ours, now);
+    let conditions = conditions(pod, &status, &ours, now);
     let lists = [
         &mut status.container_statuses,
         &mut status.init_container_statuses,
@@ -206,8 +343,8 @@ fn finished(pod: &Pod, status: &PodStatus, now: Timestamp) -> Value {
             continue;
         }
         let state = json!({ "terminated": {
-            "exitCode": 0,
-            "reason": "Completed",
+            "exitCode": code,
+            "reason": reason,
             "startedAt": time(start),
             "finishedAt": time(now),
             "containerID": container_id(uid, &container.name),
@@ -215,7 +352,7 @@ fn finished(pod: &Pod, status: &PodStatus, now: Timestamp) -> Value {
         container.state = serde_json::from_value(state).ok();
     }
     let mut patch = json!({ "status": status });
-    patch["status"]["phase"] = json!("Succeeded");
+    patch["status"]["phase"] = json!(phase);
     patch["status"]["conditions"] = conditions;
     patch
 }
@@ -305,6 +442,103 @@ mod tests {
         assert!(init[0].state.as_ref().unwrap().terminated.is_some());
         assert!(init[1].state.as_ref().unwrap().running.is_some());
         assert_eq!(next(&running), Step::Nothing);
+    }
+
+    #[test]
+    fn commands_say_how_a_pod_ends() {
+        let ends = |seconds, code| {
+            let after = Duration::from_secs(seconds);
+            Said::Ends(End { after, code })
+        };
+        for (image, words, said) in [
+            ("busybox", &["sleep", "300"][..], ends(300, 0)),
+            ("busybox", &["/bin/sleep", "2m"], ends(120, 0)),
+            ("busybox", &["sleep", "inf"], Said::Forever),
+            (
+                "busybox",
+                &["sleep", "99999999999999999999d"],
+                Said::Nothing,
+            ),
+            ("busybox", &["sleep", "ä"], Said::Nothing),
+            ("busybox", &["/bin/true"], ends(0, 0)),
+            ("busybox", &["false"], ends(0, 1)),
+            ("busybox", &["/bin/sh", "-c", "exit 3"], ends(0, 3)),
+            ("busybox", &["sh", "-c", "sleep 5"], ends(5, 0)),
+            ("busybox", &["sh", "-c", "sleep 5; exit 1"], Said::Nothing),
+            ("registry.k8s.io/pause:3.10", &[], Said::Forever),
+            ("pause@sha256:0", &[], Said::Forever),
+            ("busybox", &[], Said::Nothing),
+        ] {
+            let container = Container {
+                image: Some(image.to_owned()),
+                command: Some(words.iter().map(|&word| word.to_owned()).collect()),
+                ..Container::default()
+            };
+            assert_eq!(command(&container), said, "{image} {words:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_not_started_again_ends_as_its_command_says() {
+        let with = |policy: &str, words: &[&str]| {
+            pod(&json!({ "spec": { "restartPolicy": policy,
+                "containers": [{ "name": "main", "image": "i", "command": words }] } }))
+        };
+        let failed = with("Never", &["false"]);
+        let failed = apply(&failed, next(&failed)).status.unwrap();
+        assert_eq!(failed.phase.as_deref(), Some("Failed"));
+        let state = failed.container_statuses.unwrap()[0].state.clone().unwrap();
+        let terminated = state.terminated.unwrap();
+        assert_eq!(terminated.exit_code, 1);
+        assert_eq!(terminated.reason.as_deref(), Some("Error"));
+
+        let timed = with("OnFailure", &["sleep", "10"]);
+        let running = apply(&timed, next(&timed));
+        assert_eq!(next(&running), Step::Wait(Duration::from_secs(10)));
+        for forever in [
+            with("Always", &["true"]),
+            with("OnFailure", &["false"]),
+            with("Never", &["serve"]),
+        ] {
+            let running = apply(&forever, next(&forever));
+            assert_eq!(next(&running), Step::Nothing, "{:?}", forever.spec);
+        }
+    }
+
+    #[test]
+    fn readiness_waits_for_the_gates_that_others_open() {
+        let gated =
+            pod(&json!({ "spec": { "readinessGates": [{ "conditionType": "example.com/up" }] } }));
+        let mut running = apply(&gated, next(&gated));
+        let status = running.status.clone().unwrap();
+        assert!(holds(&status, "ContainersReady") && !holds(&status, "Ready"));
+        assert!(!holds(&status, "example.com/up"), "not ours to set");
+        assert_eq!(next(&running), Step::Nothing);
+        let open = serde_json::from_value(json!({ "type": "example.com/up", "status": "True" }));
+        let conditions = running.status.as_mut().unwrap().conditions.as_mut();
+        conditions.unwrap().push(open.unwrap());
+        let ready = apply(&running, next(&running));
+        assert!(holds(ready.status.as_ref().unwrap(), "Ready"));
+        assert_eq!(next(&ready), Step::Nothing);
+    }
+
+    #[test]
+    fn the_generation_that_runs_is_said() {
+        let first = pod(&json!({ "metadata": { "generation": 1 } }));
+        let mut running = apply(&first, next(&first));
+        let said = |pod: &Pod| {
+            let status = pod.status.clone().unwrap();
+            let of = status.conditions.unwrap().into_iter();
+            let mut all: Vec<_> = of.map(|c| c.observed_generation).collect();
+            all.push(status.observed_generation);
+            all
+        };
+        assert_eq!(said(&running), [Some(1); 6]);
+        assert_eq!(next(&running), Step::Nothing);
+        running.metadata.generation = Some(2);
+        let again = apply(&running, next(&running));
+        assert_eq!(said(&again), [Some(2); 6]);
+        assert_eq!(next(&again), Step::Nothing);
     }
 
     #[test]

@@ -51,22 +51,26 @@ impl Reconcile for Replicas {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let (own, keys): (Source, fn(&Api, &Entry) -> Vec<Key>) = match self {
-            Self::Sets => (Source::own("apps", "replicasets"), |api, pod| {
-                owners_of(api, pod, "apps", "replicasets", "ReplicaSet")
-            }),
-            Self::Controllers => (Source::own("", "replicationcontrollers"), |api, pod| {
-                owners_of(
-                    api,
-                    pod,
-                    "",
-                    "replicationcontrollers",
-                    "ReplicationController",
-                )
-            }),
-        };
         let table = TableId::new("", "pods");
-        vec![own, Source { table, keys }]
+        match self {
+            Self::Sets => vec![
+                Source::own("apps", "replicasets"),
+                Source {
+                    table,
+                    keys: |api, pod| owners_of(api, pod, "apps", "replicasets", "ReplicaSet"),
+                },
+            ],
+            Self::Controllers => vec![
+                Source::own("", "replicationcontrollers"),
+                Source {
+                    table,
+                    keys: |api, pod| {
+                        let kind = "ReplicationController";
+                        owners_of(api, pod, "", "replicationcontrollers", kind)
+                    },
+                },
+            ],
+        }
     }
 
     fn reconcile<'a>(
