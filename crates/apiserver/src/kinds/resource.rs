@@ -91,6 +91,8 @@ pub struct CustomVersion {
     pub rewritten: bool,
     /// The definition is being deleted: nothing new can be made.
     pub terminating: bool,
+    /// What whoever uses this version is warned of.
+    pub deprecation: Option<String>,
 }
 
 /// One resource of one group version.

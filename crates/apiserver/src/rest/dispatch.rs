@@ -169,10 +169,15 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         body,
         upgrade: extensions.remove::<OnUpgrade>(),
     };
-    if call.path.subresource.is_some() {
-        return Box::pin(api.serve_subresource(&method, &resource, &call)).await;
+    let mut response = if call.path.subresource.is_some() {
+        Box::pin(api.serve_subresource(&method, &resource, &call)).await?
+    } else {
+        Box::pin(api.serve_resource(&method, &resource, &call)).await?
+    };
+    if let Some(custom) = &resource.custom {
+        respond::warn(&mut response, custom.deprecation.as_slice());
     }
-    Box::pin(api.serve_resource(&method, &resource, &call)).await
+    Ok(response)
 }
 
 impl Api {

@@ -298,3 +298,71 @@ async fn kinds_without_effect_say_so() {
     assert!(warnings(&headless).is_empty());
     headless.expect(201);
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_uses_a_deprecated_version_is_warned() {
+    let cluster = Cluster::start().await;
+    let of = |name: &str, storage: bool, more: Value| {
+        let mut version = version(name, true, storage, json!({"size": {"type": "integer"}}));
+        for (key, value) in more.as_object().unwrap() {
+            version[key] = value.clone();
+        }
+        version
+    };
+    // Its own words want the flag, and have to be printable.
+    for (more, says) in [
+        (
+            json!({"deprecationWarning": "gone soon"}),
+            "can only be set for deprecated versions",
+        ),
+        (
+            json!({"deprecated": true, "deprecationWarning": ""}),
+            "must not be an empty string",
+        ),
+        (
+            json!({"deprecated": true, "deprecationWarning": "a".repeat(257)}),
+            "must be <= 256 characters long",
+        ),
+        (
+            json!({"deprecated": true, "deprecationWarning": "a\nb"}),
+            "non-printable character found at index 1",
+        ),
+    ] {
+        let answer = cluster
+            .post(CRDS, definition(&[of("v1", true, more)]))
+            .await;
+        let message = answer.fails(422, "Invalid");
+        let field = "spec.versions[0].deprecationWarning: Invalid value: ";
+        assert!(
+            message.contains(field) && message.contains(says),
+            "{message}"
+        );
+    }
+    let deprecated = json!({"deprecated": true});
+    let worded = json!({"deprecated": true, "deprecationWarning": "gone \"soon\""});
+    let versions = [
+        of("v1alpha1", false, deprecated.clone()),
+        of("v1beta1", false, worded),
+        of("v1", false, json!({})),
+        of("v2", true, json!({})),
+        of("v3", false, deprecated),
+    ];
+    cluster.post(CRDS, definition(&versions)).await.expect(201);
+    let path = |version: &str| WIDGETS.replace("/v1/", &format!("/{version}/"));
+    cluster.post(WIDGETS, widget("a", "v1")).await.expect(201);
+    for (version, warning) in [
+        (
+            "v1alpha1",
+            Some(r#"299 - "example.com/v1alpha1 Widget is deprecated; use example.com/v2 Widget""#),
+        ),
+        ("v1beta1", Some(r#"299 - "gone \"soon\"""#)),
+        ("v2", None),
+        ("v3", Some(r#"299 - "example.com/v3 Widget is deprecated""#)),
+    ] {
+        for path in [path(version), format!("{}/a", path(version))] {
+            let answer = cluster.get(&path).await;
+            assert_eq!(warnings(&answer), warning.as_slice(), "{path}");
+            answer.expect(200);
+        }
+    }
+}

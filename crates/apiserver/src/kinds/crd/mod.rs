@@ -1,5 +1,7 @@
 //! Custom resource definitions: their own validation, and the resources they make.
 
+mod deprecation;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -180,6 +182,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         if version.get("storage").and_then(Value::as_bool) == Some(true) {
             storage += 1;
         }
+        deprecation::check(version, &path, errors);
         if let Err(e) = compile(version, &path) {
             errors.extend(e);
         }
@@ -296,6 +299,7 @@ fn compile(version: &Value, path: &str) -> Result<Compiled, Vec<FieldError>> {
         selectable_fields,
         rewritten: false,
         terminating: false,
+        deprecation: None,
     };
     Ok(Compiled {
         schema,
@@ -379,6 +383,7 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
         } = compile(version, &format!("spec.versions[{i}]"))?;
         custom.rewritten = versions.len() > 1 || has_defaults(&schema);
         custom.terminating = terminating;
+        custom.deprecation = deprecation::warning(spec, version);
         let own = GroupVersionKind::new(group, string(version, "name"), kind);
         let mut subresources = Vec::new();
         if scale.is_some() {
