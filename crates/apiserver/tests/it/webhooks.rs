@@ -862,3 +862,38 @@ async fn a_connection_is_kept_and_a_closed_one_replaced() {
     }
     assert_eq!(seen.lock().len(), 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_managers_that_a_webhook_breaks_is_kept() {
+    for (entry, says) in [
+        (
+            json!({"manager": "hook", "operation": "Guess", "apiVersion": "v1",
+                "fieldsType": "FieldsV1"}),
+            "operation must be `Apply` or `Update`",
+        ),
+        (
+            json!({"manager": "hook", "operation": "Update", "apiVersion": "v1"}),
+            "missing fieldsType in managed fields entry 1",
+        ),
+    ] {
+        let cluster = Cluster::bare().await;
+        let add = handler(move |_| {
+            patch(&json!([{"op": "add", "path": "/metadata/managedFields/-", "value": entry}]))
+        });
+        let client = reachable(&cluster, Way::InProcess, add).await;
+        let rules = json!({"rules": [rule(&["*"], &["configmaps"])]});
+        configure(&cluster, "Mutating", "x", json!([hook(&client, &rules)])).await;
+        let map = config_map("a", json!({"a": "b"}), json!({}));
+        let answer = cluster.post(MAPS, map).await;
+        let warning = answer.headers["warning"].to_str().unwrap().to_owned();
+        assert!(
+            warning.contains("in an invalid state after admission"),
+            "{warning}"
+        );
+        assert!(warning.contains(says), "{warning}");
+        let made = answer.expect(201);
+        let entries = made["metadata"]["managedFields"].as_array().unwrap();
+        assert_eq!(entries.len(), 1);
+        assert_eq!(entries[0]["operation"], "Update");
+    }
+}

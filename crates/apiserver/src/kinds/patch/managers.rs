@@ -48,11 +48,36 @@ fn set_mut(entry: &mut Value) -> Option<&mut Set> {
     entry.get_mut("fieldsV1").and_then(Value::as_object_mut)
 }
 
-fn is_valid(entry: &Value) -> bool {
-    matches!(text(entry, "operation"), APPLY | UPDATE)
-        && !text(entry, "apiVersion").is_empty()
-        && text(entry, "fieldsType") == "FieldsV1"
-        && entry.get("fieldsV1").is_none_or(fields::is_valid)
+/// What is wrong with the entry at `at`.
+fn fault(at: usize, entry: &Value) -> Option<String> {
+    if !matches!(text(entry, "operation"), APPLY | UPDATE) {
+        return Some("operation must be `Apply` or `Update`".to_owned());
+    }
+    if text(entry, "apiVersion").is_empty() {
+        return Some("apiVersion must not be empty".to_owned());
+    }
+    match text(entry, "fieldsType") {
+        "FieldsV1" => {}
+        "" => return Some(format!("missing fieldsType in managed fields entry {at}")),
+        other => {
+            return Some(format!(
+                "invalid fieldsType {other:?} in managed fields entry {at}"
+            ));
+        }
+    }
+    let wrong = entry
+        .get("fieldsV1")
+        .is_some_and(|set| !fields::is_valid(set));
+    wrong.then(|| format!("invalid fieldsV1 in managed fields entry {at}"))
+}
+
+/// What is wrong with the record of an object that somebody else has written.
+pub fn record_fault(object: &Value) -> Option<String> {
+    match meta::at(object, &["metadata", "managedFields"])? {
+        Value::Null => None,
+        Value::Array(entries) => entries.iter().enumerate().find_map(|(at, e)| fault(at, e)),
+        _ => Some("managedFields must be a list".to_owned()),
+    }
 }
 
 /// A list by which a client gives up what is known: empty, or with one empty entry.
@@ -78,7 +103,11 @@ impl Managers {
         let Value::Array(entries) = list else {
             return None;
         };
-        entries.iter().all(is_valid).then_some(Self { entries })
+        let valid = entries
+            .iter()
+            .enumerate()
+            .all(|(at, e)| fault(at, e).is_none());
+        valid.then_some(Self { entries })
     }
 
     /// Those of a stored object, which were well formed when they were written.

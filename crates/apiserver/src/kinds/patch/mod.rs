@@ -15,7 +15,7 @@ use super::status::{ApiError, FieldError};
 pub use apply::apply;
 pub(super) use json::measure;
 pub use json::{json_patch, json_patch_value};
-pub use managers::{Writer, keep_reset, same_but_times, track};
+pub use managers::{Writer, keep_reset, record_fault, same_but_times, track};
 
 /// Upper bound for the operations of one JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;

@@ -501,6 +501,7 @@ impl Api {
         };
         let asking = Asking::new(self, attributes);
         let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
+        let managers = meta::at(object, &["metadata", "managedFields"]).cloned();
         for round in 0..2 {
             if round > 0 {
                 if !reinvoke {
@@ -551,6 +552,18 @@ impl Api {
                     asked.push(i);
                 }
             }
+        }
+        if reinvoke && let Some(fault) = patch::record_fault(object) {
+            warnings.push(format!(
+                ".metadata.managedFields was in an invalid state after admission; this could be \
+                 caused by an outdated mutating admission controller; please fix your requests: \
+                 {fault}"
+            ));
+            let metadata = meta::section(object, "metadata");
+            match managers {
+                Some(managers) => metadata.insert("managedFields".to_owned(), managers),
+                None => metadata.remove("managedFields"),
+            };
         }
         Ok(())
     }
