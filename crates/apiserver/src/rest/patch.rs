@@ -59,6 +59,19 @@ impl Patch {
         }
     }
 
+    /// Whether the request's options fit this kind of patch.
+    pub(super) fn check_options(&self, call: &Call) -> Result<(), ApiError> {
+        let applying = matches!(self, Self::Apply(_));
+        let error = if applying && call.query.get("fieldManager").is_none() {
+            FieldError::required("fieldManager", "is required for apply patch")
+        } else if !applying && call.query.get("force").is_some() {
+            FieldError::forbidden("force", "may not be specified for non-apply patch")
+        } else {
+            return Ok(());
+        };
+        Err(super::query::invalid_option("PatchOptions", error))
+    }
+
     /// The patched object.
     pub(super) fn apply(
         &self,
@@ -74,6 +87,15 @@ impl Patch {
         };
         done.map_err(|e| e.to_api(resource, name))
     }
+}
+
+/// Whether a document can be applied: the record of managers is the server's.
+pub(super) fn check_document(document: &Value) -> Result<(), ApiError> {
+    let managers = meta::at(document, &["metadata", "managedFields"]);
+    if managers.is_some_and(|m| m.as_array().is_none_or(|a| !a.is_empty())) {
+        return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+    }
+    Ok(())
 }
 
 impl Api {
@@ -92,20 +114,7 @@ impl Api {
                 SUPPORTED[3],
             ]));
         }
-        let applying = matches!(patch, Patch::Apply(_));
-        let invalid = |e| super::query::invalid_option("PatchOptions", e);
-        if applying && call.query.get("fieldManager").is_none() {
-            return Err(invalid(FieldError::required(
-                "fieldManager",
-                "is required for apply patch",
-            )));
-        }
-        if !applying && call.query.get("force").is_some() {
-            return Err(invalid(FieldError::forbidden(
-                "force",
-                "may not be specified for non-apply patch",
-            )));
-        }
+        patch.check_options(call)?;
         let options = call.write_options("PatchOptions")?;
         let key = Self::key(resource, call.namespace(), call.name());
         if let Patch::Apply(document) = patch {
@@ -151,11 +160,7 @@ impl Api {
                 "the name of the object ({given}) does not match the name on the URL ({name})"
             )));
         }
-        if meta::at(&input.value, &["metadata", "managedFields"])
-            .is_some_and(|m| m.as_array().is_none_or(|a| !a.is_empty()))
-        {
-            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
-        }
+        check_document(&input.value)?;
         let key = Self::key(resource, namespace, name);
         let writer = patch::Writer {
             manager: options.field_manager.as_str(),

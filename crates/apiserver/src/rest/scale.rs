@@ -2,11 +2,12 @@
 
 use super::accept::Endpoint;
 use super::dispatch::{Call, method_not_allowed};
-use super::patch::Patch;
+use super::patch::{self, Patch};
 use super::respond::{self, Style};
 use super::update::{Projection, Target};
 use super::write::Input;
 use super::{Api, meta};
+use crate::kinds::patch::{Writer, apply};
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::{ApiError, FieldError};
 use crate::kinds::{Resource, ScalePaths};
@@ -60,11 +61,16 @@ impl Projection for ScalePaths {
         if !selector.is_empty() {
             status["selector"] = selector.into();
         }
+        // As upstream writes it: none is no replicas.
+        let spec = match Self::number(object, &self.spec) {
+            0 => json!({}),
+            replicas => json!({ "replicas": replicas }),
+        };
         json!({
             "kind": "Scale",
             "apiVersion": "autoscaling/v1",
             "metadata": metadata,
-            "spec": { "replicas": Self::number(object, &self.spec) },
+            "spec": spec,
             "status": status,
         })
     }
@@ -76,6 +82,38 @@ impl Projection for ScalePaths {
             meta::set(object, "resourceVersion", given);
         }
         self.set_replicas(object, replicas);
+        Ok(())
+    }
+}
+
+/// A Scale by server-side apply: its manager owns the replicas of the object behind it.
+struct Applied<'a> {
+    paths: &'a ScalePaths,
+    resource: &'a Resource,
+    /// What is applied, as a part of the object.
+    document: Value,
+    /// Whether it names replicas.
+    given: bool,
+    writer: Writer<'a>,
+    force: bool,
+}
+
+impl Projection for Applied<'_> {
+    fn show(&self, object: &Value) -> Value {
+        self.paths.show(object)
+    }
+
+    fn put(&self, object: &mut Value, scale: &Value) -> Result<(), ApiError> {
+        let Self {
+            resource, writer, ..
+        } = *self;
+        *object = apply(resource, Some(&*object), &self.document, writer, self.force)?;
+        if self.given {
+            return self.paths.put(object, scale);
+        }
+        // Who owned the replicas alone, and wants them no more, leaves none.
+        let replicas = ScalePaths::number(object, &self.paths.spec);
+        self.paths.set_replicas(object, replicas);
         Ok(())
     }
 }
@@ -182,6 +220,7 @@ impl Api {
             encoding: negotiated.encoding,
             pretty: call.query.pretty(),
         };
+        let mut given = None;
         let change: Change = match *method {
             Method::GET | Method::HEAD => {
                 let entry = self.entry(resource, &key)?;
@@ -194,9 +233,23 @@ impl Api {
             }
             Method::PATCH => {
                 let (patch, _) = Patch::parse(call)?;
+                patch.check_options(call)?;
                 // A Scale has no lists, so that every object patch means the same.
                 let patch = match patch {
-                    Patch::Strategic(p) | Patch::Apply(p) => Patch::Merge(p),
+                    Patch::Apply(p) => {
+                        patch::check_document(&p)?;
+                        let text = |key| meta::text(&p, &[key]);
+                        let (version, kind) = (text("apiVersion"), text("kind"));
+                        if (version, kind) != ("autoscaling/v1", "Scale") {
+                            return Err(ApiError::bad_request(format!(
+                                "invalid object type: {version}, Kind={kind}"
+                            )));
+                        }
+                        let replicas = meta::at(&p, &["spec", "replicas"]).cloned();
+                        given = Some(replicas.filter(|r| !r.is_null()));
+                        Patch::Merge(p)
+                    }
+                    Patch::Strategic(p) => Patch::Merge(p),
                     other => other,
                 };
                 let resource = resource.clone();
@@ -210,17 +263,47 @@ impl Api {
         } else {
             "UpdateOptions"
         })?;
+        let applying = given.is_some();
+        let applied = given.map(|replicas| {
+            let mut document = json!({
+                "apiVersion": resource.gvk().api_version(),
+                "kind": &*resource.kind,
+                "metadata": {"name": name},
+            });
+            if let Some(replicas) = replicas.as_ref().and_then(Value::as_i64) {
+                paths.set_replicas(&mut document, replicas);
+            }
+            let writer = Writer {
+                manager: &options.field_manager,
+                part: Some("scale"),
+                now: self.clock().now(),
+            };
+            Applied {
+                paths,
+                resource,
+                document,
+                given: replicas.is_some(),
+                writer,
+                force: options.force,
+            }
+        });
         let target = Target {
             resource,
             subresource: Some("scale"),
             key: &key,
-            projection: Some(paths),
+            projection: Some(match &applied {
+                Some(applied) => applied,
+                None => paths,
+            }),
         };
         let done = self
             .modify_target(target, &options, |scale| {
                 let scale = change(scale)?;
                 wanted(name, &scale)?;
-                Ok(Some(Input::from(scale)))
+                Ok(Some(Input {
+                    applied: applying,
+                    ..Input::from(scale)
+                }))
             })
             .await?;
         let scale = paths.show(&done.object.value(resource));

@@ -135,7 +135,9 @@ impl Api {
                     Some(projection) => {
                         new = old.clone();
                         projection.put(&mut new, body)?;
-                        self.track(resource, Some(&old), &mut new, target.subresource, options);
+                        if track {
+                            self.track(resource, Some(&old), &mut new, target.subresource, options);
+                        }
                         self.finish_update(&target, &entry, &old, &mut new)?;
                         *body = projection.show(&new);
                     }
