@@ -28,12 +28,14 @@ fn controlled(object: &Value) -> bool {
     meta::owners(object).iter().any(|o| o.controller)
 }
 
-/// Brings the objects of the kind `of` that `owner` controls in line with its selector.
+/// Brings the objects of the kind `of` that `owner` controls in line with its selector; of those that
+/// nobody controls it takes the ones that are `fit`, too.
 pub(super) async fn claim(
     api: &Api,
     resource: &Resource,
     owner: &Value,
     of: &Arc<Resource>,
+    fit: &(dyn Fn(&Key) -> bool + Sync),
 ) -> Result<(), ApiError> {
     if meta::deleting(owner) {
         return Ok(());
@@ -48,7 +50,7 @@ pub(super) async fn claim(
     let free = api
         .store()
         .list(&of.table, Some(namespace), None, None, None, &|e| {
-            e.index.owners.is_empty() && selector.matches(&e.index)
+            e.index.owners.is_empty() && selector.matches(&e.index) && fit(&e.key)
         })
         .map(|page| page.items)
         .unwrap_or_default();

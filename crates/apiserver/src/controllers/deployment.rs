@@ -2,6 +2,7 @@
 
 use super::adoption;
 use super::pods;
+use super::progress;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
 use crate::kinds::status::ApiError;
@@ -11,6 +12,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Label that tells the pods of the versions apart.
 const HASH_LABEL: &str = "pod-template-hash";
@@ -85,7 +87,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     };
     let deployment = entry.value();
     let uid = meta::uid(&deployment).to_owned();
-    adoption::claim(api, &resource, &deployment, &sets).await?;
+    adoption::claim(api, &resource, &deployment, &sets, &|_| true).await?;
     let about = About {
         api,
         resource: &resource,
@@ -519,12 +521,23 @@ async fn report(
         .unwrap_or_default();
     let generation = meta::at(deployment, &["metadata", "generation"]).cloned();
     let now = api.clock().now();
+    // The largest number means: none.
+    let deadline = meta::at(deployment, &["spec", "progressDeadlineSeconds"])
+        .and_then(Value::as_i64)
+        .filter(|n| *n < i64::from(i32::MAX));
+    let mut left = None;
     pods::write_status(
         api,
         &resource,
         key,
         meta::uid(deployment),
         |status: &mut Map<String, Value>| {
+            let had = |k: &str| status.get(k).and_then(Value::as_i64).unwrap_or(0);
+            let old = total - updated;
+            let moved = updated > had("updatedReplicas")
+                || old < had("replicas") - had("updatedReplicas")
+                || ready > had("readyReplicas")
+                || available > had("availableReplicas");
             for (k, n) in [
                 ("replicas", total),
                 ("updatedReplicas", updated),
@@ -554,30 +567,19 @@ async fn report(
                     "Deployment does not have minimum availability.",
                 )
             };
-            let mut changed = meta::set_condition(status, "Available", value, reason, message, now);
-            let (reason, message) = if complete {
-                (
-                    "NewReplicaSetAvailable",
-                    format!("ReplicaSet {name:?} has successfully progressed."),
-                )
-            } else {
-                (
-                    "ReplicaSetUpdated",
-                    format!("ReplicaSet {name:?} is progressing."),
-                )
-            };
-            changed |= meta::set_condition(status, "Progressing", "True", reason, &message, now);
-            if changed
-                && let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut)
-            {
-                for c in list {
-                    meta::as_object(c).insert("lastUpdateTime".to_owned(), meta::time(now).into());
-                }
+            if meta::set_condition(status, "Available", value, reason, message, now) {
+                progress::stamp(status, "Available", now);
             }
+            let state = progress::State {
+                complete,
+                moved,
+                rolling: total != updated,
+            };
+            left = progress::write(status, &name, state, deadline, now);
         },
     )
     .await?;
-    Ok(None)
+    Ok(left.filter(|left| *left > 0).map(Duration::from_secs))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Jobs: pods that run to their end, so many times.
 
+use super::adoption;
+use super::job_rules::{self, Verdict};
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
@@ -11,11 +13,13 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Annotation and label with the index of a pod of an Indexed job.
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// Annotation with how often the index of a pod failed before.
+const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 /// Pause before the first replacement of a failed pod; doubles up to [`MAX_BACKOFF`].
 const BACKOFF: i64 = 10;
 /// Longest pause, seconds.
@@ -36,7 +40,11 @@ impl Reconcile for Jobs {
             Source::own("batch", "jobs"),
             Source {
                 table: TableId::new("", "pods"),
-                keys: |_, entry| pods::controller_key(entry, "Job"),
+                keys: |api, entry| {
+                    let mut keys = pods::controller_key(entry, "Job");
+                    keys.extend(adoption::candidates(api, entry, "batch", "jobs"));
+                    keys
+                },
             },
         ]
     }
@@ -61,11 +69,26 @@ struct Tally {
     done: BTreeSet<i64>,
     running: BTreeSet<i64>,
     last_failure: Option<Timestamp>,
+    /// Pods that are being deleted and have not ended.
+    terminating: usize,
+    /// Failures of each index, and when the last one was.
+    failures: BTreeMap<i64, (i64, Timestamp)>,
+    /// Indexes that are given up.
+    lost: BTreeSet<i64>,
+    /// Why the failure of a pod is that of the job.
+    fatal: Option<String>,
 }
 
 impl Tally {
-    fn of(pods: &[Value], now: Timestamp) -> Self {
+    fn of(job: &Value, pods: &[Value], now: Timestamp) -> Self {
         let mut out = Self::default();
+        if indexed(job) {
+            // Pods that somebody removed after they ended still count.
+            let limit = number(job, "completions").unwrap_or(0);
+            let known = |key: &str| job_rules::indexes(meta::text(job, &["status", key]), limit);
+            out.done = known("completedIndexes");
+            out.lost = known("failedIndexes");
+        }
         for pod in pods {
             let index: Option<i64> = meta::text(pod, &["metadata", "annotations", INDEX])
                 .parse()
@@ -76,11 +99,22 @@ impl Tally {
                     out.done.extend(index);
                 }
                 "Failed" => {
-                    out.failed += 1;
                     let at = ended_at(pod).unwrap_or(now);
+                    match job_rules::verdict(job, pod) {
+                        Verdict::Ignore => continue,
+                        Verdict::Count => {}
+                        Verdict::FailIndex => out.lost.extend(index),
+                        Verdict::FailJob(why) => out.fatal = Some(why),
+                    }
+                    out.failed += 1;
                     out.last_failure = Some(out.last_failure.map_or(at, |t| t.max(at)));
+                    if let Some(index) = index {
+                        let (n, last) = out.failures.entry(index).or_insert((0, at));
+                        *n += 1;
+                        *last = at.max(*last);
+                    }
                 }
-                _ if meta::deleting(pod) => {}
+                _ if meta::deleting(pod) => out.terminating += 1,
                 _ => {
                     out.active += 1;
                     out.ready += usize::from(pods::ready(pod));
@@ -88,6 +122,11 @@ impl Tally {
                 }
             }
         }
+        if let Some(limit) = number(job, "backoffLimitPerIndex") {
+            let beyond = out.failures.iter().filter(|(_, (n, _))| *n > limit);
+            out.lost.extend(beyond.map(|(index, _)| *index));
+        }
+        out.lost.retain(|index| !out.done.contains(index));
         out
     }
 }
@@ -112,11 +151,16 @@ fn number(job: &Value, key: &str) -> Option<i64> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum End {
     Complete,
+    /// By this rule of its success policy.
+    Success(usize),
     Failed(&'static str, String),
 }
 
 /// Whether the job has ended, and how.
 fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
+    if let Some(why) = &tally.fatal {
+        return Some(End::Failed("PodFailurePolicy", why.clone()));
+    }
     let limit = number(job, "backoffLimit").unwrap_or(6);
     if tally.failed > limit {
         return Some(End::Failed(
@@ -133,11 +177,27 @@ fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
             "Job was active longer than specified deadline".to_owned(),
         ));
     }
+    let count = |indexes: &BTreeSet<i64>| i64::try_from(indexes.len()).unwrap_or(i64::MAX);
+    if number(job, "maxFailedIndexes").is_some_and(|limit| count(&tally.lost) > limit) {
+        return Some(End::Failed(
+            "MaxFailedIndexesExceeded",
+            "Job has exceeded the specified maximal number of failed indexes".to_owned(),
+        ));
+    }
+    if let Some(rule) = job_rules::success(job, &tally.done) {
+        return Some(End::Success(rule));
+    }
     let succeeded = if indexed(job) {
-        i64::try_from(tally.done.len()).unwrap_or(i64::MAX)
+        count(&tally.done)
     } else {
         tally.succeeded
     };
+    let completions = number(job, "completions");
+    let tried = succeeded.saturating_add(count(&tally.lost));
+    if !tally.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
+        let why = "Job has failed indexes".to_owned();
+        return Some(End::Failed("FailedIndexes", why));
+    }
     match number(job, "completions") {
         Some(n) => (succeeded >= n).then_some(End::Complete),
         // A work queue is empty when one pod says so and the others have ended.
@@ -155,7 +215,7 @@ fn wanted(job: &Value, tally: &Tally) -> usize {
     let wanted = match number(job, "completions") {
         Some(n) => {
             let done = if indexed(job) {
-                i64::try_from(tally.done.len()).unwrap_or(i64::MAX)
+                i64::try_from(tally.done.len() + tally.lost.len()).unwrap_or(i64::MAX)
             } else {
                 tally.succeeded
             };
@@ -167,12 +227,20 @@ fn wanted(job: &Value, tally: &Tally) -> usize {
     usize::try_from(wanted).unwrap_or(0)
 }
 
-/// Seconds until a failed pod may be replaced.
-fn backoff_left(tally: &Tally, now: Timestamp) -> i64 {
-    let Some(last) = tally.last_failure else {
-        return 0;
-    };
-    let exponent = u32::try_from((tally.failed - 1).clamp(0, 16)).unwrap_or(16);
+/// Seconds until a failed pod may be replaced; where indexes fail by themselves, each waits for
+/// itself.
+fn backoff_left(job: &Value, tally: &Tally, now: Timestamp) -> i64 {
+    match tally.last_failure {
+        Some(last) if number(job, "backoffLimitPerIndex").is_none() => {
+            pause_left(tally.failed, last, now)
+        }
+        _ => 0,
+    }
+}
+
+/// Seconds left of the pause after so many failures, the last at this time.
+fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
+    let exponent = u32::try_from((failures - 1).clamp(0, 16)).unwrap_or(16);
     let pause = BACKOFF.saturating_mul(1 << exponent).min(MAX_BACKOFF);
     (pause - now.duration_since(last).as_secs()).max(0)
 }
@@ -184,7 +252,9 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         return Ok(None);
     };
     let job = entry.value();
-    if meta::deleting(&job) {
+    // A job that another controller manages is that one's alone.
+    let manager = meta::text(&job, &["spec", "managedBy"]);
+    if meta::deleting(&job) || !matches!(manager, "" | "kubernetes.io/job-controller") {
         return Ok(None);
     }
     let now = api.clock().now();
@@ -192,9 +262,10 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         .iter()
         .any(|c| meta::condition(&job, c).is_some_and(|c| meta::text(c, &["status"]) == "True"));
     let uid = meta::uid(&job).to_owned();
+    adoption::claim(api, &jobs, &job, &pods_resource, &|_| true).await?;
     let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
     let values: Vec<Value> = owned.iter().map(|(_, v)| v.clone()).collect();
-    let mut tally = Tally::of(&values, now);
+    let mut tally = Tally::of(&job, &values, now);
     if finished {
         return expire(api, key, &jobs, &job, &uid, now).await;
     }
@@ -211,6 +282,9 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     } else {
         wanted(&job, &tally)
     };
+    // Replacements wait for the end of what is deleted, if they shall.
+    let late = meta::text(&job, &["spec", "podReplacementPolicy"]) == "Failed";
+    let room = target.saturating_sub(if late { tally.terminating } else { 0 });
     let about = About {
         api,
         resource: &jobs,
@@ -227,14 +301,17 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         tally.active = target;
     }
     let mut failure = None;
-    if tally.active < target {
-        let pause = backoff_left(&tally, now);
+    if tally.active < room {
+        let pause = backoff_left(&job, &tally, now);
         if pause > 0 {
             again = Some(Duration::from_secs(pause.unsigned_abs()));
         } else {
-            let first = target.min(tally.active + BURST);
-            failure = start(&about, &pods_resource, &mut tally, first).await.err();
-            if first < target {
+            let first = room.min(tally.active + BURST);
+            match start(&about, &pods_resource, &mut tally, first, now).await {
+                Ok(left) => again = left.map(|left| Duration::from_secs(left.unsigned_abs())),
+                Err(e) => failure = Some(e),
+            }
+            if first < room {
                 again = Some(Duration::ZERO);
             }
         }
@@ -246,7 +323,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         again = Some(again.map_or(left, |a: Duration| a.min(left)));
     }
     pods::write_status(api, &jobs, key, &uid, |status| {
-        write(status, &tally, end.as_ref(), suspended, now);
+        write(status, &job, &tally, end.as_ref(), suspended, now);
     })
     .await?;
     if end.is_some() && number(&job, "ttlSecondsAfterFinished").is_some() {
@@ -258,33 +335,53 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     }
 }
 
-/// Creates the missing pods.
+/// Creates the missing pods. Tells in how many seconds another may be made, if one has to wait.
 async fn start(
     about: &About<'_>,
     pods_resource: &std::sync::Arc<crate::kinds::Resource>,
     tally: &mut Tally,
     target: usize,
-) -> Result<(), ApiError> {
+    now: Timestamp,
+) -> Result<Option<i64>, ApiError> {
     let job = about.object;
     let template = meta::at(job, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let completions = number(job, "completions").unwrap_or(i64::MAX);
+    let alone = number(job, "backoffLimitPerIndex").is_some();
+    let mut waits: Option<i64> = None;
     while tally.active < target {
         let mut pod = pods::from_template(&template, about.resource, job);
         if indexed(job) {
-            let Some(index) =
-                (0..completions).find(|i| !tally.done.contains(i) && !tally.running.contains(i))
-            else {
-                return Ok(());
+            let taken = [&tally.done, &tally.running, &tally.lost];
+            let free = |i: &i64| !taken.iter().any(|set| set.contains(i));
+            let mut open = (0..completions).filter(free);
+            let ready = open.find(|i| match tally.failures.get(i).filter(|_| alone) {
+                None => true,
+                Some((n, last)) => {
+                    let left = pause_left(*n, *last, now);
+                    if left > 0 {
+                        waits = Some(waits.map_or(left, |w| w.min(left)));
+                    }
+                    left == 0
+                }
+            });
+            let Some(index) = ready else {
+                return Ok(waits);
             };
             mark_index(&mut pod, meta::name(job), index);
+            if alone {
+                let failures = tally.failures.get(&index).map_or(0, |(n, _)| *n);
+                let metadata = meta::section(&mut pod, "metadata");
+                let map = meta::as_object(metadata.entry("annotations").or_insert(json!({})));
+                map.insert(FAILURES.to_owned(), failures.to_string().into());
+            }
             tally.running.insert(index);
         }
         pods::create_of(about, pods_resource, pod).await?;
         tally.active += 1;
     }
-    Ok(())
+    Ok(waits)
 }
 
 /// Tells a pod of an Indexed job its index: label, annotation, name, host name, environment.
@@ -313,6 +410,7 @@ fn mark_index(pod: &mut Value, job: &str, index: i64) {
 
 fn write(
     status: &mut Map<String, Value>,
+    job: &Value,
     tally: &Tally,
     end: Option<&End>,
     suspended: bool,
@@ -342,7 +440,20 @@ fn write(
         "ready".to_owned(),
         json!(if end.is_some() { 0 } else { tally.ready }),
     );
-    status.insert("terminating".to_owned(), json!(0));
+    status.insert("terminating".to_owned(), json!(tally.terminating));
+    if indexed(job) {
+        let alone = number(job, "backoffLimitPerIndex").is_some();
+        for (key, set, always) in [
+            ("completedIndexes", &tally.done, false),
+            ("failedIndexes", &tally.lost, alone),
+        ] {
+            if always || !set.is_empty() {
+                status.insert(key.to_owned(), job_rules::text(set).into());
+            } else {
+                status.remove(key);
+            }
+        }
+    }
     status.insert("uncountedTerminatedPods".to_owned(), json!({}));
     if !suspended && !status.contains_key("startTime") {
         status.insert("startTime".to_owned(), meta::time(now).into());
@@ -360,11 +471,19 @@ fn write(
         remove_condition(status, "Suspended");
     }
     match end {
-        Some(End::Complete) => {
-            let message = "Reached expected number of succeeded pods";
-            let reason = "CompletionsReached";
-            meta::set_condition(status, "SuccessCriteriaMet", "True", reason, message, now);
-            meta::set_condition(status, "Complete", "True", reason, message, now);
+        Some(End::Complete | End::Success(_)) => {
+            let (reason, message) = match end {
+                Some(End::Success(rule)) => {
+                    ("SuccessPolicy", format!("Matched rules at index {rule}"))
+                }
+                _ => {
+                    let message = "Reached expected number of succeeded pods".to_owned();
+                    ("CompletionsReached", message)
+                }
+            };
+            for kind in ["SuccessCriteriaMet", "Complete"] {
+                meta::set_condition(status, kind, "True", reason, &message, now);
+            }
             status
                 .entry("completionTime")
                 .or_insert_with(|| meta::time(now).into());
@@ -430,10 +549,14 @@ mod tests {
     fn a_job_runs_what_is_left_in_parallel() {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"parallelism": 2, "completions": 3}});
-        let tally = Tally::of(&[pod("Succeeded"), pod("Succeeded")], now);
+        let tally = Tally::of(&job, &[pod("Succeeded"), pod("Succeeded")], now);
         assert_eq!(wanted(&job, &tally), 1);
         assert_eq!(end_of(&job, &tally, now), None);
-        let tally = Tally::of(&[pod("Succeeded"), pod("Succeeded"), pod("Succeeded")], now);
+        let tally = Tally::of(
+            &job,
+            &[pod("Succeeded"), pod("Succeeded"), pod("Succeeded")],
+            now,
+        );
         assert_eq!(wanted(&job, &tally), 0);
         assert_eq!(end_of(&job, &tally, now), Some(End::Complete));
     }
@@ -442,10 +565,10 @@ mod tests {
     fn failures_end_a_job_at_its_limit() {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"completions": 1, "backoffLimit": 1}});
-        let tally = Tally::of(&[pod("Failed")], now);
+        let tally = Tally::of(&job, &[pod("Failed")], now);
         assert_eq!(end_of(&job, &tally, now), None);
-        assert_eq!(backoff_left(&tally, now), 10);
-        let tally = Tally::of(&[pod("Failed"), pod("Failed")], now);
+        assert_eq!(backoff_left(&job, &tally, now), 10);
+        let tally = Tally::of(&job, &[pod("Failed"), pod("Failed")], now);
         assert!(matches!(
             end_of(&job, &tally, now),
             Some(End::Failed("BackoffLimitExceeded", _))

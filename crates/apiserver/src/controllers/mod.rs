@@ -6,6 +6,8 @@
 
 mod adoption;
 mod aggregation;
+mod cron;
+mod cronjob;
 mod daemonset;
 mod definitions;
 mod deployment;
@@ -14,10 +16,12 @@ mod events;
 mod every_namespace;
 mod garbage;
 mod job;
+mod job_rules;
 mod namespaces;
 mod nodes;
 mod pod_gc;
 mod pods;
+mod progress;
 mod queue;
 mod quota;
 mod recorder;
@@ -61,7 +65,7 @@ impl Start<'_> {
 type Row = (&'static str, fn(&Start<'_>) -> Task);
 
 /// Every controller. The names are those of kube-controller-manager, where it has one.
-const ALL: [Row; 17] = [
+const ALL: [Row; 18] = [
     ("garbage-collector-controller", |s| s.task(garbage::run)),
     ("namespace-controller", |s| s.queue(namespaces::Namespaces)),
     ("customresourcedefinition-controller", |s| {
@@ -95,6 +99,7 @@ const ALL: [Row; 17] = [
         s.queue(deployment::Deployments)
     }),
     ("job-controller", |s| s.queue(job::Jobs)),
+    ("cronjob-controller", |s| s.queue(cronjob::CronJobs)),
     ("daemonset-controller", |s| s.queue(daemonset::DaemonSets)),
     ("statefulset-controller", |s| {
         s.queue(statefulset::StatefulSets)

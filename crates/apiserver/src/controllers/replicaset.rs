@@ -95,7 +95,7 @@ impl Reconcile for Replicas {
                     Self::Controllers => "replication-controller",
                 },
             };
-            adoption::claim(api, &resource, &set, &pods_resource).await?;
+            adoption::claim(api, &resource, &set, &pods_resource, &|_| true).await?;
             let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
             owned.retain(|(_, pod)| pods::active(pod));
             let wanted = meta::at(&set, &["spec", "replicas"])

@@ -2,6 +2,7 @@
 //!
 //! Volume claim templates are not acted on: there is no volume provisioner here.
 
+use super::adoption;
 use super::deployment::hash;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
@@ -15,6 +16,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Pods made in one go: a set that wants very many must not keep the others waiting, or fill the
 /// memory with its plan.
@@ -35,7 +37,11 @@ impl Reconcile for StatefulSets {
             Source::own("apps", "statefulsets"),
             Source {
                 table: TableId::new("", "pods"),
-                keys: |_, entry| pods::controller_key(entry, "StatefulSet"),
+                keys: |api, entry| {
+                    let mut keys = pods::controller_key(entry, "StatefulSet");
+                    keys.extend(adoption::candidates(api, entry, "apps", "statefulsets"));
+                    keys
+                },
             },
         ]
     }
@@ -65,11 +71,51 @@ struct Pod {
     current: bool,
 }
 
+/// What a set shall be.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    /// The ordinal of its first pod.
+    start: i64,
+    replicas: i64,
+    /// So many pods, from the first, keep the template they have.
+    partition: i64,
+    /// All pods at once instead of one after the other.
+    parallel: bool,
+    /// Outdated pods are replaced.
+    rolling: bool,
+}
+
+impl Wish {
+    fn of(set: &Value) -> Self {
+        let number = |path: &[&str], default: i64| {
+            let number = meta::at(set, path).and_then(Value::as_i64);
+            number.unwrap_or(default).max(0)
+        };
+        Self {
+            start: number(&["spec", "ordinals", "start"], 0),
+            replicas: number(&["spec", "replicas"], 1),
+            partition: number(&["spec", "updateStrategy", "rollingUpdate", "partition"], 0),
+            parallel: meta::text(set, &["spec", "podManagementPolicy"]) == "Parallel",
+            rolling: meta::text(set, &["spec", "updateStrategy", "type"]) != "OnDelete",
+        }
+    }
+
+    /// Its pods are those from its start to before this.
+    fn end(&self) -> i64 {
+        self.start.saturating_add(self.replicas)
+    }
+
+    /// The pod of this ordinal keeps the template it has.
+    fn keeps(&self, ordinal: i64) -> bool {
+        ordinal < self.start.saturating_add(self.partition)
+    }
+}
+
 /// What to do now. In order, one thing at a time and only when all before it are ready; in parallel
 /// all at once.
-fn plan(replicas: i64, parallel: bool, rolling: bool, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
+fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
     let mut steps = Vec::new();
-    for ordinal in 0..replicas {
+    for ordinal in wish.start..wish.end() {
         match pods.get(&ordinal) {
             None => steps.push(Step::Create(ordinal)),
             Some(p) if p.ended && !p.deleting => steps.push(Step::Delete(ordinal)),
@@ -77,34 +123,30 @@ fn plan(replicas: i64, parallel: bool, rolling: bool, pods: &BTreeMap<i64, Pod>)
             Some(_) => {}
         }
         // What is left of a full plan is for the next look, which the new pods cause.
-        if !parallel || steps.len() >= BURST {
-            return finish(steps, replicas, rolling, pods);
+        if !wish.parallel || steps.len() >= BURST {
+            return finish(steps, wish, pods);
         }
     }
-    for (ordinal, pod) in pods.range(replicas.max(0)..).rev() {
+    let surplus = pods.range(wish.end()..).rev();
+    for (ordinal, pod) in surplus.chain(pods.range(..wish.start).rev()) {
         if !pod.deleting {
             steps.push(Step::Delete(*ordinal));
         }
-        if !parallel {
+        if !wish.parallel {
             return steps;
         }
     }
-    finish(steps, replicas, rolling, pods)
+    finish(steps, wish, pods)
 }
 
 /// Adds the replacement of the highest outdated pod, when nothing else is to be done first. One
 /// that is not ready is replaced even so: waiting for it could take forever.
-fn finish(
-    mut steps: Vec<Step>,
-    replicas: i64,
-    rolling: bool,
-    pods: &BTreeMap<i64, Pod>,
-) -> Vec<Step> {
-    if !steps.is_empty() || !rolling {
+fn finish(mut steps: Vec<Step>, wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
+    if !steps.is_empty() || !wish.rolling {
         return steps;
     }
-    for (ordinal, pod) in pods.range(..replicas).rev() {
-        if pod.deleting {
+    for (ordinal, pod) in pods.range(wish.start..wish.end()).rev() {
+        if pod.deleting || wish.keeps(*ordinal) {
             return steps;
         }
         if !pod.current {
@@ -138,11 +180,14 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         .cloned()
         .unwrap_or_default();
     let version = format!("{name}-{}", hash(&template));
-    let replicas = meta::at(&set, &["spec", "replicas"])
+    let wish = Wish::of(&set);
+    let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
         .and_then(Value::as_i64)
-        .unwrap_or(1);
-    let parallel = meta::text(&set, &["spec", "podManagementPolicy"]) == "Parallel";
-    let rolling = meta::text(&set, &["spec", "updateStrategy", "type"]) != "OnDelete";
+        .unwrap_or(0);
+    let now = api.clock().now();
+    let member = |pod: &Key| ordinal(&name, &pod.name).is_some();
+    adoption::claim(api, &resource, &set, &pods_resource, &member).await?;
+    let mut again: Again = None;
     let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
     let mut state: BTreeMap<i64, Pod> = BTreeMap::new();
     let mut status = Status::default();
@@ -156,9 +201,19 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         hashes.insert(of);
         let (ended, deleting) = (pods::ended(&pod), meta::deleting(&pod));
         let ready = !ended && pods::ready(&pod);
+        let available = ready
+            && match pods::available(&pod, min_ready, now) {
+                Ok(()) => true,
+                Err(left) => {
+                    let left = left.map(Duration::from_secs);
+                    again = again.into_iter().chain(left).min();
+                    false
+                }
+            };
         if !ended {
             status.replicas += 1;
             status.ready += i64::from(ready);
+            status.available += i64::from(available);
             status.updated += i64::from(current && !deleting);
         }
         state.insert(
@@ -166,7 +221,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             Pod {
                 ended,
                 deleting,
-                ready,
+                ready: available,
                 current,
             },
         );
@@ -184,17 +239,22 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             .any(|have| have.as_str() == format!("{name}-{hash}"))
     };
     revisions::record(api, &resource, &set, &template, &hash(&template), used).await?;
-    for step in plan(replicas, parallel, rolling, &state) {
+    let before = before(api, &set, &version);
+    for step in plan(&wish, &state) {
         match step {
             Step::Create(ordinal) => {
-                let mut pod = pods::from_template(&template, &resource, &set);
-                number(&mut pod, &set, ordinal, &version);
+                let (template, version) = match &before {
+                    Some((template, version)) if wish.keeps(ordinal) => (template, version),
+                    _ => (&template, &version),
+                };
+                let mut pod = pods::from_template(template, &resource, &set);
+                number(&mut pod, &set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
                 let done = pods::create(api, &pods_resource, &key.namespace, pod).await;
                 tell(&about, "create", &pod_name, &done).await;
                 done?;
                 status.replicas += 1;
-                status.updated += 1;
+                status.updated += i64::from(before.is_none() || !wish.keeps(ordinal));
             }
             Step::Delete(ordinal) => {
                 if let Some(entry) = entries.get(&ordinal) {
@@ -207,10 +267,29 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     }
     let generation = meta::at(&set, &["metadata", "generation"]).cloned();
     pods::write_status(api, &resource, key, &uid, |s| {
-        status.write(s, &version, replicas, generation.clone());
+        status.write(s, &version, wish.replicas, generation.clone());
     })
     .await?;
-    Ok(None)
+    Ok(again)
+}
+
+/// The template that the set had before, and its version, while it is being replaced.
+fn before(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
+    let current = meta::text(set, &["status", "currentRevision"]);
+    if current.is_empty() || current == version {
+        return None;
+    }
+    let revisions = api.builtin("apps", "v1", "controllerrevisions").ok()?;
+    let key = Key::new(meta::namespace(set), current);
+    let revision = api.store().get(&revisions.table, &key)?.value();
+    let ours = meta::owners(&revision)
+        .iter()
+        .any(|o| o.uid == meta::uid(set));
+    let mut template = meta::at(&revision, &["data", "spec", "template"])
+        .filter(|_| ours)?
+        .clone();
+    template.as_object_mut()?.remove("$patch");
+    Some((template, current.to_owned()))
 }
 
 /// Says what became of a pod, in the words of the StatefulSet controller.
@@ -267,6 +346,7 @@ fn number(pod: &mut Value, set: &Value, ordinal: i64, version: &str) {
 struct Status {
     replicas: i64,
     ready: i64,
+    available: i64,
     updated: i64,
 }
 
@@ -279,7 +359,7 @@ impl Status {
         generation: Option<Value>,
     ) {
         status.insert("replicas".to_owned(), self.replicas.into());
-        status.insert("availableReplicas".to_owned(), self.ready.into());
+        status.insert("availableReplicas".to_owned(), self.available.into());
         for (key, n) in [
             ("readyReplicas", self.ready),
             ("updatedReplicas", self.updated),
@@ -327,32 +407,62 @@ mod tests {
             .collect()
     }
 
+    fn wish(replicas: i64, parallel: bool, rolling: bool) -> Wish {
+        Wish {
+            start: 0,
+            replicas,
+            partition: 0,
+            parallel,
+            rolling,
+        }
+    }
+
+    #[test]
+    fn pods_are_counted_from_the_start_and_kept_up_to_the_partition() {
+        let from_3 = Wish {
+            start: 3,
+            ..wish(2, false, true)
+        };
+        assert_eq!(plan(&from_3, &pods(&[])), [Step::Create(3)]);
+        let moved = pods(&[(1, true, true), (3, true, true), (4, true, true)]);
+        assert_eq!(plan(&from_3, &moved), [Step::Delete(1)]);
+        let canary = Wish {
+            partition: 1,
+            ..from_3
+        };
+        let old = pods(&[(3, true, false), (4, true, false)]);
+        assert_eq!(plan(&canary, &old), [Step::Delete(4)]);
+        let half = pods(&[(3, true, false), (4, true, true)]);
+        assert_eq!(plan(&canary, &half), []);
+        assert_eq!(plan(&from_3, &half), [Step::Delete(3)]);
+    }
+
     #[test]
     fn in_order_one_at_a_time() {
-        assert_eq!(plan(3, false, true, &pods(&[])), [Step::Create(0)]);
-        assert_eq!(plan(3, false, true, &pods(&[(0, false, true)])), []);
+        assert_eq!(plan(&wish(3, false, true), &pods(&[])), [Step::Create(0)]);
+        assert_eq!(plan(&wish(3, false, true), &pods(&[(0, false, true)])), []);
         assert_eq!(
-            plan(3, false, true, &pods(&[(0, true, true)])),
+            plan(&wish(3, false, true), &pods(&[(0, true, true)])),
             [Step::Create(1)]
         );
         assert_eq!(
-            plan(2, true, true, &pods(&[])),
+            plan(&wish(2, true, true), &pods(&[])),
             [Step::Create(0), Step::Create(1)]
         );
-        assert_eq!(plan(i64::MAX, true, true, &pods(&[])).len(), BURST);
+        assert_eq!(plan(&wish(i64::MAX, true, true), &pods(&[])).len(), BURST);
         let all = pods(&[(0, true, true), (1, true, true), (2, true, true)]);
-        assert_eq!(plan(1, false, true, &all), [Step::Delete(2)]);
+        assert_eq!(plan(&wish(1, false, true), &all), [Step::Delete(2)]);
     }
 
     #[test]
     fn updates_go_from_the_top() {
         let old = pods(&[(0, true, false), (1, true, false)]);
-        assert_eq!(plan(2, false, true, &old), [Step::Delete(1)]);
-        assert_eq!(plan(2, false, false, &old), []);
+        assert_eq!(plan(&wish(2, false, true), &old), [Step::Delete(1)]);
+        assert_eq!(plan(&wish(2, false, false), &old), []);
         let half = pods(&[(0, true, false), (1, false, true)]);
-        assert_eq!(plan(2, false, true, &half), []);
+        assert_eq!(plan(&wish(2, false, true), &half), []);
         let broken = pods(&[(0, true, false), (1, false, false)]);
-        assert_eq!(plan(2, false, true, &broken), [Step::Delete(1)]);
+        assert_eq!(plan(&wish(2, false, true), &broken), [Step::Delete(1)]);
     }
 
     #[test]

@@ -275,13 +275,12 @@ async fn rules_and_conversions_that_are_not_run_are_named() {
 #[tokio::test(start_paused = true)]
 async fn kinds_without_effect_say_so() {
     let cluster = Cluster::bare().await;
-    let cron = json!({"metadata": {"name": "c"}, "spec": {"schedule": "* * * * *",
-        "jobTemplate": {"spec": {"template": {"spec": {"restartPolicy": "Never",
-            "containers": [{"name": "c", "image": "i"}]}}}}}});
-    let path = "/apis/batch/v1/namespaces/default/cronjobs";
-    let made = cluster.post(path, cron).await;
-    let wanted = "299 - \"cronjobs.batch are stored without effect here: no controller starts \
-                  their jobs\"";
+    let scaler = json!({"metadata": {"name": "s"}, "spec": {"maxReplicas": 3,
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}});
+    let path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
+    let made = cluster.post(path, scaler).await;
+    let wanted = "299 - \"horizontalpodautoscalers.autoscaling are stored without effect here: no \
+                  controller scales by them\"";
     assert_eq!(warnings(&made), [wanted]);
     made.expect(201);
     let service = |ip: Value| {

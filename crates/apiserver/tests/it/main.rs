@@ -25,6 +25,7 @@ mod selection;
 mod serving;
 mod store_crash;
 mod support;
+mod upstream;
 mod watching;
 mod webhooks;
 mod workloads;

@@ -182,7 +182,12 @@ fn job_spec(spec: &mut Object) {
         spec.insert("completions".to_owned(), 1.into());
     }
     set_default(spec, "parallelism", 1);
-    set_default(spec, "backoffLimit", 6);
+    let limit = if spec.contains_key("backoffLimitPerIndex") {
+        i32::MAX
+    } else {
+        6
+    };
+    set_default(spec, "backoffLimit", limit);
     set_default(spec, "completionMode", "NonIndexed");
     set_default(spec, "suspend", false);
     let policy = if spec.contains_key("podFailurePolicy") {

@@ -17,6 +17,11 @@ const IDLE: &[(&str, &str, &str)] = &[
         "no controller binds or provisions volumes",
     ),
     (
+        "apiregistration.k8s.io",
+        "apiservices",
+        "requests are not passed on to other servers",
+    ),
+    (
         "admissionregistration.k8s.io",
         "validatingadmissionpolicies",
         "policies are not evaluated: there is no CEL",
@@ -31,7 +36,6 @@ const IDLE: &[(&str, &str, &str)] = &[
         "horizontalpodautoscalers",
         "no controller scales by them",
     ),
-    ("batch", "cronjobs", "no controller starts their jobs"),
     (
         "certificates.k8s.io",
         "certificatesigningrequests",
@@ -65,7 +69,7 @@ const IDLE: &[(&str, &str, &str)] = &[
     (
         "node.k8s.io",
         "runtimeclasses",
-        "their overhead and node selector are not added to pods",
+        "there is one runtime, whatever their handler is",
     ),
     (
         "resource.k8s.io",

@@ -1,0 +1,310 @@
+//! CronJobs: a Job each time that a schedule says.
+
+use super::cron::Schedule;
+use super::pods;
+use super::queue::{Again, Reconcile, Source};
+use super::recorder::About;
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Entry, Key, TableId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Annotation with the time a Job stands for.
+const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
+
+/// Runs CronJobs.
+pub(super) struct CronJobs;
+
+impl Reconcile for CronJobs {
+    fn name(&self) -> &'static str {
+        "cronjob-controller"
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        vec![
+            Source::own("batch", "cronjobs"),
+            Source {
+                table: TableId::new("batch", "jobs"),
+                keys: |_, entry| pods::controller_key(entry, "CronJob"),
+            },
+        ]
+    }
+
+    fn reconcile<'a>(
+        &'a self,
+        api: &'a Api,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+        sync(api, key).boxed()
+    }
+}
+
+type Owned = (Arc<Entry>, Value);
+
+/// The condition by which a Job has ended, if it has.
+fn ended(job: &Value) -> Option<&'static str> {
+    ["Complete", "Failed"].into_iter().find(|kind| {
+        meta::condition(job, kind).is_some_and(|c| meta::text(c, &["status"]) == "True")
+    })
+}
+
+async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
+    let resource = api.builtin("batch", "v1", "cronjobs")?;
+    let jobs = api.builtin("batch", "v1", "jobs")?;
+    let Some(entry) = api.store().get(&resource.table, key) else {
+        return Ok(None);
+    };
+    let cron = entry.value();
+    if meta::deleting(&cron) {
+        return Ok(None);
+    }
+    let about = About {
+        api,
+        resource: &resource,
+        object: &cron,
+        component: "cronjob-controller",
+    };
+    let owned = pods::owned(api, &jobs, &key.namespace, meta::uid(&cron));
+    say_ended(&about, &owned).await;
+    clean_up(api, &cron, &jobs, &owned).await?;
+    let mut active: Vec<Owned> = owned;
+    active.retain(|(_, job)| ended(job).is_none());
+    let due = due(&about).await;
+    let mut started = None;
+    if let Some((time, _)) = due.filter(|(_, late)| !late) {
+        started = start(&about, &jobs, &mut active, time).await?;
+    }
+    let references: Vec<Value> = active.iter().map(|(_, job)| reference(job)).collect();
+    let last_success = meta::at(&cron, &["status", "lastSuccessfulTime"]).cloned();
+    let success = succeeded(api, &cron, &jobs).or(last_success);
+    pods::write_status(api, &resource, key, meta::uid(&cron), |status| {
+        if references.is_empty() {
+            status.remove("active");
+        } else {
+            status.insert("active".to_owned(), json!(references));
+        }
+        if let Some(time) = started {
+            status.insert("lastScheduleTime".to_owned(), meta::time(time).into());
+        }
+        if let Some(time) = &success {
+            status.insert("lastSuccessfulTime".to_owned(), time.clone());
+        }
+    })
+    .await?;
+    Ok(next(&cron, api.clock().now()))
+}
+
+/// The schedule and its zone; `Err` names what cannot be read.
+fn schedule(cron: &Value) -> Result<(Schedule, TimeZone), (&'static str, String)> {
+    let text = meta::text(cron, &["spec", "schedule"]);
+    let schedule = Schedule::parse(text).ok_or_else(|| {
+        let why = format!("unparseable schedule: {text:?}");
+        ("UnparseableSchedule", why)
+    })?;
+    let zone = match meta::text(cron, &["spec", "timeZone"]) {
+        "" => TimeZone::UTC,
+        name => TimeZone::get(name).map_err(|e| {
+            (
+                "UnknownTimeZone",
+                format!("invalid timeZone: {name:?}: {e}"),
+            )
+        })?,
+    };
+    Ok((schedule, zone))
+}
+
+/// When to look again.
+fn next(cron: &Value, now: Timestamp) -> Again {
+    if suspended(cron) {
+        return None;
+    }
+    let (schedule, zone) = schedule(cron).ok()?;
+    let left = schedule.next(now, &zone)?.duration_since(now);
+    // A little late rather than a little early, which would be a minute late.
+    Some(Duration::try_from(left).ok()? + Duration::from_millis(100))
+}
+
+fn suspended(cron: &Value) -> bool {
+    meta::at(cron, &["spec", "suspend"]).and_then(Value::as_bool) == Some(true)
+}
+
+/// The last time for which there was no Job yet, and whether it is too late for one.
+async fn due(about: &About<'_>) -> Option<(Timestamp, bool)> {
+    let cron = about.object;
+    let (schedule, zone) = match schedule(cron) {
+        Ok(read) => read,
+        Err((reason, why)) => {
+            about.warning(reason, &why).await;
+            return None;
+        }
+    };
+    if suspended(cron) {
+        return None;
+    }
+    let now = about.api.clock().now();
+    let time = |path: &[&str]| meta::text(cron, path).parse::<Timestamp>().ok();
+    let since = time(&["status", "lastScheduleTime"])
+        .or_else(|| time(&["metadata", "creationTimestamp"]))?;
+    let due = schedule.last(now, &zone).filter(|due| *due > since)?;
+    let deadline = meta::at(cron, &["spec", "startingDeadlineSeconds"]).and_then(Value::as_i64);
+    let late = deadline.is_some_and(|limit| now.duration_since(due).as_secs() > limit);
+    if late {
+        let why = format!("Missed scheduled time to start a job: {}", meta::time(due));
+        about.warning("MissSchedule", &why).await;
+    }
+    Some((due, late))
+}
+
+/// Starts the Job of a time, as far as those that run allow it.
+async fn start(
+    about: &About<'_>,
+    jobs: &Arc<Resource>,
+    active: &mut Vec<Owned>,
+    time: Timestamp,
+) -> Result<Option<Timestamp>, ApiError> {
+    let cron = about.object;
+    match meta::text(cron, &["spec", "concurrencyPolicy"]) {
+        "Forbid" if !active.is_empty() => {
+            let why = "Not starting job because prior execution is running and concurrency \
+                       policy is Forbid";
+            about.normal("JobAlreadyActive", why).await;
+            return Ok(None);
+        }
+        "Replace" => {
+            for (entry, _) in active.drain(..) {
+                pods::delete(about.api, jobs, &entry).await?;
+                let what = format!("Deleted job {}", entry.key.name);
+                about.normal("SuccessfulDelete", &what).await;
+            }
+        }
+        _ => {}
+    }
+    let job = of_time(about.resource, cron, time);
+    let namespace = meta::namespace(cron);
+    match pods::create(about.api, jobs, namespace, job).await {
+        Ok(job) => {
+            let what = format!("Created job {}", meta::name(&job));
+            about.normal("SuccessfulCreate", &what).await;
+            let key = Key::new(namespace, meta::name(&job));
+            if let Some(entry) = about.api.store().get(&jobs.table, &key) {
+                active.push((entry, job));
+            }
+            Ok(Some(time))
+        }
+        // It was made before its time was written down.
+        Err(e) if e.code == 409 => Ok(Some(time)),
+        Err(e) => {
+            let why = format!("Error creating job: {e}");
+            about.warning("FailedCreate", &why).await;
+            Err(e)
+        }
+    }
+}
+
+/// The Job of a CronJob for this time.
+fn of_time(resource: &Resource, cron: &Value, time: Timestamp) -> Value {
+    let template = meta::at(cron, &["spec", "jobTemplate"]);
+    let template = template.cloned().unwrap_or_default();
+    let mut metadata = Map::new();
+    for part in ["labels", "annotations"] {
+        if let Some(map) = meta::at(&template, &["metadata", part]).filter(|v| v.is_object()) {
+            metadata.insert(part.to_owned(), map.clone());
+        }
+    }
+    let annotations = metadata.entry("annotations").or_insert(json!({}));
+    let zone = match schedule(cron) {
+        Ok((_, zone)) => zone,
+        Err(_) => TimeZone::UTC,
+    };
+    let shown = time
+        .to_zoned(zone)
+        .strftime("%Y-%m-%dT%H:%M:%S%:z")
+        .to_string();
+    meta::as_object(annotations).insert(SCHEDULED.to_owned(), shown.replace("+00:00", "Z").into());
+    let name = format!("{}-{}", meta::name(cron), time.as_second() / 60);
+    metadata.insert("name".to_owned(), name.into());
+    let owner = pods::controller_reference(resource, cron);
+    metadata.insert("ownerReferences".to_owned(), json!([owner]));
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": template.get("spec").cloned().unwrap_or_default(),
+    })
+}
+
+fn reference(job: &Value) -> Value {
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "namespace": meta::namespace(job),
+        "name": meta::name(job),
+        "uid": meta::uid(job),
+        "resourceVersion": meta::resource_version(job),
+    })
+}
+
+/// Says of Jobs that were active that they have ended, or are gone.
+async fn say_ended(about: &About<'_>, owned: &[Owned]) {
+    let known = meta::at(about.object, &["status", "active"]).and_then(Value::as_array);
+    for active in known.into_iter().flatten() {
+        let (name, uid) = (meta::text(active, &["name"]), meta::text(active, &["uid"]));
+        match owned.iter().find(|(_, job)| meta::uid(job) == uid) {
+            None => {
+                let what = format!("Active job went missing: {name}");
+                about.normal("MissingJob", &what).await;
+            }
+            Some((_, job)) => {
+                if let Some(how) = ended(job) {
+                    let what = format!("Saw completed job: {name}, condition: {how}");
+                    about.normal("SawCompletedJob", &what).await;
+                }
+            }
+        }
+    }
+}
+
+/// When the last Job completed.
+fn succeeded(api: &Api, cron: &Value, jobs: &Resource) -> Option<Value> {
+    let owned = pods::owned(api, jobs, meta::namespace(cron), meta::uid(cron));
+    let times = owned.iter().filter_map(|(_, job)| {
+        let time = meta::text(job, &["status", "completionTime"]);
+        (!time.is_empty()).then(|| time.to_owned())
+    });
+    times.max().map(Value::from)
+}
+
+/// Deletes the oldest Jobs that have ended, beyond the limits of the history.
+async fn clean_up(
+    api: &Api,
+    cron: &Value,
+    jobs: &Arc<Resource>,
+    owned: &[Owned],
+) -> Result<(), ApiError> {
+    for (how, limit, default) in [
+        ("Complete", "successfulJobsHistoryLimit", 3),
+        ("Failed", "failedJobsHistoryLimit", 1),
+    ] {
+        let limit = meta::at(cron, &["spec", limit])
+            .and_then(Value::as_u64)
+            .and_then(|n| usize::try_from(n).ok())
+            .unwrap_or(default);
+        let mut done: Vec<&Owned> = owned
+            .iter()
+            .filter(|(_, job)| ended(job) == Some(how))
+            .collect();
+        done.sort_by_key(|(_, job)| meta::text(job, &["status", "startTime"]).to_owned());
+        let surplus = done.len().saturating_sub(limit);
+        for (entry, _) in &done[..surplus] {
+            pods::delete(api, jobs, entry).await?;
+        }
+    }
+    Ok(())
+}

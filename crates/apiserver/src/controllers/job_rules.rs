@@ -1,0 +1,205 @@
+//! What a Job says of failures and of success: its pod failure policy, its success policy, and sets
+//! of indexes as its status writes them.
+
+use crate::rest::meta;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// What a failed pod means for its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It counts.
+    Count,
+    /// It does not.
+    Ignore,
+    /// The index of the pod is given up.
+    FailIndex,
+    /// The job is, for this reason.
+    FailJob(String),
+}
+
+fn list<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> + use<'a> {
+    let list = meta::at(value, path).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
+/// The first rule of `spec.podFailurePolicy` that matches decides.
+pub(super) fn verdict(job: &Value, pod: &Value) -> Verdict {
+    for (i, rule) in list(job, &["spec", "podFailurePolicy", "rules"]).enumerate() {
+        let action = meta::text(rule, &["action"]);
+        let Some(why) = exit_code(rule, pod).or_else(|| pod_condition(rule, pod)) else {
+            continue;
+        };
+        return match action {
+            "Ignore" => Verdict::Ignore,
+            "FailIndex" => Verdict::FailIndex,
+            "FailJob" => Verdict::FailJob(format!("{why} matching FailJob rule at index {i}")),
+            _ => Verdict::Count,
+        };
+    }
+    Verdict::Count
+}
+
+fn called(pod: &Value) -> String {
+    format!("{}/{}", meta::namespace(pod), meta::name(pod))
+}
+
+fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
+    let wanted = rule.get("onExitCodes").filter(|v| v.is_object())?;
+    let container = meta::text(wanted, &["containerName"]);
+    let codes = || list(wanted, &["values"]);
+    let found = ["containerStatuses", "initContainerStatuses"]
+        .into_iter()
+        .flat_map(|key| list(pod, &["status", key]))
+        .filter(|status| container.is_empty() || meta::text(status, &["name"]) == container)
+        .find_map(|status| {
+            let code = meta::at(status, &["state", "terminated", "exitCode"])?;
+            let listed = codes().any(|c| c == code);
+            let matches = match meta::text(wanted, &["operator"]) {
+                "In" => listed,
+                "NotIn" => !listed,
+                _ => false,
+            };
+            (matches && code.as_i64() != Some(0)).then_some((status, code))
+        });
+    let (status, code) = found?;
+    let (name, pod) = (meta::text(status, &["name"]), called(pod));
+    Some(format!(
+        "Container {name} for pod {pod} failed with exit code {code}"
+    ))
+}
+
+fn pod_condition(rule: &Value, pod: &Value) -> Option<String> {
+    list(rule, &["onPodConditions"]).find_map(|pattern| {
+        let kind = meta::text(pattern, &["type"]);
+        let wanted = match meta::text(pattern, &["status"]) {
+            "" => "True",
+            status => status,
+        };
+        let condition = meta::condition(pod, kind)?;
+        let pod = called(pod);
+        (meta::text(condition, &["status"]) == wanted)
+            .then(|| format!("Pod {pod} has condition {kind}"))
+    })
+}
+
+/// The first rule of `spec.successPolicy` that the indexes `done` fulfil.
+pub(super) fn success(job: &Value, done: &BTreeSet<i64>) -> Option<usize> {
+    list(job, &["spec", "successPolicy", "rules"]).position(|rule| {
+        let named = match meta::text(rule, &["succeededIndexes"]) {
+            "" => None,
+            text => Some(ranges(text)),
+        };
+        let covered: i64 = match &named {
+            None => i64::try_from(done.len()).unwrap_or(i64::MAX),
+            Some(ranges) => {
+                let within = |i: &&i64| ranges.iter().any(|(a, b)| (a..=b).contains(i));
+                i64::try_from(done.iter().filter(within).count()).unwrap_or(i64::MAX)
+            }
+        };
+        let all = named.map(|ranges| {
+            let sizes = ranges
+                .iter()
+                .map(|(a, b)| b.saturating_sub(*a).saturating_add(1));
+            sizes.fold(0, i64::saturating_add)
+        });
+        let wanted = rule.get("succeededCount").and_then(Value::as_i64).or(all);
+        wanted.is_some_and(|wanted| covered >= wanted)
+    })
+}
+
+/// `0-2,4` as ranges, both ends included. What is no number is left out.
+fn ranges(text: &str) -> Vec<(i64, i64)> {
+    text.split(',')
+        .filter_map(|part| {
+            let (a, b) = part.split_once('-').unwrap_or((part, part));
+            let (a, b) = (a.trim().parse().ok()?, b.trim().parse().ok()?);
+            (a <= b).then_some((a, b))
+        })
+        .collect()
+}
+
+/// The indexes below `limit` that such a text names; a job has no more than 100,000.
+pub(super) fn indexes(text: &str, limit: i64) -> BTreeSet<i64> {
+    let limit = limit.min(100_000);
+    let all = ranges(text).into_iter();
+    all.flat_map(|(a, b)| a.max(0)..=b.min(limit - 1)).collect()
+}
+
+/// Indexes as such a text: runs of more than two are a range.
+pub(super) fn text(indexes: &BTreeSet<i64>) -> String {
+    let mut runs: Vec<(i64, i64)> = Vec::new();
+    for &i in indexes {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == i => *last = i,
+            _ => runs.push((i, i)),
+        }
+    }
+    let one = |(a, b): (i64, i64)| match b - a {
+        0 => a.to_string(),
+        1 => format!("{a},{b}"),
+        _ => format!("{a}-{b}"),
+    };
+    runs.into_iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_first_rule_that_matches_a_failed_pod_decides() {
+        let job = json!({"spec": {"podFailurePolicy": {"rules": [
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": [42]}},
+            {"action": "FailIndex", "onExitCodes": {"operator": "NotIn", "values": [1]}},
+        ]}}});
+        let pod = |name: &str, code: i64, disrupted: &str| {
+            json!({"metadata": {"name": "p", "namespace": "n"}, "status": {
+                "conditions": [{"type": "DisruptionTarget", "status": disrupted}],
+                "containerStatuses": [{"name": name, "state": {"terminated": {"exitCode": code}}}]}})
+        };
+        assert_eq!(verdict(&job, &pod("main", 42, "True")), Verdict::Ignore);
+        let why =
+            "Container main for pod n/p failed with exit code 42 matching FailJob rule at index 1";
+        let failed = Verdict::FailJob(why.to_owned());
+        assert_eq!(verdict(&job, &pod("main", 42, "False")), failed);
+        assert_eq!(verdict(&job, &pod("side", 42, "")), Verdict::FailIndex);
+        assert_eq!(verdict(&job, &pod("main", 1, "")), Verdict::Count);
+        assert_eq!(verdict(&job, &pod("main", 0, "")), Verdict::Count);
+        assert_eq!(verdict(&json!({}), &pod("main", 1, "")), Verdict::Count);
+    }
+
+    #[test]
+    fn success_wants_indexes_a_number_or_a_number_of_these_indexes() {
+        let rule = |rule: Value| json!({"spec": {"successPolicy": {"rules": [rule]}}});
+        let done: BTreeSet<i64> = [0, 2, 3].into();
+        for (rule, holds) in [
+            (rule(json!({"succeededIndexes": "0,2-3"})), true),
+            (rule(json!({"succeededIndexes": "0-2"})), false),
+            (
+                rule(json!({"succeededIndexes": "0-2", "succeededCount": 2})),
+                true,
+            ),
+            (
+                rule(json!({"succeededIndexes": "4-9", "succeededCount": 1})),
+                false,
+            ),
+            (rule(json!({"succeededCount": 3})), true),
+            (rule(json!({"succeededCount": 4})), false),
+            (rule(json!({})), false),
+            (json!({}), false),
+        ] {
+            assert_eq!(success(&rule, &done).is_some(), holds, "{rule}");
+        }
+    }
+
+    #[test]
+    fn indexes_are_written_as_runs() {
+        assert_eq!(text(&[0, 1, 3, 4, 5, 7].into()), "0,1,3-5,7");
+        assert_eq!(indexes("0,1,3-5,7", 6), [0, 1, 3, 4, 5].into());
+        assert_eq!(indexes("x,3-1,-4", 6), BTreeSet::new());
+        assert_eq!(text(&BTreeSet::new()), "");
+    }
+}

@@ -1,0 +1,120 @@
+//! Whether a Deployment's rollout gets on: its condition Progressing, and the deadline of
+//! `spec.progressDeadlineSeconds`.
+
+use crate::rest::meta;
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+const KIND: &str = "Progressing";
+/// Reason when there is nothing to wait for.
+const AVAILABLE: &str = "NewReplicaSetAvailable";
+
+/// How far a rollout is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct State {
+    /// All pods are there, of the version asked for, and available.
+    pub(super) complete: bool,
+    /// There are more new, fewer old, or more ready pods than there were.
+    pub(super) moved: bool,
+    /// There are pods of other versions.
+    pub(super) rolling: bool,
+}
+
+fn find<'a>(status: &'a Map<String, Value>, kind: &str) -> Option<&'a Value> {
+    let list = status.get("conditions").and_then(Value::as_array)?;
+    list.iter().find(|c| meta::text(c, &["type"]) == kind)
+}
+
+/// Notes that a condition was looked at and found changed.
+pub(super) fn stamp(status: &mut Map<String, Value>, kind: &str, now: Timestamp) {
+    let list = status.get_mut("conditions").and_then(Value::as_array_mut);
+    let mut all = list.into_iter().flatten();
+    if let Some(c) = all.find(|c| meta::text(c, &["type"]) == kind) {
+        meta::as_object(c).insert("lastUpdateTime".to_owned(), meta::time(now).into());
+    }
+}
+
+/// Seconds left until the rollout counts as stuck.
+fn left(status: &Map<String, Value>, deadline: Option<i64>, now: Timestamp) -> Option<u64> {
+    let since = meta::text(find(status, KIND)?, &["lastUpdateTime"]);
+    let since: Timestamp = since.parse().ok()?;
+    let left = deadline?.saturating_sub(now.duration_since(since).as_secs());
+    Some(left.max(0).unsigned_abs())
+}
+
+/// Writes the condition Progressing about the ReplicaSet `name`. Tells in how many seconds the rollout
+/// will count as stuck if nothing moves.
+pub(super) fn write(
+    status: &mut Map<String, Value>,
+    name: &str,
+    state: State,
+    deadline: Option<i64>,
+    now: Timestamp,
+) -> Option<u64> {
+    let reason = find(status, KIND).map(|c| meta::text(c, &["reason"]).to_owned());
+    let settled = reason.as_deref() == Some(AVAILABLE);
+    let (value, reason, message) = if state.complete {
+        let message = format!("ReplicaSet {name:?} has successfully progressed.");
+        ("True", AVAILABLE, message)
+    } else if settled && !state.rolling {
+        // Pods come and go; that is no rollout.
+        return None;
+    } else if settled || state.moved || reason.is_none() {
+        let message = format!("ReplicaSet {name:?} is progressing.");
+        ("True", "ReplicaSetUpdated", message)
+    } else {
+        match left(status, deadline, now) {
+            Some(0) => {
+                let message = format!("ReplicaSet {name:?} has timed out progressing.");
+                ("False", "ProgressDeadlineExceeded", message)
+            }
+            left => return left,
+        }
+    };
+    let moves = state.moved && !state.complete;
+    if meta::set_condition(status, KIND, value, reason, &message, now) || moves {
+        stamp(status, KIND, now);
+    }
+    let waits = value == "True" && reason != AVAILABLE;
+    waits.then(|| left(status, deadline, now)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(complete: bool, moved: bool, rolling: bool) -> State {
+        State {
+            complete,
+            moved,
+            rolling,
+        }
+    }
+
+    #[test]
+    fn a_rollout_that_does_not_move_times_out_and_may_still_end_well() {
+        let mut status = Map::new();
+        let mut at = |seconds: i64, state: State| {
+            let now = Timestamp::from_second(seconds).unwrap();
+            let left = write(&mut status, "v", state, Some(60), now);
+            let condition = find(&status, KIND).unwrap();
+            (meta::text(condition, &["reason"]).to_owned(), left)
+        };
+        let updated = "ReplicaSetUpdated".to_owned();
+        let stuck = state(false, false, true);
+        assert_eq!(at(0, state(false, true, true)), (updated.clone(), Some(60)));
+        assert_eq!(at(50, stuck), (updated.clone(), Some(10)));
+        assert_eq!(
+            at(55, state(false, true, true)),
+            (updated.clone(), Some(60))
+        );
+        let late = "ProgressDeadlineExceeded".to_owned();
+        assert_eq!(at(115, stuck), (late.clone(), None));
+        assert_eq!(at(200, stuck).0, late);
+        let done = (AVAILABLE.to_owned(), None);
+        assert_eq!(at(300, state(true, true, false)), done);
+        // A pod is lost: nothing is rolled out.
+        assert_eq!(at(900, state(false, false, false)), done);
+        assert_eq!(at(901, stuck), (updated, Some(60)));
+    }
+}
