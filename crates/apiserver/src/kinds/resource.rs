@@ -239,8 +239,7 @@ impl Resource {
     /// order of the object; of a custom one by path, those of the metadata first.
     #[must_use]
     pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
-        let mut paths = Vec::new();
-        self.schema.unknown_fields(object, &mut paths);
+        let mut paths = self.undeclared(object);
         if self.is_custom() {
             paths.sort_by_cached_key(|p| (!p.starts_with("metadata."), p.clone()));
         }
@@ -248,6 +247,14 @@ impl Resource {
             .iter()
             .map(|p| format!("unknown field {}", super::status::quoted(p)))
             .collect()
+    }
+
+    /// The paths of the fields that the schema does not know.
+    #[must_use]
+    pub fn undeclared(&self, object: &Value) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.schema.unknown_fields(object, &mut paths);
+        paths
     }
 
     /// Drops unknown fields (and, for built-in kinds, nulls), as decoding into a type would.

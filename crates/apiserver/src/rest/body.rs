@@ -7,6 +7,7 @@ use http::HeaderMap;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};
+use serde_saphyr::DuplicateKeyPolicy;
 use std::fmt;
 use std::time::Duration;
 
@@ -108,18 +109,35 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
         return Ok(done);
     }
     let mut duplicates = Vec::new();
-    let mut path = Vec::new();
-    let options = serde_saphyr::options! {
-        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-    };
-    let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
-        let (path, duplicates) = (&mut path, &mut duplicates);
-        Seed { path, duplicates }.deserialize(de)
-    });
-    match value {
-        Ok(value) => Ok(Decoded { value, duplicates }),
+    match yaml_value(text, DuplicateKeyPolicy::LastWins, &mut duplicates) {
+        Ok(value) => {
+            // Who wrote the text looks for the line of the first.
+            if let Some(first) = duplicates.first_mut()
+                && let Err(e) = yaml_value(text, DuplicateKeyPolicy::Error, &mut Vec::new())
+                && let serde_saphyr::Error::DuplicateMappingKey {
+                    key: Some(key),
+                    location,
+                } = e.without_snippet()
+            {
+                *first = format!("line {}: key {key:?} already set in map", location.line());
+            }
+            Ok(Decoded { value, duplicates })
+        }
         Err(e) => Err(ApiError::bad_request(format!("error parsing YAML: {e}"))),
     }
+}
+
+fn yaml_value(
+    text: &str,
+    duplicate_keys: DuplicateKeyPolicy,
+    duplicates: &mut Vec<String>,
+) -> Result<Value, serde_saphyr::Error> {
+    let mut path = Vec::new();
+    let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
+    serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
+        let path = &mut path;
+        Seed { path, duplicates }.deserialize(de)
+    })
 }
 
 /// The first bytes of a body in hex, as upstream shows what it could not read.
@@ -282,7 +300,10 @@ mod tests {
         );
         assert_eq!(
             got.duplicates,
-            [r#"duplicate field "spec.c[0].x""#, r#"duplicate field "a""#]
+            [
+                r#"line 3: key "x" already set in map"#,
+                r#"duplicate field "a""#
+            ]
         );
         let laughs = (1..12).fold("a0: &a0 [x, x]\n".to_owned(), |text, i| {
             let one = format!("*a{}", i - 1);

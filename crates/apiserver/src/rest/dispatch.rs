@@ -141,6 +141,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         Target::Other(segments) => {
             let path = format!("/{}", segments.join("/"));
             guard::check_path(api, &user, &method, &path)?;
+            query.check_timeout()?;
             return nonresource::serve(api, &method, &segments, &query, &headers);
         }
     };

@@ -55,6 +55,7 @@ pub use exec::PodExec;
 pub use guard::Authorization;
 pub use logs::{LogOptions, LogStream, PodLogs};
 pub(crate) use path::percent_decode;
+pub(crate) use query::check_timeout;
 pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
 

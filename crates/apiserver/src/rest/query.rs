@@ -8,6 +8,14 @@ use crate::kinds::status::{ApiError, FieldError};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Query(Vec<(String, String)>);
 
+/// Checks the `timeout` of a query string, for what is answered before it is parsed.
+///
+/// # Errors
+/// 400 when it is not a duration as Go writes them.
+pub(crate) fn check_timeout(query: &str) -> Result<(), ApiError> {
+    Query::parse(query)?.check_timeout()
+}
+
 impl Query {
     /// Decodes a query string.
     ///

@@ -29,7 +29,7 @@ impl Selection {
         let labels = query.get("labelSelector").unwrap_or("");
         let fields = query.get("fieldSelector").unwrap_or("");
         let label_selector = LabelSelector::parse(labels)?;
-        let field_selector = FieldSelector::parse(fields)?;
+        let mut field_selector = FieldSelector::parse(fields)?;
         field_selector.check(resource)?;
         let selected = field_selector.required("metadata.name").map(str::to_owned);
         if let (Some(a), Some(b)) = (&path.name, &selected)

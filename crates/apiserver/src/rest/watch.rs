@@ -171,7 +171,7 @@ impl Format {
                 let mut table =
                     transform::table(&self.resource, items, self.include, version, list, now);
                 if self.columns_sent {
-                    table["columnDefinitions"] = json!([]);
+                    table["columnDefinitions"] = Value::Null;
                 }
                 table
             }

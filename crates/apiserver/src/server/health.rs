@@ -47,7 +47,11 @@ impl Health {
         let probe = segments.next()?;
         let only = segments.next();
         if probe == "version" && only.is_none() {
-            return Some(version());
+            let refused = query.and_then(|query| crate::rest::check_timeout(query).err());
+            return Some(refused.map_or_else(version, |e| {
+                let body = e.to_value().to_string();
+                with_type(StatusCode::BAD_REQUEST, "application/json", body)
+            }));
         }
         if !matches!(probe, "healthz" | "livez" | "readyz") {
             return None;

@@ -185,6 +185,11 @@ async fn health_says_what_is_wrong() {
         StatusCode::NOT_FOUND
     );
     assert!(ask("/version", None).await.unwrap().1.contains("v1.35"));
+    let code = ask("/version", Some("timeout=3m")).await.unwrap().0;
+    assert_eq!(code, 200);
+    let (code, said) = ask("/version", Some("timeout=soon")).await.unwrap();
+    assert_eq!(code, 400);
+    assert!(said.contains("invalid timeout specified"), "{said}");
     assert!(ask("/api", None).await.is_none());
     assert!(ask("/", None).await.is_none());
 }

@@ -12,6 +12,7 @@ use k8s_openapi::api::{
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as machinery;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1 as aggregator;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
@@ -85,11 +86,13 @@ const TYPES: &[(&str, Add)] = types! {
     "storage/v1.CSIStorageCapacity" => storage::CSIStorageCapacity,
     "storage/v1.StorageClass" => storage::StorageClass,
     "storage/v1.VolumeAttachment" => storage::VolumeAttachment,
+    "storage/v1.VolumeAttributesClass" => storage::VolumeAttributesClass,
     "admissionregistration/v1.MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration,
     "admissionregistration/v1.ValidatingAdmissionPolicy" => admission::ValidatingAdmissionPolicy,
     "admissionregistration/v1.ValidatingAdmissionPolicyBinding" => admission::ValidatingAdmissionPolicyBinding,
     "admissionregistration/v1.ValidatingWebhookConfiguration" => admission::ValidatingWebhookConfiguration,
     "apiextensions/v1.CustomResourceDefinition" => extensions::CustomResourceDefinition,
+    "apiregistration/v1.APIService" => aggregator::APIService,
     "scheduling/v1.PriorityClass" => scheduling::PriorityClass,
     "coordination/v1.Lease" => coordination::Lease,
     "node/v1.RuntimeClass" => node::RuntimeClass,
@@ -149,7 +152,7 @@ impl Schemas {
             let text = |d: &str| json!({"type": "string", "description": d});
             p.insert(
                 "apiVersion".to_owned(),
-                text("Group and version of the object."),
+                text("APIVersion defines the group and version of the object."),
             );
             p.insert("kind".to_owned(), text("Kind of the object."));
             p.insert(

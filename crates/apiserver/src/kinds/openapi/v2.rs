@@ -23,7 +23,8 @@ pub fn document(registry: &Registry) -> Value {
             .and_then(|c| c.get_mut("schemas"))
             .map(Value::take);
         if let Some(Value::Object(all)) = schemas {
-            definitions.extend(all);
+            let all = all.into_iter();
+            definitions.extend(all.map(|(name, schema)| (name, bounded(schema))));
         }
     }
     let mut out = json!({
@@ -34,6 +35,18 @@ pub fn document(registry: &Registry) -> Value {
     });
     point_to_definitions(&mut out);
     out
+}
+
+/// A kind that keeps unknown fields is any object here: clients that check against this document know
+/// nothing of `x-kubernetes-preserve-unknown-fields`.
+fn bounded(schema: Value) -> Value {
+    const GVK: &str = "x-kubernetes-group-version-kind";
+    match schema.get(GVK) {
+        Some(gvk) if schema["x-kubernetes-preserve-unknown-fields"] == true => {
+            json!({"type": "object", GVK: gvk})
+        }
+        _ => schema,
+    }
 }
 
 fn point_to_definitions(value: &mut Value) {

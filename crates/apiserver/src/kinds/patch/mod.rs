@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::resource::Resource;
 use super::status::{ApiError, FieldError};
 
-pub use apply::apply;
+pub use apply::{apply, declared};
 pub(super) use json::measure;
 pub use json::{json_patch, json_patch_value};
 pub use managers::{Writer, keep_reset, record_fault, same_but_times, track};

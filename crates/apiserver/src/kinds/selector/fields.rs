@@ -73,11 +73,21 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// Checks that the resource supports all fields.
+    /// Checks that the resource supports all fields, and calls them as its objects are indexed.
     ///
     /// # Errors
     /// The first field that it does not.
-    pub fn check(&self, resource: &Resource) -> Result<(), SelectorError> {
+    pub fn check(&mut self, resource: &Resource) -> Result<(), SelectorError> {
+        if resource.is("events.k8s.io", "events") {
+            // Stored as core events, whose fields have other names.
+            for term in &mut self.terms {
+                if let Some(field) = term.field.strip_prefix("regarding.") {
+                    term.field = format!("involvedObject.{field}");
+                } else if term.field == "reportingController" {
+                    "reportingComponent".clone_into(&mut term.field);
+                }
+            }
+        }
         match self
             .terms
             .iter()

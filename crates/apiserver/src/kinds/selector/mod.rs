@@ -198,7 +198,7 @@ mod tests {
             "spec": {"nodeName": "n"}, "status": {"phase": "Running"},
         });
         let index = pods.index(&pod);
-        let s = FieldSelector::parse(
+        let mut s = FieldSelector::parse(
             "spec.nodeName=n,status.phase!=Failed,spec.hostNetwork=false,status.podIP=",
         )
         .unwrap();

@@ -1,5 +1,5 @@
 //! The built-in admission plugins: namespace life cycle, priority, service account, tolerations,
-//! defaults of LimitRanges.
+//! RuntimeClasses, defaults of LimitRanges.
 
 use super::{Attributes, Operation};
 use crate::kinds::Resource;
@@ -26,6 +26,7 @@ pub(super) fn admit(
             priority(api, object)?;
             service_account(api, attributes.namespace, object)?;
             default_tolerations(object);
+            super::runtime_class::fill(api, object)?;
             super::quota::fill(api, attributes, object)?;
         } else if resource.is("", "namespaces") {
             super::server_fields::namespace_label(object);

@@ -14,6 +14,7 @@ mod nodes;
 mod quota;
 mod review;
 mod rights;
+mod runtime_class;
 mod server_fields;
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,35 @@ const KUBECTL: &str = "kubectl";
 /// Where client-side apply keeps what it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
+/// 500, as from a Kubernetes API server: the document is not of its type.
+fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
+    let object = format!("{}/{}", meta::namespace(applied), meta::name(applied));
+    let (version, kind) = (resource.api_version(), &resource.kind);
+    let what = format!("{object}; {version}, Kind={kind}");
+    let why = format!("failed to create typed patch object ({what}): {why}");
+    ApiError::new(500, "", why)
+}
+
+/// Checks that the schema knows every field of an applied document: nobody can own others.
+///
+/// # Errors
+/// 500, as from a Kubernetes API server, that names those it does not.
+pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
+    let unknown = resource.undeclared(applied);
+    let said: Vec<String> = unknown
+        .iter()
+        .map(|path| format!(".{path}: field not declared in schema"))
+        .collect();
+    match &said[..] {
+        [] => Ok(()),
+        [one] => Err(untyped(resource, applied, one)),
+        all => {
+            let all = format!("errors:\n  {}", all.join("\n  "));
+            Err(untyped(resource, applied, &all))
+        }
+    }
+}
+
 /// Applies `applied` on behalf of `writer`; `live` is `None` when the object does not exist yet.
 ///
 /// # Errors
@@ -40,17 +69,8 @@ pub fn apply(
         resource.schema.canonicalize(applied.to_mut());
     }
     let root = &*resource.schema;
-    check_duplicates(root, &applied, &mut Vec::new()).map_err(|why| {
-        let object = format!("{}/{}", meta::namespace(&applied), meta::name(&applied));
-        let (version, kind) = (resource.api_version(), &resource.kind);
-        ApiError::new(
-            500,
-            "",
-            format!(
-                "failed to create typed patch object ({object}; {version}, Kind={kind}): {why}"
-            ),
-        )
-    })?;
+    check_duplicates(root, &applied, &mut Vec::new())
+        .map_err(|why| untyped(resource, &applied, &why))?;
     let managers = match live {
         None => Managers::default(),
         Some(live) => match Managers::of(live) {

@@ -57,6 +57,66 @@ fn port_number(value: Option<&Value>, path: String, errors: &mut Errors) {
     }
 }
 
+fn hostname_override(spec: &Value, path: &str, errors: &mut Errors) {
+    let Some(name) = spec.get("hostnameOverride").and_then(Value::as_str) else {
+        return;
+    };
+    let at = format!("{path}.hostnameOverride");
+    let set = |key: &str| spec.get(key).and_then(Value::as_bool) == Some(true);
+    for (key, why) in [
+        (
+            "setHostnameAsFQDN",
+            "may not be specified when setHostnameAsFQDN is true",
+        ),
+        (
+            "hostNetwork",
+            "may not be specified when hostNetwork is true",
+        ),
+    ] {
+        if set(key) {
+            errors.push(FieldError::forbidden(at.clone(), why));
+        }
+    }
+    if name.len() > 64 {
+        errors.push(FieldError::too_long(at.clone(), 64));
+    }
+    if let Some(why) = names::dns1123_subdomain(name) {
+        errors.push(FieldError::invalid(at, name, why));
+    }
+}
+
+/// Segments of lower case letters, digits, `-` and `_` between dots or slashes.
+fn sysctl_name(name: &str) -> bool {
+    let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let inner = |c: char| end(Some(c)) || matches!(c, '-' | '_');
+    name.len() <= 253
+        && name.split(['.', '/']).all(|part| {
+            end(part.chars().next()) && end(part.chars().last()) && part.chars().all(inner)
+        })
+}
+
+fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
+    let mut seen = Vec::new();
+    for (i, sysctl) in list(context, "sysctls").iter().enumerate() {
+        let name = str_at(sysctl, &["name"]);
+        let path = format!("{path}[{i}].name");
+        if name.is_empty() {
+            errors.push(FieldError::required(path, ""));
+        } else if !sysctl_name(name) {
+            errors.push(FieldError::invalid(
+                path,
+                name,
+                "must have at most 253 characters and match regex \
+                 ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$",
+            ));
+        } else if seen.contains(&name) {
+            errors.push(FieldError::duplicate(path, name));
+        } else {
+            seen.push(name);
+        }
+    }
+}
+
 /// The pod spec in `owner.spec`; `path` is where that is.
 pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     let Some(spec) = owner.get("spec").filter(|s| s.is_object()) else {
@@ -118,7 +178,6 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     for (key, text) in [
         ("nodeName", str_at(spec, &["nodeName"])),
         ("serviceAccountName", str_at(spec, &["serviceAccountName"])),
-        ("schedulerName", str_at(spec, &["schedulerName"])),
         ("priorityClassName", str_at(spec, &["priorityClassName"])),
     ] {
         if !text.is_empty()
@@ -126,6 +185,10 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
         {
             errors.push(FieldError::invalid(format!("{path}.{key}"), text, why));
         }
+    }
+    hostname_override(spec, path, errors);
+    if let Some(context) = spec.get("securityContext") {
+        sysctls(context, &format!("{path}.securityContext.sysctls"), errors);
     }
     for (i, t) in list(spec, "tolerations").iter().enumerate() {
         toleration(t, &format!("{path}.tolerations[{i}]"), errors);

@@ -192,6 +192,18 @@ pub(super) fn cron_job(object: &Value, errors: &mut Errors) {
             ),
         ));
     }
+    if let Some(zone) = meta::at(object, &["spec", "timeZone"]).and_then(Value::as_str) {
+        let why = match zone {
+            "" => Some("timeZone must be nil or non-empty string".to_owned()),
+            _ if jiff::tz::TimeZone::get(zone).is_err() => {
+                Some(format!("unknown time zone {zone}"))
+            }
+            _ => None,
+        };
+        if let Some(why) = why {
+            errors.push(FieldError::invalid("spec.timeZone", zone, why));
+        }
+    }
     let policy = str_at(object, &["spec", "concurrencyPolicy"]);
     if !matches!(policy, "Allow" | "Forbid" | "Replace") {
         errors.push(FieldError::not_supported(

@@ -1,0 +1,95 @@
+//! What a pod takes over from the RuntimeClass it names: overhead, node selector and tolerations.
+
+use super::builtin::called;
+use crate::kinds::quantity;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, meta};
+use crate::store::{Key, TableId};
+use serde_json::{Value, json};
+
+/// Fills in what the class of a new pod says.
+///
+/// # Errors
+/// The class is not there, or the pod says otherwise.
+pub(super) fn fill(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
+    let name = called(pod).to_owned();
+    let refused = |why: &str| Err(ApiError::forbidden("", "pods", &name, why));
+    let given = |pod: &Value| {
+        let overhead = meta::at(pod, &["spec", "overhead"]).filter(|v| !v.is_null());
+        overhead.cloned()
+    };
+    let class = match meta::text(pod, &["spec", "runtimeClassName"]) {
+        "" => Value::Null,
+        class => {
+            let table = TableId::new("node.k8s.io", "runtimeclasses");
+            match api.store().get(&table, &Key::cluster(class)) {
+                Some(entry) => entry.value(),
+                None => {
+                    let why = format!("pod rejected: RuntimeClass {class:?} not found");
+                    return refused(&why);
+                }
+            }
+        }
+    };
+    match (meta::at(&class, &["overhead", "podFixed"]), given(pod)) {
+        (Some(fixed), Some(own)) if !same(fixed, &own) => {
+            return refused(
+                "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
+            );
+        }
+        (Some(fixed), _) => {
+            meta::section(pod, "spec").insert("overhead".to_owned(), fixed.clone());
+        }
+        (None, Some(_)) => {
+            return refused(
+                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+            );
+        }
+        (None, None) => {}
+    }
+    let Some(scheduling) = class.get("scheduling").filter(|v| v.is_object()) else {
+        return Ok(());
+    };
+    let spec = meta::section(pod, "spec");
+    let wanted = scheduling.get("nodeSelector").and_then(Value::as_object);
+    if let Some(wanted) = wanted {
+        let own = meta::as_object(spec.entry("nodeSelector").or_insert_with(|| json!({})));
+        for (key, value) in wanted {
+            match own.get(key).filter(|have| *have != value) {
+                Some(have) => {
+                    let (value, have) = (value.as_str().unwrap_or(""), have.as_str().unwrap_or(""));
+                    return refused(&format!(
+                        "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; \
+                         pod.spec.nodeSelector[{key}] = {have}"
+                    ));
+                }
+                None => own.insert(key.clone(), value.clone()),
+            };
+        }
+    }
+    let more = scheduling.get("tolerations").and_then(Value::as_array);
+    if let Some(more) = more {
+        let own = spec.entry("tolerations").or_insert_with(|| json!([]));
+        if own.is_null() {
+            *own = json!([]);
+        }
+        if let Some(own) = own.as_array_mut() {
+            let new = more.iter().filter(|t| !own.contains(t)).cloned();
+            let new: Vec<Value> = new.collect();
+            own.extend(new);
+        }
+    }
+    Ok(())
+}
+
+/// The same amounts of the same resources.
+fn same(a: &Value, b: &Value) -> bool {
+    let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else {
+        return a == b;
+    };
+    a.len() == b.len()
+        && a.iter().all(|(key, amount)| {
+            let other = b.get(key).and_then(quantity::parse);
+            other.is_some() && other == quantity::parse(amount)
+        })
+}
