@@ -61,6 +61,10 @@ impl Clause {
     fn yaml(&self) -> bool {
         self.media == "application/yaml"
     }
+
+    fn protobuf(&self) -> bool {
+        self.media == super::protobuf::TYPE
+    }
 }
 
 /// The clauses, best first.
@@ -80,6 +84,13 @@ pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
 pub(super) fn reads_json(headers: &HeaderMap) -> bool {
     let clauses = clauses(headers);
     clauses.is_empty() || clauses.iter().any(Clause::json)
+}
+
+/// The client can read protobuf and none of the texts. All others get JSON, which costs nothing: it
+/// is what is stored.
+pub(super) fn only_protobuf(headers: &HeaderMap) -> bool {
+    let clauses = clauses(headers);
+    clauses.iter().any(Clause::protobuf) && !clauses.iter().any(|c| c.json() || c.yaml())
 }
 
 fn clause(text: &str) -> Option<Clause> {
@@ -141,17 +152,24 @@ pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negot
     if clauses.is_empty() {
         return Some(Negotiated::default());
     }
+    let only_protobuf = only_protobuf(headers);
     for clause in &clauses {
         let encoding = if clause.json() {
             Encoding::Json
         } else if clause.yaml() {
             Encoding::Yaml
+        } else if only_protobuf && clause.protobuf() {
+            // What is written as JSON is rewritten when it leaves.
+            Encoding::Json
         } else {
             continue;
         };
         let Some(form) = form(clause, endpoint) else {
             continue;
         };
+        if only_protobuf && matches!(form, Form::Table(_)) {
+            continue;
+        }
         return Some(Negotiated { form, encoding });
     }
     None
@@ -198,13 +216,16 @@ mod tests {
             Endpoint::List,
         );
         assert_eq!(got, Some(Negotiated::default()));
-        assert_eq!(
-            negotiate(
-                &headers("application/vnd.kubernetes.protobuf"),
-                Endpoint::List
-            ),
-            None
-        );
+        let proto = "application/vnd.kubernetes.protobuf";
+        assert!(only_protobuf(&headers(proto)));
+        let got = negotiate(&headers(proto), Endpoint::List);
+        assert_eq!(got, Some(Negotiated::default()));
+        for more in [", */*", ",application/yaml"] {
+            assert!(!only_protobuf(&headers(&format!("{proto}{more}"))));
+        }
+        let table = format!("{proto};as=Table;v=v1;g=meta.k8s.io");
+        assert_eq!(negotiate(&headers(&table), Endpoint::List), None);
+        assert_eq!(negotiate(&headers("text/html"), Endpoint::List), None);
         assert_eq!(
             negotiate(&headers("application/json;q=0, */*"), Endpoint::One)
                 .unwrap()

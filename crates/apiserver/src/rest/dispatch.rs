@@ -1,6 +1,6 @@
 //! From a request to the verb that answers it.
 
-use super::accept::{Encoding, Endpoint, Negotiated, negotiate};
+use super::accept::{Encoding, Endpoint, Form, Negotiated, negotiate, only_protobuf};
 use super::body::{self, Decoded};
 use super::delete::{DeleteOptions, Deleted};
 use super::path::{ResourcePath, Target};
@@ -8,7 +8,7 @@ use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::{Input, Object, Outcome, WriteOptions};
-use super::{Api, User, exec, guard, nonresource, path, transform};
+use super::{Api, User, exec, guard, nonresource, path, protobuf, transform};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use axum::response::Response;
@@ -22,7 +22,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The representations we write, for 406.
-pub(super) const PRODUCED: &[&str] = &["application/json", "application/yaml"];
+const PRODUCED: &[&str] = &["application/json", "application/yaml", protobuf::TYPE];
 
 /// Everything a handler may look at, with the body read.
 #[derive(Debug)]
@@ -170,6 +170,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         body,
         upgrade: extensions.remove::<OnUpgrade>(),
     };
+    check_protobuf(&resource, verb, &call)?;
     let mut response = if call.path.subresource.is_some() {
         Box::pin(api.serve_subresource(&method, &resource, &call)).await?
     } else {
@@ -179,6 +180,25 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         respond::warn(&mut response, custom.deprecation.as_slice());
     }
     Ok(response)
+}
+
+/// Custom resources have no protobuf form, but for their metadata and their scale.
+fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), ApiError> {
+    let scale = call.path.subresource.as_deref() == Some("scale");
+    if !resource.is_custom() || scale || !only_protobuf(&call.headers) {
+        return Ok(());
+    }
+    let endpoint = match verb {
+        "list" => Endpoint::List,
+        "watch" => Endpoint::Watch,
+        // Answered with a Status, as a rule.
+        "delete" | "deletecollection" => return Ok(()),
+        _ => Endpoint::One,
+    };
+    match call.negotiate(endpoint)?.form {
+        Form::Metadata(_) => Ok(()),
+        _ => Err(ApiError::not_acceptable(PRODUCED)),
+    }
 }
 
 impl Api {

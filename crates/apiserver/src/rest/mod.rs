@@ -24,6 +24,7 @@ mod nonresource;
 mod patch;
 mod path;
 mod podlog;
+pub(crate) mod protobuf;
 mod query;
 mod respond;
 mod review;

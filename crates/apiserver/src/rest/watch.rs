@@ -3,7 +3,7 @@
 use super::accept::{Form, MetaVersion, Negotiated};
 use super::query::Query;
 use super::selection::Selection;
-use super::{Api, list, meta, respond, transform};
+use super::{Api, list, meta, protobuf, transform};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
 use crate::kinds::table::Include;
@@ -388,11 +388,7 @@ impl Api {
             // Clients notice an expired version only inside the stream, not by the HTTP code.
             Err(StoreError::Expired { requested, oldest }) => {
                 let bytes = error_line(&ApiError::too_old(requested, oldest));
-                return Ok(respond::with_body(
-                    200,
-                    "application/json",
-                    Body::from(bytes),
-                ));
+                return Ok(protobuf::lines(Body::from(bytes)));
             }
             Err(e) => {
                 return Err(super::write::store_error(
@@ -433,11 +429,7 @@ impl Api {
                 }
             }
         });
-        Ok(respond::with_body(
-            200,
-            "application/json",
-            Body::from_stream(chunks),
-        ))
+        Ok(protobuf::lines(Body::from_stream(chunks)))
     }
 }
 

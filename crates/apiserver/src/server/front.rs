@@ -8,7 +8,7 @@ use super::limits::Gate;
 use super::metrics::{HttpMetrics, InFlight};
 use crate::authz::User;
 use crate::kinds::status::ApiError;
-use crate::rest::{Api, Authorization, guard};
+use crate::rest::{Api, Authorization, guard, protobuf};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -62,7 +62,14 @@ impl Front {
         let front = Arc::new(self.clone());
         Router::new().fallback(move |request: Request| {
             let front = Arc::clone(&front);
-            async move { front.answer(access, request).await }
+            async move {
+                let rewrite = protobuf::wanted(request.headers());
+                let response = front.answer(access, request).await;
+                if rewrite {
+                    return protobuf::rewrite(response).await;
+                }
+                response
+            }
         })
     }
 

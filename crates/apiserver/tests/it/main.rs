@@ -18,6 +18,7 @@ mod objects;
 mod overload;
 mod ownership;
 mod owning;
+mod protobuf;
 mod quotas;
 mod refusals;
 mod rights;

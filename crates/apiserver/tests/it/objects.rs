@@ -426,7 +426,7 @@ async fn bad_selectors_and_unknown_paths() {
         .await
         .fails(405, "MethodNotAllowed");
     let raw = http::Request::get(PODS)
-        .header("accept", "application/vnd.kubernetes.protobuf")
+        .header("accept", "application/cbor")
         .body(axum::body::Body::empty())
         .unwrap();
     assert_eq!(cluster.raw(raw).await.status(), 406);

@@ -1,6 +1,7 @@
-//! Kubernetes protobuf request bodies to JSON, driven by the fact table. kubectl's typed commands
-//! and Go components post these and do not fall back to JSON.
+//! Kubernetes protobuf bodies to JSON and back, driven by the fact table. kubectl's typed commands
+//! and Go components post these and do not fall back to JSON; some clients read nothing else.
 
+mod encode;
 mod wire;
 
 use base64::Engine as _;
@@ -11,6 +12,7 @@ use super::meta;
 use super::quantity::format_time;
 use super::schema::types::{self, Named};
 use super::schema::{Other, Schema, Type};
+pub use encode::{encode, encode_event};
 use wire::{Payload, Reader};
 
 /// First bytes of every Kubernetes protobuf body.
@@ -26,7 +28,7 @@ pub enum ProtoError {
     #[error("protobuf body is malformed: {0}")]
     Malformed(String),
     /// No such kind here; custom resources are JSON only.
-    #[error("no protobuf decoding for {kind:?} in version {api_version:?}")]
+    #[error("no protobuf form of {kind:?} in version {api_version:?}")]
     UnknownKind {
         /// `apiVersion` of the body.
         api_version: String,

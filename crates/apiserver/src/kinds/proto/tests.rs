@@ -1,121 +1,7 @@
 use super::*;
+use encode::{delimited as bytes, integer as int};
 use proptest::prelude::*;
 use serde_json::json;
-
-/// Encodes JSON with the same table; what Go would send, except for zero values it also writes.
-fn encode(named: &Named, map: &Map<String, Value>) -> Vec<u8> {
-    let mut out = Vec::new();
-    for field in &named.wire {
-        if let Some(inner) = field.inline {
-            if field.number > 0 {
-                bytes(&mut out, field.number, &encode(types::get(inner), map));
-            }
-        } else if let Some(v) = map.get(field.json) {
-            value(&mut out, field.number, named.field(field.json).unwrap(), v);
-        }
-    }
-    out
-}
-
-fn varint(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push((n as u8) | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
-}
-
-fn bytes(out: &mut Vec<u8>, number: u32, b: &[u8]) {
-    varint(out, u64::from(number) << 3 | 2);
-    varint(out, b.len() as u64);
-    out.extend(b);
-}
-
-fn int(out: &mut Vec<u8>, number: u32, n: i64) {
-    varint(out, u64::from(number) << 3);
-    varint(out, n as u64);
-}
-
-fn value(out: &mut Vec<u8>, number: u32, schema: &Schema, v: &Value) {
-    match (schema.kind, v) {
-        (Type::String, Value::String(s)) => bytes(out, number, s.as_bytes()),
-        (Type::Bytes, Value::String(s)) => {
-            let raw = base64::engine::general_purpose::STANDARD.decode(s).unwrap();
-            bytes(out, number, &raw);
-        }
-        (Type::Quantity, Value::String(s)) => {
-            let mut inner = Vec::new();
-            bytes(&mut inner, 1, s.as_bytes());
-            bytes(out, number, &inner);
-        }
-        (Type::IntOrString, v) => {
-            let mut inner = Vec::new();
-            match v {
-                Value::String(s) => {
-                    int(&mut inner, 1, 1);
-                    bytes(&mut inner, 3, s.as_bytes());
-                }
-                v => int(&mut inner, 2, v.as_i64().unwrap()),
-            }
-            bytes(out, number, &inner);
-        }
-        (Type::Time | Type::MicroTime, Value::String(s)) => {
-            let t: jiff::Timestamp = s.parse().unwrap();
-            let mut inner = Vec::new();
-            int(&mut inner, 1, t.as_second());
-            int(&mut inner, 2, i64::from(t.subsec_nanosecond()));
-            bytes(out, number, &inner);
-        }
-        (Type::Boolean, v) => int(out, number, i64::from(v.as_bool().unwrap())),
-        (Type::Int32 | Type::Integer, v) => int(out, number, v.as_i64().unwrap()),
-        (Type::Array, Value::Array(items)) => {
-            items
-                .iter()
-                .for_each(|i| value(out, number, schema.element(), i));
-        }
-        (Type::Object, Value::Object(map)) => match schema.named() {
-            Some(named) => bytes(out, number, &encode(named, map)),
-            None => {
-                for (k, v) in map {
-                    let mut entry = Vec::new();
-                    bytes(&mut entry, 1, k.as_bytes());
-                    value(&mut entry, 2, schema.member(k), v);
-                    bytes(out, number, &entry);
-                }
-            }
-        },
-        (Type::WrappedStrings, Value::Array(items)) => {
-            let mut inner = Vec::new();
-            items
-                .iter()
-                .for_each(|i| bytes(&mut inner, 1, i.as_str().unwrap().as_bytes()));
-            bytes(out, number, &inner);
-        }
-        (Type::FieldsV1 | Type::Raw | Type::Any, v) => {
-            let mut inner = Vec::new();
-            bytes(&mut inner, 1, v.to_string().as_bytes());
-            bytes(out, number, &inner);
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-fn envelope(object: &Value) -> Vec<u8> {
-    let (api_version, kind) = (
-        meta::str_at(object, &["apiVersion"]),
-        meta::str_at(object, &["kind"]),
-    );
-    let named = type_of(api_version, kind).unwrap();
-    let mut tm = Vec::new();
-    bytes(&mut tm, 1, api_version.as_bytes());
-    bytes(&mut tm, 2, kind.as_bytes());
-    let mut out = MAGIC.to_vec();
-    bytes(&mut out, 1, &tm);
-    bytes(&mut out, 2, &encode(named, object.as_object().unwrap()));
-    bytes(&mut out, 3, b"");
-    bytes(&mut out, 4, b"");
-    out
-}
 
 #[test]
 fn decodes_what_clients_post() {
@@ -139,13 +25,13 @@ fn decodes_what_clients_post() {
             "spec": {"holderIdentity": "me", "leaseDurationSeconds": 15,
                 "renewTime": "2026-01-02T03:04:05.123456Z"}}),
         json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-            "spec": {"user": "u", "extra": {"k": ["a", "b"]}}}),
+            "spec": {"user": "u", "extra": {"k": ["a", "b"]}}, "status": {"allowed": false}}),
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"},
             "deleteOptions": {"gracePeriodSeconds": 0, "preconditions": {"uid": "u"}}}),
         json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": "p"}, "value": -5}),
     ] {
-        assert_eq!(decode(&envelope(&object)).unwrap(), object);
+        assert_eq!(decode(&encode(&object).unwrap()).unwrap(), object);
     }
 }
 
@@ -174,13 +60,27 @@ fn drops_zero_values_that_go_writes() {
     );
 }
 
-/// Bodies as a kube-apiserver encodes them, with the JSON of the same objects.
-fn recorded() -> Vec<(Vec<u8>, Value)> {
+/// Requests to a kube-apiserver with its answers in protobuf and JSON.
+fn steps() -> Vec<Value> {
     let vectors = include_str!("../../../tests/it/vectors/apply.json");
     let vectors: Value = serde_json::from_str(vectors).unwrap();
     let scenarios = vectors["scenarios"].as_array().unwrap();
     let found = scenarios.iter().find(|s| s["name"] == "protobuf").unwrap();
-    let steps = found["steps"].as_array().unwrap();
+    found["steps"].as_array().unwrap().clone()
+}
+
+/// The protobuf answer to a request whose path ends so.
+fn answer(path: &str) -> Vec<u8> {
+    let steps = steps();
+    let asked = |s: &&Value| s["path"].as_str().unwrap().ends_with(path);
+    let body = &steps.iter().find(asked).unwrap()["answer"]["body"];
+    let standard = base64::engine::general_purpose::STANDARD;
+    standard.decode(body.as_str().unwrap()).unwrap()
+}
+
+/// Bodies as a kube-apiserver encodes them, with the JSON of the same objects.
+fn recorded() -> Vec<(Vec<u8>, Value)> {
+    let steps = steps();
     let body = |kind: &str, path: &Value| {
         let found = steps
             .iter()
@@ -224,6 +124,65 @@ fn decodes_definitions_and_workloads_as_a_server_sends_them() {
         assert_eq!(lean(&got), lean(&json));
     }
     assert_eq!(kinds, ["CustomResourceDefinition", "Deployment"]);
+}
+
+#[test]
+fn writes_what_a_server_writes() {
+    let mut kinds = Vec::new();
+    for (bytes, json) in recorded() {
+        let kind = json["kind"].as_str().unwrap();
+        kinds.push(kind.to_owned());
+        let ours = encode(&json).unwrap();
+        assert_eq!(ours, bytes, "{kind}");
+    }
+    assert_eq!(
+        kinds,
+        ["CustomResourceDefinition", "Deployment", "ConfigMapList"]
+    );
+    for refused in ["/widgets/l", "/deployments/nope"] {
+        let bytes = answer(refused);
+        let status = decode(&bytes).unwrap();
+        assert_eq!(encode(&status).unwrap(), bytes, "{refused}");
+    }
+}
+
+#[test]
+fn an_event_has_a_length_and_no_envelope() {
+    let object = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "c"}});
+    let event = encode_event("ADDED", &object).unwrap();
+    let (length, event) = event.split_at(4);
+    assert_eq!(length, (event.len() as u32).to_be_bytes());
+    let mut expected = vec![0x0a, 5];
+    expected.extend(b"ADDED");
+    let inner = encode(&object).unwrap();
+    let mut raw = Vec::new();
+    bytes(&mut raw, 1, &inner);
+    bytes(&mut expected, 2, &raw);
+    assert_eq!(event, expected);
+}
+
+#[test]
+fn what_cannot_be_written_says_so() {
+    let custom = json!({"kind": "Widget", "apiVersion": "example.com/v1", "metadata": {}});
+    for kind in ["Widget", "WidgetList"] {
+        let mut object = custom.clone();
+        object["kind"] = kind.into();
+        assert!(matches!(
+            encode(&object),
+            Err(ProtoError::UnknownKind { .. })
+        ));
+    }
+    let wrong = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": 1}});
+    assert_eq!(
+        encode(&wrong).unwrap_err().to_string(),
+        "protobuf body is malformed: field name cannot hold 1"
+    );
+    let metadata = json!({"name": "w", "labels": {"b": "2", "a": "1"}});
+    let partial = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": "7"}, "items": [{"metadata": metadata}]});
+    let text = String::from_utf8_lossy(&encode(&partial).unwrap()).into_owned();
+    let [a, b] = ["\u{1}a\u{12}\u{1}1", "\u{1}b\u{12}\u{1}2"].map(|s| text.find(s).unwrap());
+    assert!(a < b, "maps are sorted");
 }
 
 #[test]
