@@ -1,7 +1,7 @@
 //! `cargo xtask types DIR [VERSION]` rewrites the table of wire facts of the built-in types from the
 //! Go sources of Kubernetes.
 //!
-//! DIR holds `api`, `apimachinery`, `apiextensions-apiserver` and `kube-aggregator`: `staging/src/k8s.io` of a checkout
+//! DIR holds `api`, `apimachinery`, `metrics`, `apiextensions-apiserver` and `kube-aggregator`: `staging/src/k8s.io` of a checkout
 //! of kubernetes, or `pkg/mod/k8s.io` of a Go module cache, where VERSION (`v0.35.6`) is what follows
 //! the `@`. The roots are the types of the present table that have a `TypeMeta`: to add a kind, add
 //! a line `group/version.Kind ^meta/v1.TypeMeta=0` and run it.
@@ -213,6 +213,7 @@ impl Sources {
             Some("meta") => ("apimachinery", format!("pkg/apis/{package}")),
             Some("apiextensions") => ("apiextensions-apiserver", format!("pkg/apis/{package}")),
             Some("apiregistration") => ("kube-aggregator", format!("pkg/apis/{package}")),
+            Some("metrics") => ("metrics", format!("pkg/apis/{package}")),
             _ => ("api", package.to_owned()),
         };
         let version = self.version.as_ref().map(|v| format!("@{v}"));

@@ -29,7 +29,7 @@ use std::ops::{Add, AddAssign, Neg, Sub, SubAssign};
 pub type ResourceList = BTreeMap<String, Quantity>;
 
 /// Billionths per unit: the finest step a quantity can express.
-pub(crate) const NANOS_PER_UNIT: i128 = 1_000_000_000;
+pub const NANOS_PER_UNIT: i128 = 1_000_000_000;
 const NANOS_PER_MILLI: i128 = 1_000_000;
 
 /// The suffix family a quantity is printed in.

@@ -117,6 +117,7 @@ const FLOW: &str = "flowcontrol.apiserver.k8s.io";
 pub(super) const APIEXTENSIONS: &str = "apiextensions.k8s.io";
 const EVENTS: &str = "events.k8s.io";
 const CERTS: &str = "certificates.k8s.io";
+const METRICS: &str = "metrics.k8s.io";
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
@@ -183,6 +184,8 @@ const ROWS: &[Row] = &[
     row(DRA, "ResourceClaim", "resourceclaims", "resource/v1.ResourceClaim").ns().status(),
     row(DRA, "ResourceClaimTemplate", "resourceclaimtemplates", "resource/v1.ResourceClaimTemplate").ns(),
     row(DRA, "ResourceSlice", "resourceslices", "resource/v1.ResourceSlice").generation(),
+    row(METRICS, "NodeMetrics", "nodes", "metrics/v1beta1.NodeMetrics").version("v1beta1").virt(),
+    row(METRICS, "PodMetrics", "pods", "metrics/v1beta1.PodMetrics").version("v1beta1").ns().virt(),
 ];
 
 /// All built-in resources.
@@ -239,7 +242,7 @@ fn build(row: &Row) -> Resource {
     }
     subresources.sort_by(|a, b| a.name.cmp(&b.name));
     let verbs = match (row.stored, row.plural) {
-        (false, "componentstatuses") => READ,
+        (false, "componentstatuses" | "nodes" | "pods") => READ,
         (false, _) => CREATE,
         (true, "namespaces") => NO_COLLECTION_DELETE,
         (true, _) => ALL_VERBS,

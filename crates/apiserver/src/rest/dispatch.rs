@@ -8,7 +8,7 @@ use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::{Input, Object, Outcome, WriteOptions};
-use super::{Api, User, exec, guard, nonresource, path, protobuf, transform};
+use super::{Api, User, exec, guard, nonresource, path, protobuf, transform, usage};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use axum::response::Response;
@@ -446,6 +446,9 @@ impl Api {
                 None => Ok(respond::value(200, &list, call.style())),
                 Some(name) => Err(ApiError::not_found(&resource.group, &resource.plural, name)),
             };
+        }
+        if &*resource.group == usage::GROUP {
+            return self.serve_usage(method, resource, call);
         }
         if *method != Method::POST || call.path.name.is_some() {
             return Err(method_not_allowed());

@@ -34,6 +34,7 @@ mod selection;
 mod token_request;
 mod transform;
 mod update;
+mod usage;
 mod watch;
 mod write;
 

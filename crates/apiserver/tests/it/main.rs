@@ -27,6 +27,7 @@ mod serving;
 mod store_crash;
 mod support;
 mod upstream;
+mod usage;
 mod watching;
 mod webhooks;
 mod workloads;

@@ -1,0 +1,292 @@
+//! `metrics.k8s.io`: what nodes and pods use, for `kubectl top`. The NodeMetric of each node says it;
+//! it is read when somebody asks, and nothing is kept.
+
+use super::dispatch::{Call, method_not_allowed};
+use super::selection::Selection;
+use super::{Api, guard, meta, respond};
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::store::{Entry, Key};
+use axum::response::Response;
+use http::Method;
+use koord_api::GoDuration;
+use koord_api::quantity::{NANOS_PER_UNIT, Quantity};
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The group.
+pub(super) const GROUP: &str = "metrics.k8s.io";
+/// Where nodes say what they measured.
+const NODE_METRICS: (&str, &str, &str) = ("slo.koordinator.sh", "v1alpha1", "nodemetrics");
+/// What was measured longer ago says nothing about now. In seconds; a report is due each minute.
+const STALE: i64 = 300;
+/// The window of averages where the NodeMetric does not say, as koordlet takes it. In seconds.
+const WINDOW: i64 = 300;
+
+/// One node's newest report.
+struct Report {
+    time: String,
+    window: String,
+    status: Value,
+}
+
+impl Report {
+    /// `None` of a NodeMetric that was never, or not of late, written.
+    fn of(metric: &Value, now: jiff::Timestamp) -> Option<Self> {
+        let time = meta::text(metric, &["status", "updateTime"]);
+        let measured: jiff::Timestamp = time.parse().ok()?;
+        if now.as_second() - measured.as_second() > STALE {
+            return None;
+        }
+        let policy = ["spec", "metricCollectPolicy", "aggregateDurationSeconds"];
+        let window = meta::at(metric, &policy).and_then(Value::as_i64);
+        Some(Self {
+            time: time.to_owned(),
+            window: GoDuration::from_secs(window.unwrap_or(WINDOW)).to_string(),
+            status: metric.get("status")?.clone(),
+        })
+    }
+
+    fn node(&self) -> Option<Amounts> {
+        Amounts::read(meta::at(&self.status, &["nodeMetric", "nodeUsage"])?)
+    }
+
+    fn pod(&self, namespace: &str, name: &str) -> Option<Amounts> {
+        let pods = self.status.get("podsMetric")?.as_array()?;
+        let found = pods.iter().find(|pod| {
+            meta::text(pod, &["name"]) == name && meta::text(pod, &["namespace"]) == namespace
+        })?;
+        Amounts::read(found.get("podUsage")?)
+    }
+
+    /// The object of a node or pod, with `usage` or `containers`.
+    fn object(&self, resource: &Resource, entry: &Entry, member: &str, value: Value) -> Value {
+        let labels: Map<String, Value> = entry
+            .index
+            .labels
+            .iter()
+            .map(|(key, value)| ((**key).to_owned(), (**value).into()))
+            .collect();
+        let mut metadata = json!({"name": &*entry.key.name, "creationTimestamp": self.time});
+        if !entry.key.namespace.is_empty() {
+            metadata["namespace"] = entry.key.namespace.as_ref().into();
+        }
+        if !labels.is_empty() {
+            metadata["labels"] = labels.into();
+        }
+        json!({
+            "kind": &*resource.kind,
+            "apiVersion": resource.api_version(),
+            "metadata": metadata,
+            "timestamp": self.time,
+            "window": self.window,
+            member: value,
+        })
+    }
+}
+
+/// CPU in billionths of a core, memory in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Amounts {
+    cpu: i128,
+    memory: i128,
+}
+
+impl Amounts {
+    fn read(usage: &Value) -> Option<Self> {
+        let amount = |name: &str| {
+            let text = meta::at(usage, &["resources", name])?.as_str()?;
+            Some(text.parse::<Quantity>().ok()?.nanos())
+        };
+        Some(Self {
+            cpu: amount("cpu")?,
+            memory: amount("memory")? / NANOS_PER_UNIT,
+        })
+    }
+
+    /// As upstream's metrics server writes them.
+    fn usage(self) -> Value {
+        json!({"cpu": format!("{}n", self.cpu), "memory": format!("{}Ki", self.memory / 1024)})
+    }
+
+    /// Parts in the proportion of `weights`, which sum up to the whole.
+    fn split(self, weights: &[(i128, i128)]) -> Vec<Self> {
+        let cpu: Vec<i128> = weights.iter().map(|w| w.0).collect();
+        let memory: Vec<i128> = weights.iter().map(|w| w.1).collect();
+        let parts = shares(self.cpu, &cpu).into_iter();
+        let parts = parts.zip(shares(self.memory, &memory));
+        parts.map(|(cpu, memory)| Self { cpu, memory }).collect()
+    }
+}
+
+/// `whole` in the proportion of `weights`, evenly where these are all nothing; what division leaves
+/// goes to the first.
+fn shares(whole: i128, weights: &[i128]) -> Vec<i128> {
+    let sum: i128 = weights.iter().sum();
+    let count = weights.len() as i128;
+    let part = |weight: &i128| match sum {
+        0 => whole / count,
+        sum => whole.saturating_mul(*weight) / sum,
+    };
+    let mut parts: Vec<i128> = weights.iter().map(part).collect();
+    let rest = whole - parts.iter().sum::<i128>();
+    if let Some(first) = parts.first_mut() {
+        *first += rest;
+    }
+    parts
+}
+
+/// The containers of a pod with what each uses. A node measures pods; where there are several
+/// containers, each has the part of the pod's usage that it has of the pod's requests.
+fn containers(pod: &Value, usage: Amounts) -> Value {
+    let all = meta::at(pod, &["spec", "containers"]).and_then(Value::as_array);
+    let all: Vec<&Value> = all.into_iter().flatten().collect();
+    let request = |container: &Value, names: [&str; 2]| {
+        let amount = |name| {
+            let text = meta::at(container, &["resources", "requests", name])?.as_str()?;
+            // In thousandths, which cannot overflow when multiplied.
+            Some(i128::from(
+                text.parse::<Quantity>().ok()?.milli_value().max(0),
+            ))
+        };
+        names.into_iter().find_map(amount).unwrap_or(0)
+    };
+    let weights: Vec<(i128, i128)> = all
+        .iter()
+        .map(|container| {
+            let cpu = request(container, ["cpu", "kubernetes.io/batch-cpu"]);
+            (
+                cpu,
+                request(container, ["memory", "kubernetes.io/batch-memory"]),
+            )
+        })
+        .collect();
+    let parts = usage.split(&weights);
+    all.iter()
+        .zip(parts)
+        .map(|(container, part)| json!({"name": container["name"], "usage": part.usage()}))
+        .collect()
+}
+
+/// The newest reports, each read once.
+struct Reports<'a> {
+    api: &'a Api,
+    metrics: Option<Arc<Resource>>,
+    read: FxHashMap<String, Option<Arc<Report>>>,
+}
+
+impl<'a> Reports<'a> {
+    fn new(api: &'a Api) -> Self {
+        let (group, version, plural) = NODE_METRICS;
+        Self {
+            api,
+            metrics: api.registry().find(group, version, plural),
+            read: FxHashMap::default(),
+        }
+    }
+
+    fn of(&mut self, node: &str) -> Option<Arc<Report>> {
+        if let Some(known) = self.read.get(node) {
+            return known.clone();
+        }
+        let metrics = self.metrics.as_ref()?;
+        let entry = self.api.store().get(&metrics.table, &Key::cluster(node));
+        let now = self.api.clock().now();
+        let report = entry
+            .and_then(|e| Report::of(&e.value(), now))
+            .map(Arc::new);
+        self.read.insert(node.to_owned(), report.clone());
+        report
+    }
+}
+
+impl Api {
+    /// GET of one node's or pod's usage, or of many.
+    pub(super) fn serve_usage(
+        &self,
+        method: &Method,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Response, ApiError> {
+        if !matches!(guard::verb(method, &call.path, &call.query), "get" | "list") {
+            return Err(method_not_allowed());
+        }
+        let measured = self.builtin("", "v1", &resource.plural)?;
+        let selection = Selection::parse(&measured, &call.path, &call.query)?;
+        let mut reports = Reports::new(self);
+        if let Some(name) = &call.path.name {
+            let key = Self::key(&measured, call.namespace(), name);
+            let entry = self.store().get(&measured.table, &key);
+            let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
+            let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
+            return Ok(respond::value(
+                200,
+                &object.ok_or_else(unknown)?,
+                call.style(),
+            ));
+        }
+        let matches = |entry: &Entry| selection.matches(entry);
+        let namespace = selection.namespace.as_deref();
+        let page = self
+            .store()
+            .list(&measured.table, namespace, None, None, None, &matches)
+            .map_err(|e| super::write::store_error(&measured, &Key::cluster(""), e))?;
+        let items: Vec<Value> = page
+            .items
+            .iter()
+            .filter_map(|entry| usage_of(resource, entry, &mut reports))
+            .collect();
+        let list = json!({
+            "kind": &*resource.list_kind,
+            "apiVersion": resource.api_version(),
+            "metadata": {},
+            "items": items,
+        });
+        Ok(respond::value(200, &list, call.style()))
+    }
+}
+
+/// What a node or pod uses, `None` when nobody has measured it.
+fn usage_of(resource: &Resource, entry: &Entry, reports: &mut Reports<'_>) -> Option<Value> {
+    if !resource.namespaced {
+        let report = reports.of(&entry.key.name)?;
+        let usage = report.node()?.usage();
+        return Some(report.object(resource, entry, "usage", usage));
+    }
+    let pod = entry.value();
+    let report = reports.of(meta::text(&pod, &["spec", "nodeName"]))?;
+    let usage = report.pod(&entry.key.namespace, &entry.key.name)?;
+    Some(report.object(resource, entry, "containers", containers(&pod, usage)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_sum_up_to_the_whole() {
+        let whole = Amounts {
+            cpu: 1_000_000_001,
+            memory: 4097,
+        };
+        let parts = whole.split(&[(100, 0), (300, 0)]);
+        assert_eq!(
+            parts[0],
+            Amounts {
+                cpu: 250_000_001,
+                memory: 2049
+            }
+        );
+        assert_eq!(
+            parts[1],
+            Amounts {
+                cpu: 750_000_000,
+                memory: 2048
+            }
+        );
+        assert_eq!(whole.split(&[]), []);
+        let text = whole.usage();
+        assert_eq!(text, json!({"cpu": "1000000001n", "memory": "4Ki"}));
+    }
+}
