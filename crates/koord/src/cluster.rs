@@ -365,7 +365,7 @@ impl Cluster {
         let other = self.groups.beside.as_ref()?;
         Some(format!(
             "another cluster runs on this machine (process {}, {}): this one's pods are in control \
-             groups of their own below /{}, and each measures the other as usage of the system",
+             groups of their own below {}, and each measures the other as usage of the system",
             other.pid,
             other.dir.display(),
             self.groups.parent,

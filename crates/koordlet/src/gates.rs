@@ -130,10 +130,16 @@ impl Gates {
         })
     }
 
-    /// Says in the log which open gates do nothing, and which do less than upstream's.
+    /// Says in the log which open gates do nothing, and which do less than upstream's; a warning
+    /// where somebody has opened them.
     pub fn announce(&self) {
+        let usual = Self::default();
         let mut nothing: Vec<(&str, Vec<&str>)> = Vec::new();
         for (gate, why) in self.lacking() {
+            if usual.is_on(gate) {
+                tracing::info!(gate = gate.name(), why, "gate does less than upstream's");
+                continue;
+            }
             if matches!(gate.effect(), Partly(_)) {
                 tracing::warn!(gate = gate.name(), why, "gate has part of its effect");
                 continue;

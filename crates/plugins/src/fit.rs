@@ -3,7 +3,9 @@
 mod args;
 
 use args::{Args, Strategy};
+use koord_api::priority::PriorityClass;
 use koord_api::quantity::Quantity;
+use koord_api::resources::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Interest, Lack, Plugin,
@@ -171,8 +173,14 @@ impl Plugin for Fit {
                 texts.push(format!("{name}: needs {needs}, free {free_text}"));
                 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
                 let missing = (amount - free) as f64 / amount as f64;
-                // More than the whole node is farther away than anything evictions could give.
-                distance += if amount > total { 10.0 } else { missing };
+                // More than the whole node is farther away than anything evictions could give; but
+                // what services leave over is more when they rest.
+                let varies = class_of(&name) != PriorityClass::None;
+                distance += if amount > total && !varies {
+                    10.0
+                } else {
+                    missing
+                };
             }
         };
         note(PODS, 1);

@@ -81,6 +81,14 @@ impl Once {
             self.0.insert(what, text);
         }
     }
+
+    /// Says what this machine lacks for `what`: nobody's mistake, and nothing to be mended.
+    pub fn lacks(&mut self, what: &'static str, lack: &str) {
+        if self.0.get(what).is_none_or(|said| said != lack) {
+            tracing::info!(feature = what, lack, "is off");
+            self.0.insert(what, lack.to_owned());
+        }
+    }
 }
 
 /// The deciding part of a strategy.

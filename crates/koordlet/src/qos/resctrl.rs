@@ -90,7 +90,7 @@ impl Planner for Control {
         let hardware = match hardware(view) {
             Ok(Some(hardware)) => hardware,
             Ok(None) => {
-                self.said.say(NAME, &MISSING);
+                self.said.lacks(NAME, MISSING);
                 plan.tell(State::Unavailable, MISSING);
                 return;
             }

@@ -104,7 +104,7 @@ impl Planner for SystemConfig {
                 push(Target::Sysctl(sysctl), value);
             } else {
                 let missing = format!("this kernel has no {}", sysctl.name());
-                self.said.say(sysctl.name(), &missing);
+                self.said.lacks(sysctl.name(), &missing);
             }
         }
         for (name, on) in &strategy.sched_features {
@@ -114,7 +114,7 @@ impl Planner for SystemConfig {
                 }
                 Ok(feature) => {
                     let missing = format!("this kernel has no scheduler feature {feature}");
-                    self.said.say("schedFeatures", &missing);
+                    self.said.lacks("schedFeatures", &missing);
                 }
                 Err(error) => self.said.say("schedFeatures", &error),
             }

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions, Output};
 use koord_scheduler::framework::{BuildContext, Profiles};
+use koord_scheduler::state::PodInfo;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -13,12 +14,19 @@ fn now() -> Timestamp {
 
 /// Node `open` and node `cordoned`, and the small plugins alone.
 fn engine() -> Engine {
-    let names = [
+    let mut engine = engine_of(&[
         "SchedulingGates",
         "NodeUnschedulable",
         "NodeName",
         "DefaultBinder",
-    ];
+    ]);
+    node(&mut engine, "open", false);
+    node(&mut engine, "cordoned", true);
+    engine
+}
+
+fn engine_of(names: &[&str]) -> Engine {
+    let enabled: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -26,17 +34,14 @@ fn engine() -> Engine {
             "schedulerName": "koord-scheduler",
             "plugins": {"multiPoint": {
                 "disabled": [{"name": "*"}],
-                "enabled": names.map(|name| json!({"name": name}))
+                "enabled": enabled
             }}
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
     let context = BuildContext::default();
     let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
-    let mut engine = Engine::new(&config, profiles, EngineOptions::default());
-    node(&mut engine, "open", false);
-    node(&mut engine, "cordoned", true);
-    engine
+    Engine::new(&config, profiles, EngineOptions::default())
 }
 
 fn node(engine: &mut Engine, name: &str, cordoned: bool) {
@@ -183,4 +188,28 @@ fn a_named_node_is_the_only_one() {
             assert_eq!(said.unwrap_or_default(), expected, "{named} on {node}");
         }
     }
+}
+
+#[test]
+fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_selected() {
+    let mut engine = engine_of(&["NodeAffinity", "NodeResourcesFit", "DefaultBinder"]);
+    for (name, batch) in [("other", "4000"), ("chosen", "0")] {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name, "labels": {"name": name}},
+            "status": {"allocatable":
+                {"cpu": "4", "pods": "10", "kubernetes.io/batch-cpu": batch}}
+        }))
+        .unwrap();
+        engine.node_applied(Arc::new(node), now());
+    }
+    let requests = json!({"kubernetes.io/batch-cpu": "500"});
+    let pod = pod(
+        "waits",
+        json!({"nodeSelector": {"name": "chosen"},
+            "containers": [{"name": "c", "resources": {"requests": requests}}]}),
+    );
+    let info = PodInfo::new(pod, engine.resources()).unwrap();
+    let near = engine.nearest(&Arc::new(info), 2, now());
+    let names: Vec<&str> = near.iter().map(|near| &*near.node).collect();
+    assert_eq!(names, ["chosen", "other"], "{near:?}");
 }
