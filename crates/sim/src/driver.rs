@@ -2,7 +2,7 @@
 
 use crate::lifecycle::{self, Addresses, Step};
 use crate::telemetry::Telemetry;
-use crate::{Error, Options, heartbeat, node};
+use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
@@ -297,12 +297,22 @@ impl Shared {
         let Some(node) = node.filter(|node| node::is_managed(node)) else {
             return Ok(());
         };
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let fresh = !has_started(&pod) && !refusal::ended(&pod);
+        if fresh && pod.metadata.deletion_timestamp.is_none() {
+            let refused = refusal::of(&pod, &node, || self.pods.list());
+            if let Some((reason, message)) = refused {
+                let generation = pod.metadata.generation;
+                let patch = json!({ "status": { "phase": "Failed", "reason": reason,
+                    "message": message, "observedGeneration": generation } });
+                return merge_status(&api, &key.name, &patch).await.map(drop);
+            }
+        }
         let known = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
         let step = lifecycle::step(&pod, self.ctx.clock.now(), || Addresses {
             host: node::address(&node),
             pod: known.unwrap_or_else(|| self.new_address()),
         });
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         match step {
             Step::Nothing => Ok(()),
             Step::Wait(delay) => {
@@ -414,6 +424,10 @@ fn trim_pod(pod: &mut Pod) {
             image: container.image.take(),
             command: container.command.take().filter(|_| ends),
             args: container.args.take().filter(|_| ends),
+            ports: container.ports.take().and_then(|mut ports| {
+                ports.retain(|port| port.host_port.is_some());
+                (!ports.is_empty()).then_some(ports)
+            }),
             resources: container.resources.take(),
             restart_policy: container.restart_policy.take(),
             ..Container::default()

@@ -18,6 +18,7 @@ mod driver;
 mod heartbeat;
 mod lifecycle;
 mod node;
+mod refusal;
 mod telemetry;
 pub mod usage;
 

@@ -1,0 +1,171 @@
+//! Pods that a simulated node does not start, as a kubelet would not: a scheduler would never have
+//! chosen the node, but nobody asked one.
+
+use k8s_openapi::api::core::v1::{Container, ContainerPort, Node, Pod};
+use koord_api::quantity::Quantity;
+use koord_api::requests::{self, Total};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+/// Amounts by resource, in billionths of its unit.
+#[derive(Debug, Clone, Default)]
+struct Need(BTreeMap<String, i128>);
+
+impl Total for Need {
+    fn add(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let sum = self.0.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    fn raise(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let most = self.0.entry(name.clone()).or_default();
+            *most = (*most).max(*amount);
+        }
+    }
+}
+
+impl Need {
+    fn of(container: &Container) -> Self {
+        let resources = container.resources.as_ref();
+        let requests = resources.and_then(|r| r.requests.as_ref());
+        let amounts = requests.into_iter().flatten().filter_map(|(name, given)| {
+            let amount: Quantity = given.0.parse().ok()?;
+            Some((name.clone(), amount.nanos()))
+        });
+        Self(amounts.collect())
+    }
+}
+
+/// Reason and message if the node cannot take the pod. `others` are pods anywhere, asked for only if
+/// no scheduler chose the node.
+pub(crate) fn of<I>(pod: &Pod, node: &Node, others: impl FnOnce() -> I) -> Option<(String, String)>
+where
+    I: IntoIterator<Item = Arc<Pod>>,
+{
+    let spec = pod.spec.as_ref()?;
+    let Ok(need) = requests::peak(spec, |_, c| Ok::<_, Infallible>(Need::of(c)));
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|status| status.allocatable.as_ref());
+    for (name, has) in allocatable.into_iter().flatten() {
+        let (Some(wanted), Ok(has)) = (need.0.get(name), has.0.parse::<Quantity>()) else {
+            continue;
+        };
+        if *wanted > has.nanos() {
+            let message = format!(
+                "Pod was rejected: Node didn't have enough resource: {name}, capacity: {has}"
+            );
+            return Some((format!("OutOf{name}"), message));
+        }
+    }
+    let wanted = ports(pod);
+    if wanted.is_empty() || chosen(pod) {
+        return None;
+    }
+    let taken = others().into_iter().any(|other| {
+        other.metadata.uid != pod.metadata.uid
+            && other.spec.as_ref().and_then(|s| s.node_name.as_ref()) == spec.node_name.as_ref()
+            && !ended(&other)
+            && ports(&other)
+                .iter()
+                .any(|one| wanted.iter().any(|two| meet(one, two)))
+    });
+    let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for \
+                   the requested pod ports";
+    taken.then(|| ("NodePorts".to_owned(), message.to_owned()))
+}
+
+/// The pod has ended for good.
+pub(crate) fn ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// A scheduler bound the pod.
+fn chosen(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|s| s.conditions.as_ref());
+    conditions
+        .flatten()
+        .any(|c| c.type_ == "PodScheduled" && c.status == "True")
+}
+
+fn ports(pod: &Pod) -> Vec<&ContainerPort> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let ports = containers.filter_map(|c| c.ports.as_ref()).flatten();
+    ports.filter(|port| port.host_port.is_some()).collect()
+}
+
+/// The same port of the same protocol on an address of both.
+fn meet(a: &ContainerPort, b: &ContainerPort) -> bool {
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+    let address = |port: &ContainerPort| {
+        let given = port.host_ip.clone();
+        given.filter(|ip| !ip.is_empty() && ip != "0.0.0.0")
+    };
+    a.host_port == b.host_port
+        && protocol(a) == protocol(b)
+        && match (address(a), address(b)) {
+            (Some(a), Some(b)) => a == b,
+            _ => true,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, container: Value, status: Value) -> Arc<Pod> {
+        let mut container = container;
+        container["name"] = "c".into();
+        let pod = json!({"metadata": {"name": name, "uid": name},
+            "spec": {"nodeName": "n", "containers": [container]}, "status": status});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn refused(pod: &Pod, others: &[Arc<Pod>]) -> Option<String> {
+        let node = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}});
+        let node = serde_json::from_value(node).unwrap();
+        of(pod, &node, || others.to_vec()).map(|(reason, _)| reason)
+    }
+
+    #[test]
+    fn a_pod_that_is_larger_than_the_node_is_refused() {
+        let of = |cpu: &str| {
+            let container = json!({"resources": {"requests": {"cpu": cpu, "example.com/x": "1"}}});
+            refused(&pod("p", container, json!({})), &[])
+        };
+        assert_eq!(of("2").as_deref(), None);
+        assert_eq!(of("2001m").as_deref(), Some("OutOfcpu"));
+    }
+
+    #[test]
+    fn a_port_of_the_host_is_given_once() {
+        let with =
+            |name: &str, port: Value, status: Value| pod(name, json!({"ports": [port]}), status);
+        let port = json!({"containerPort": 80, "hostPort": 80});
+        let first = with("a", port.clone(), json!({"phase": "Running"}));
+        let second = with("b", port.clone(), json!({}));
+        let is = |others: &[Arc<Pod>]| refused(&second, others);
+        assert_eq!(
+            is(std::slice::from_ref(&first)).as_deref(),
+            Some("NodePorts")
+        );
+        assert_eq!(is(&[second.clone()]), None, "itself");
+        let udp = json!({"containerPort": 80, "hostPort": 80, "protocol": "UDP"});
+        assert_eq!(is(&[with("c", udp, json!({}))]), None);
+        assert_eq!(
+            is(&[with("d", port.clone(), json!({"phase": "Failed"}))]),
+            None
+        );
+        let bound = json!({"conditions": [{"type": "PodScheduled", "status": "True"}]});
+        assert_eq!(
+            refused(&with("e", port, bound), &[first]),
+            None,
+            "a scheduler knows"
+        );
+    }
+}
