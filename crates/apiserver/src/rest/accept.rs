@@ -144,6 +144,8 @@ pub(super) enum Endpoint {
     One,
     List,
     Watch,
+    /// The answer to a question, which is no object and has one form.
+    Review,
 }
 
 /// Chooses the representation of the reply. `None` means 406.
@@ -179,6 +181,9 @@ fn form(clause: &Clause, endpoint: Endpoint) -> Option<Form> {
     let Some(kind) = clause.param("as") else {
         return Some(Form::Object);
     };
+    if endpoint == Endpoint::Review {
+        return None;
+    }
     if clause.param("g") != Some("meta.k8s.io") {
         return None;
     }

@@ -1,5 +1,6 @@
 //! Questions about users and permissions, answered by the same rules as requests.
 
+use super::accept::Endpoint;
 use super::dispatch::Call;
 use super::{Api, User, meta, respond};
 use crate::authz::{Attributes, ResourceTarget, Rule, Target};
@@ -27,6 +28,7 @@ impl Api {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Response, ApiError> {
+        call.negotiate(Endpoint::Review)?;
         call.write_options("CreateOptions")?;
         let mut review = call.decode()?.value;
         super::check::check_identity(resource, &mut review, false)?;

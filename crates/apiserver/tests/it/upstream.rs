@@ -492,3 +492,74 @@ async fn an_applied_document_has_only_fields_that_are_declared() {
     let wanted = "line 8: key \"a\" already set in map";
     assert!(message.ends_with(wanted), "{message}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_wrong_before_and_is_not_touched_may_stay() {
+    let cluster = Cluster::start().await;
+    let definition = |spec: Value| {
+        json!({"metadata": {"name": "shapes.example.com"}, "spec": {"group": "example.com",
+            "scope": "Namespaced", "names": {"plural": "shapes", "kind": "Shape"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema":
+                {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}}]}})
+    };
+    let loose = json!({"type": "object", "properties": {"color": {"type": "string"},
+        "size": {"type": "integer"}, "sides": {"type": "array", "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"], "items": {"type": "object", "properties":
+                {"name": {"type": "string"}, "length": {"type": "integer"}}, "required": ["name"]}}}});
+    let mut strict = loose.clone();
+    strict["required"] = json!(["size"]);
+    strict["properties"]["color"]["enum"] = json!(["red"]);
+    strict["properties"]["sides"]["items"]["properties"]["length"]["minimum"] = json!(1);
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    cluster
+        .post(definitions, definition(loose))
+        .await
+        .expect(201);
+    let all = "/apis/example.com/v1/namespaces/default/shapes";
+    cluster.until(all, |a| a.code == 200).await;
+    let object = json!({"apiVersion": "example.com/v1", "kind": "Shape", "metadata": {"name": "s"},
+        "spec": {"color": "blue", "sides": [{"name": "a", "length": 0}, {"name": "b", "length": 5}]}});
+    cluster.post(all, object).await.expect(201);
+    let body = json!({"spec": {"versions": definition(strict)["spec"]["versions"]}});
+    let path = format!("{definitions}/shapes.example.com");
+    cluster.patch(&path, MERGE, body).await.expect(200);
+
+    let path = format!("{all}/s");
+    let change = async |body: Value| cluster.patch(&path, MERGE, body).await;
+    change(json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["example.com/x"]}}))
+        .await
+        .expect(200);
+    let message = change(json!({"spec": {"color": "green"}}))
+        .await
+        .fails(422, "Invalid");
+    // What was required and missing is so still, in what was changed.
+    assert!(
+        message.contains("spec.color") && message.contains("spec.size"),
+        "{message}"
+    );
+    change(json!({"spec": {"size": 1}})).await.expect(200);
+    let sides = |length: i64| json!({"spec": {"sides": [{"name": "b", "length": length}, {"name": "a", "length": 0}]}});
+    change(sides(6)).await.expect(200);
+    let message = change(sides(0)).await.fails(422, "Invalid");
+    assert!(message.contains("spec.sides[0].length"), "{message}");
+    assert!(!message.contains("spec.sides[1]"), "{message}");
+}
+
+#[tokio::test]
+async fn a_review_is_no_table() {
+    let cluster = Cluster::bare().await;
+    let ask = async |accept: &str| {
+        let body = r#"{"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}"#;
+        let request = http::Request::builder()
+            .method("POST")
+            .uri("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+            .header("content-type", "application/json")
+            .header("accept", accept)
+            .body(axum::body::Body::from(body))
+            .unwrap();
+        cluster.raw(request).await.status().as_u16()
+    };
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    assert_eq!(ask(table).await, 406);
+    assert_eq!(ask(&format!("{table},application/json")).await, 201);
+}

@@ -158,7 +158,7 @@ impl Schemas {
             p.insert(
                 "metadata".to_owned(),
                 json!({
-                    "description": "Standard object metadata.",
+                    "description": "Standard object's metadata.",
                     "allOf": [{"$ref": format!("{PREFIX}{META}.ObjectMeta")}],
                 }),
             );

@@ -3,6 +3,7 @@
 mod kinds;
 mod metadata;
 mod pod;
+mod ratchet;
 mod rbac;
 mod resources;
 mod webhook;
@@ -57,7 +58,12 @@ impl Resource {
 
 fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &mut Errors) {
     if resource.is_custom() {
-        resource.schema.validate(object, "", errors);
+        let mut wrong = Vec::new();
+        resource.schema.validate(object, "", &mut wrong);
+        if let Some(old) = old {
+            ratchet::forgive(&resource.schema, object, old, &mut wrong);
+        }
+        errors.append(&mut wrong);
         return;
     }
     match (&*resource.group, &*resource.plural) {
