@@ -154,7 +154,7 @@ mod tests {
             is(std::slice::from_ref(&first)).as_deref(),
             Some("NodePorts")
         );
-        assert_eq!(is(&[second.clone()]), None, "itself");
+        assert_eq!(is(std::slice::from_ref(&second)), None, "itself");
         let udp = json!({"containerPort": 80, "hostPort": 80, "protocol": "UDP"});
         assert_eq!(is(&[with("c", udp, json!({}))]), None);
         assert_eq!(
