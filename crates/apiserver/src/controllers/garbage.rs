@@ -5,6 +5,7 @@
 //! up in the store at the moment it matters, so that a late event can never make it delete
 //! something that is owned.
 
+use super::queue::LOOK;
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::rest::meta::{self, Owner};
@@ -47,6 +48,8 @@ struct Graph {
     waiting: FxHashMap<Arc<str>, Place>,
     queue: VecDeque<Work>,
     queued: FxHashSet<Work>,
+    /// Objects with an owner of a kind that was not served when it was looked for.
+    unknown: FxHashSet<Place>,
 }
 
 impl Graph {
@@ -62,14 +65,32 @@ impl Graph {
         Some(work)
     }
 
-    fn link(&mut self, entry: &Entry) {
-        let place = (entry.table.clone(), entry.key.clone());
+    fn link(&mut self, entry: &Entry, before: Option<&Entry>) {
+        let place = || (entry.table.clone(), entry.key.clone());
         if waits(entry) {
-            self.waiting.insert(entry.index.uid.clone(), place.clone());
-            self.add(Work::Owner(place.clone()));
+            self.waiting.insert(entry.index.uid.clone(), place());
+            self.add(Work::Owner(place()));
         }
-        if !entry.index.owners.is_empty() {
-            self.add(Work::Dependent(place));
+        // Owners that go say so themselves; most changes are of something else.
+        let same = before.is_some_and(|old| old.index.owners == entry.index.owners);
+        let known = || !self.unknown.contains(&place());
+        if entry.index.owners.is_empty() || same && known() {
+            return;
+        }
+        self.add(Work::Dependent(place()));
+    }
+
+    fn settled(&mut self, work: Work) {
+        if let Work::Dependent(place) = work
+            && !self.unknown.is_empty()
+        {
+            self.unknown.remove(&place);
+        }
+    }
+
+    fn unsettled(&mut self, work: Work) {
+        if let Work::Dependent(place) = work {
+            self.unknown.insert(place);
         }
     }
 
@@ -83,17 +104,19 @@ impl Graph {
 
     fn take(&mut self, api: &Api, report: Report) {
         match report {
-            Report::Seen(entry) => self.link(&entry),
+            Report::Seen(entry) => self.link(&entry, None),
             Report::Changed(event) => {
                 if let Some(old) = &event.old {
                     self.unlink(old);
                 }
                 match event.kind {
-                    EventKind::Put => self.link(&event.new),
+                    EventKind::Put => self.link(&event.new, event.old.as_deref()),
                     EventKind::Delete => {
                         self.unlink(&event.new);
                         let uid = &event.new.index.uid;
                         self.waiting.remove(uid);
+                        self.unknown
+                            .remove(&(event.new.table.clone(), event.new.key.clone()));
                         for (_, left) in dependents_now(api, uid) {
                             self.add(Work::Dependent((left.table.clone(), left.key.clone())));
                         }
@@ -107,7 +130,8 @@ impl Graph {
 /// The object is being deleted and one of our finalizers holds it. Looks at the bytes first: nearly
 /// no object says any of these words.
 fn waits(entry: &Entry) -> bool {
-    held_by(entry, FOREGROUND) || held_by(entry, ORPHAN)
+    contains(&entry.bytes, "\"deletionTimestamp\"")
+        && (held_by(entry, FOREGROUND) || held_by(entry, ORPHAN))
 }
 
 fn held_by(entry: &Entry, finalizer: &str) -> bool {
@@ -154,9 +178,13 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             done = execute(&api, &work) => done,
         };
-        if let Err(error) = done {
-            tracing::debug!(?work, %error, "garbage collection will try again");
-            retries.push_back((tokio::time::Instant::now() + RETRY, work));
+        match done {
+            Ok(Seen::All) => graph.settled(work),
+            Ok(Seen::UnknownOwner) => graph.unsettled(work),
+            Err(error) => {
+                tracing::debug!(?work, %error, "garbage collection will try again");
+                retries.push_back((tokio::time::Instant::now() + RETRY, work));
+            }
         }
         tokio::task::yield_now().await;
     }
@@ -225,17 +253,34 @@ async fn follow(
                 event = watcher.next() => event,
             };
             let Ok(event) = event else { break };
-            if sender.send(Report::Changed(event)).await.is_err() {
-                return;
+            let mut next = Some(event);
+            while let Some(event) = next {
+                if sender.send(Report::Changed(event)).await.is_err() {
+                    return;
+                }
+                // That it lags it says again when it is waited for.
+                next = watcher.try_next().ok().flatten();
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(LOOK) => {}
             }
         }
     }
 }
 
-async fn execute(api: &Api, work: &Work) -> Result<(), ApiError> {
+/// Whether all could be said of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    All,
+    /// The kind of an owner is not served: the next change of the object is a reason to look again.
+    UnknownOwner,
+}
+
+async fn execute(api: &Api, work: &Work) -> Result<Seen, ApiError> {
     match work {
         Work::Dependent(place) => dependent(api, place).await,
-        Work::Owner(place) => owner(api, place).await,
+        Work::Owner(place) => owner(api, place).await.map(|()| Seen::All),
     }
 }
 
@@ -283,7 +328,7 @@ enum Verdict {
     Delete(Option<Propagation>),
 }
 
-fn judge(owners: &[(Owner, State)], has_dependents: bool) -> Verdict {
+fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> Verdict {
     let with = |s: State| owners.iter().filter(move |(_, state)| *state == s);
     if with(State::Unknown).next().is_some() {
         return Verdict::Keep;
@@ -300,7 +345,7 @@ fn judge(owners: &[(Owner, State)], has_dependents: bool) -> Verdict {
         };
     }
     let waiting = with(State::Waiting).next().is_some();
-    if waiting && has_dependents {
+    if waiting && has_dependents() {
         return Verdict::Delete(Some(Propagation::Foreground));
     }
     Verdict::Delete(None)
@@ -312,27 +357,31 @@ fn place_of(api: &Api, place: &Place) -> Option<(Arc<Resource>, Arc<Entry>)> {
     Some((resource, entry))
 }
 
-async fn dependent(api: &Api, place: &Place) -> Result<(), ApiError> {
+async fn dependent(api: &Api, place: &Place) -> Result<Seen, ApiError> {
     let Some((resource, entry)) = place_of(api, place) else {
-        return Ok(());
+        return Ok(Seen::All);
     };
     if entry.index.owners.is_empty() {
-        return Ok(());
+        return Ok(Seen::All);
     }
-    let value = entry.value();
-    if meta::deleting(&value) {
-        return Ok(());
+    let owned = meta::Owned::of(&entry);
+    if owned.deleting {
+        return Ok(Seen::All);
     }
-    let owners: Vec<(Owner, State)> = meta::owners(&value)
+    let owners: Vec<(Owner, State)> = owned
+        .owners
         .into_iter()
         .map(|o| {
             let state = state_of(api, &entry.key.namespace, &o);
             (o, state)
         })
         .collect();
-    let has_dependents = !dependents_now(api, &entry.index.uid).is_empty();
+    let has_dependents = || !dependents_now(api, &entry.index.uid).is_empty();
     let done = match judge(&owners, has_dependents) {
-        Verdict::Keep => return Ok(()),
+        Verdict::Keep if owners.iter().any(|(_, state)| *state == State::Unknown) => {
+            return Ok(Seen::UnknownOwner);
+        }
+        Verdict::Keep => return Ok(Seen::All),
         Verdict::Release(uids) => release(api, &resource, &entry.key, &uids).await,
         Verdict::Delete(propagation) => {
             let options = DeleteOptions {
@@ -347,8 +396,8 @@ async fn dependent(api: &Api, place: &Place) -> Result<(), ApiError> {
         }
     };
     match done {
-        Err(e) if e.code == 404 => Ok(()),
-        other => other,
+        Err(e) if e.code != 404 => Err(e),
+        _ => Ok(Seen::All),
     }
 }
 
@@ -485,20 +534,56 @@ mod tests {
                 .map(|(i, s)| (owner(&i.to_string()), *s))
                 .collect()
         };
-        assert_eq!(judge(&owners(&[Solid]), false), Verdict::Keep);
+        assert_eq!(judge(&owners(&[Solid]), || false), Verdict::Keep);
         assert_eq!(
-            judge(&owners(&[Solid, Absent, Waiting]), false),
+            judge(&owners(&[Solid, Absent, Waiting]), || false),
             Verdict::Release(vec!["1".into(), "2".into()])
         );
         assert_eq!(
-            judge(&owners(&[Absent, Absent]), false),
+            judge(&owners(&[Absent, Absent]), || false),
             Verdict::Delete(None)
         );
-        assert_eq!(judge(&owners(&[Waiting]), false), Verdict::Delete(None));
+        assert_eq!(judge(&owners(&[Waiting]), || false), Verdict::Delete(None));
         assert_eq!(
-            judge(&owners(&[Waiting, Absent]), true),
+            judge(&owners(&[Waiting, Absent]), || true),
             Verdict::Delete(Some(Propagation::Foreground))
         );
-        assert_eq!(judge(&owners(&[Absent, Unknown]), false), Verdict::Keep);
+        assert_eq!(judge(&owners(&[Absent, Unknown]), || false), Verdict::Keep);
+    }
+
+    #[tokio::test]
+    async fn owners_are_looked_for_when_they_change() {
+        let options = crate::store::StoreOptions::memory(koord_app::Clock::system());
+        let store = crate::store::Store::open(options).await.unwrap();
+        let table = TableId::new("", "pods");
+        let entry = async |name: &str, owner: &str| {
+            let index = crate::store::Index {
+                owners: vec![owner.into()],
+                ..Default::default()
+            };
+            let key = Key::new("default", name);
+            let object = serde_json::json!({});
+            let made = store.create(table.clone(), key, object, index).await;
+            made.unwrap()
+        };
+        let (old, same, other) = (
+            entry("old", "a").await,
+            entry("same", "a").await,
+            entry("other", "b").await,
+        );
+        let mut graph = Graph::default();
+        let place = |entry: &Entry| (entry.table.clone(), entry.key.clone());
+        let looks = |graph: &mut Graph, new: &Entry, before: Option<&Entry>| {
+            graph.link(new, before);
+            graph.pop() == Some(Work::Dependent(place(new)))
+        };
+        assert!(looks(&mut graph, &same, None));
+        assert!(!looks(&mut graph, &same, Some(&old)));
+        assert!(looks(&mut graph, &other, Some(&old)));
+        // An owner of a kind that was not there may be there now.
+        graph.unsettled(Work::Dependent(place(&same)));
+        assert!(looks(&mut graph, &same, Some(&old)));
+        graph.settled(Work::Dependent(place(&same)));
+        assert!(!looks(&mut graph, &same, Some(&old)));
     }
 }

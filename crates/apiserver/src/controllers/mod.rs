@@ -90,10 +90,10 @@ const ALL: [Row; 18] = [
     ("node-lifecycle-controller", |s| s.task(nodes::run)),
     ("event-ttl-controller", |s| s.task(events::run)),
     ("replicaset-controller", |s| {
-        s.queue(replicaset::Replicas::Sets)
+        s.queue(replicaset::Replicas::Sets(Default::default()))
     }),
     ("replicationcontroller-controller", |s| {
-        s.queue(replicaset::Replicas::Controllers)
+        s.queue(replicaset::Replicas::Controllers(Default::default()))
     }),
     ("deployment-controller", |s| {
         s.queue(deployment::Deployments)

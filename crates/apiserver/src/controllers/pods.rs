@@ -3,7 +3,7 @@
 use super::recorder::About;
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
-use crate::rest::{Api, DeleteOptions, Input, Propagation, WriteOptions, meta};
+use crate::rest::{Api, DeleteOptions, Input, Object, Propagation, WriteOptions, meta};
 use crate::store::{Entry, Key};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -32,16 +32,29 @@ pub(super) fn available(
     min_ready_seconds: i64,
     now: jiff::Timestamp,
 ) -> Result<(), Option<u64>> {
-    let Some(c) = meta::condition(pod, "Ready").filter(|c| meta::text(c, &["status"]) == "True")
-    else {
+    available_since(ready_since(pod), min_ready_seconds, now)
+}
+
+/// Since when the pod's Ready condition holds, if it does; for ever when it does not say.
+pub(super) fn ready_since(pod: &Value) -> Option<jiff::Timestamp> {
+    let ready = meta::condition(pod, "Ready")?;
+    let since = meta::text(ready, &["lastTransitionTime"]);
+    (meta::text(ready, &["status"]) == "True")
+        .then(|| since.parse().unwrap_or(jiff::Timestamp::UNIX_EPOCH))
+}
+
+/// [`available`] of a pod that is ready since a time.
+pub(super) fn available_since(
+    ready: Option<jiff::Timestamp>,
+    min_ready_seconds: i64,
+    now: jiff::Timestamp,
+) -> Result<(), Option<u64>> {
+    let Some(since) = ready else {
         return Err(None);
     };
     if min_ready_seconds <= 0 {
         return Ok(());
     }
-    let since: jiff::Timestamp = meta::text(c, &["lastTransitionTime"])
-        .parse()
-        .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     let left = min_ready_seconds - now.duration_since(since).as_secs();
     if left <= 0 {
         Ok(())
@@ -93,15 +106,21 @@ pub(super) async fn create(
     namespace: &str,
     object: Value,
 ) -> Result<Value, ApiError> {
+    let done = create_object(api, resource, namespace, object).await?;
+    Ok(done.value(resource))
+}
+
+async fn create_object(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    object: Value,
+) -> Result<Object, ApiError> {
+    let options = WriteOptions::default();
     let done = api
-        .create_object(
-            resource,
-            namespace,
-            Input::from(object),
-            &WriteOptions::default(),
-        )
+        .create_object(resource, namespace, Input::from(object), &options)
         .await?;
-    Ok(done.object.value(resource))
+    Ok(done.object)
 }
 
 /// Deletes exactly this object; that it is gone already is fine.
@@ -126,12 +145,16 @@ pub(super) async fn create_of(
     about: &About<'_>,
     resource: &Arc<Resource>,
     pod: Value,
-) -> Result<Value, ApiError> {
+) -> Result<Arc<Entry>, ApiError> {
     let namespace = meta::namespace(about.object);
-    let done = create(about.api, resource, namespace, pod).await;
+    let done = match create_object(about.api, resource, namespace, pod).await {
+        Ok(Object::Stored(entry)) => Ok(entry),
+        Ok(Object::Computed(_)) => Err(ApiError::internal("the pod was not stored")),
+        Err(e) => Err(e),
+    };
     match &done {
         Ok(pod) => {
-            let message = format!("Created pod: {}", meta::name(pod));
+            let message = format!("Created pod: {}", pod.key.name);
             about.normal("SuccessfulCreate", &message).await;
         }
         Err(e) => {
@@ -190,7 +213,9 @@ pub(super) fn controller_key(entry: &Entry, kind: &str) -> Vec<Key> {
     if entry.index.owners.is_empty() || !says(kind) {
         return Vec::new();
     }
-    meta::owners(&entry.value())
+    let owned = meta::Owned::of(entry);
+    owned
+        .owners
         .into_iter()
         .find(|o| o.controller && o.kind == kind)
         .map(|o| vec![Key::new(entry.key.namespace.clone(), o.name)])

@@ -17,6 +17,9 @@ use tokio_util::sync::CancellationToken;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause after failures.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Shortest time between two looks at what changed: of a thousand changes in a row all are seen in a
+/// few looks, and a single one at once.
+pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Longest time a key can ask to be left alone: what objects say can be more than a clock can count.
 const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
@@ -152,13 +155,22 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
             .start(&api)
             .into_iter()
             .for_each(|k| queue.add(k));
+        let mut look = Instant::now();
         loop {
-            if !take_changes(&api, &sources, &mut watchers, &mut queue) {
-                // Fell behind the history: look at everything again.
-                continue 'list;
+            let now = Instant::now();
+            if now >= look {
+                look = now + LOOK;
+                if !take_changes(&api, &sources, &mut watchers, &mut queue) {
+                    // Fell behind the history: look at everything again.
+                    continue 'list;
+                }
             }
             let due = queue.due();
             let Some(key) = queue.pop() else {
+                tokio::select! {
+                    () = shutdown.cancelled() => return,
+                    () = tokio::time::sleep_until(look) => {}
+                }
                 if !wait(&api, &sources, &mut watchers, &mut queue, due, &shutdown).await {
                     continue 'list;
                 }

@@ -11,6 +11,9 @@ use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,17 +24,70 @@ const BURST: usize = 500;
 /// Keeps the pods of one of the two kinds.
 pub(super) enum Replicas {
     /// ReplicaSets.
-    Sets,
+    Sets(Known),
     /// ReplicationControllers, what came before them: the same with a plain map for a selector.
-    Controllers,
+    Controllers(Known),
+}
+
+/// What was read of the pods of each set, by pod: most of thousands are as they were.
+#[derive(Default)]
+pub(super) struct Known(Mutex<FxHashMap<Key, FxHashMap<Key, Replica>>>);
+
+impl Known {
+    /// The pods that `uid`, the set `key`, controls and that count, oldest knowledge reused.
+    fn replicas(&self, api: &Api, pods: &Resource, key: &Key, uid: &str) -> Vec<Replica> {
+        let mut known = self.0.lock().remove(key).unwrap_or_default();
+        let entries = api.store().owned(&pods.table, uid);
+        let of_namespace = entries
+            .into_iter()
+            .filter(|entry| entry.key.namespace == key.namespace);
+        let all: FxHashMap<Key, Replica> = of_namespace
+            .map(|entry| match known.remove(&entry.key) {
+                Some(same) if same.entry.revision == entry.revision => (entry.key.clone(), same),
+                _ => (entry.key.clone(), Replica::of(entry, uid)),
+            })
+            .collect();
+        let counted = all.values().filter(|pod| pod.active).cloned().collect();
+        self.0.lock().insert(key.clone(), all);
+        counted
+    }
+}
+
+/// What matters of a pod.
+#[derive(Debug, Clone)]
+struct Replica {
+    entry: Arc<Entry>,
+    /// The set controls it, and it has neither ended nor is being deleted.
+    active: bool,
+    /// Since when it is ready.
+    ready: Option<Timestamp>,
+}
+
+impl Replica {
+    fn of(entry: Arc<Entry>, controller: &str) -> Self {
+        let pod = entry.value();
+        let mine = meta::owners(&pod)
+            .iter()
+            .any(|o| o.controller && o.uid == controller);
+        Self {
+            active: mine && pods::active(&pod),
+            ready: pods::ready_since(&pod),
+            entry,
+        }
+    }
 }
 
 impl Replicas {
     fn resource(&self, api: &Api) -> Result<Arc<Resource>, ApiError> {
         match self {
-            Self::Sets => api.builtin("apps", "v1", "replicasets"),
-            Self::Controllers => api.builtin("", "v1", "replicationcontrollers"),
+            Self::Sets(_) => api.builtin("apps", "v1", "replicasets"),
+            Self::Controllers(_) => api.builtin("", "v1", "replicationcontrollers"),
         }
+    }
+
+    fn known(&self) -> &Known {
+        let (Self::Sets(known) | Self::Controllers(known)) = self;
+        known
     }
 }
 
@@ -45,22 +101,22 @@ fn owners_of(api: &Api, pod: &Entry, group: &str, plural: &str, kind: &str) -> V
 impl Reconcile for Replicas {
     fn name(&self) -> &'static str {
         match self {
-            Self::Sets => "replicaset-controller",
-            Self::Controllers => "replicationcontroller-controller",
+            Self::Sets(_) => "replicaset-controller",
+            Self::Controllers(_) => "replicationcontroller-controller",
         }
     }
 
     fn sources(&self) -> Vec<Source> {
         let table = TableId::new("", "pods");
         match self {
-            Self::Sets => vec![
+            Self::Sets(_) => vec![
                 Source::own("apps", "replicasets"),
                 Source {
                     table,
                     keys: |api, pod| owners_of(api, pod, "apps", "replicasets", "ReplicaSet"),
                 },
             ],
-            Self::Controllers => vec![
+            Self::Controllers(_) => vec![
                 Source::own("", "replicationcontrollers"),
                 Source {
                     table,
@@ -82,6 +138,7 @@ impl Reconcile for Replicas {
             let resource = self.resource(api)?;
             let pods_resource = api.builtin("", "v1", "pods")?;
             let Some(entry) = api.store().get(&resource.table, key) else {
+                self.known().0.lock().remove(key);
                 return Ok(None);
             };
             let set = entry.value();
@@ -91,13 +148,12 @@ impl Reconcile for Replicas {
                 resource: &resource,
                 object: &set,
                 component: match self {
-                    Self::Sets => "replicaset-controller",
-                    Self::Controllers => "replication-controller",
+                    Self::Sets(_) => "replicaset-controller",
+                    Self::Controllers(_) => "replication-controller",
                 },
             };
             adoption::claim(api, &resource, &set, &pods_resource, &|_| true).await?;
-            let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
-            owned.retain(|(_, pod)| pods::active(pod));
+            let mut owned = self.known().replicas(api, &pods_resource, key, &uid);
             let wanted = meta::at(&set, &["spec", "replicas"])
                 .and_then(Value::as_u64)
                 .unwrap_or(1);
@@ -105,10 +161,10 @@ impl Reconcile for Replicas {
             let mut failure = None;
             if !meta::deleting(&set) {
                 if owned.len() > wanted {
-                    owned.sort_by_cached_key(|(_, pod)| pods::deletion_order(pod));
+                    owned.sort_by_cached_key(|pod| pods::deletion_order(&pod.entry.value()));
                     let surplus = (owned.len() - wanted).min(BURST);
-                    for (entry, _) in owned.drain(..surplus) {
-                        pods::delete_of(&about, &pods_resource, &entry).await?;
+                    for pod in owned.drain(..surplus) {
+                        pods::delete_of(&about, &pods_resource, &pod.entry).await?;
                     }
                 }
                 let template = meta::at(&set, &["spec", "template"])
@@ -118,7 +174,11 @@ impl Reconcile for Replicas {
                 for _ in 0..missing {
                     let pod = pods::from_template(&template, &resource, &set);
                     match pods::create_of(&about, &pods_resource, pod).await {
-                        Ok(pod) => owned.push((entry.clone(), pod)),
+                        Ok(entry) => owned.push(Replica {
+                            entry,
+                            active: true,
+                            ready: None,
+                        }),
                         Err(e) => {
                             failure = Some(e);
                             break;
@@ -130,7 +190,7 @@ impl Reconcile for Replicas {
             let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
                 .and_then(Value::as_i64)
                 .unwrap_or(0);
-            let status = Counts::of(&set, owned.iter().map(|(_, pod)| pod), min_ready, now);
+            let status = Counts::of(&set, &owned, min_ready, now);
             let generation = meta::at(&set, &["metadata", "generation"]).cloned();
             let message = failure.as_ref().map(ToString::to_string);
             pods::write_status(api, &resource, key, &uid, |s| {
@@ -173,12 +233,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of<'a>(
-        set: &Value,
-        pods: impl Iterator<Item = &'a Value>,
-        min_ready: i64,
-        now: jiff::Timestamp,
-    ) -> Self {
+    fn of(set: &Value, pods: &[Replica], min_ready: i64, now: Timestamp) -> Self {
         let labels = meta::at(set, &["spec", "template", "metadata", "labels"]);
         let template = LabelSelector::from_map(labels.unwrap_or(&Value::Null));
         let mut out = Self {
@@ -190,9 +245,9 @@ impl Counts {
         };
         for pod in pods {
             out.replicas += 1;
-            out.labeled += u64::from(template.matches_object(pod));
-            out.ready += u64::from(pods::ready(pod));
-            match pods::available(pod, min_ready, now) {
+            out.labeled += u64::from(template.matches(&pod.entry.index));
+            out.ready += u64::from(pod.ready.is_some());
+            match pods::available_since(pod.ready, min_ready, now) {
                 Ok(()) => out.available += 1,
                 Err(Some(left)) => out.again = Some(out.again.map_or(left, |a| a.min(left))),
                 Err(None) => {}

@@ -58,8 +58,8 @@ pub use guard::Authorization;
 pub use logs::{LogOptions, LogStream, PodLogs};
 pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
-pub(crate) use write::Input;
 pub use write::{FieldValidation, WriteOptions};
+pub(crate) use write::{Input, Object};
 
 /// What the REST layer works on.
 pub struct ApiOptions {
