@@ -6,6 +6,7 @@ mod levers;
 mod scheduler;
 mod service;
 mod simulated;
+mod whole;
 
 use crate::{cluster, console};
 use anyhow::{Context, Result};
@@ -31,6 +32,8 @@ pub enum Command {
     Apiserver(ApiserverArgs),
     /// How many pods the scheduler places per second, and what that costs.
     Scheduler(scheduler::Args),
+    /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
+    Up(whole::Args),
 }
 
 /// The size of `koord bench apiserver`.
@@ -66,6 +69,13 @@ struct ApiserverReport {
     server: koord_apiserver::bench::BenchReport,
     #[serde(flatten)]
     simulated: simulated::Report,
+    /// Seconds until 5,000 replicas of a Deployment are bound to the 1,000 nodes of a `koord up`.
+    #[serde(rename = "up1000x5000Sec")]
+    up_bound: f64,
+    /// Memory of its process then, MiB.
+    #[serde(rename = "up1000x5000RssMiB")]
+    up_rss: f64,
+    up: whole::Report,
 }
 
 /// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
@@ -117,6 +127,10 @@ pub fn main(command: Command) -> Result<()> {
             console::say(levers::text(&report).trim_end());
             store(&report, args.json.as_deref())
         }
+        Command::Up(args) => {
+            let report = cluster::runtime()?.block_on(whole::run(&args))?;
+            publish(&report, args.json.as_deref())
+        }
         Command::Apiserver(args) => {
             let directory = tempfile::tempdir().context("temporary directory")?;
             let options = koord_apiserver::bench::BenchOptions {
@@ -132,7 +146,14 @@ pub fn main(command: Command) -> Result<()> {
             let runtime = cluster::runtime()?;
             let server = runtime.block_on(koord_apiserver::bench::run(&options, clock))?;
             let simulated = runtime.block_on(simulated::run())?;
-            let report = ApiserverReport { server, simulated };
+            let up = runtime.block_on(whole::run(&whole::Args::default()))?;
+            let report = ApiserverReport {
+                server,
+                simulated,
+                up_bound: up.bound_sec,
+                up_rss: up.rss_bound_mib,
+                up,
+            };
             publish(&report, args.json.as_deref())
         }
     }

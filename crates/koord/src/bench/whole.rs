@@ -1,0 +1,253 @@
+//! How long `koord up` takes to place a large Deployment, and what it takes of the machine: the
+//! command itself, as a process of its own, asked over HTTPS as kubectl does.
+
+use super::koordlet::meter::Counters;
+use crate::running::Running;
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::apps::v1::Deployment;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long any of it has.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the cluster is left alone once its nodes are ready, and again before the last figure.
+const SETTLE: Duration = Duration::from_secs(5);
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+/// The size of `koord bench up`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Simulated nodes.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub nodes: u32,
+    /// Replicas of the Deployment.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub replicas: u32,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            nodes: 1000,
+            replicas: 5000,
+            json: None,
+        }
+    }
+}
+
+/// What was measured. Seconds are from the moment the Deployment is sent.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// Simulated nodes.
+    nodes: u32,
+    /// Replicas of the Deployment.
+    replicas: u32,
+    /// From the start of the command until all nodes are Ready.
+    nodes_ready_sec: f64,
+    /// CPU of the process while nothing is asked of it, milli-cores.
+    idle_millicores: f64,
+    /// Memory of the process before, MiB.
+    #[serde(rename = "rssBeforeMiB")]
+    rss_before_mib: f64,
+    /// Until all pods exist.
+    created_sec: f64,
+    /// Until all pods have a node.
+    pub(super) bound_sec: f64,
+    /// Until all pods on simulated nodes run.
+    running_sec: f64,
+    /// CPU seconds of the process until then.
+    cpu_sec: f64,
+    /// Memory of the process when all pods have a node, MiB.
+    #[serde(rename = "rssBoundMiB")]
+    pub(super) rss_bound_mib: f64,
+    /// Memory of the process some seconds after all pods run, MiB.
+    #[serde(rename = "rssAfterMiB")]
+    rss_after_mib: f64,
+    /// The most it ever was, MiB.
+    #[serde(rename = "rssPeakMiB")]
+    rss_peak_mib: f64,
+}
+
+/// `koord up`; told to stop when dropped, and waited for.
+struct Up(Child);
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        // It takes its control groups with it when it is asked, and not when it is killed.
+        if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
+            let _ = self.0.kill();
+        }
+        let _ = self.0.wait();
+    }
+}
+
+impl Up {
+    fn start(dir: &Path, nodes: u32) -> Result<Self> {
+        let program = std::env::current_exe().context("this program's path")?;
+        let child = Command::new(program)
+            .args(["up", "--memory", "--quiet", "--port", "0", "--nodes"])
+            .arg(nodes.to_string())
+            .arg("--data-dir")
+            .arg(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start koord up")?;
+        Ok(Self(child))
+    }
+
+    /// Waits until it is up; who asks it, and the name of the node that is this machine.
+    async fn client(&mut self, dir: &Path) -> Result<(Client, String)> {
+        let began = Instant::now();
+        let running = loop {
+            if let Some(status) = self.0.try_wait().context("koord up")? {
+                bail!("koord up ended with {status}");
+            }
+            if let Some(running) = Running::read(dir)? {
+                break running;
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("koord up is not up after {PATIENCE:?}");
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        let options = koord_kube::client::ClientOptions::default();
+        let client = koord_kube::client::from_kubeconfig(Some(&running.kubeconfig), &options)
+            .await
+            .context("client of koord up")?;
+        Ok((client, running.node))
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        Counters::of(self.0.id())
+    }
+}
+
+/// Measures once.
+///
+/// # Errors
+/// When the cluster does not come up or the pods do not get there in two minutes.
+pub(super) async fn run(args: &Args) -> Result<Report> {
+    let dir = tempfile::tempdir().context("temporary directory")?;
+    let began = Instant::now();
+    let mut up = Up::start(dir.path(), args.nodes)?;
+    let (client, this) = up.client(dir.path()).await?;
+    until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
+    let nodes_ready_sec = began.elapsed().as_secs_f64();
+    let ready = up.counters()?;
+    tokio::time::sleep(SETTLE).await;
+    let before = up.counters()?;
+
+    let began = Instant::now();
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), "default");
+    let deployment = serde_json::from_value(deployment(args.replicas)).context("Deployment")?;
+    deployments
+        .create(&PostParams::default(), &deployment)
+        .await
+        .context("create the Deployment")?;
+    until("all pods exist", || there(&client, args.replicas)).await?;
+    let created_sec = began.elapsed().as_secs_f64();
+    let waiting = "spec.nodeName%3D";
+    until("all pods have a node", || nowhere(&client, waiting)).await?;
+    let bound_sec = began.elapsed().as_secs_f64();
+    let bound = up.counters()?;
+    // Those few that came to this machine have no such program.
+    let starting = format!("status.phase%21%3DRunning,spec.nodeName%21%3D{this}");
+    until("all pods run", || nowhere(&client, &starting)).await?;
+    let running_sec = began.elapsed().as_secs_f64();
+    let running = up.counters()?.since(&before);
+    tokio::time::sleep(SETTLE).await;
+    let after = up.counters()?;
+    Ok(Report {
+        nodes: args.nodes,
+        replicas: args.replicas,
+        nodes_ready_sec,
+        idle_millicores: before.since(&ready).cpu_millicores,
+        rss_before_mib: before.rss_mib(),
+        created_sec,
+        bound_sec,
+        running_sec,
+        cpu_sec: running.cpu_millicores * running.seconds / 1000.0,
+        rss_bound_mib: bound.rss_mib(),
+        rss_after_mib: after.rss_mib(),
+        rss_peak_mib: after.peak_rss_mib(),
+    })
+}
+
+/// What `kubectl create deployment web --image=nginx --replicas=N` sends.
+fn deployment(replicas: u32) -> Value {
+    let labels = json!({"app": "web"});
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "web", "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "nginx", "image": "nginx", "resources": {}}]},
+            },
+        },
+    })
+}
+
+async fn until<F>(what: &str, done: impl Fn() -> F) -> Result<()>
+where
+    F: Future<Output = Result<bool>>,
+{
+    let began = Instant::now();
+    while !done().await? {
+        if began.elapsed() > PATIENCE {
+            bail!("waited {PATIENCE:?} in vain until {what}");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn get(client: &Client, path: &str) -> Result<Value> {
+    let request = http::Request::get(path).body(Vec::new())?;
+    client
+        .request(request)
+        .await
+        .with_context(|| format!("GET {path}"))
+}
+
+/// Asked rarely: a list of large objects costs the server something.
+async fn nodes_ready(client: &Client, wanted: u32) -> Result<bool> {
+    let list = get(client, "/api/v1/nodes").await?;
+    let ready = |node: &&Value| {
+        let conditions = node["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.any(|found| found["type"] == "Ready" && found["status"] == "True")
+    };
+    let nodes = list["items"].as_array().into_iter().flatten();
+    // And this machine.
+    Ok(nodes.filter(ready).count() > wanted as usize)
+}
+
+/// So many pods exist. One of them is read, and how many remain.
+async fn there(client: &Client, wanted: u32) -> Result<bool> {
+    let list = get(client, &format!("{PODS}?limit=1")).await?;
+    let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
+    let first = list["items"].as_array().map_or(0, Vec::len) as u64;
+    Ok(first + rest >= u64::from(wanted))
+}
+
+/// No pod is selected.
+async fn nowhere(client: &Client, selector: &str) -> Result<bool> {
+    let list = get(client, &format!("{PODS}?limit=1&fieldSelector={selector}")).await?;
+    Ok(list["items"].as_array().is_some_and(Vec::is_empty))
+}
