@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::store::disk::{Disk, LogFile, Os};
+use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 
 /// The operating system's files, with a disk that can be full, or fail to sync.
 #[derive(Debug, Default)]
@@ -12,6 +14,10 @@ struct Switches {
     room: AtomicU64,
     sync_fails: AtomicBool,
     truncate_fails: AtomicBool,
+    /// The next sync takes until the other end of this is dropped.
+    slow: Mutex<Option<mpsc::Receiver<()>>>,
+    /// A slow sync is under way.
+    syncing: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -42,6 +48,12 @@ impl LogFile for FaultyFile {
     fn sync(&mut self) -> io::Result<()> {
         if self.1.sync_fails.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(5));
+        }
+        let slow = self.1.slow.lock().take();
+        if let Some(released) = slow {
+            self.1.syncing.store(true, Ordering::Release);
+            // An error is what is waited for.
+            let _ = released.recv();
         }
         self.0.sync()
     }
@@ -160,6 +172,55 @@ async fn a_failed_sync_refuses_the_write() {
         .await
         .unwrap();
     assert_eq!(contents(&store), before);
+    store.close().await;
+}
+
+/// While the disk takes its time nobody is told that a write is there, neither who wrote nor who reads.
+#[tokio::test]
+async fn a_slow_sync_acknowledges_nothing_before_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, switches) = faulty(dir.path());
+    let store = Store::open(options).await.unwrap();
+    create(&store, "a", 1).await;
+    let before = store.revision();
+    let mut watcher = store.watch(pods(), before).unwrap();
+    let (release, released) = mpsc::channel::<()>();
+    *switches.slow.lock() = Some(released);
+    let write = |name: &'static str| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let made = store.create(pods(), key(name), object(name, 2), index(name));
+            made.await.map(|entry| entry.revision)
+        })
+    };
+    let first = write("b");
+    while !switches.syncing.load(Ordering::Acquire) {
+        tokio::task::yield_now().await;
+    }
+    // In the queue behind it.
+    let later = [write("c"), write("d")];
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!first.is_finished() && later.iter().all(|write| !write.is_finished()));
+    assert_eq!(
+        store.get(&pods(), &key("b")).map(|entry| entry.revision),
+        None
+    );
+    assert_eq!(
+        watcher.try_next().unwrap().map(|event| event.revision),
+        None
+    );
+    assert_eq!(store.revision(), before);
+    drop(release);
+    let mut revisions = vec![first.await.unwrap().unwrap()];
+    for write in later {
+        revisions.push(write.await.unwrap().unwrap());
+    }
+    for expected in revisions {
+        assert_eq!(watcher.next().await.unwrap().revision, expected);
+    }
+    assert_eq!(contents(&store).len(), 4);
     store.close().await;
 }
 
