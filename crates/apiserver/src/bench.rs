@@ -9,6 +9,7 @@ mod authorization;
 mod client;
 mod load;
 mod objects;
+mod webhook;
 
 use crate::authz::bootstrap::GROUP;
 use crate::kinds::status::ApiError;
@@ -109,6 +110,8 @@ pub struct KeyFigures {
     pub rss_empty_mib: f64,
     /// What authorization adds to the CPU time of a read over HTTP, percent.
     pub authorization_percent_of_get: f64,
+    /// What a mutating webhook in this process adds to a create, microseconds.
+    pub in_process_webhook_us: f64,
 }
 
 /// What authorization costs: reads of one object over HTTP by the same user from a server where
@@ -262,6 +265,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
     server.close().await;
     drop(server);
     let authorization = authorization::measure(options, &clock).await?;
+    let in_process_webhook_us = webhook::measure(options, &clock).await?;
 
     let mut modes = vec![measure_mode("memory", Storage::Memory, options, &clock).await?];
     if let Some(dir) = &options.data_dir {
@@ -279,6 +283,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
         watch_p99_ms: modes[0].watch.p99_ms,
         rss_empty_mib: memory.rss_empty_mib,
         authorization_percent_of_get: authorization.percent(),
+        in_process_webhook_us,
     };
     Ok(BenchReport {
         cpus,

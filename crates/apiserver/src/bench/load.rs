@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
+const DRY: &str = "/api/v1/namespaces/default/pods?dryRun=All";
 const NODES: &str = "/api/v1/nodes";
 /// Where a number goes into a template; as long as any number, so that sizes are equal.
 const NUMBER: &str = "%%%%%%%%";
@@ -226,6 +227,20 @@ pub(super) async fn in_process(
     measured(writers, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
         async move { post(&service, PODS, body).await }
+    })
+    .await
+}
+
+/// Creates per second of one task in process of which nothing is stored.
+pub(super) async fn dry_creates(
+    service: Router,
+    owner: &Owner,
+    measure: Duration,
+) -> Result<Measured, BenchError> {
+    let template = Template::pod("dry", "", owner);
+    measured(1, measure, move |_, number| {
+        let (service, body) = (service.clone(), template.render(number, 0));
+        async move { post(&service, DRY, body).await }
     })
     .await
 }
