@@ -11,7 +11,7 @@ use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_app::{Clock, Context};
 use koord_kube::events::{self, Recorder, Severity};
 use koord_kube::queue::WorkQueue;
-use koord_kube::{Change, Informer, ObjectKey, Scope, Store, patch};
+use koord_kube::{Change, Informer, Mirrored, ObjectKey, Scope, Store, patch};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -44,7 +44,37 @@ pub(crate) struct World {
 /// Pods by the node they are bound to.
 #[derive(Debug, Default)]
 pub(crate) struct PodIndex {
-    by_node: RwLock<HashMap<String, HashMap<ObjectKey, PodFacts>>>,
+    by_node: RwLock<HashMap<String, HashMap<ObjectKey, Arc<SeenPod>>>>,
+}
+
+/// What is kept of a pod: its object is several kilobytes even when most of it is empty.
+#[derive(Debug)]
+struct SeenPod {
+    uid: Option<String>,
+    resource_version: Option<String>,
+    facts: PodFacts,
+}
+
+impl SeenPod {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            uid: pod.metadata.uid.clone(),
+            resource_version: pod.metadata.resource_version.clone(),
+            facts: PodFacts::of(pod),
+        }
+    }
+}
+
+impl Mirrored for SeenPod {
+    fn key(&self) -> ObjectKey {
+        self.facts.key.clone()
+    }
+    fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
 }
 
 impl PodIndex {
@@ -53,72 +83,36 @@ impl PodIndex {
         let pods = self.by_node.read();
         pods.get(node)
             .into_iter()
-            .flat_map(|pods| pods.values().cloned())
+            .flat_map(|pods| pods.values().map(|pod| pod.facts.clone()))
             .collect()
     }
 
-    fn change(&self, change: Change<Pod>) {
+    fn change(&self, change: Change<SeenPod>) {
         match change {
             Change::Applied { old, new } => {
-                let new = PodFacts::of(&new);
-                let old = old
-                    .map(|old| PodFacts::of(&old))
-                    .filter(|old| old.node != new.node);
-                if let Some(old) = old {
-                    self.remove(&old.node, &old.key);
+                let node = &new.facts.node;
+                if let Some(old) = old.filter(|old| old.facts.node != *node) {
+                    self.remove(&old.facts);
                 }
-                if !new.node.is_empty() {
+                if !node.is_empty() {
                     let mut pods = self.by_node.write();
-                    pods.entry(new.node.clone())
-                        .or_default()
-                        .insert(new.key.clone(), new);
+                    let key = new.facts.key.clone();
+                    pods.entry(node.clone()).or_default().insert(key, new);
                 }
             }
-            Change::Deleted(pod) => {
-                let pod = PodFacts::of(&pod);
-                self.remove(&pod.node, &pod.key);
-            }
+            Change::Deleted(pod) => self.remove(&pod.facts),
             Change::Synced => {}
         }
     }
 
-    fn remove(&self, node: &str, key: &ObjectKey) {
+    fn remove(&self, pod: &PodFacts) {
         let mut all = self.by_node.write();
-        if let Some(pods) = all.get_mut(node) {
-            pods.remove(key);
+        if let Some(pods) = all.get_mut(&pod.node) {
+            pods.remove(&pod.key);
             if pods.is_empty() {
-                all.remove(node);
+                all.remove(&pod.node);
             }
         }
-    }
-}
-
-/// Removes from a pod what no controller reads.
-fn trim(pod: &mut Pod) {
-    let annotation = koord_api::annotations::RESOURCE_STATUS;
-    if let Some(annotations) = &mut pod.metadata.annotations {
-        annotations.retain(|key, _| key == annotation);
-    }
-    pod.metadata.owner_references = None;
-    if let Some(spec) = &mut pod.spec {
-        spec.volumes = None;
-        spec.affinity = None;
-        spec.tolerations = None;
-        let init = spec.init_containers.iter_mut().flatten();
-        for container in spec.containers.iter_mut().chain(init) {
-            *container = k8s_openapi::api::core::v1::Container {
-                resources: container.resources.take(),
-                restart_policy: container.restart_policy.take(),
-                ..Default::default()
-            };
-        }
-    }
-    if let Some(status) = &mut pod.status {
-        *status = k8s_openapi::api::core::v1::PodStatus {
-            phase: status.phase.take(),
-            qos_class: status.qos_class.take(),
-            ..Default::default()
-        };
     }
 }
 
@@ -159,7 +153,8 @@ pub(crate) async fn run(
     let mut node_metrics =
         Informer::<NodeMetric>::start(client.clone(), everything(), stop.clone());
     let mut node_slos = Informer::<NodeSLO>::start(client.clone(), everything(), stop.clone());
-    let mut pods = Informer::<Pod>::start_trimmed(client.clone(), everything(), trim, stop.clone());
+    let of = |pod: Pod| SeenPod::of(&pod);
+    let mut pods = Informer::start_kept(client.clone(), everything(), of, stop.clone());
     let only = Scope {
         fields: Some(format!("metadata.name={}", options.config_name)),
         ..Scope::default()

@@ -433,6 +433,17 @@ fn trim_pod(pod: &mut Pod) {
             ..Container::default()
         };
     }
+    // Lists are read with room for four large items, and mostly have one.
+    spec.containers.shrink_to_fit();
+    if let Some(status) = &mut pod.status {
+        for list in [
+            &mut status.container_statuses,
+            &mut status.init_container_statuses,
+        ] {
+            list.iter_mut().for_each(Vec::shrink_to_fit);
+        }
+        status.conditions.iter_mut().for_each(Vec::shrink_to_fit);
+    }
 }
 
 fn trim_node(node: &mut Node) {
