@@ -146,6 +146,7 @@ const ROWS: &[Row] = &[
     row(AUTHZ, "SelfSubjectRulesReview", "selfsubjectrulesreviews", "authorization/v1.SelfSubjectRulesReview").virt(),
     row(AUTHZ, "SubjectAccessReview", "subjectaccessreviews", "authorization/v1.SubjectAccessReview").virt(),
     row("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", "autoscaling/v2.HorizontalPodAutoscaler").version("v2").ns().status().all().short(&["hpa"]),
+    row("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", "autoscaling/v1.HorizontalPodAutoscaler").ns().status().all().short(&["hpa"]),
     row("apps", "ControllerRevision", "controllerrevisions", "apps/v1.ControllerRevision").ns(),
     row("apps", "DaemonSet", "daemonsets", "apps/v1.DaemonSet").ns().status().generation().all().short(&["ds"]),
     row("apps", "Deployment", "deployments", "apps/v1.Deployment").ns().status().scale().generation().all().short(&["deploy"]),
@@ -252,12 +253,11 @@ fn build(row: &Row) -> Resource {
         ADMISSION | APIEXTENSIONS => vec!["api-extensions".into()],
         _ => Vec::new(),
     };
-    // Both event APIs show the same objects, stored in the core form.
-    let is_new_event = row.group == EVENTS;
-    let storage = if is_new_event {
-        GroupVersionKind::new("", "v1", "Event")
-    } else {
-        GroupVersionKind::new(row.group, row.version, row.kind)
+    // Both event APIs show the same objects, stored in the core form; autoscalers have two versions.
+    let storage = match (row.group, row.version) {
+        (EVENTS, _) => GroupVersionKind::new("", "v1", "Event"),
+        ("autoscaling", _) => GroupVersionKind::new(row.group, "v2", row.kind),
+        (group, version) => GroupVersionKind::new(group, version, row.kind),
     };
     Resource {
         group: row.group.into(),
@@ -271,7 +271,7 @@ fn build(row: &Row) -> Resource {
         namespaced: row.namespaced,
         verbs,
         subresources,
-        storage_version: !is_new_event,
+        storage_version: *storage.group == *row.group && *storage.version == *row.version,
         table: TableId::new(&storage.group, row.plural),
         storage,
         stored: row.stored,

@@ -29,8 +29,47 @@ const SUPPORTED: &[&str] = &[
 pub(super) struct Decoded {
     /// The object; `Null` for an empty body.
     pub(super) value: Value,
+    pub(super) problems: Problems,
+}
+
+/// What strict decoding complains about in a body.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Problems {
     /// `duplicate field "..."`, one per key that occurred twice.
-    pub(super) duplicates: Vec<String>,
+    duplicates: Vec<String>,
+    /// The paths of the fields as they come in a body of JSON that has duplicates.
+    order: Option<Vec<String>>,
+}
+
+/// Fields whose order is remembered.
+const ORDERED: usize = 10_000;
+
+impl Problems {
+    /// These and those of unknown fields, in the order of the body if `ordered`.
+    pub(super) fn with(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
+        let mut all = self.duplicates;
+        let known = all.len();
+        all.extend(unknown);
+        let Some(order) = self.order.filter(|_| ordered) else {
+            return all;
+        };
+        let mut placed: Vec<(usize, String)> = all
+            .into_iter()
+            .enumerate()
+            .map(|(i, said)| {
+                let path = said.split_once('"').map_or("", |(_, path)| path);
+                let path = path.strip_suffix('"').unwrap_or(path);
+                let at = if i < known {
+                    order.iter().rposition(|p| p == path)
+                } else {
+                    order.iter().position(|p| p == path)
+                };
+                (at.unwrap_or(usize::MAX), said)
+            })
+            .collect();
+        placed.sort_by_key(|(at, _)| *at);
+        placed.into_iter().map(|(_, said)| said).collect()
+    }
 }
 
 /// The media type of the body without parameters, lower case.
@@ -72,7 +111,7 @@ pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiEr
             let value = proto::decode(bytes)?;
             Ok(Decoded {
                 value,
-                duplicates: Vec::new(),
+                problems: Problems::default(),
             })
         }
         _ => Err(ApiError::unsupported_media_type(SUPPORTED)),
@@ -81,16 +120,25 @@ pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiEr
 
 /// Parses JSON. Later duplicates of a key win, and are reported.
 pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
-    let mut duplicates = Vec::new();
-    let mut path = Vec::new();
-    let mut de = serde_json::Deserializer::from_slice(bytes);
-    let seed = Seed {
-        path: &mut path,
-        duplicates: &mut duplicates,
+    let read = |problems: &mut Problems| {
+        let mut de = serde_json::Deserializer::from_slice(bytes);
+        let path = &mut Vec::new();
+        let value = Seed { path, problems }.deserialize(&mut de);
+        value.and_then(|v| de.end().map(|()| v))
     };
-    let value = seed.deserialize(&mut de).and_then(|v| de.end().map(|()| v));
-    match value {
-        Ok(value) => Ok(Decoded { value, duplicates }),
+    let mut problems = Problems::default();
+    match read(&mut problems) {
+        Ok(value) => {
+            if !problems.duplicates.is_empty() {
+                problems = Problems {
+                    order: Some(Vec::new()),
+                    ..Problems::default()
+                };
+                // What was read once can be read again.
+                drop(read(&mut problems));
+            }
+            Ok(Decoded { value, problems })
+        }
         Err(e) => Err(ApiError::bad_request(format!(
             "the object provided is unrecognized (must be of type Object): couldn't get \
              version/kind; json parse error: {e} ({})",
@@ -108,12 +156,13 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
     {
         return Ok(done);
     }
-    let mut duplicates = Vec::new();
-    match yaml_value(text, DuplicateKeyPolicy::LastWins, &mut duplicates) {
+    let mut problems = Problems::default();
+    match yaml_value(text, DuplicateKeyPolicy::LastWins, &mut problems) {
         Ok(value) => {
             // Who wrote the text looks for the line of the first.
-            if let Some(first) = duplicates.first_mut()
-                && let Err(e) = yaml_value(text, DuplicateKeyPolicy::Error, &mut Vec::new())
+            if let Some(first) = problems.duplicates.first_mut()
+                && let Err(e) =
+                    yaml_value(text, DuplicateKeyPolicy::Error, &mut Problems::default())
                 && let serde_saphyr::Error::DuplicateMappingKey {
                     key: Some(key),
                     location,
@@ -121,7 +170,7 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
             {
                 *first = format!("line {}: key {key:?} already set in map", location.line());
             }
-            Ok(Decoded { value, duplicates })
+            Ok(Decoded { value, problems })
         }
         Err(e) => Err(ApiError::bad_request(format!("error parsing YAML: {e}"))),
     }
@@ -130,13 +179,13 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
 fn yaml_value(
     text: &str,
     duplicate_keys: DuplicateKeyPolicy,
-    duplicates: &mut Vec<String>,
+    problems: &mut Problems,
 ) -> Result<Value, serde_saphyr::Error> {
     let mut path = Vec::new();
     let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
     serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
         let path = &mut path;
-        Seed { path, duplicates }.deserialize(de)
+        Seed { path, problems }.deserialize(de)
     })
 }
 
@@ -180,7 +229,7 @@ fn show(path: &[Step], key: &str) -> String {
 /// Builds a [`Value`] and remembers duplicate keys.
 struct Seed<'a> {
     path: &'a mut Vec<Step>,
-    duplicates: &'a mut Vec<String>,
+    problems: &'a mut Problems,
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
@@ -221,11 +270,11 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let Seed { path, duplicates } = self;
+        let Seed { path, problems } = self;
         let mut out = Vec::new();
         loop {
             path.push(Step::Index(out.len()));
-            let next = seq.next_element_seed(Seed { path, duplicates });
+            let next = seq.next_element_seed(Seed { path, problems });
             path.pop();
             match next? {
                 Some(value) => out.push(value),
@@ -235,12 +284,15 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let Seed { path, duplicates } = self;
+        let Seed { path, problems } = self;
         let mut out = Map::new();
         while let Some(key) = map.next_key::<String>()? {
+            if let Some(order) = problems.order.as_mut().filter(|o| o.len() < ORDERED) {
+                order.push(show(path, &key));
+            }
             // The key is lent to the path while its value is read: no copy per field.
             path.push(Step::Key(key));
-            let value = map.next_value_seed(Seed { path, duplicates });
+            let value = map.next_value_seed(Seed { path, problems });
             let Some(Step::Key(key)) = path.pop() else {
                 return Err(A::Error::custom("unbalanced path"));
             };
@@ -249,6 +301,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
                     entry.insert(value?);
                 }
                 Entry::Occupied(mut entry) => {
+                    let duplicates = &mut problems.duplicates;
                     if duplicates.len() < 100 {
                         duplicates.push(format!("duplicate field {:?}", show(path, entry.key())));
                     }
@@ -272,7 +325,7 @@ mod tests {
         let got = json(br#"{"a":1,"spec":{"c":[{"x":1,"x":2}]},"a":3}"#).unwrap();
         assert_eq!(got.value["a"], 3);
         assert_eq!(
-            got.duplicates,
+            got.problems.duplicates,
             [r#"duplicate field "spec.c[0].x""#, r#"duplicate field "a""#]
         );
     }
@@ -299,7 +352,7 @@ mod tests {
             serde_json::json!({"a": 3, "spec": {"c": [{"x": 2}]}, "t": true, "n": null, "s": "1"})
         );
         assert_eq!(
-            got.duplicates,
+            got.problems.duplicates,
             [
                 r#"line 3: key "x" already set in map"#,
                 r#"duplicate field "a""#

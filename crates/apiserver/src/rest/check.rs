@@ -1,5 +1,6 @@
 //! What a write must not do: to the identity of an object, to its fields, to its deletion.
 
+use super::body::Problems;
 use super::meta;
 use super::write::{FieldValidation, WriteOptions};
 use crate::kinds::Resource;
@@ -91,7 +92,7 @@ fn bad_patch(object: &Value, why: String) -> ApiError {
 pub(super) fn check_fields(
     resource: &Resource,
     object: &Value,
-    mut problems: Vec<String>,
+    problems: Problems,
     options: &WriteOptions,
     warnings: &mut Vec<String>,
     patched: bool,
@@ -99,7 +100,8 @@ pub(super) fn check_fields(
     if options.field_validation == FieldValidation::Ignore {
         return Ok(());
     }
-    problems.extend(resource.unknown_fields(object));
+    // Of custom resources, upstream tells duplicates first: they are found by another decoder.
+    let mut problems = problems.with(resource.unknown_fields(object), !resource.is_custom());
     if problems.is_empty() {
         return Ok(());
     }

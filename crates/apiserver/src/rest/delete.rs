@@ -177,6 +177,11 @@ enum Plan {
     Mark(Value),
 }
 
+/// What such an object made stays when a client deletes it without saying otherwise.
+fn orphans(resource: &Resource) -> bool {
+    resource.is("", "replicationcontrollers") || resource.is("batch", "jobs")
+}
+
 /// Decides about a delete. `now` is the time of the request.
 fn plan(
     resource: &Resource,
@@ -187,7 +192,10 @@ fn plan(
     let mut finalizers = meta::finalizers(object);
     let already = meta::deleting(object);
     let before = finalizers.clone();
-    match options.propagation {
+    let decided = finalizers.iter().any(|f| f == ORPHAN || f == FOREGROUND);
+    let default =
+        (orphans(resource) && options.user.is_some() && !decided).then_some(Propagation::Orphan);
+    match options.propagation.or(default) {
         Some(Propagation::Orphan) => {
             finalizers.retain(|f| f != FOREGROUND);
             push(&mut finalizers, ORPHAN);

@@ -44,10 +44,10 @@ impl Call {
 
     /// The decoded body as the input of a write.
     pub(super) fn input(&self) -> Result<Input, ApiError> {
-        let Decoded { value, duplicates } = self.decode()?;
+        let Decoded { value, problems } = self.decode()?;
         Ok(Input {
             value,
-            problems: duplicates,
+            problems,
             ..Input::default()
         })
     }

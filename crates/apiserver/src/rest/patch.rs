@@ -1,6 +1,6 @@
 //! PATCH: four kinds of documents, one pipeline.
 
-use super::body;
+use super::body::{self, Problems};
 use super::dispatch::Call;
 use super::write::{Input, Outcome, WriteOptions};
 use super::{Api, meta};
@@ -33,27 +33,29 @@ pub(super) enum Patch {
 
 impl Patch {
     /// From the body of a request, with the duplicate fields in it.
-    pub(super) fn parse(call: &Call) -> Result<(Self, Vec<String>), ApiError> {
+    pub(super) fn parse(call: &Call) -> Result<(Self, Problems), ApiError> {
         let content_type = body::content_type(&call.headers);
         let json = |bytes| {
             body::json(bytes)
                 .map_err(|e| ApiError::bad_request(format!("error decoding patch: {}", e.message)))
         };
         match content_type.as_str() {
-            "application/json-patch+json" => Ok((Self::Json(call.body.clone()), Vec::new())),
+            "application/json-patch+json" => {
+                Ok((Self::Json(call.body.clone()), Problems::default()))
+            }
             "application/merge-patch+json" => {
                 let d = json(&call.body)?;
-                Ok((Self::Merge(d.value), d.duplicates))
+                Ok((Self::Merge(d.value), d.problems))
             }
             "application/strategic-merge-patch+json" => {
                 let d = json(&call.body)?;
-                Ok((Self::Strategic(d.value), d.duplicates))
+                Ok((Self::Strategic(d.value), d.problems))
             }
             "application/apply-patch+yaml" => {
                 let d = body::decode("application/yaml", &call.body).map_err(|e| {
                     ApiError::bad_request(format!("error decoding YAML: {}", e.message))
                 })?;
-                Ok((Self::Apply(d.value), d.duplicates))
+                Ok((Self::Apply(d.value), d.problems))
             }
             _ => Err(ApiError::unsupported_media_type(SUPPORTED)),
         }

@@ -1,6 +1,7 @@
 //! Creating objects, and what all writes share.
 
 use super::admission::{self, Attributes, Operation, Options};
+use super::body::Problems;
 use super::check::{check_fields, check_identity, invalid, namespace_mismatch};
 use super::{Api, User, meta};
 use crate::kinds::Resource;
@@ -107,7 +108,7 @@ impl Object {
 pub(crate) struct Input {
     pub(crate) value: Value,
     /// Problems the decoder noticed, in the words of strict decoding.
-    pub(crate) problems: Vec<String>,
+    pub(crate) problems: Problems,
     /// The object is the result of a patch: what is wrong with it is wrong with the patch.
     pub(crate) patched: bool,
     /// The object is the result of server-side apply, which says itself who owns what.

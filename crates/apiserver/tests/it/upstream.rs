@@ -357,6 +357,29 @@ async fn kinds_that_clients_of_upstream_expect_are_there() {
     let class =
         json!({"metadata": {"name": "gold"}, "driverName": "d", "parameters": {"iops": "1"}});
     cluster.post(path, class).await.expect(201);
+    let scaler = json!({"metadata": {"name": "h"}, "spec": {"maxReplicas": 3,
+        "targetCPUUtilizationPercentage": 80,
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}});
+    let of = |version: &str| {
+        format!("/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers")
+    };
+    cluster.post(&of("v1"), scaler).await.expect(201);
+    let path = format!("{}/h", of("v2"));
+    let newer = cluster.get(&path).await.expect(200);
+    let cpu = &newer["spec"]["metrics"][0]["resource"];
+    assert_eq!(cpu["target"]["averageUtilization"], 80);
+    let behavior = json!({"spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}});
+    cluster.patch(&path, MERGE, behavior).await.expect(200);
+    let older = format!("{}/h", of("v1"));
+    let body = json!({"spec": {"maxReplicas": 4}});
+    let seen = cluster.patch(&older, MERGE, body).await.expect(200);
+    assert_eq!(seen["spec"]["targetCPUUtilizationPercentage"], 80);
+    let newer = cluster.get(&path).await.expect(200);
+    assert_eq!(newer["spec"]["maxReplicas"], 4);
+    assert_eq!(
+        newer["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"],
+        5
+    );
     let path = "/apis/apiregistration.k8s.io/v1/apiservices";
     let service = json!({"metadata": {"name": "v1.example.com"}, "spec": {"group": "example.com",
         "version": "v1", "groupPriorityMinimum": 1, "versionPriority": 1}});
@@ -562,4 +585,47 @@ async fn a_review_is_no_table() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     assert_eq!(ask(table).await, 406);
     assert_eq!(ask(&format!("{table},application/json")).await, 201);
+}
+
+#[tokio::test]
+async fn problems_of_a_body_are_told_in_its_order() {
+    let cluster = Cluster::bare().await;
+    let path = "/api/v1/namespaces/default/configmaps?fieldValidation=Strict";
+    let body = r#"{"metadata": {"name": "c", "x": 1, "name": "d"}, "zebra": 1, "data": {}, "data": {}, "ant": 2}"#;
+    let message = cluster
+        .send("POST", path, "application/json", body)
+        .await
+        .fails(400, "BadRequest");
+    let said = r#"unknown field "metadata.x", duplicate field "metadata.name", unknown field "zebra", duplicate field "data", unknown field "ant""#;
+    assert!(message.ends_with(said), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pods_of_jobs_and_replication_controllers_stay_by_default() {
+    let cluster = Cluster::start().await;
+    let controllers = "/api/v1/namespaces/default/replicationcontrollers";
+    let mut always = template("busybox:1");
+    always["spec"]["restartPolicy"] = "Always".into();
+    let controller =
+        json!({"metadata": {"name": "o"}, "spec": {"replicas": 1, "template": always}});
+    let single = json!({"completions": 1, "parallelism": 1});
+    for (all, object) in [(controllers, controller), (JOBS, job("o", &single))] {
+        for (options, left) in [
+            (json!({}), 1),
+            (json!({"propagationPolicy": "Background"}), 0),
+        ] {
+            cluster.post(all, object.clone()).await.expect(201);
+            cluster.until(PODS, |a| items(&a.body).len() == 1).await;
+            let path = format!("{all}/o");
+            cluster.delete(&path, options).await.expect(200);
+            cluster.until_gone(&path).await;
+            let pods = cluster.until(PODS, |a| items(&a.body).len() == left).await;
+            for pod in items(&pods.body) {
+                assert!(pod["metadata"]["ownerReferences"].is_null(), "{pod}");
+                let now = json!({"gracePeriodSeconds": 0});
+                let path = format!("{PODS}/{}", name(pod));
+                cluster.delete(&path, now).await.expect(200);
+            }
+        }
+    }
 }

@@ -63,6 +63,7 @@ const TYPES: &[(&str, Add)] = types! {
     "authorization/v1.SelfSubjectRulesReview" => authz::SelfSubjectRulesReview,
     "authorization/v1.SubjectAccessReview" => authz::SubjectAccessReview,
     "autoscaling/v2.HorizontalPodAutoscaler" => autoscaling::HorizontalPodAutoscaler,
+    "autoscaling/v1.HorizontalPodAutoscaler" => scale::HorizontalPodAutoscaler,
     "autoscaling/v1.Scale" => scale::Scale,
     "apps/v1.ControllerRevision" => apps::ControllerRevision,
     "apps/v1.DaemonSet" => apps::DaemonSet,

@@ -1,8 +1,10 @@
-//! Conversion between versions. Custom resources change only their apiVersion; the one built-in
-//! pair is core/v1 Event and events.k8s.io/v1 Event, two spellings of the same object.
+//! Conversion between versions. Custom resources change only their apiVersion; the built-in pairs
+//! are core/v1 Event and events.k8s.io/v1 Event, two spellings of the same object, and the versions
+//! of HorizontalPodAutoscaler (see [`super::autoscaler`]).
 
 use serde_json::{Map, Value, json};
 
+use super::autoscaler;
 use crate::kinds::resource::Resource;
 
 /// core/v1 name, events.k8s.io/v1 name.
@@ -18,6 +20,10 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
 
 fn is_new_event(resource: &Resource) -> bool {
     resource.is("events.k8s.io", "events")
+}
+
+fn is_old_autoscaler(resource: &Resource) -> bool {
+    resource.is("autoscaling", "horizontalpodautoscalers")
 }
 
 fn rename(map: &mut Map<String, Value>, to_new: bool) {
@@ -48,6 +54,9 @@ impl Resource {
         {
             rename(map, true);
         }
+        if is_old_autoscaler(self) {
+            autoscaler::to_v1(&mut object);
+        }
         set_version((&self.api_version(), &self.kind), &mut object);
         if self.is_custom() {
             self.schema.apply_defaults(&mut object);
@@ -68,6 +77,9 @@ impl Resource {
             // The core form always has these two.
             map.entry("source").or_insert_with(|| json!({}));
             map.entry("involvedObject").or_insert_with(|| json!({}));
+        }
+        if is_old_autoscaler(self) {
+            autoscaler::to_v2(&mut object);
         }
         let storage = &self.storage;
         set_version((&storage.api_version(), &storage.kind), &mut object);

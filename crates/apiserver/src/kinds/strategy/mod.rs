@@ -1,5 +1,6 @@
 //! Per-kind strategies: defaulting, what clients may not set, validation, conversion.
 
+mod autoscaler;
 mod convert;
 mod defaults;
 mod lifecycle;
