@@ -629,3 +629,76 @@ async fn the_pods_of_jobs_and_replication_controllers_stay_by_default() {
         }
     }
 }
+
+#[tokio::test]
+async fn scopes_of_a_quota_fit_what_it_bounds() {
+    let cluster = Cluster::bare().await;
+    let path = "/api/v1/namespaces/default/resourcequotas";
+    let quota = |spec: Value| json!({"metadata": {"name": "q"}, "spec": spec});
+    let selector = |scope: &str, operator: &str, values: Value| {
+        json!({"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions":
+            [{"scopeName": scope, "operator": operator, "values": values}]}})
+    };
+    for (spec, why) in [
+        (
+            json!({"hard": {"pods": "1"}, "scopes": ["Sunny"]}),
+            "unsupported scope",
+        ),
+        (
+            json!({"hard": {"cpu": "1"}, "scopes": ["BestEffort"]}),
+            "unsupported scope applied to resource",
+        ),
+        (
+            json!({"hard": {"secrets": "1"}, "scopes": ["Terminating"]}),
+            "unsupported scope applied to resource",
+        ),
+        (
+            json!({"hard": {"pods": "1"}, "scopes": ["Terminating", "NotTerminating"]}),
+            "conflicting scopes",
+        ),
+        (selector("Sunny", "Exists", json!([])), "unsupported scope"),
+        (
+            selector("BestEffort", "In", json!(["x"])),
+            "must be 'Exists'",
+        ),
+        (
+            selector("PriorityClass", "In", json!([])),
+            "must be at least one value",
+        ),
+        (
+            selector("PriorityClass", "Exists", json!(["x"])),
+            "must be no value",
+        ),
+        (
+            selector("PriorityClass", "Like", json!([])),
+            "not a valid selector operator",
+        ),
+    ] {
+        let message = cluster.post(path, quota(spec)).await.fails(422, "Invalid");
+        assert!(message.contains(why), "{message}");
+    }
+    // Amounts of others, such as batch resources, fit every scope.
+    let spec = json!({"hard": {"pods": "1", "requests.kubernetes.io/batch-cpu": "1"},
+        "scopes": ["NotBestEffort"]});
+    cluster.post(path, quota(spec)).await.expect(201);
+    let path = format!("{path}/q");
+    let body = json!({"spec": {"scopes": ["Terminating"]}});
+    let message = cluster
+        .patch(&path, MERGE, body)
+        .await
+        .fails(422, "Invalid");
+    assert!(message.contains("field is immutable"), "{message}");
+}
+
+#[tokio::test]
+async fn who_replaces_tolerations_keeps_those_that_every_pod_has() {
+    let cluster = Cluster::bare().await;
+    let mut made = cluster.post(PODS, pod("p")).await.expect(201);
+    let before = made["spec"]["tolerations"].as_array().unwrap().len();
+    made["spec"]["tolerations"] = json!([{"key": "mine", "operator": "Exists"}]);
+    let path = format!("{PODS}/p");
+    let changed = cluster.put(&path, made).await.expect(200);
+    let after = changed["spec"]["tolerations"].as_array().unwrap();
+    assert_eq!(after.len(), before + 1);
+    assert_eq!(changed["metadata"]["generation"], 2);
+}

@@ -31,6 +31,12 @@ pub(super) fn admit(
         } else if resource.is("", "namespaces") {
             super::server_fields::namespace_label(object);
         }
+    } else if attributes.operation == Operation::Update
+        && attributes.subresource.is_empty()
+        && resource.is("", "pods")
+    {
+        // Who replaces the list of tolerations does not take these away.
+        default_tolerations(object);
     }
     Ok(())
 }

@@ -228,10 +228,6 @@ pub(super) fn event(object: &Value, errors: &mut Errors) {
     }
 }
 
-pub(super) fn resource_quota(object: &Value, errors: &mut Errors) {
-    resources::validate_list(meta::at(object, &["spec", "hard"]), "spec.hard", errors);
-}
-
 pub(super) fn priority_class(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     let value = object.get("value").and_then(Value::as_i64).unwrap_or(0);
     let name = meta::name(object);

@@ -3,6 +3,7 @@
 mod kinds;
 mod metadata;
 mod pod;
+mod quota;
 mod ratchet;
 mod rbac;
 mod resources;
@@ -78,7 +79,7 @@ fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &m
         ("", "secrets") => kinds::secret(object, old, errors),
         ("", "services") => kinds::service(object, errors),
         ("" | "events.k8s.io", "events") => kinds::event(object, errors),
-        ("", "resourcequotas") => kinds::resource_quota(object, errors),
+        ("", "resourcequotas") => quota::resource_quota(object, old, errors),
         ("", "limitranges") => errors.extend(crate::kinds::limits::validate(object)),
         (rbac::GROUP, "roles") => rbac::role(object, true, errors),
         (rbac::GROUP, "clusterroles") => rbac::role(object, false, errors),
