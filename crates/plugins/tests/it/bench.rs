@@ -1,15 +1,15 @@
-//! The scenarios of `koord bench scheduler`, small; large where the environment says so.
+//! The scenarios of `koord bench scheduler`, small.
 
 use koord_scheduler::bench::{self, Options, Report, Scenario};
 
-fn run(scenario: Scenario, nodes: usize, pods: usize, koord: bool, bound: usize) -> Report {
+fn run(scenario: Scenario, koord: bool) -> Report {
     let options = Options {
         scenario,
-        nodes,
-        pods,
-        bound,
+        nodes: 20,
+        pods: 100,
+        bound: 0,
         koord,
-        baseline: nodes < 100,
+        baseline: true,
     };
     bench::run(&koord_plugins::registry(), &options).unwrap()
 }
@@ -29,7 +29,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
             if !koord && scenario == Scenario::Colocation {
                 continue;
             }
-            let report = run(scenario, 20, 100, koord, 0);
+            let report = run(scenario, koord);
             let baseline = report.baseline.unwrap();
             assert_eq!(report.scheduling_failure_count, 0, "{}", report.name);
             assert_eq!(report.mismatches, 0, "{}", report.name);
@@ -40,31 +40,6 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
             );
         }
     }
-    let report = run(Scenario::UnschedulableMixed, 20, 100, true, 0);
+    let report = run(Scenario::UnschedulableMixed, true);
     assert_eq!(report.scheduling_failure_count, 20);
-}
-
-/// `KOORD_BENCH="basic,gang 5000 10000 koord" cargo test --release -p koord-plugins --test it \
-/// bench_by_hand -- --nocapture` prints the figures of a run.
-#[test]
-fn bench_by_hand() {
-    let Ok(text) = std::env::var("KOORD_BENCH") else {
-        return;
-    };
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let [scenarios, nodes, pods, profile, rest @ ..] = &words[..] else {
-        panic!("KOORD_BENCH: SCENARIOS NODES PODS PROFILE [BOUND]");
-    };
-    for scenario in scenarios.split(',') {
-        let bound = rest.first().map_or(0, |bound| bound.parse().unwrap());
-        let (nodes, pods) = (nodes.parse().unwrap(), pods.parse().unwrap());
-        let report = run(
-            scenario.parse().unwrap(),
-            nodes,
-            pods,
-            *profile == "koord",
-            bound,
-        );
-        eprintln!("{}", serde_json::to_string(&report).unwrap());
-    }
 }
