@@ -25,10 +25,11 @@ pub use crate::slo::{
     SystemStrategy,
 };
 
+use crate::crds;
 use crate::lenient::ReadError;
 use crate::selector::SelectorError;
 use crate::slo::defaults;
-use section::Shape;
+use section::{Faults, Shape};
 use std::collections::BTreeMap;
 
 /// Name of the ConfigMap; flag `--slo-config-name`.
@@ -140,8 +141,11 @@ impl ConfigError {
 pub struct Report {
     /// Sections that were not taken over; their old content stays in force.
     pub errors: Vec<ConfigError>,
-    /// Parts that were taken over although they are doubtful, or single overrides that were left out.
+    /// Single overrides that were left out: with a bad selector, or with values that the definition of
+    /// NodeSLO refuses. Their nodes have the cluster's strategy.
     pub warnings: Vec<ConfigError>,
+    /// Values that were taken over although they make little sense.
+    pub doubts: Vec<ConfigError>,
 }
 
 impl Report {
@@ -205,19 +209,26 @@ impl SloControllerConfig {
             &standard.colocation.cluster,
             Shape::Inline,
             &mut report,
-            ColocationStrategy::violations,
-            section::Strictness::Refuse,
+            |strategy| Faults {
+                refused: strategy.violations(),
+                doubtful: Vec::new(),
+            },
         );
         macro_rules! lenient {
-            ($field:ident, $key:expr, $shape:expr, $violations:expr) => {
+            ($field:ident, $key:expr, $shape:expr, $part:expr, $violations:expr) => {
                 self.$field.update(
                     $key,
                     text($key),
                     &standard.$field.cluster,
                     $shape,
                     &mut report,
-                    $violations,
-                    section::Strictness::Warn,
+                    |strategy| {
+                        let refused =
+                            $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
+                        let mut doubtful: Vec<FieldError> = $violations(strategy);
+                        doubtful.retain(|d| refused.iter().all(|r| r.field != d.field));
+                        Faults { refused, doubtful }
+                    },
                 );
             };
         }
@@ -225,32 +236,49 @@ impl SloControllerConfig {
             resource_threshold,
             keys::RESOURCE_THRESHOLD,
             Shape::Nested,
+            Some("resourceUsedThresholdWithBE"),
             threshold_violations
         );
         lenient!(
             resource_qos,
             keys::RESOURCE_QOS,
             Shape::Nested,
+            Some("resourceQOSStrategy"),
             qos_violations
         );
-        lenient!(cpu_burst, keys::CPU_BURST, Shape::Nested, burst_violations);
-        lenient!(system, keys::SYSTEM, Shape::Nested, system_violations);
+        lenient!(
+            cpu_burst,
+            keys::CPU_BURST,
+            Shape::Nested,
+            Some("cpuBurstStrategy"),
+            burst_violations
+        );
+        lenient!(
+            system,
+            keys::SYSTEM,
+            Shape::Nested,
+            Some("systemStrategy"),
+            system_violations
+        );
         lenient!(
             host_application,
             keys::HOST_APPLICATION,
             Shape::Inline,
+            None,
             |_| Vec::new()
         );
         lenient!(
             cpu_normalization,
             keys::CPU_NORMALIZATION,
             Shape::Inline,
+            None,
             CPUNormalizationStrategy::violations
         );
         lenient!(
             resource_amplification,
             keys::RESOURCE_AMPLIFICATION,
             Shape::Inline,
+            None,
             |_| Vec::new()
         );
         self.extensions = data

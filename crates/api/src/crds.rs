@@ -1,11 +1,14 @@
 //! The custom resource definitions, ready to install.
 
+use crate::configmap::FieldError;
 use crate::schema::finish_root;
 use crate::{analysis, config, quota, scheduling, slo, topology};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 
 /// Whether a kind's status is written through the `status` subresource.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,6 +84,67 @@ pub fn crds_yaml() -> Result<String, serde_saphyr::ser::Error> {
         let _ = writeln!(stream, "---\n{}", document.trim_end());
     }
     Ok(stream)
+}
+
+/// What the API server would refuse in `part` of a NodeSLO's spec: numbers out of the definition's
+/// bounds, and words that are none of its own. Types are the caller's to keep.
+pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
+    static SPEC: OnceLock<Value> = OnceLock::new();
+    let spec = SPEC.get_or_init(|| {
+        let crd = finished(&slo::NodeSLO::crd(), Status::Subresource);
+        let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
+        crd.pointer(spec).cloned().unwrap_or_default()
+    });
+    let mut found = Vec::new();
+    let value = serde_json::to_value(value).unwrap_or_default();
+    refuse("", &spec[part], &value, &mut found);
+    found
+}
+
+fn refuse(path: &str, schema: &Value, value: &Value, found: &mut Vec<FieldError>) {
+    let mut wrong = |reason: String| {
+        found.push(FieldError {
+            field: path.to_owned(),
+            value: value.to_string(),
+            reason,
+        });
+    };
+    match value {
+        Value::Number(number) => {
+            let (number, bound) = (number.as_f64(), |key: &str| schema[key].as_f64());
+            let (least, most) = (bound("minimum"), bound("maximum"));
+            let low = least.is_some_and(|least| number < Some(least));
+            if low || most.is_some_and(|most| number > Some(most)) {
+                wrong(match (least, most) {
+                    (Some(least), Some(most)) => format!("must be from {least} to {most}"),
+                    (Some(least), None) => format!("must be at least {least}"),
+                    (None, most) => format!("must be at most {}", most.unwrap_or_default()),
+                });
+            }
+        }
+        Value::String(_) => {
+            let words = schema["enum"].as_array();
+            if let Some(words) = words.filter(|words| !words.contains(value)) {
+                let words: Vec<String> = words.iter().map(Value::to_string).collect();
+                wrong(format!("must be one of {}", words.join(", ")));
+            }
+        }
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                refuse(&format!("{path}[{at}]"), &schema["items"], item, found);
+            }
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let known = &schema["properties"][name.as_str()];
+                let of_any = &schema["additionalProperties"];
+                let schema = if known.is_null() { of_any } else { known };
+                let dot = if path.is_empty() { "" } else { "." };
+                refuse(&format!("{path}{dot}{name}"), schema, field, found);
+            }
+        }
+        Value::Null | Value::Bool(_) => {}
+    }
 }
 
 /// The derived definition in upstream's form.

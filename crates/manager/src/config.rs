@@ -19,7 +19,7 @@ pub(crate) struct Problem {
     pub(crate) key: &'static str,
     /// The event's reason.
     pub(crate) reason: &'static str,
-    /// Names the key, the field and the value.
+    /// Names the key, the field and the value, and says what became of it.
     pub(crate) message: String,
 }
 
@@ -59,16 +59,19 @@ impl Config {
         let report = next.settings.update(data);
         next.colocation_error = report.failed(keys::COLOCATION);
         next.available |= !next.colocation_error;
-        let problems = report
-            .errors
-            .iter()
-            .chain(&report.warnings)
-            .map(|error| Problem {
+        let mut problems = Vec::new();
+        for (errors, so) in [
+            (report.errors, "the settings before it stay in force"),
+            (report.warnings, "its nodes have the cluster's settings"),
+            (report.doubts, "it is in force all the same"),
+        ] {
+            problems.extend(errors.into_iter().map(|error| Problem {
                 key: error.key,
                 reason: error.event_reason(),
-                message: error.to_string(),
-            });
-        (next, problems.collect())
+                message: format!("{error}; {so}"),
+            }));
+        }
+        (next, problems)
     }
 
     /// The text of a key that is not upstream's.

@@ -409,7 +409,7 @@ fn on_config(
         tracing::error!(
             key = problem.key,
             problem = problem.message,
-            "settings refused"
+            "there is something wrong with the settings"
         );
         if let Some(about) = &about {
             recorder.event(

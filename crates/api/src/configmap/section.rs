@@ -38,13 +38,13 @@ pub(super) enum Shape {
     Nested,
 }
 
-/// What a value out of bounds leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Strictness {
-    /// The section (or the override) is not taken over.
-    Refuse,
-    /// A warning.
-    Warn,
+/// What is wrong with the values of a strategy.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// With these it is not taken over.
+    pub(super) refused: Vec<FieldError>,
+    /// With these it is, as upstream takes it over where its ConfigMap webhook is off.
+    pub(super) doubtful: Vec<FieldError>,
 }
 
 #[derive(Deserialize)]
@@ -100,8 +100,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
         standard: &T,
         shape: Shape,
         report: &mut Report,
-        violations: impl Fn(&T) -> Vec<FieldError>,
-        strictness: Strictness,
+        faults: impl Fn(&T) -> Faults,
     ) {
         let refused = |problem| ConfigError { key, problem };
         let read = match Self::read(text, standard, shape) {
@@ -112,19 +111,13 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             }
         };
         let Raw { cluster, nodes } = read;
-        let found = violations(&cluster)
-            .into_iter()
-            .map(|error| refused(error.into()));
-        match strictness {
-            Strictness::Warn => report.warnings.extend(found),
-            Strictness::Refuse => {
-                let before = report.errors.len();
-                report.errors.extend(found);
-                if report.errors.len() > before {
-                    return;
-                }
-            }
+        let found = faults(&cluster);
+        let told = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
+        if !found.refused.is_empty() {
+            report.errors.extend(told(found.refused));
+            return;
         }
+        report.doubts.extend(told(found.doubtful));
         let mut overrides = Vec::with_capacity(nodes.len());
         for (position, (header, given)) in nodes.into_iter().enumerate() {
             let name = if header.name.is_empty() {
@@ -155,17 +148,16 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                     cluster.clone()
                 }
             };
-            let found = violations(&strategy);
-            if !found.is_empty() {
-                if strictness == Strictness::Refuse {
-                    strategy = cluster.clone();
-                }
-                report.warnings.extend(found.into_iter().map(|error| {
-                    refused(ConfigProblem::NodeField {
-                        name: name.clone(),
-                        error,
-                    })
-                }));
+            let found = faults(&strategy);
+            let told = |error| {
+                let name = name.clone();
+                refused(ConfigProblem::NodeField { name, error })
+            };
+            if found.refused.is_empty() {
+                report.doubts.extend(found.doubtful.into_iter().map(told));
+            } else {
+                strategy = cluster.clone();
+                report.warnings.extend(found.refused.into_iter().map(told));
             }
             overrides.push(NodeOverride {
                 name: header.name,

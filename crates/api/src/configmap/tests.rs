@@ -180,6 +180,76 @@ fn an_impossible_colocation_value_refuses_the_section_or_the_override() {
 }
 
 #[test]
+fn what_the_api_server_would_refuse_is_not_taken_over_and_what_is_doubtful_is() {
+    let mut config = SloControllerConfig::default();
+    let threshold = |text: &str| strings(&[(keys::RESOURCE_THRESHOLD, text)]);
+    let report = config.update(&threshold(
+        r#"{"clusterStrategy": {"enable": true, "cpuSuppressThresholdPercent": 70}}"#,
+    ));
+    assert_eq!(report, Report::default());
+    let before = config.clone();
+    for (strategy, says) in [
+        (
+            r#"{"cpuSuppressThresholdPercent": 650}"#,
+            "field cpuSuppressThresholdPercent is 650: must be from 0 to 100",
+        ),
+        (
+            r#"{"memoryEvictLowerPercent": -1}"#,
+            "field memoryEvictLowerPercent is -1: must be from 0 to 100",
+        ),
+    ] {
+        let text = format!(r#"{{"clusterStrategy": {strategy}}}"#);
+        let report = config.update(&threshold(&text));
+        assert_eq!(
+            messages(&report.errors),
+            [format!("resource-threshold-config: {says}")]
+        );
+        assert_eq!(
+            (report.warnings.len(), &config),
+            (0, &before),
+            "the last ones stay"
+        );
+    }
+
+    // Of an override, only the override is left out.
+    let report = config.update(&threshold(
+        r#"{"clusterStrategy": {"enable": true},
+            "nodeStrategies": [{"name": "a", "nodeSelector": {}, "cpuSuppressThresholdPercent": 650}]}"#,
+    ));
+    assert_eq!(messages(&report.errors), [""; 0]);
+    assert_eq!(
+        messages(&report.warnings),
+        [
+            "resource-threshold-config: override \"a\": field cpuSuppressThresholdPercent is 650: must \
+          be from 0 to 100"
+        ]
+    );
+    let strategy = config.resource_threshold.for_node(&BTreeMap::new());
+    assert_eq!(strategy.cpu_suppress_threshold_percent, Some(65));
+
+    // The definition has nothing against this, and upstream writes it.
+    let report = config.update(&threshold(
+        r#"{"clusterStrategy": {"memoryEvictThresholdPercent": 60, "memoryEvictLowerPercent": 80}}"#,
+    ));
+    let found = [report.errors, report.warnings, report.doubts].map(|found| found.len());
+    assert_eq!(found, [0, 0, 1]);
+    let strategy = &config.resource_threshold.cluster;
+    assert_eq!(strategy.memory_evict_lower_percent, Some(80));
+
+    let qos = r#"{"clusterStrategy": {"beClass": {"resctrlQOS": {"mbaPercent": 101},
+        "blkioQOS": {"blocks": [{"ioCfg": {"ioWeightPercent": 0}}]}}}}"#;
+    let report = config.update(&strings(&[(keys::RESOURCE_QOS, qos)]));
+    assert_eq!(
+        messages(&report.errors),
+        [
+            "resource-qos-config: field beClass.blkioQOS.blocks[0].ioCfg.ioWeightPercent is 0: must \
+             be from 1 to 100",
+            "resource-qos-config: field beClass.resctrlQOS.mbaPercent is 101: must be from 0 to 100",
+        ]
+    );
+}
+
+#[test]
 fn a_nodes_annotation_and_labels_come_last() {
     let (config, _) =
         SloControllerConfig::parse(&data(keys::COLOCATION, &json!({ "enable": true })));
@@ -322,12 +392,17 @@ fn violations_of_the_qos_section_name_the_class() {
     assert_eq!(
         messages(&report.warnings),
         [
-            "resource-qos-config: field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2",
-            "resource-qos-config: override \"x\": field lsClass.memoryQOS.wmarkRatio is 101: must be from 0 to 100",
-            "resource-qos-config: override \"x\": field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2",
+            "resource-qos-config: override \"x\": field lsClass.memoryQOS.wmarkRatio is 101: must be from 0 to 100"
         ]
     );
+    // The definition of NodeSLO has no bounds for it, only the webhook.
+    assert_eq!(
+        messages(&report.doubts),
+        ["resource-qos-config: field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2"]
+    );
     assert!(config.resource_qos.cluster.be_class.is_some());
+    let nodes = config.resource_qos.for_node(&BTreeMap::new());
+    assert_eq!(nodes, &config.resource_qos.cluster);
 }
 
 #[test]

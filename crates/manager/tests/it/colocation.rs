@@ -119,30 +119,46 @@ async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_reported() {
     threshold("plain", true, 60).await;
     threshold("special", true, 50).await;
 
-    // One key is bad: it stays as it was and is reported, the other is taken over.
-    let bad = "{\"clusterStrategy\": {\"enable\": \"perhaps\"}}";
-    let colocation = "{\"enable\": true, \"metricReportIntervalSeconds\": 7}";
-    let data = json!({"resource-threshold-config": bad, "colocation-config": colocation});
-    cluster.configure(data).await;
+    // One key is bad, the second time with what the API server would refuse in a NodeSLO: it stays as
+    // it was and is reported, the other is taken over.
     let mut metrics = cluster.watch::<NodeMetric>();
-    metrics
-        .until("a report interval of 7 s", |metric| {
-            let policy = metric.spec.metric_collect_policy.as_ref()?;
-            (policy.report_interval_seconds == Some(7)).then_some(())
-        })
-        .await;
-    let message = cluster
-        .watch::<Event>()
-        .until("an event about the bad key", |event| {
-            (event.reason.as_deref() == Some("SLOCfgUnmarshalFailed")
-                && event.involved_object.name.as_deref() == Some("slo-controller-config"))
-            .then(|| event.message.clone().unwrap_or_default())
-        })
-        .await;
-    for part in ["resource-threshold-config", "enable", "perhaps"] {
-        assert!(message.contains(part), "{message}");
+    for (interval, bad, field, value) in [
+        (7, json!({"enable": "perhaps"}), "enable", "perhaps"),
+        (
+            8,
+            json!({"cpuSuppressThresholdPercent": 650}),
+            "cpuSuppressThresholdPercent",
+            "650",
+        ),
+    ] {
+        // Events are named after the time.
+        tokio::time::advance(std::time::Duration::from_millis(1)).await;
+        let bad = json!({"clusterStrategy": bad}).to_string();
+        let colocation = json!({"enable": true, "metricReportIntervalSeconds": interval});
+        let data = json!({"resource-threshold-config": bad,
+            "colocation-config": colocation.to_string()});
+        cluster.configure(data).await;
+        metrics
+            .until("the new report interval", |metric| {
+                let policy = metric.spec.metric_collect_policy.as_ref()?;
+                (policy.report_interval_seconds == Some(interval)).then_some(())
+            })
+            .await;
+        let message = cluster
+            .watch::<Event>()
+            .until("an event about the bad key", |event| {
+                let message = event.message.clone().unwrap_or_default();
+                (event.reason.as_deref() == Some("SLOCfgUnmarshalFailed")
+                    && event.involved_object.name.as_deref() == Some("slo-controller-config")
+                    && message.contains(value))
+                .then_some(message)
+            })
+            .await;
+        for part in ["resource-threshold-config", field, "stay in force"] {
+            assert!(message.contains(part), "{message}");
+        }
+        threshold("special", true, 50).await;
     }
-    threshold("special", true, 50).await;
 }
 
 #[tokio::test(start_paused = true)]
