@@ -97,6 +97,11 @@ pub struct KeyFigures {
     pub in_process_creates_per_sec: f64,
     /// The same with the watches of [`BenchOptions::node_watches`].
     pub node_watches_creates_per_sec: f64,
+    /// Memory that these watches take, MiB.
+    #[serde(rename = "nodeWatchesMiB")]
+    pub node_watches_mib: f64,
+    /// 99th percentile from a create to its event on one of them, milliseconds.
+    pub node_watches_event_p99_ms: f64,
     /// Creates of pods over HTTP.
     pub http_creates_per_sec: f64,
     /// Reads of a pod over HTTP.
@@ -170,6 +175,11 @@ pub struct ModeReport {
     pub node_watches: usize,
     /// Creates of pods on nodes per second by one task in process.
     pub node_watches_creates_per_s: f64,
+    /// Memory that these watches take, MiB.
+    #[serde(rename = "nodeWatchesMiB")]
+    pub node_watches_mib: f64,
+    /// 99th percentile from a create to its event on one more such watch, in process, milliseconds.
+    pub node_watches_event_p99_ms: f64,
     /// Tasks that did so.
     pub in_process_writers: usize,
     /// Creates per second with many writers at once: durable writers share the disk's syncs.
@@ -277,6 +287,8 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
         start_ready_ms: cold_start_ms,
         in_process_creates_per_sec: modes[0].in_process_creates_per_s,
         node_watches_creates_per_sec: modes[0].node_watches_creates_per_s,
+        node_watches_mib: modes[0].node_watches_mib,
+        node_watches_event_p99_ms: modes[0].node_watches_event_p99_ms,
         http_creates_per_sec: modes[0].http_creates_per_s,
         http_gets_per_sec: modes[0].http_gets_per_s,
         list_10k_pods_ms: memory.list_10k_pods_ms,
@@ -441,7 +453,9 @@ async fn measure_mode(
         in_process_creates_per_s: single.per_s,
         in_process_create_cpu_us: single.cpu_us,
         node_watches: options.node_watches,
-        node_watches_creates_per_s: watched.per_s,
+        node_watches_creates_per_s: watched.creates.per_s,
+        node_watches_mib: watched.mib,
+        node_watches_event_p99_ms: watched.event_p99_ms,
         in_process_writers: options.writers,
         in_process_creates_per_s_concurrent: many.per_s,
         in_process_writers_concurrent: crowd,

@@ -5,7 +5,7 @@ use super::{BenchError, WatchReport, millis, objects};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
-use http::{Method, Request, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use rustls::ClientConfig;
 use std::net::SocketAddr;
@@ -24,6 +24,8 @@ const NODES: &str = "/api/v1/nodes";
 const NUMBER: &str = "%%%%%%%%";
 /// Where a time goes into a template.
 const STAMP: &str = "@@@@@@@@@@@@@@@@";
+/// Events that are waited for one by one.
+const EVENTS: usize = 1000;
 /// Objects that the reads go round.
 const READ: usize = 1000;
 
@@ -179,41 +181,82 @@ pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandl
     })
 }
 
-/// Creates per second of one task in process while `watches` watches are open, each on the pods of
-/// one of `nodes` nodes. Each create reaches the watches of its node; they are not read meanwhile.
+/// What many watches of single nodes cost.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NodeWatches {
+    /// Creates per second of one task in process while they are open.
+    pub(super) creates: Measured,
+    /// Resident memory that they take, MiB.
+    pub(super) mib: f64,
+    /// From sending a create to its event on the watch of its node, 99th percentile, milliseconds.
+    pub(super) event_p99_ms: f64,
+}
+
+async fn watch_node(service: &Router, node: &str) -> Result<Response<Body>, BenchError> {
+    let path =
+        format!("/api/v1/pods?watch=1&timeoutSeconds=3600&fieldSelector=spec.nodeName%3D{node}");
+    let request = Request::get(&path).body(Body::empty());
+    let request = request.map_err(|error| BenchError::request(&*path, error))?;
+    let Ok(response) = service.clone().oneshot(request).await;
+    if response.status() == StatusCode::OK {
+        Ok(response)
+    } else {
+        Err(BenchError::request(path, response.status()))
+    }
+}
+
+/// Creates pods of one node, one at a time, and waits for each on a watch of that node.
+async fn node_event_p99_ms(service: &Router, owner: &Owner) -> Result<f64, BenchError> {
+    let node = "node-waited-for";
+    let mut events = watch_node(service, node).await?.into_body();
+    let template = Template::pod("waited-for", node, owner);
+    let mut took = Vec::with_capacity(EVENTS);
+    for number in 0..EVENTS {
+        let body = template.render(number, 0);
+        let began = Instant::now();
+        post(service, PODS, body).await?;
+        if !matches!(events.frame().await, Some(Ok(_))) {
+            return Err(BenchError::request("watch", "it ended"));
+        }
+        took.push(millis(began.elapsed()));
+    }
+    took.sort_unstable_by(f64::total_cmp);
+    Ok(took.get(EVENTS * 99 / 100).copied().unwrap_or(0.0))
+}
+
+/// Opens `watches` watches, each on the pods of one of `nodes` nodes, and creates pods on these nodes
+/// by one task in process. Each create reaches the watches of its node; they are not read meanwhile.
 pub(super) async fn node_watches(
     service: Router,
     watches: usize,
     nodes: usize,
     owner: &Owner,
     measure: Duration,
-) -> Result<Measured, BenchError> {
+) -> Result<NodeWatches, BenchError> {
+    let before = super::rss_mib();
     let mut open = Vec::with_capacity(watches);
     for number in 0..watches {
         let node = format!("node-{:08}", number % nodes.max(1));
-        let path = format!(
-            "/api/v1/pods?watch=1&timeoutSeconds=3600&fieldSelector=spec.nodeName%3D{node}"
-        );
-        let request = Request::get(&path).body(Body::empty());
-        let request = request.map_err(|error| BenchError::request(&*path, error))?;
-        let Ok(response) = service.clone().oneshot(request).await;
-        if response.status() != StatusCode::OK {
-            return Err(BenchError::request(path, response.status()));
-        }
-        open.push(response);
+        open.push(watch_node(&service, &node).await?);
     }
+    let mib = super::rss_mib() - before;
+    let event_p99_ms = node_event_p99_ms(&service, owner).await?;
     let on = |node| Template::pod("on-node", &format!("node-{node:08}"), owner);
     let templates: Arc<[Template]> = (0..nodes.max(1)).map(on).collect();
-    let done = measured(1, measure, move |_, number| {
+    let creates = measured(1, measure, move |_, number| {
         let (service, templates) = (service.clone(), Arc::clone(&templates));
         async move {
             let body = templates[number % templates.len()].render(number, 0);
             post(&service, PODS, body).await
         }
     })
-    .await;
+    .await?;
     drop(open);
-    done
+    Ok(NodeWatches {
+        creates,
+        mib,
+        event_p99_ms,
+    })
 }
 
 /// Creates per second of `writers` tasks in process.
