@@ -17,6 +17,18 @@ pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
     Some((name, groups.ok()?))
 }
 
+/// Whether a certificate (DER) holds at `now`, in Unix seconds. `None` when it cannot be read.
+#[must_use]
+pub fn holds_at(certificate: &[u8], now: i64) -> Option<bool> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let validity = certificate.validity();
+    let (from, to) = (
+        validity.not_before.timestamp(),
+        validity.not_after.timestamp(),
+    );
+    Some((from..=to).contains(&now))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,5 +71,20 @@ mod tests {
             assert_eq!(subject(&whole[..cut]), None, "{cut}");
         }
         assert_eq!(subject(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
+    }
+
+    #[test]
+    fn a_certificate_holds_for_its_time() {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2026, 1, 2);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().der().to_vec();
+        // 2026-01-01T00:00:00Z and a day later.
+        let (from, to) = (1_767_225_600, 1_767_312_000);
+        for (now, holds) in [(from - 1, false), (from, true), (to, true), (to + 1, false)] {
+            assert_eq!(holds_at(&certificate, now), Some(holds), "{now}");
+        }
+        assert_eq!(holds_at(b"no certificate", from), None);
     }
 }

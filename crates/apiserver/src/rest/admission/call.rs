@@ -1,5 +1,6 @@
 //! Calling a webhook over HTTPS.
 
+use super::trust::Bundle;
 use crate::kinds::webhook::Endpoint;
 use crate::rest::body::MAX_BODY;
 use crate::rest::meta;
@@ -132,17 +133,14 @@ impl Transport {
         timeout: Duration,
     ) -> Result<Bytes, Broken> {
         let authority = self.url.authority().map_or("", |a| a.as_str());
-        let request = Request::post(format!(
-            "{}?timeout={}s",
-            self.url.path(),
-            timeout.as_secs()
-        ))
-        .header(header::HOST, authority)
-        .header(header::CONTENT_TYPE, "application/json")
-        .header(header::ACCEPT, "application/json")
-        .header(header::USER_AGENT, "koord-apiserver-admission")
-        .body(Full::new(body))
-        .map_err(|e| Broken::Answer(e.to_string()))?;
+        let path = clean(self.url.path());
+        let request = Request::post(format!("{path}?timeout={}s", timeout.as_secs()))
+            .header(header::HOST, authority)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json")
+            .header(header::USER_AGENT, "koord-apiserver-admission")
+            .body(Full::new(body))
+            .map_err(|e| Broken::Answer(e.to_string()))?;
         let broken = |e: hyper::Error| Broken::Connection(e.to_string());
         connection.ready().await.map_err(broken)?;
         let response = connection.send_request(request).await.map_err(broken)?;
@@ -162,6 +160,20 @@ impl Transport {
         drop(kept);
         answered(status, answer.to_bytes()).map_err(Broken::Answer)
     }
+}
+
+/// The path without what names nothing (`//`, `.`, `..`, a slash at the end), as Go's clients send it
+/// and as its servers, who redirect, want it.
+fn clean(path: &str) -> String {
+    let mut segments = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    format!("/{}", segments.join("/"))
 }
 
 /// Why a call has no answer.
@@ -184,8 +196,10 @@ fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
 /// TLS towards servers that the authorities of `ca_bundle` vouch for, and no others.
 fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
+    let mut certificates = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
         let certificate = certificate.map_err(|e| format!("caBundle: {e}"))?;
+        certificates.push(certificate.clone());
         roots
             .add(certificate)
             .map_err(|e| format!("caBundle: {e}"))?;
@@ -194,10 +208,12 @@ fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
         return Err("caBundle: holds no certificate, so that no server can be trusted".to_owned());
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let bundle = Bundle::new(roots, certificates, &provider)?;
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?
-        .with_root_certificates(roots)
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(bundle))
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
@@ -276,4 +292,23 @@ fn port_of(object: &Value, name: &str) -> Option<u16> {
     each(object, &["ports"])
         .find(|p| meta::text(p, &["name"]) == name)
         .and_then(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_sent_as_go_sends_them() {
+        for (given, sent) in [
+            ("/hook", "/hook"),
+            ("//failing", "/failing"),
+            ("/a/./b/../c/", "/a/c"),
+            ("/", "/"),
+            ("", "/"),
+            ("/../x", "/x"),
+        ] {
+            assert_eq!(clean(given), sent, "{given}");
+        }
+    }
 }

@@ -18,6 +18,7 @@ mod runtime_class;
 mod server_fields;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod webhooks;
 
 use super::delete::DeleteOptions;
