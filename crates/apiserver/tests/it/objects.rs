@@ -525,3 +525,36 @@ async fn scale_and_reviews() {
         "system:serviceaccount:default:default"
     );
 }
+
+/// As a kube-apiserver 1.35.6 answers the same requests.
+#[tokio::test(start_paused = true)]
+async fn parts_that_a_client_leaves_out_are_there_and_empty() {
+    let cluster = Cluster::bare().await;
+    for (path, api_version, kind, parts) in [
+        ("/api/v1/nodes", "v1", "Node", &["spec"][..]),
+        (
+            "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+            "coordination.k8s.io/v1",
+            "Lease",
+            &["spec"],
+        ),
+        (
+            "/api/v1/namespaces/default/resourcequotas",
+            "v1",
+            "ResourceQuota",
+            &["spec", "status"],
+        ),
+    ] {
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "o"}});
+        let made = cluster.post(path, object).await.expect(201);
+        let read = cluster.get(&format!("{path}/o")).await.expect(200);
+        assert_eq!(made, read, "{kind}");
+        for part in parts {
+            assert_eq!(read[part], json!({}), "{kind} {part}");
+        }
+    }
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "o"}});
+    let path = "/api/v1/namespaces/default/serviceaccounts";
+    let account = cluster.post(path, account).await.expect(201);
+    assert!(account.get("spec").is_none() && account.get("status").is_none());
+}

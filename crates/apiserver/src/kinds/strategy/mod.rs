@@ -16,6 +16,15 @@ impl Resource {
         if !self.is_custom() {
             self.schema.canonicalize(object);
             defaults::default_object(self, object);
+            // A typed server writes these, even when they are empty.
+            if let Some(root) = object.as_object_mut() {
+                for part in ["spec", "status"] {
+                    if self.schema.member(part).is_always_there() {
+                        let absent = || Value::Object(Map::new());
+                        root.entry(part).or_insert_with(absent);
+                    }
+                }
+            }
         } else {
             self.schema.apply_defaults(object);
         }
