@@ -80,12 +80,6 @@ pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
     out
 }
 
-/// The client can read JSON.
-pub(super) fn reads_json(headers: &HeaderMap) -> bool {
-    let clauses = clauses(headers);
-    clauses.is_empty() || clauses.iter().any(Clause::json)
-}
-
 /// The client can read protobuf and none of the texts. All others get JSON, which costs nothing: it
 /// is what is stored.
 pub(super) fn only_protobuf(headers: &HeaderMap) -> bool {

@@ -1,8 +1,7 @@
 //! Paths that are not objects: discovery and OpenAPI. Health and version are the server's.
 
 use super::Api;
-use super::accept::reads_json;
-use super::accept::{Encoding, clauses};
+use super::accept::{Clause, Encoding, clauses};
 use super::dispatch::method_not_allowed;
 use super::query::Query;
 use super::respond::{self, Style};
@@ -31,6 +30,17 @@ impl Documents {
         name: &str,
         make: impl FnOnce() -> Option<Value>,
     ) -> Option<Bytes> {
+        let bytes = || make().map(|document| document.to_string().into_bytes());
+        self.get_bytes(generation, name, bytes)
+    }
+
+    /// The same of what is no JSON.
+    fn get_bytes(
+        &self,
+        generation: u64,
+        name: &str,
+        make: impl FnOnce() -> Option<Vec<u8>>,
+    ) -> Option<Bytes> {
         {
             let made = self.made.lock();
             if made.0 == generation
@@ -39,7 +49,7 @@ impl Documents {
                 return Some(bytes.clone());
             }
         }
-        let bytes = Bytes::from(make()?.to_string());
+        let bytes = Bytes::from(make()?);
         let mut made = self.made.lock();
         if made.0 != generation {
             made.0 = generation;
@@ -111,10 +121,10 @@ pub(super) fn serve(
                 discovery::resource_list(registry, group, version)
             })
         }
-        // Clients that ask for the protobuf form go on with v3 when there is none.
-        ["openapi", "v2"] if reads_json(headers) => docs.get(generation, "openapi/v2", || {
-            Some(openapi::v2::document(registry))
-        }),
+        ["openapi", "v2"] => {
+            get_only(method)?;
+            return openapi_v2(api, headers, style);
+        }
         ["openapi", "v3"] => docs.get(generation, "openapi/v3", || Some(openapi::index(registry))),
         ["openapi", "v3", "api", "v1"] => docs.get(generation, "openapi/v3/api/v1", || {
             openapi::document(registry, "", "v1")
@@ -145,6 +155,38 @@ pub(super) fn serve(
     };
     get_only(method)?;
     Ok(cached(bytes, "application/json", headers, style))
+}
+
+/// The media types of OpenAPI v2 in protobuf, by the older and the newer name, which is answered.
+const OPENAPI_V2: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+];
+
+/// `/openapi/v2`, in the first form of the client's that there is.
+fn openapi_v2(api: &Api, headers: &HeaderMap, style: Style) -> Result<Response, ApiError> {
+    let registry = api.registry();
+    let (generation, docs) = (registry.generation(), &api.inner.documents);
+    let clauses = clauses(headers);
+    let known = |c: &&Clause| c.json() || OPENAPI_V2.contains(&c.media.as_str());
+    let json = match clauses.iter().find(known) {
+        Some(clause) => clause.json(),
+        None if clauses.is_empty() => true,
+        None => {
+            let [_, binary] = OPENAPI_V2;
+            return Err(ApiError::not_acceptable(&["application/json", binary]));
+        }
+    };
+    if json {
+        let document = || Some(openapi::v2::document(registry));
+        let document = docs.get(generation, "openapi/v2", document);
+        let document = document.unwrap_or_default();
+        return Ok(cached(document, "application/json", headers, style));
+    }
+    let document = || Some(openapi::v2::binary(registry));
+    let document = docs.get_bytes(generation, "openapi/v2 binary", document);
+    let document = document.unwrap_or_default();
+    Ok(cached(document, OPENAPI_V2[1], headers, Style::default()))
 }
 
 fn get_only(method: &Method) -> Result<(), ApiError> {

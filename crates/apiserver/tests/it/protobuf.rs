@@ -182,3 +182,30 @@ async fn whoever_reads_text_gets_text() {
         assert_eq!((code, media.as_str()), (200, "application/json"));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_document_of_everything_comes_in_both_forms() {
+    let cluster = Cluster::bare().await;
+    let path = "/openapi/v2";
+    let binary = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+    let older = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+    let json = "application/json";
+    for (accept, answered) in [
+        (older, binary),
+        (binary, binary),
+        (json, json),
+        ("*/*", json),
+        (&format!("{older}, {json}"), binary),
+    ] {
+        let (code, media, bytes) = ask(&cluster, "GET", path, accept, ("", Vec::new())).await;
+        assert_eq!((code, media.as_str()), (200, answered), "{accept}");
+        let starts = if answered == json {
+            &b"{"[..]
+        } else {
+            b"\x0a\x032.0"
+        };
+        assert!(bytes.starts_with(starts), "{accept}");
+    }
+    let (code, _, _) = ask(&cluster, "GET", path, "text/html", ("", Vec::new())).await;
+    assert_eq!(code, 406);
+}

@@ -1,6 +1,7 @@
 //! OpenAPI v3 documents: what kubectl needs before it sends anything (`apply`, `create`) and what
 //! `kubectl explain` reads.
 
+mod binary;
 mod builtin;
 mod paths;
 pub mod v2;

@@ -37,6 +37,12 @@ pub fn document(registry: &Registry) -> Value {
     out
 }
 
+/// The same document in protobuf.
+#[must_use]
+pub fn binary(registry: &Registry) -> Vec<u8> {
+    super::binary::document(&document(registry))
+}
+
 /// A kind that keeps unknown fields is any object here: clients that check against this document know
 /// nothing of `x-kubernetes-preserve-unknown-fields`.
 fn bounded(schema: Value) -> Value {

@@ -273,17 +273,20 @@ fn varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-fn tag(out: &mut Vec<u8>, number: u32, wire: u64) {
+/// The tag of a field with a wire type.
+pub(in crate::kinds) fn tag(out: &mut Vec<u8>, number: u32, wire: u64) {
     varint(out, u64::from(number) << 3 | wire);
 }
 
-pub(super) fn delimited(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
+/// Text, bytes or a message.
+pub(in crate::kinds) fn delimited(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
     tag(out, number, 2);
     varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-pub(super) fn integer(out: &mut Vec<u8>, number: u32, n: i64) {
+/// A number or a boolean.
+pub(in crate::kinds) fn integer(out: &mut Vec<u8>, number: u32, n: i64) {
     tag(out, number, 0);
     varint(out, n as u64);
 }

@@ -12,6 +12,7 @@ use super::meta;
 use super::quantity::format_time;
 use super::schema::types::{self, Named};
 use super::schema::{Other, Schema, Type};
+pub(in crate::kinds) use encode::{delimited, integer, tag};
 pub use encode::{encode, encode_event};
 use wire::{Payload, Reader};
 
