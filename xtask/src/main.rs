@@ -1,5 +1,6 @@
-//! Repository chores. `cargo xtask types` rewrites the table of Kubernetes' types (see [`types`]);
-//! `cargo xtask tidy` checks what the compiler does not:
+//! Repository chores. `cargo xtask types` rewrites the table of Kubernetes' types (see [`types`]),
+//! `cargo xtask crds` the summary of Koordinator's definitions (see [`crds`]); `cargo xtask tidy`
+//! checks what the compiler does not:
 //!
 //! * crates depend on each other only along the edges of docs/architecture.md, and the modules of the
 //!   API server only along those of its `lib.rs`;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 mod asserting;
+mod crds;
 mod types;
 
 /// The allowed edges, by package name. Tests may also use `DEV`.
@@ -112,7 +114,11 @@ fn main() -> Result<()> {
             let from = args.next().context("types DIR [VERSION]")?;
             types::run(&workspace_root()?, from.into(), args.next())
         }
-        other => bail!("unknown task {other:?}; there are: tidy, types"),
+        "crds" => {
+            let from = args.next().context("crds DIR [VERSION]")?;
+            crds::run(&workspace_root()?, from.as_ref(), args.next())
+        }
+        other => bail!("unknown task {other:?}; there are: tidy, types, crds"),
     }
 }
 

@@ -4,3 +4,4 @@
 
 mod crds;
 mod samples;
+mod summary;
