@@ -3,7 +3,8 @@
 //! checks what the compiler does not:
 //!
 //! * crates depend on each other only along the edges of docs/architecture.md, and the modules of the
-//!   API server only along those of its `lib.rs`;
+//!   API server only along those of its `lib.rs`; the parts of such a module go in no circle
+//!   (see [`circles`]);
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 mod asserting;
+mod circles;
 mod crds;
 mod types;
 
@@ -92,6 +94,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("server", &["authz", "kinds", "rest", "store"]),
 ];
 
+/// The modules of [`MODULES`] whose parts must not go in a circle. A log, its tables and their
+/// watchers are one thing: the store is not among them.
+const NO_CIRCLES: [&str; 6] = ["kinds", "authz", "tokens", "rest", "controllers", "server"];
+
 /// What any crate's tests may use besides its edges: the embedded API server is the test cluster.
 const DEV: &[&str] = &[
     "koord-apiserver",
@@ -138,6 +144,7 @@ fn tidy() -> Result<()> {
         texts.push((shown.to_owned(), text));
     }
     faults.extend(asserting::silent(&texts)?);
+    faults.extend(module_circles(&root, &sources)?);
     let differences = root.join("docs/compat.md");
     let text = std::fs::read_to_string(&differences)
         .with_context(|| format!("cannot read {}", differences.display()))?;
@@ -150,6 +157,22 @@ fn tidy() -> Result<()> {
     } else {
         bail!("{} faults", faults.len())
     }
+}
+
+fn module_circles(root: &Path, sources: &[PathBuf]) -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for module in NO_CIRCLES {
+        let folder = root.join("crates/apiserver/src").join(module);
+        let mut files = Vec::new();
+        for path in sources {
+            if let Ok(below) = path.strip_prefix(&folder) {
+                files.push((below, std::fs::read_to_string(path)?));
+            }
+        }
+        let files: Vec<(&Path, &str)> = files.iter().map(|(p, t)| (*p, t.as_str())).collect();
+        faults.extend(circles::faults(module, &files));
+    }
+    Ok(faults)
 }
 
 /// Rows of the differences from upstream whose last column, the reason, is empty.

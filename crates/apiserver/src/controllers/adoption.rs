@@ -1,7 +1,7 @@
 //! What a controller takes over and lets go: objects that its selector matches and that nobody
 //! controls, and those it controls that the selector no longer matches.
 
-use super::pods;
+use super::{objects, pods};
 use crate::kinds::Resource;
 use crate::kinds::selector::LabelSelector;
 use crate::kinds::status::ApiError;
@@ -77,30 +77,10 @@ pub(super) async fn claim(
 }
 
 async fn let_go(api: &Api, of: &Arc<Resource>, key: &Key, uid: &str) -> Result<(), ApiError> {
-    let done = api
-        .edit(of, None, key, |old| {
-            let mut new = old.clone();
-            let metadata = meta::section(&mut new, "metadata");
-            let Some(list) = metadata
-                .get_mut("ownerReferences")
-                .and_then(Value::as_array_mut)
-            else {
-                return Ok(None);
-            };
-            let controls = |o: &Value| {
-                meta::text(o, &["uid"]) == uid
-                    && o.get("controller").and_then(Value::as_bool) == Some(true)
-            };
-            let before = list.len();
-            list.retain(|o| !controls(o));
-            let changed = list.len() != before;
-            if list.is_empty() {
-                metadata.remove("ownerReferences");
-            }
-            Ok(changed.then_some(new))
-        })
-        .await;
-    ignore_gone(done.map(drop))
+    let controls = |o: &Value| {
+        meta::text(o, &["uid"]) == uid && o.get("controller").and_then(Value::as_bool) == Some(true)
+    };
+    ignore_gone(objects::drop_owners(api, of, key, controls).await)
 }
 
 fn ignore_gone(done: Result<(), ApiError>) -> Result<(), ApiError> {

@@ -1,9 +1,9 @@
 //! CronJobs: a Job each time that a schedule says.
 
 use super::cron::Schedule;
-use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
+use super::{objects, pods};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
@@ -188,7 +188,7 @@ async fn start(
     }
     let job = of_time(about.resource, cron, time);
     let namespace = meta::namespace(cron);
-    match pods::create(about.api, jobs, namespace, job).await {
+    match objects::create(about.api, jobs, namespace, job).await {
         Ok(job) => {
             let what = format!("Created job {}", meta::name(&job));
             about.normal("SuccessfulCreate", &what).await;

@@ -1,8 +1,9 @@
 //! DaemonSets: one pod on every node that may run it. The scheduler binds it; an affinity to the
 //! node's name leaves it no choice.
 
-use super::deployment::{hash, resolve};
+use super::deployment::resolve;
 use super::nodes::tolerates;
+use super::objects::hash;
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;

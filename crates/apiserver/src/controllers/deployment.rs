@@ -1,6 +1,7 @@
 //! Deployments: ReplicaSets, one per version of the template, scaled against each other.
 
 use super::adoption;
+use super::objects::{self, hash, strip};
 use super::pods;
 use super::progress;
 use super::queue::{Again, Reconcile, Source};
@@ -18,8 +19,6 @@ use std::time::Duration;
 const HASH_LABEL: &str = "pod-template-hash";
 /// Annotation with the number of the version.
 const REVISION: &str = "deployment.kubernetes.io/revision";
-/// Alphabet of the hash, which must be usable in a name.
-const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Rolls Deployments out.
 pub(super) struct Deployments;
@@ -146,7 +145,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                 replicas,
                 newest.saturating_add(1),
             );
-            let value = pods::create(api, &sets, &key.namespace, set).await?;
+            let value = objects::create(api, &sets, &key.namespace, set).await?;
             let set_key = Key::new(key.namespace.clone(), meta::name(&value));
             let Some(entry) = api.store().get(&sets.table, &set_key) else {
                 return Ok(None);
@@ -186,37 +185,6 @@ fn same_template(set: &Value, template: &Value) -> bool {
         labels.remove(HASH_LABEL);
     }
     strip(&own) == strip(template)
-}
-
-/// Without nulls, which mean the same as nothing.
-fn strip(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => Value::Object(
-            map.iter()
-                .filter(|(_, v)| !v.is_null())
-                .map(|(k, v)| (k.clone(), strip(v)))
-                .collect(),
-        ),
-        Value::Array(list) => Value::Array(list.iter().map(strip).collect()),
-        other => other.clone(),
-    }
-}
-
-/// A short name for a template: FNV-1a of its JSON.
-pub(super) fn hash(template: &Value) -> String {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for byte in strip(template).to_string().bytes() {
-        hash ^= u64::from(byte);
-        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    let base = ALPHABET.len() as u64;
-    let mut out = String::new();
-    for _ in 0..9 {
-        let at = usize::try_from(hash % base).unwrap_or(0);
-        out.push(char::from(ALPHABET[at]));
-        hash /= base;
-    }
-    out
 }
 
 fn new_version(
@@ -664,12 +632,5 @@ mod tests {
             ),
             (0, 1)
         );
-    }
-
-    #[test]
-    fn the_hash_ignores_nulls_and_tells_templates_apart() {
-        let a = json!({"spec": {"x": 1, "y": null}});
-        assert_eq!(hash(&a), hash(&json!({"spec": {"x": 1}})));
-        assert_ne!(hash(&a), hash(&json!({"spec": {"x": 2}})));
     }
 }

@@ -5,6 +5,7 @@
 //! up in the store at the moment it matters, so that a late event can never make it delete
 //! something that is owned.
 
+use super::objects;
 use super::queue::LOOK;
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
@@ -408,25 +409,8 @@ async fn release(
     key: &Key,
     uids: &[String],
 ) -> Result<(), ApiError> {
-    api.edit(resource, None, key, |old| {
-        let mut new = old.clone();
-        let metadata = meta::section(&mut new, "metadata");
-        let Some(list) = metadata
-            .get_mut("ownerReferences")
-            .and_then(Value::as_array_mut)
-        else {
-            return Ok(None);
-        };
-        let before = list.len();
-        list.retain(|o| !uids.iter().any(|u| meta::text(o, &["uid"]) == u));
-        let changed = list.len() != before;
-        if list.is_empty() {
-            metadata.remove("ownerReferences");
-        }
-        Ok(changed.then_some(new))
-    })
-    .await
-    .map(|_| ())
+    let goes = |o: &Value| uids.iter().any(|u| meta::text(o, &["uid"]) == u);
+    objects::drop_owners(api, resource, key, goes).await
 }
 
 /// The objects that name `owner`, a uid, at this moment: the deletion of an owner must not go on

@@ -19,6 +19,7 @@ mod job;
 mod job_rules;
 mod namespaces;
 mod nodes;
+mod objects;
 mod pod_gc;
 mod pods;
 mod progress;

@@ -1,9 +1,10 @@
 //! What the controllers ask about pods, and how they make them.
 
+use super::objects::create_object;
 use super::recorder::About;
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
-use crate::rest::{Api, DeleteOptions, Input, Object, Propagation, WriteOptions, meta};
+use crate::rest::{Api, DeleteOptions, Object, Propagation, meta};
 use crate::store::{Entry, Key};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -99,30 +100,6 @@ pub(super) fn from_template(template: &Value, resource: &Resource, owner: &Value
     })
 }
 
-/// Creates an object in `namespace`.
-pub(super) async fn create(
-    api: &Api,
-    resource: &Arc<Resource>,
-    namespace: &str,
-    object: Value,
-) -> Result<Value, ApiError> {
-    let done = create_object(api, resource, namespace, object).await?;
-    Ok(done.value(resource))
-}
-
-async fn create_object(
-    api: &Api,
-    resource: &Arc<Resource>,
-    namespace: &str,
-    object: Value,
-) -> Result<Object, ApiError> {
-    let options = WriteOptions::default();
-    let done = api
-        .create_object(resource, namespace, Input::from(object), &options)
-        .await?;
-    Ok(done.object)
-}
-
 /// Deletes exactly this object; that it is gone already is fine.
 pub(super) async fn delete(
     api: &Api,
@@ -140,7 +117,7 @@ pub(super) async fn delete(
     }
 }
 
-/// [`create`] of a pod that is said of its owner.
+/// [`create_object`] of a pod that is said of its owner.
 pub(super) async fn create_of(
     about: &About<'_>,
     resource: &Arc<Resource>,

@@ -3,7 +3,7 @@
 //! As upstream's recorder, one that happens again is counted in the event that is there, many that
 //! differ in their text only become one, and an object that never stops gets few.
 
-use super::deployment::hash;
+use super::objects::{self, hash};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
@@ -156,7 +156,7 @@ impl About<'_> {
             "lastTimestamp": now,
             "count": 1,
         });
-        super::pods::create(api, &events, namespace, event)
+        objects::create(api, &events, namespace, event)
             .await
             .map(drop)
     }

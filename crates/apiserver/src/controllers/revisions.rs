@@ -1,7 +1,7 @@
 //! ControllerRevisions of StatefulSets and DaemonSets: the templates they had, for
 //! `kubectl rollout history` and `undo`.
 
-use super::pods;
+use super::{objects, pods};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
@@ -60,7 +60,7 @@ pub(super) async fn record(
                 "data": { "spec": { "template": data } },
                 "revision": newest.saturating_add(1),
             });
-            match pods::create(api, &revisions, namespace, revision).await {
+            match objects::create(api, &revisions, namespace, revision).await {
                 // Of an owner of that name that is gone, or goes soon: the next look finds it so.
                 Err(e) if e.code != 409 => return Err(e),
                 _ => {}

@@ -3,7 +3,7 @@
 //! Volume claim templates are not acted on: there is no volume provisioner here.
 
 use super::adoption;
-use super::deployment::hash;
+use super::objects::{self, hash};
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
@@ -250,7 +250,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                 let mut pod = pods::from_template(template, &resource, &set);
                 number(&mut pod, &set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
-                let done = pods::create(api, &pods_resource, &key.namespace, pod).await;
+                let done = objects::create(api, &pods_resource, &key.namespace, pod).await;
                 tell(&about, "create", &pod_name, &done).await;
                 done?;
                 status.replicas += 1;

@@ -2,6 +2,9 @@
 
 use http::HeaderMap;
 
+/// The media type of objects in protobuf.
+pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
 /// How objects are written into a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
@@ -63,7 +66,7 @@ impl Clause {
     }
 
     fn protobuf(&self) -> bool {
-        self.media == super::protobuf::TYPE
+        self.media == PROTOBUF
     }
 }
 

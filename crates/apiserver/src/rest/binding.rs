@@ -1,7 +1,7 @@
 //! `pods/binding`: the scheduler's word.
 
 use super::admission::{Attributes, Operation, Options};
-use super::dispatch::Call;
+use super::call::Call;
 use super::{Api, meta, respond};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};

@@ -1,7 +1,8 @@
 //! What exists before anybody asks for it.
 
 use super::Api;
-use super::write::{Input, WriteOptions};
+use super::options::WriteOptions;
+use super::write::Input;
 use crate::kinds::status::ApiError;
 use serde_json::{Value, json};
 

@@ -1,16 +1,42 @@
-//! What a write must not do: to the identity of an object, to its fields, to its deletion.
+//! What a write must not do: to the identity of an object, to its fields, to its deletion; and what a
+//! client is told of it.
 
 use super::body::Problems;
 use super::meta;
-use super::write::{FieldValidation, WriteOptions};
+use super::options::{FieldValidation, WriteOptions};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
-use crate::store::Key;
+use crate::store::{Key, StoreError};
 use serde_json::Value;
 
 /// 422 about an object.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> ApiError {
     ApiError::invalid(&resource.group, &resource.kind, name, errors)
+}
+
+/// Translates what the store says into what a client is told.
+pub(crate) fn store_error(resource: &Resource, key: &Key, error: StoreError) -> ApiError {
+    let (group, plural) = (&*resource.group, &*resource.plural);
+    match error {
+        StoreError::NotFound { .. } => ApiError::not_found(group, plural, &key.name),
+        StoreError::Exists { current } => {
+            if meta::deleting(&current.value()) {
+                ApiError::already_exists_terminating(group, plural, &key.name)
+            } else {
+                ApiError::already_exists(group, plural, &key.name)
+            }
+        }
+        StoreError::Conflict { .. } => ApiError::stale(group, plural, &key.name),
+        StoreError::Expired { requested, oldest } => ApiError::too_old(requested, oldest),
+        StoreError::Future { requested, current } => {
+            ApiError::too_large_resource_version(requested, current)
+        }
+        StoreError::TooLarge { limit, .. } => ApiError::too_large(limit),
+        StoreError::Closed => {
+            ApiError::new(503, "ServiceUnavailable", "the server is shutting down")
+        }
+        other => ApiError::internal(other.to_string()),
+    }
 }
 
 pub(super) fn namespace_mismatch() -> ApiError {
@@ -220,4 +246,17 @@ pub(super) fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<Fie
             "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
         ),
     )]
+}
+
+/// Refuses a new object of a definition that is being deleted.
+pub(super) fn terminating(resource: &Resource, name: &str) -> Result<(), ApiError> {
+    match &resource.custom {
+        Some(version) if version.terminating => Err(ApiError::forbidden(
+            &resource.group,
+            &resource.plural,
+            name,
+            "create not allowed while custom resource definition is terminating",
+        )),
+        _ => Ok(()),
+    }
 }

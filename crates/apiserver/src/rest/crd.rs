@@ -1,5 +1,6 @@
 //! Custom resource definitions: serving what was stored, and saying so in the status.
 
+use super::check::terminating;
 use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
@@ -16,19 +17,6 @@ fn emptied(definition: &Value) -> bool {
         && !meta::finalizers(definition)
             .iter()
             .any(|f| f == super::CRD_FINALIZER)
-}
-
-/// Refuses a new object of a definition that is being deleted.
-pub(super) fn terminating(resource: &Resource, name: &str) -> Result<(), ApiError> {
-    match &resource.custom {
-        Some(version) if version.terminating => Err(ApiError::forbidden(
-            &resource.group,
-            &resource.plural,
-            name,
-            "create not allowed while custom resource definition is terminating",
-        )),
-        _ => Ok(()),
-    }
 }
 
 impl Api {
@@ -62,7 +50,7 @@ impl Api {
             .delete(resource.table.clone(), entry.key.clone(), None, None);
         match gone.await {
             Ok(_) | Err(StoreError::NotFound { .. }) => Err(error),
-            Err(e) => Err(super::write::store_error(resource, &entry.key, e)),
+            Err(e) => Err(super::check::store_error(resource, &entry.key, e)),
         }
     }
 
@@ -135,7 +123,7 @@ impl Api {
             match done {
                 Ok(_) | Err(StoreError::NotFound { .. }) => return Ok(()),
                 Err(StoreError::Conflict { current }) => entry = current,
-                Err(e) => return Err(super::write::store_error(resource, &entry.key, e)),
+                Err(e) => return Err(super::check::store_error(resource, &entry.key, e)),
             }
         }
     }

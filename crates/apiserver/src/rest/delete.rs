@@ -1,9 +1,10 @@
 //! Deletion: preconditions, grace, finalizers, propagation.
 
 use super::admission::{Attributes, Operation, Options};
+use super::check::store_error;
+use super::options::{DeleteOptions, Propagation};
 use super::query::{Query, check_dry_run};
-use super::write::store_error;
-use super::{Api, User, meta};
+use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, StoreError};
@@ -11,43 +12,10 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// What happens to the objects that the deleted one owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Propagation {
-    /// They lose the owner and live on.
-    Orphan,
-    /// They are deleted after it.
-    Background,
-    /// They are deleted before it.
-    Foreground,
-}
-
-/// Options of a delete.
-#[derive(Debug, Clone, Default)]
-pub struct DeleteOptions {
-    /// Seconds to wait before the object goes; `None`: what the object says.
-    pub grace_period_seconds: Option<i64>,
-    /// Only this incarnation of the object.
-    pub uid: Option<String>,
-    /// Only this version of the object.
-    pub resource_version: Option<String>,
-    /// What happens to dependents; `None`: the default, background.
-    pub propagation: Option<Propagation>,
-    /// Check everything, delete nothing.
-    pub dry_run: bool,
-    /// Who deletes; `None`: the controllers of this process.
-    pub user: Option<Arc<User>>,
-    /// The deletion is part of a request that was admitted under another name: an eviction.
-    pub(crate) admitted: bool,
-}
-
 /// Finalizer of a foreground deletion.
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
 /// Finalizer of an orphaning deletion.
 pub(crate) const ORPHAN: &str = "orphan";
-/// Namespaces that always exist.
-pub(crate) const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
-
 /// What a delete did.
 #[derive(Debug)]
 pub(crate) enum Deleted {

@@ -1,109 +1,26 @@
 //! From a request to the verb that answers it.
 
-use super::accept::{Encoding, Endpoint, Form, Negotiated, negotiate, only_protobuf};
-use super::body::{self, Decoded};
-use super::delete::{DeleteOptions, Deleted};
-use super::path::{ResourcePath, Target};
+use super::accept::{Endpoint, Form, only_protobuf};
+use super::body;
+use super::call::{Call, PRODUCED, method_not_allowed};
+use super::delete::Deleted;
+use super::path::Target;
 use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
-use super::write::{Input, Object, Outcome, WriteOptions};
-use super::{Api, User, exec, guard, nonresource, path, protobuf, transform, usage};
+use super::write::{Object, Outcome};
+use super::{Api, User, exec, guard, nonresource, path, transform, usage};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderValue, Method};
 use hyper::upgrade::OnUpgrade;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-
-/// The representations we write, for 406.
-const PRODUCED: &[&str] = &["application/json", "application/yaml", protobuf::TYPE];
-
-/// Everything a handler may look at, with the body read.
-#[derive(Debug)]
-pub(super) struct Call {
-    pub(super) path: ResourcePath,
-    pub(super) query: Query,
-    pub(super) headers: HeaderMap,
-    pub(super) user: User,
-    pub(super) body: Bytes,
-    /// The connection itself, for requests that want to speak something else on it.
-    pub(super) upgrade: Option<OnUpgrade>,
-}
-
-impl Call {
-    /// Decodes the body by its content type.
-    pub(super) fn decode(&self) -> Result<Decoded, ApiError> {
-        body::decode(&body::content_type(&self.headers), &self.body)
-    }
-
-    /// The decoded body as the input of a write.
-    pub(super) fn input(&self) -> Result<Input, ApiError> {
-        let Decoded { value, problems } = self.decode()?;
-        Ok(Input {
-            value,
-            problems,
-            ..Input::default()
-        })
-    }
-
-    /// The options of a create, update or patch, with who asks.
-    pub(super) fn write_options(&self, kind: &str) -> Result<WriteOptions, ApiError> {
-        let mut options = self.query.write_options(kind, self.user_agent())?;
-        options.user = Some(Arc::new(self.user.clone()));
-        Ok(options)
-    }
-
-    /// The options of a delete, with who asks.
-    fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
-        let mut options = DeleteOptions::parse(&self.decode()?.value, &self.query)?;
-        options.user = Some(Arc::new(self.user.clone()));
-        Ok(options)
-    }
-
-    /// The client program.
-    pub(super) fn user_agent(&self) -> Option<&str> {
-        self.headers
-            .get(http::header::USER_AGENT)
-            .and_then(|v| v.to_str().ok())
-    }
-
-    /// Namespace of the path, `""` without.
-    pub(super) fn namespace(&self) -> &str {
-        self.path.namespace.as_deref().unwrap_or("")
-    }
-
-    /// Name in the path, `""` without.
-    pub(super) fn name(&self) -> &str {
-        self.path.name.as_deref().unwrap_or("")
-    }
-
-    /// What representation the reply has.
-    pub(super) fn negotiate(&self, endpoint: Endpoint) -> Result<Negotiated, ApiError> {
-        negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
-    }
-
-    /// Refuses, before anything is written, what could not be answered afterwards.
-    fn check_reply(&self) -> Result<(), ApiError> {
-        self.negotiate(Endpoint::One)?;
-        transform::include(&self.query).map(drop)
-    }
-
-    /// How a reply without other representations is written.
-    pub(super) fn style(&self) -> Style {
-        let encoding =
-            negotiate(&self.headers, Endpoint::One).map_or(Encoding::Json, |n| n.encoding);
-        Style {
-            encoding,
-            pretty: self.query.pretty(),
-        }
-    }
-}
 
 /// Answers a request. A bug in a handler answers 500 instead of ending the connection.
 pub(super) async fn serve(api: Api, request: axum::extract::Request) -> Response {
@@ -459,15 +376,6 @@ impl Api {
         }
         self.serve_review(resource, call)
     }
-}
-
-/// 405 for a method that no verb stands for.
-pub(super) fn method_not_allowed() -> ApiError {
-    ApiError::new(
-        405,
-        "MethodNotAllowed",
-        "the server does not allow this method on the requested resource",
-    )
 }
 
 /// Drops the empty strings of an object.

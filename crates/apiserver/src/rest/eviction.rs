@@ -2,10 +2,12 @@
 
 use super::admission::{Attributes, Operation, Options};
 use super::binding::created;
-use super::delete::{DeleteOptions, Deleted};
-use super::dispatch::Call;
+use super::call::Call;
+use super::delete::Deleted;
+use super::options::DeleteOptions;
+use super::options::WriteOptions;
 use super::query::Query;
-use super::write::{Input, WriteOptions};
+use super::write::Input;
 use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::selector::LabelSelector;

@@ -246,7 +246,7 @@ impl Api {
                 ));
             }
             Err(e) => {
-                return Err(super::write::store_error(resource, &Key::cluster(""), e));
+                return Err(super::check::store_error(resource, &Key::cluster(""), e));
             }
         };
         let include = transform::include(query)?;

@@ -1,7 +1,7 @@
 //! Who owns the fields that a write changes.
 
 use super::Api;
-use super::write::WriteOptions;
+use super::options::WriteOptions;
 use crate::kinds::Resource;
 use crate::kinds::patch::{self, Writer};
 use serde_json::Value;

@@ -10,6 +10,7 @@ mod admission;
 mod binding;
 mod body;
 mod bootstrap;
+mod call;
 mod check;
 mod crd;
 mod delete;
@@ -21,6 +22,7 @@ mod list;
 mod managers;
 pub(crate) mod meta;
 mod nonresource;
+mod options;
 mod patch;
 mod path;
 mod podlog;
@@ -51,14 +53,13 @@ pub use admission::{
     InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
 };
 pub(crate) use crd::CRDS;
-pub use delete::{DeleteOptions, Propagation};
 pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use exec::PodExec;
 pub use guard::Authorization;
 pub use logs::{LogOptions, LogStream, PodLogs};
+pub use options::{DeleteOptions, FieldValidation, Propagation, WriteOptions};
 pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
-pub use write::{FieldValidation, WriteOptions};
 pub(crate) use write::{Input, Object};
 
 /// What the REST layer works on.

@@ -2,7 +2,7 @@
 
 use super::Api;
 use super::accept::{Clause, Encoding, clauses};
-use super::dispatch::method_not_allowed;
+use super::call::method_not_allowed;
 use super::query::Query;
 use super::respond::{self, Style};
 use crate::kinds::status::ApiError;

@@ -1,8 +1,9 @@
 //! PATCH: four kinds of documents, one pipeline.
 
 use super::body::{self, Problems};
-use super::dispatch::Call;
-use super::write::{Input, Outcome, WriteOptions};
+use super::call::Call;
+use super::options::WriteOptions;
+use super::write::{Input, Outcome};
 use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::patch;

@@ -1,6 +1,6 @@
 //! `pods/log`.
 
-use super::dispatch::Call;
+use super::call::Call;
 use super::logs::LogOptions;
 use super::query::Query;
 use super::{Api, meta, respond};

@@ -11,8 +11,6 @@ use futures::{Stream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, header};
 use serde_json::Value;
 
-/// The media type of objects.
-pub(super) const TYPE: &str = "application/vnd.kubernetes.protobuf";
 /// The media type of the events of a watch.
 const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
@@ -47,7 +45,7 @@ pub(crate) async fn rewrite(response: Response) -> Response {
             Err(e) => return respond::error(&ApiError::internal(e.to_string())),
         };
         match message(&bytes) {
-            Ok(body) => (TYPE, Body::from(body)),
+            Ok(body) => (accept::PROTOBUF, Body::from(body)),
             Err(ProtoError::UnknownKind { .. }) => ("application/json", Body::from(bytes)),
             Err(e) => return respond::error(&ApiError::internal(e.to_string())),
         }

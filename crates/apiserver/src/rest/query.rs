@@ -1,7 +1,7 @@
 //! Query parameters.
 
+use super::options::{FieldValidation, WriteOptions};
 use super::path::percent_decode;
-use super::write::{FieldValidation, WriteOptions};
 use crate::kinds::status::{ApiError, FieldError};
 
 /// The decoded parameters, in order. Unknown ones are ignored, as in every Kubernetes server.

@@ -1,7 +1,7 @@
 //! Questions about users and permissions, answered by the same rules as requests.
 
 use super::accept::Endpoint;
-use super::dispatch::Call;
+use super::call::Call;
 use super::{Api, User, meta, respond};
 use crate::authz::{Attributes, ResourceTarget, Rule, Target};
 use crate::kinds::Resource;
@@ -51,7 +51,7 @@ impl Api {
             }
             "selfsubjectrulesreviews" => self.review_rules(&call.user, &review)?,
             "tokenreviews" => self.review_token(&review)?,
-            _ => return Err(super::dispatch::method_not_allowed()),
+            _ => return Err(super::call::method_not_allowed()),
         };
         meta::as_object(&mut review).insert("status".to_owned(), status);
         Ok(respond::value(201, &review, call.style()))

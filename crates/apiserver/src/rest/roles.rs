@@ -1,6 +1,7 @@
 //! The roles every cluster has, and cluster roles that are the sum of others.
 
-use super::write::{Input, WriteOptions};
+use super::options::WriteOptions;
+use super::write::Input;
 use super::{Api, meta};
 use crate::authz::bootstrap::{self, AGGREGATED, AUTO_UPDATE, GROUP};
 use crate::authz::{Rule, uncovered};

@@ -1,7 +1,7 @@
 //! The `scale` sub-resource: replicas through one face for all workloads.
 
 use super::accept::Endpoint;
-use super::dispatch::{Call, method_not_allowed};
+use super::call::{Call, method_not_allowed};
 use super::patch::{self, Patch};
 use super::respond::{self, Style};
 use super::update::{Projection, Target};

@@ -1,6 +1,6 @@
 //! `serviceaccounts/token`: a token for an account, bound to what shall vouch for it.
 
-use super::dispatch::Call;
+use super::call::Call;
 use super::{Api, User, meta, respond};
 use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, TableId};

@@ -1,12 +1,14 @@
 //! Changing objects.
 
 use super::admission::{self, Attributes, Operation, Options};
+use super::check::store_error;
 use super::check::{
     check_fields, check_identity, check_update_identity, invalid, keep_identity, namespace_held,
     new_finalizers_while_deleting, pending_grace,
 };
 use super::managers::is_plain;
-use super::write::{Input, Object, Outcome, WriteOptions, store_error};
+use super::options::WriteOptions;
+use super::write::{Input, Object, Outcome};
 use super::{Api, meta};
 use crate::kinds::status::ApiError;
 use crate::kinds::{Resource, patch};

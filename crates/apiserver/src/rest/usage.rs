@@ -1,7 +1,7 @@
 //! `metrics.k8s.io`: what nodes and pods use, for `kubectl top`. The NodeMetric of each node says it;
 //! it is read when somebody asks, and nothing is kept.
 
-use super::dispatch::{Call, method_not_allowed};
+use super::call::{Call, method_not_allowed};
 use super::selection::Selection;
 use super::{Api, guard, meta, respond};
 use crate::kinds::Resource;
@@ -231,7 +231,7 @@ impl Api {
         let page = self
             .store()
             .list(&measured.table, namespace, None, None, None, &matches)
-            .map_err(|e| super::write::store_error(&measured, &Key::cluster(""), e))?;
+            .map_err(|e| super::check::store_error(&measured, &Key::cluster(""), e))?;
         let items: Vec<Value> = page
             .items
             .iter()

@@ -374,7 +374,7 @@ impl Api {
                         &|e| selection.matches(e),
                     )
                     .map_err(|e| {
-                        super::write::store_error(resource, &crate::store::Key::cluster(""), e)
+                        super::check::store_error(resource, &crate::store::Key::cluster(""), e)
                     })?;
                 initial = page.items.into();
                 page.revision
@@ -391,7 +391,7 @@ impl Api {
                 return Ok(protobuf::lines(Body::from(bytes)));
             }
             Err(e) => {
-                return Err(super::write::store_error(
+                return Err(super::check::store_error(
                     resource,
                     &crate::store::Key::cluster(""),
                     e,

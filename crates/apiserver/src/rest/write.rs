@@ -2,45 +2,15 @@
 
 use super::admission::{self, Attributes, Operation, Options};
 use super::body::Problems;
-use super::check::{check_fields, check_identity, invalid, namespace_mismatch};
-use super::{Api, User, meta};
+use super::check::{check_fields, check_identity, invalid, namespace_mismatch, store_error};
+use super::options::WriteOptions;
+use super::{Api, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
 use crate::store::{Entry, Key, StoreError};
 use bytes::Bytes;
 use serde_json::Value;
 use std::sync::Arc;
-
-/// What to do with unknown and duplicate fields in a body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FieldValidation {
-    /// Drop them silently.
-    #[default]
-    Ignore,
-    /// Drop them and warn.
-    Warn,
-    /// Refuse the request.
-    Strict,
-}
-
-/// Options of creates, updates and patches.
-#[derive(Debug, Clone, Default)]
-pub struct WriteOptions {
-    /// Do everything but store.
-    pub dry_run: bool,
-    /// What happens to unknown fields.
-    pub field_validation: FieldValidation,
-    /// Who owns the fields that are written; empty: the controllers of this process.
-    pub field_manager: String,
-    /// Take fields over from other managers (apply only).
-    pub force: bool,
-    /// The write is a patch.
-    pub(crate) patch: bool,
-    /// Who writes; `None`: the controllers of this process.
-    pub user: Option<Arc<User>>,
-    /// The write is part of a request that was admitted under another name, as an eviction.
-    pub(crate) admitted: bool,
-}
 
 /// An object as the result of a verb: stored, or only computed (dry run, other version).
 #[derive(Debug, Clone)]
@@ -142,31 +112,6 @@ pub(crate) fn generated_name(prefix: &str) -> String {
         ));
     }
     name
-}
-
-/// Translates what the store says into what a client is told.
-pub(crate) fn store_error(resource: &Resource, key: &Key, error: StoreError) -> ApiError {
-    let (group, plural) = (&*resource.group, &*resource.plural);
-    match error {
-        StoreError::NotFound { .. } => ApiError::not_found(group, plural, &key.name),
-        StoreError::Exists { current } => {
-            if meta::deleting(&current.value()) {
-                ApiError::already_exists_terminating(group, plural, &key.name)
-            } else {
-                ApiError::already_exists(group, plural, &key.name)
-            }
-        }
-        StoreError::Conflict { .. } => ApiError::stale(group, plural, &key.name),
-        StoreError::Expired { requested, oldest } => ApiError::too_old(requested, oldest),
-        StoreError::Future { requested, current } => {
-            ApiError::too_large_resource_version(requested, current)
-        }
-        StoreError::TooLarge { limit, .. } => ApiError::too_large(limit),
-        StoreError::Closed => {
-            ApiError::new(503, "ServiceUnavailable", "the server is shutting down")
-        }
-        other => ApiError::internal(other.to_string()),
-    }
 }
 
 impl Api {

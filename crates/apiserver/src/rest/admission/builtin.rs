@@ -4,13 +4,14 @@
 use super::{Attributes, Operation};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;
-use crate::rest::delete::IMMORTAL;
-use crate::rest::{Api, meta};
+use crate::rest::{Api, check, meta};
 use crate::store::{Key, TableId};
 use serde_json::{Value, json};
 
 /// Seconds a pod tolerates a dead node unless it says otherwise.
 const DEFAULT_TOLERATION_SECONDS: i64 = 300;
+/// Namespaces that always exist.
+const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// Runs the plugins over a write.
 pub(super) fn admit(
@@ -21,7 +22,7 @@ pub(super) fn admit(
     namespace_lifecycle(api, attributes, object)?;
     let resource = attributes.resource;
     if attributes.operation == Operation::Create && attributes.subresource.is_empty() {
-        crate::rest::crd::terminating(resource, attributes.name)?;
+        check::terminating(resource, attributes.name)?;
         if resource.is("", "pods") {
             priority(api, object)?;
             service_account(api, attributes.namespace, object)?;

@@ -1,7 +1,7 @@
 //! What this server stores without doing it, and says so to who writes it.
 
 use super::{Attributes, Operation};
-use crate::rest::{CRDS, meta};
+use crate::rest::meta;
 use serde_json::Value;
 
 /// Group, plural, and what does not happen here.
@@ -104,7 +104,7 @@ pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut
         ));
     } else if resource.is("", "services") {
         service(object, warnings);
-    } else if resource.is(CRDS.0, CRDS.1) {
+    } else if crate::kinds::crd::is_definition(resource) {
         definition(object, warnings);
     }
 }

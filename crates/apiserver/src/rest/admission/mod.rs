@@ -21,8 +21,8 @@ mod tests;
 mod trust;
 mod webhooks;
 
-use super::delete::DeleteOptions;
-use super::write::WriteOptions;
+use super::options::DeleteOptions;
+use super::options::WriteOptions;
 use super::{Api, User};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;

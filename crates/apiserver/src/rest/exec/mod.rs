@@ -7,7 +7,7 @@
 
 mod websocket;
 
-use super::dispatch::Call;
+use super::call::Call;
 use super::{Api, guard, meta};
 use crate::kinds::Resource;
 use crate::kinds::status::ApiError;

@@ -1,0 +1,108 @@
+//! What controllers do with objects of any kind.
+
+use crate::kinds::Resource;
+use crate::kinds::status::ApiError;
+use crate::rest::{Api, Input, Object, WriteOptions, meta};
+use crate::store::Key;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Alphabet of the hash, which must be usable in a name.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// Creates an object in `namespace`.
+pub(super) async fn create(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    object: Value,
+) -> Result<Value, ApiError> {
+    let done = create_object(api, resource, namespace, object).await?;
+    Ok(done.value(resource))
+}
+
+/// [`create`] for who may not need the object.
+pub(super) async fn create_object(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    object: Value,
+) -> Result<Object, ApiError> {
+    let options = WriteOptions::default();
+    let done = api
+        .create_object(resource, namespace, Input::from(object), &options)
+        .await?;
+    Ok(done.object)
+}
+
+/// Takes the owners for whom `goes` is true off an object's list.
+pub(super) async fn drop_owners(
+    api: &Api,
+    resource: &Arc<Resource>,
+    key: &Key,
+    goes: impl Fn(&Value) -> bool + Send + Sync,
+) -> Result<(), ApiError> {
+    api.edit(resource, None, key, |old| {
+        let mut new = old.clone();
+        let metadata = meta::section(&mut new, "metadata");
+        let Some(list) = metadata
+            .get_mut("ownerReferences")
+            .and_then(Value::as_array_mut)
+        else {
+            return Ok(None);
+        };
+        let before = list.len();
+        list.retain(|o| !goes(o));
+        let changed = list.len() != before;
+        if list.is_empty() {
+            metadata.remove("ownerReferences");
+        }
+        Ok(changed.then_some(new))
+    })
+    .await
+    .map(drop)
+}
+
+/// Without nulls, which mean the same as nothing.
+pub(super) fn strip(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => Value::Object(
+            map.iter()
+                .filter(|(_, v)| !v.is_null())
+                .map(|(k, v)| (k.clone(), strip(v)))
+                .collect(),
+        ),
+        Value::Array(list) => Value::Array(list.iter().map(strip).collect()),
+        other => other.clone(),
+    }
+}
+
+/// A short name for a template: FNV-1a of its JSON.
+pub(super) fn hash(template: &Value) -> String {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in strip(template).to_string().bytes() {
+        hash ^= u64::from(byte);
+        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    let base = ALPHABET.len() as u64;
+    let mut out = String::new();
+    for _ in 0..9 {
+        let at = usize::try_from(hash % base).unwrap_or(0);
+        out.push(char::from(ALPHABET[at]));
+        hash /= base;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_hash_ignores_nulls_and_tells_templates_apart() {
+        let a = json!({"spec": {"x": 1, "y": null}});
+        assert_eq!(hash(&a), hash(&json!({"spec": {"x": 1}})));
+        assert_ne!(hash(&a), hash(&json!({"spec": {"x": 2}})));
+    }
+}

@@ -1,0 +1,184 @@
+//! Circles among the parts of a module: its files and folders, which may know each other in one
+//! direction only. What the module's own file declares is common to all of them and does not count,
+//! but a name that it passes on from a part does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The parts of one module: who names whom.
+type Graph = BTreeMap<String, BTreeSet<String>>;
+
+/// The circles in the module whose files these are, as paths below its folder with their text.
+pub(crate) fn faults(module: &str, files: &[(&Path, &str)]) -> Vec<String> {
+    let part = |path: &Path| -> Option<String> {
+        let first = path.iter().next()?.to_str()?;
+        Some(first.strip_suffix(".rs").unwrap_or(first).to_owned())
+    };
+    let parts: BTreeSet<String> = files.iter().filter_map(|(p, _)| part(p)).collect();
+    let own = files.iter().find(|(p, _)| *p == Path::new("mod.rs"));
+    let passed_on = own.map_or_else(BTreeMap::new, |(_, text)| passed_on(text, &parts));
+    let mut graph = Graph::new();
+    for (path, text) in files {
+        let is_test = path.iter().any(|p| p == "tests" || p == "tests.rs");
+        let Some(this) = part(path).filter(|p| p != "mod" && !is_test) else {
+            continue;
+        };
+        let below = path.iter().count() - usize::from(path.ends_with("mod.rs"));
+        let prefixes = [format!("crate::{module}::"), "super::".repeat(below)];
+        for name in prefixes.iter().flat_map(|p| named(&code(text), p)) {
+            let of = if parts.contains(&name) {
+                Some(&name)
+            } else {
+                passed_on.get(&name)
+            };
+            if let Some(of) = of.filter(|of| **of != this) {
+                graph.entry(this.clone()).or_default().insert(of.clone());
+            }
+        }
+    }
+    let circles: BTreeSet<Vec<String>> = graph.keys().filter_map(|p| circle(&graph, p)).collect();
+    circles
+        .iter()
+        .map(|c| format!("{module}: the parts {} know each other", c.join(", ")))
+        .collect()
+}
+
+/// The source without comments and tests.
+fn code(text: &str) -> String {
+    let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
+    let lines = text[..end].lines();
+    let mut out = String::new();
+    for line in lines {
+        out.push_str(line.split("//").next().unwrap_or_default());
+        out.push('\n');
+    }
+    out
+}
+
+/// What a module's own file gives on: name to part.
+fn passed_on(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    for (at, _) in text.match_indices("use ") {
+        let Some((path, _)) = text[at + 4..].split_once(';') else {
+            continue;
+        };
+        let Some((part, names)) = path.split_once("::").filter(|(p, _)| parts.contains(*p)) else {
+            continue;
+        };
+        for word in names.split(|c: char| !c.is_alphanumeric() && c != '_') {
+            out.insert(word.to_owned(), part.to_owned());
+        }
+    }
+    out
+}
+
+/// The first words behind `prefix`, of a list of all its elements.
+fn named(code: &str, prefix: &str) -> Vec<String> {
+    let word = |text: &str| -> String {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+        text[..end.unwrap_or(text.len())].to_owned()
+    };
+    let mut out = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        // A longer `super::super::`, or the end of another name.
+        let before = code[..at].chars().next_back();
+        if before.is_some_and(|c| c == ':' || c.is_alphanumeric() || c == '_') {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
+        let Some(list) = rest.strip_prefix('{') else {
+            out.push(word(rest));
+            continue;
+        };
+        let (mut depth, mut from) = (0, 0);
+        for (i, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth > 0 => depth -= 1,
+                ',' | '}' if depth == 0 => {
+                    out.push(word(list[from..i].trim()));
+                    from = i + 1;
+                    if c == '}' {
+                        break;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+/// The parts that `start` reaches and that reach it, if there are any.
+fn circle(graph: &Graph, start: &str) -> Option<Vec<String>> {
+    let reached = |from: &str| -> BTreeSet<String> {
+        let mut seen = BTreeSet::new();
+        let mut next: Vec<&str> = vec![from];
+        while let Some(part) = next.pop() {
+            for other in graph.get(part).into_iter().flatten() {
+                if seen.insert(other.clone()) {
+                    next.push(other);
+                }
+            }
+        }
+        seen
+    };
+    let around: Vec<String> = reached(start)
+        .into_iter()
+        .filter(|other| reached(other).contains(start))
+        .collect();
+    (!around.is_empty()).then_some(around)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let files: Vec<(&Path, &str)> = files.iter().map(|(p, t)| (Path::new(*p), *t)).collect();
+        faults("rest", &files)
+    }
+
+    #[test]
+    fn parts_know_each_other_in_one_direction() {
+        let (a, b) = (("a.rs", "use super::b::B;"), ("b.rs", "struct B;"));
+        assert_eq!(found(&[a, b]), [""; 0]);
+        let back = ["use super::a::A;", "fn f(a: &crate::rest::a::A) {}"];
+        for back in back {
+            assert_eq!(
+                found(&[a, ("b.rs", back)]),
+                ["rest: the parts a, b know each other"]
+            );
+        }
+        // A list, over lines; a file further down; a name that the module passes on.
+        let list = "use super::{\n    c::{D, E},\n    a,\n};";
+        assert_eq!(found(&[a, ("b.rs", list)]).len(), 1);
+        let below = ("b/x.rs", "use super::super::a;");
+        assert_eq!(found(&[a, ("b/mod.rs", ""), below]).len(), 1);
+        let module = ("mod.rs", "pub(crate) use a::{self, A};");
+        assert_eq!(found(&[module, a, ("b.rs", "use super::A;")]).len(), 1);
+        let far = ("c.rs", "use super::a::A;");
+        assert_eq!(
+            found(&[a, ("b.rs", "use super::c;"), far]),
+            ["rest: the parts a, b, c know each other"]
+        );
+    }
+
+    #[test]
+    fn tests_comments_and_other_modules_do_not_count() {
+        let a = ("a.rs", "use super::b::B;");
+        for text in [
+            "// see super::a",
+            "fn f() {}\n#[cfg(test)]\nmod tests {\n    use super::super::a;\n}",
+            "use crate::kinds::a;",
+            "mod a { use super::x; }",
+        ] {
+            assert_eq!(found(&[a, ("b.rs", text)]), [""; 0], "{text}");
+        }
+        assert_eq!(found(&[a, ("b/tests.rs", "use super::super::a;")]), [""; 0]);
+        assert_eq!(
+            found(&[("mod.rs", "use a::A;"), ("a.rs", "use super::Api;")]),
+            [""; 0]
+        );
+    }
+}
