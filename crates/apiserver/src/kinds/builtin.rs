@@ -117,7 +117,8 @@ const FLOW: &str = "flowcontrol.apiserver.k8s.io";
 pub(super) const APIEXTENSIONS: &str = "apiextensions.k8s.io";
 const EVENTS: &str = "events.k8s.io";
 const CERTS: &str = "certificates.k8s.io";
-const METRICS: &str = "metrics.k8s.io";
+/// What nodes and pods use.
+pub(super) const METRICS: &str = "metrics.k8s.io";
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[

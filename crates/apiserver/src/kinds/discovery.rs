@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::builtin::METRICS;
 use super::meta::version_rank;
 use super::registry::Registry;
 use super::resource::{GroupVersionKind, Resource, Subresource};
@@ -49,6 +50,9 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
             .versions
             .sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
     }
+    // An aggregated API of priority 100, after the definitions' 1000: kubectl takes the first group
+    // that knows a name, and `nodemetrics` is a kind there and a resource of Koordinator's.
+    out.sort_by_key(|group| &*group.name == METRICS);
     out
 }
 
@@ -273,6 +277,18 @@ mod tests {
         assert!(resource_list(&registry, "apps", "v2").is_none());
         let apps = group(&registry, "apps").unwrap();
         assert_eq!(apps["preferredVersion"]["groupVersion"], "apps/v1");
+    }
+
+    #[test]
+    fn what_definitions_name_comes_before_usage() {
+        let registry = Registry::builtin();
+        for crd in koord_api::crd_values() {
+            registry.install_crd(&crd).unwrap();
+        }
+        let groups = groups(&registry);
+        let names: Vec<&str> = groups.iter().map(|group| &*group.name).collect();
+        assert_eq!((names[0], names.last()), ("", Some(&METRICS)));
+        assert!(names.contains(&"slo.koordinator.sh"), "{names:?}");
     }
 
     #[test]
