@@ -1,4 +1,4 @@
-//! What is known of a value: one type for the built-in kinds, which [`types`] reads from a table,
+//! What is known of a value: one type for the built-in kinds, which `types` reads from a table,
 //! and for the schemas of definitions, which [`parse`] compiles. Decoding, pruning, defaulting,
 //! validation, every kind of patch and protobuf walk it.
 
