@@ -1,4 +1,4 @@
-//! Circles among the parts of a module: its files and folders, which may know each other in one
+//! Circles among the parts of a module or a crate: its files and folders, which may know each other in one
 //! direction only. What the module's own file declares is common to all of them and does not count,
 //! but a name that it passes on from a part does.
 
@@ -8,23 +8,29 @@ use std::path::Path;
 /// The parts of one module: who names whom.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// The circles in the module whose files these are, as paths below its folder with their text.
+/// The circles in the module, or the crate when there is a `lib.rs`, whose files these are, as paths below its folder with their text.
 pub(crate) fn faults(module: &str, files: &[(&Path, &str)]) -> Vec<String> {
     let part = |path: &Path| -> Option<String> {
         let first = path.iter().next()?.to_str()?;
         Some(first.strip_suffix(".rs").unwrap_or(first).to_owned())
     };
     let parts: BTreeSet<String> = files.iter().filter_map(|(p, _)| part(p)).collect();
-    let own = files.iter().find(|(p, _)| *p == Path::new("mod.rs"));
+    let own = files
+        .iter()
+        .find(|(p, _)| *p == Path::new("mod.rs") || *p == Path::new("lib.rs"));
+    let root = match own {
+        Some((path, _)) if *path == Path::new("lib.rs") => "crate::".to_owned(),
+        _ => format!("crate::{module}::"),
+    };
     let passed_on = own.map_or_else(BTreeMap::new, |(_, text)| passed_on(text, &parts));
     let mut graph = Graph::new();
     for (path, text) in files {
         let is_test = path.iter().any(|p| p == "tests" || p == "tests.rs");
-        let Some(this) = part(path).filter(|p| p != "mod" && !is_test) else {
+        let Some(this) = part(path).filter(|p| p != "mod" && p != "lib" && !is_test) else {
             continue;
         };
         let below = path.iter().count() - usize::from(path.ends_with("mod.rs"));
-        let prefixes = [format!("crate::{module}::"), "super::".repeat(below)];
+        let prefixes = [root.clone(), "super::".repeat(below)];
         for name in prefixes.iter().flat_map(|p| named(&code(text), p)) {
             let of = if parts.contains(&name) {
                 Some(&name)

@@ -1,8 +1,6 @@
 //! The parts put together.
 
 use crate::controllers;
-use crate::kinds::Registry;
-use crate::kinds::status::ApiError;
 use crate::rest::exec::PodExec;
 use crate::rest::logs::PodLogs;
 use crate::rest::{Api, ApiOptions, Authorization};
@@ -17,6 +15,8 @@ use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use koord_app::Clock;
 use koord_app::flags::Selection;
+use koord_kinds::Registry;
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -12,10 +12,10 @@ mod objects;
 mod webhook;
 
 use crate::authz::bootstrap::GROUP;
-use crate::kinds::status::ApiError;
 use crate::{ApiServer, Config, Error, Storage};
 use futures::future::BoxFuture;
 use koord_app::Clock;
+use koord_kinds::status::ApiError;
 use load::{Client, Owner, Target};
 use serde::Serialize;
 use std::net::SocketAddr;

@@ -7,20 +7,19 @@
 //!            └──────────────► rest ◄───────────────────┘
 //!                     verbs, watch streams, deletion
 //!                      │                        │
-//!                    kinds                    store
+//!               koord-kinds                 store
 //!          what each resource is       one revision counter, history,
 //!          (pure functions)            write-ahead log
 //! ```
 //!
 //! Start at [`ApiServer`]. Invariants, which `cargo xtask tidy` checks: `store` knows none of the
-//! others; `kinds` knows of it only how objects are named and indexed ([`store::TableId`],
-//! [`store::Index`]), and `authz`, which says who may do what, does not know it: both are functions of
-//! values. `rest` knows neither `controllers` nor `server`. Nothing here knows any koord component.
+//! others, and of `koord-kinds` only how objects are named and indexed; `authz`, which says who may
+//! do what, is a function of values; `rest` knows neither `controllers` nor `server`. Nothing here
+//! knows any koord component.
 
 pub mod authz;
 pub mod bench;
 pub mod controllers;
-pub mod kinds;
 pub mod rest;
 pub mod server;
 pub mod store;

@@ -158,7 +158,7 @@ impl Attributes<'_> {
     /// namespace "y"`.
     #[must_use]
     pub fn refusal(&self, user: &str) -> String {
-        use crate::kinds::status::quoted;
+        use koord_kinds::status::quoted;
         let (user, verb) = (quoted(user), self.verb);
         let text = match &self.target {
             Target::Path(path) => format!("User {user} cannot {verb} path {}", quoted(path)),

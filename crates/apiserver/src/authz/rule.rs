@@ -1,7 +1,7 @@
 //! One rule of a role.
 
 use super::{Attributes, ResourceTarget, Target};
-use crate::kinds::status::quoted;
+use koord_kinds::status::quoted;
 use serde_json::Value;
 use std::fmt;
 

@@ -2,11 +2,11 @@
 //! controls, and those it controls that the selector no longer matches.
 
 use super::{objects, pods};
-use crate::kinds::Resource;
-use crate::kinds::selector::LabelSelector;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key};
+use koord_kinds::Resource;
+use koord_kinds::selector::LabelSelector;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

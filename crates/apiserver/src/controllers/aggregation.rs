@@ -2,11 +2,11 @@
 
 use super::queue::{Again, Reconcile, Source};
 use crate::authz::bootstrap::GROUP;
-use crate::kinds::status::ApiError;
 use crate::rest::Api;
 use crate::store::{Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use koord_kinds::status::ApiError;
 
 /// Keeps the sums.
 pub(super) struct Aggregation;

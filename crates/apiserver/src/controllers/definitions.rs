@@ -1,11 +1,11 @@
 //! Deleting a custom resource definition deletes its objects first.
 
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, CRD_FINALIZER, CRDS, DeleteOptions, meta};
 use crate::store::{Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use koord_kinds::status::ApiError;
 use std::time::Duration;
 
 /// Empties and removes definitions that are being deleted.

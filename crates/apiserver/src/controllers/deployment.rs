@@ -6,11 +6,11 @@ use super::pods;
 use super::progress;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, Input, WriteOptions, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,7 +188,7 @@ fn same_template(set: &Value, template: &Value) -> bool {
 }
 
 fn new_version(
-    resource: &crate::kinds::Resource,
+    resource: &koord_kinds::Resource,
     deployment: &Value,
     template: &Value,
     replicas: i64,
@@ -344,7 +344,7 @@ async fn say_scaled(about: &About<'_>, set: &str, from: i64, to: i64) {
 
 async fn scale(
     api: &Api,
-    sets: &Arc<crate::kinds::Resource>,
+    sets: &Arc<koord_kinds::Resource>,
     key: &Key,
     replicas: i64,
 ) -> Result<(), ApiError> {
@@ -363,7 +363,7 @@ async fn scale(
 
 async fn set_revision(
     api: &Api,
-    resource: &Arc<crate::kinds::Resource>,
+    resource: &Arc<koord_kinds::Resource>,
     key: &Key,
     revision: i64,
 ) -> Result<(), ApiError> {
@@ -388,7 +388,7 @@ fn inherited(deployment: &Value) -> Map<String, Value> {
 /// Brings the annotations of the current version in line with the Deployment's.
 async fn explain(
     api: &Api,
-    sets: &Arc<crate::kinds::Resource>,
+    sets: &Arc<koord_kinds::Resource>,
     key: &Key,
     deployment: &Value,
 ) -> Result<(), ApiError> {
@@ -414,7 +414,7 @@ async fn explain(
 /// Writes the revision annotation.
 async fn annotate(
     api: &Api,
-    resource: &Arc<crate::kinds::Resource>,
+    resource: &Arc<koord_kinds::Resource>,
     key: &Key,
     revision: i64,
 ) -> Result<(), ApiError> {
@@ -440,7 +440,7 @@ async fn annotate(
 /// Deletes the oldest versions beyond the history limit.
 async fn clean_up(
     api: &Api,
-    sets: &Arc<crate::kinds::Resource>,
+    sets: &Arc<koord_kinds::Resource>,
     deployment: &Value,
     versions: &[Version],
     current: Option<usize>,

@@ -2,13 +2,13 @@
 
 use super::pods;
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::selector::LabelSelector;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
+use koord_kinds::selector::LabelSelector;
+use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,7 +113,7 @@ fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
         if seen.contains(&owner.uid) {
             continue;
         }
-        let (group, version) = crate::kinds::meta::split_api_version(&owner.api_version);
+        let (group, version) = koord_kinds::meta::split_api_version(&owner.api_version);
         let wanted = api
             .registry()
             .find_kind(group, version, &owner.kind)

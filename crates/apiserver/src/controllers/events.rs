@@ -1,9 +1,9 @@
 //! Events are forgotten an hour after they were last written.
 
-use crate::kinds::status::ApiError;
 use crate::rest::Api;
 use crate::store::{Entry, EventKind, Key, Revision, TableId};
 use jiff::{SignedDuration, Timestamp};
+use koord_kinds::status::ApiError;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::time::Duration;

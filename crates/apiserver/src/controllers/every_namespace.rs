@@ -2,11 +2,11 @@
 //! server's authority in a ConfigMap.
 
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::status::ApiError;
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use koord_kinds::status::ApiError;
 use serde_json::json;
 
 const ACCOUNT: &str = "default";

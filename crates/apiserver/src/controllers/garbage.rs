@@ -7,11 +7,11 @@
 
 use super::objects;
 use super::queue::LOOK;
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::meta::{self, Owner};
 use crate::rest::{Api, CRDS, DeleteOptions, FOREGROUND, ORPHAN, Propagation};
 use crate::store::{Entry, Event, EventKind, Key, TableId};
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -299,7 +299,7 @@ enum State {
 }
 
 fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
-    let (group, version) = crate::kinds::meta::split_api_version(&owner.api_version);
+    let (group, version) = koord_kinds::meta::split_api_version(&owner.api_version);
     let Some(resource) = api.registry().find_kind(group, version, &owner.kind) else {
         return State::Unknown;
     };

@@ -6,12 +6,12 @@ use super::pods;
 use super::queue::{Again, Reconcile, Source};
 use super::recorder::About;
 use super::replicaset::remove_condition;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
 use crate::store::{Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -338,7 +338,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
 /// Creates the missing pods. Tells in how many seconds another may be made, if one has to wait.
 async fn start(
     about: &About<'_>,
-    pods_resource: &std::sync::Arc<crate::kinds::Resource>,
+    pods_resource: &std::sync::Arc<koord_kinds::Resource>,
     tally: &mut Tally,
     target: usize,
     now: Timestamp,
@@ -508,7 +508,7 @@ fn write(
 async fn expire(
     api: &Api,
     key: &Key,
-    jobs: &std::sync::Arc<crate::kinds::Resource>,
+    jobs: &std::sync::Arc<koord_kinds::Resource>,
     job: &Value,
     uid: &str,
     now: Timestamp,

@@ -1,12 +1,12 @@
 //! Deleting a namespace deletes what is in it first.
 
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
 use crate::store::{Key, StoreError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 //!
 //! A node that never had a lease is left alone: nobody promised to keep it alive.
 
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, Revision, TableId};
 use jiff::{SignedDuration, Timestamp};
+use koord_kinds::status::ApiError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

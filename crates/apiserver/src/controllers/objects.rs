@@ -1,9 +1,9 @@
 //! What controllers do with objects of any kind.
 
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, Input, Object, WriteOptions, meta};
 use crate::store::Key;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! Pods of nodes that no longer exist are deleted: no kubelet will ever do it.
 
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use koord_kinds::status::ApiError;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use super::objects::create_object;
 use super::recorder::About;
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, DeleteOptions, Object, Propagation, meta};
 use crate::store::{Entry, Key};
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

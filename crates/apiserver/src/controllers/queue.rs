@@ -1,11 +1,11 @@
 //! The frame of a controller: watch some tables, note which keys changed, reconcile one key at a
 //! time, come back to those that failed or asked for it.
 
-use crate::kinds::status::ApiError;
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId, Watcher};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
+use koord_kinds::status::ApiError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;

@@ -4,14 +4,14 @@
 //! when something it counts went or ended, and from time to time.
 
 use super::queue::{Again, Reconcile, Source};
-use crate::kinds::Resource;
-use crate::kinds::quota::Quota;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use koord_api::quantity::{Quantity, ResourceList};
+use koord_kinds::Resource;
+use koord_kinds::quota::Quota;
+use koord_kinds::status::ApiError;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,10 +4,10 @@
 //! differ in their text only become one, and an object that never stops gets few.
 
 use super::objects::{self, hash};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::Key;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};

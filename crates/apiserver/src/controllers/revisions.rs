@@ -2,9 +2,9 @@
 //! `kubectl rollout history` and `undo`.
 
 use super::{objects, pods};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
 /// Label of a revision with the hash of its template.

@@ -3,10 +3,10 @@
 use super::admission::{Attributes, Operation, Options};
 use super::call::Call;
 use super::{Api, meta, respond};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::Key;
 use axum::response::Response;
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

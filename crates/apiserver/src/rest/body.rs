@@ -1,9 +1,9 @@
 //! Request bodies: JSON with duplicate keys noticed, YAML, Kubernetes protobuf.
 
-use crate::kinds::proto;
-use crate::kinds::status::ApiError;
 use bytes::Bytes;
 use http::HeaderMap;
+use koord_kinds::proto;
+use koord_kinds::status::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};

@@ -3,7 +3,7 @@
 use super::Api;
 use super::options::WriteOptions;
 use super::write::Input;
-use crate::kinds::status::ApiError;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
 /// Namespaces that every cluster has, and the one of the Koordinator components.

@@ -8,10 +8,10 @@ use super::query::Query;
 use super::respond::Style;
 use super::write::Input;
 use super::{User, transform};
-use crate::kinds::status::ApiError;
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::upgrade::OnUpgrade;
+use koord_kinds::status::ApiError;
 use std::sync::Arc;
 
 /// The representations we write, for 406.

@@ -4,9 +4,9 @@
 use super::body::Problems;
 use super::meta;
 use super::options::{FieldValidation, WriteOptions};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Key, StoreError};
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 
 /// 422 about an object.
@@ -83,7 +83,7 @@ pub(crate) fn check_identity(
     );
     if !kind.is_empty() && kind != &*resource.kind {
         let (_, version) =
-            crate::kinds::meta::split_api_version(if got.is_empty() { &want } else { got });
+            koord_kinds::meta::split_api_version(if got.is_empty() { &want } else { got });
         return Err(ApiError::bad_request(format!(
             "{kind} in version {version:?} cannot be handled as a {}: converting ({got}).{kind} to \
              ({want}).{}: unknown conversion",

@@ -2,9 +2,9 @@
 
 use super::check::terminating;
 use super::{Api, meta};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, StoreError};
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -5,9 +5,9 @@ use super::check::store_error;
 use super::options::{DeleteOptions, Propagation};
 use super::query::{Query, check_dry_run};
 use super::{Api, meta};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, StoreError};
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -362,7 +362,7 @@ impl Api {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::Registry;
+    use koord_kinds::Registry;
     use serde_json::json;
 
     fn resource(group: &str, version: &str, plural: &str) -> Arc<Resource> {

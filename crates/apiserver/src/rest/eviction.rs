@@ -9,11 +9,11 @@ use super::options::WriteOptions;
 use super::query::Query;
 use super::write::Input;
 use super::{Api, meta};
-use crate::kinds::Resource;
-use crate::kinds::selector::LabelSelector;
-use crate::kinds::status::ApiError;
 use crate::store::{Entry, Key};
 use axum::response::Response;
+use koord_kinds::Resource;
+use koord_kinds::selector::LabelSelector;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -12,10 +12,10 @@ use crate::authz::{
     Attributes, Binding, Denied, GRAPH, Graph, Index, MASTERS, ResourceTarget, Role, RoleKind,
     Rule, Target, User, node_of,
 };
-use crate::kinds::selector::FieldSelector;
-use crate::kinds::status::ApiError;
 use crate::store::{Entry, Event, EventKind, Revision, Store, StoreError, TableId, Watcher};
 use http::Method;
+use koord_kinds::selector::FieldSelector;
+use koord_kinds::status::ApiError;
 use parking_lot::{Mutex, RwLock};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,14 +6,14 @@ use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::Object;
 use super::{Api, accept, transform};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, Page, Revision, StoreError};
 use axum::body::Body;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use super::Api;
 use super::options::WriteOptions;
-use crate::kinds::Resource;
-use crate::kinds::patch::{self, Writer};
+use koord_kinds::Resource;
+use koord_kinds::patch::{self, Writer};
 use serde_json::Value;
 
 /// The field manager of the controllers of this process.

@@ -40,10 +40,10 @@ mod usage;
 mod watch;
 mod write;
 
-use crate::kinds::Registry;
 use crate::store::Store;
 use crate::tokens::Tokens;
 use koord_app::Clock;
+use koord_kinds::Registry;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 

@@ -5,9 +5,9 @@ use super::call::Call;
 use super::options::WriteOptions;
 use super::write::{Input, Outcome};
 use super::{Api, meta};
-use crate::kinds::Resource;
-use crate::kinds::patch;
-use crate::kinds::status::{ApiError, FieldError};
+use koord_kinds::Resource;
+use koord_kinds::patch;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 use std::sync::Arc;
 

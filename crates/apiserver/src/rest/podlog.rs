@@ -4,9 +4,9 @@ use super::call::Call;
 use super::logs::LogOptions;
 use super::query::Query;
 use super::{Api, meta, respond};
-use crate::kinds::status::{ApiError, FieldError};
 use axum::body::Body;
 use axum::response::Response;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 
 fn options(query: &Query) -> Result<LogOptions, ApiError> {

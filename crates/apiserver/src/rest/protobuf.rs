@@ -2,13 +2,13 @@
 //! that no handler needs to know.
 
 use super::{accept, respond};
-use crate::kinds::proto::{self, ProtoError};
-use crate::kinds::status::ApiError;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, header};
+use koord_kinds::proto::{self, ProtoError};
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 
 /// The media type of the events of a watch.

@@ -2,7 +2,7 @@
 
 use super::options::{FieldValidation, WriteOptions};
 use super::path::percent_decode;
-use crate::kinds::status::{ApiError, FieldError};
+use koord_kinds::status::{ApiError, FieldError};
 
 /// The decoded parameters, in order. Unknown ones are ignored, as in every Kubernetes server.
 #[derive(Debug, Clone, Default)]

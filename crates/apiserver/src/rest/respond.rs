@@ -1,11 +1,11 @@
 //! Replies.
 
 use super::accept::Encoding;
-use crate::kinds::status::ApiError;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 
 /// How a reply body is written.

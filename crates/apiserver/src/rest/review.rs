@@ -4,9 +4,9 @@ use super::accept::Endpoint;
 use super::call::Call;
 use super::{Api, User, meta, respond};
 use crate::authz::{Attributes, ResourceTarget, Rule, Target};
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use axum::response::Response;
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

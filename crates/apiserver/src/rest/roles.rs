@@ -5,10 +5,10 @@ use super::write::Input;
 use super::{Api, meta};
 use crate::authz::bootstrap::{self, AGGREGATED, AUTO_UPDATE, GROUP};
 use crate::authz::{Rule, uncovered};
-use crate::kinds::selector::LabelSelector;
-use crate::kinds::status::ApiError;
 use crate::store::{Key, TableId};
 use futures::future::try_join_all;
+use koord_kinds::selector::LabelSelector;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
 impl Api {

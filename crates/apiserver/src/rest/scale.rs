@@ -7,33 +7,32 @@ use super::respond::{self, Style};
 use super::update::{Projection, Target};
 use super::write::Input;
 use super::{Api, meta};
-use crate::kinds::patch::{Writer, apply};
-use crate::kinds::selector::LabelSelector;
-use crate::kinds::status::{ApiError, FieldError};
-use crate::kinds::{Resource, ScalePaths};
 use axum::response::Response;
 use http::Method;
+use koord_kinds::patch::{Writer, apply};
+use koord_kinds::selector::LabelSelector;
+use koord_kinds::status::{ApiError, FieldError};
+use koord_kinds::{Resource, ScalePaths};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-impl ScalePaths {
-    fn number(object: &Value, path: &[String]) -> i64 {
-        let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
-    }
+/// The number of replicas at a path; 0 where there is none.
+fn replicas_at(object: &Value, path: &[String]) -> i64 {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
+}
 
-    fn set_replicas(&self, object: &mut Value, replicas: i64) {
-        let mut at = object;
-        let Some((last, front)) = self.spec.split_last() else {
-            return;
-        };
-        for key in front {
-            at = meta::as_object(at)
-                .entry(key.as_str())
-                .or_insert(Value::Null);
-        }
-        meta::as_object(at).insert(last.clone(), replicas.into());
+fn set_replicas(object: &mut Value, path: &[String], replicas: i64) {
+    let mut at = object;
+    let Some((last, front)) = path.split_last() else {
+        return;
+    };
+    for key in front {
+        at = meta::as_object(at)
+            .entry(key.as_str())
+            .or_insert(Value::Null);
     }
+    meta::as_object(at).insert(last.clone(), replicas.into());
 }
 
 impl Projection for ScalePaths {
@@ -50,7 +49,7 @@ impl Projection for ScalePaths {
                 metadata[key] = v.clone();
             }
         }
-        let mut status = json!({ "replicas": Self::number(object, &self.status) });
+        let mut status = json!({ "replicas": replicas_at(object, &self.status) });
         let selector = match &self.selector {
             Some(path) => {
                 let path: Vec<&str> = path.iter().map(String::as_str).collect();
@@ -62,7 +61,7 @@ impl Projection for ScalePaths {
             status["selector"] = selector.into();
         }
         // As upstream writes it: none is no replicas.
-        let spec = match Self::number(object, &self.spec) {
+        let spec = match replicas_at(object, &self.spec) {
             0 => json!({}),
             replicas => json!({ "replicas": replicas }),
         };
@@ -81,7 +80,7 @@ impl Projection for ScalePaths {
         if !given.is_empty() {
             meta::set(object, "resourceVersion", given);
         }
-        self.set_replicas(object, replicas);
+        set_replicas(object, &self.spec, replicas);
         Ok(())
     }
 }
@@ -112,8 +111,8 @@ impl Projection for Applied<'_> {
             return self.paths.put(object, scale);
         }
         // Who owned the replicas alone, and wants them no more, leaves none.
-        let replicas = ScalePaths::number(object, &self.paths.spec);
-        self.paths.set_replicas(object, replicas);
+        let replicas = replicas_at(object, &self.paths.spec);
+        set_replicas(object, &self.paths.spec, replicas);
         Ok(())
     }
 }
@@ -271,7 +270,7 @@ impl Api {
                 "metadata": {"name": name},
             });
             if let Some(replicas) = replicas.as_ref().and_then(Value::as_i64) {
-                paths.set_replicas(&mut document, replicas);
+                set_replicas(&mut document, &paths.spec, replicas);
             }
             let writer = Writer {
                 manager: &options.field_manager,

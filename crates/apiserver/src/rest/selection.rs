@@ -2,10 +2,10 @@
 
 use super::path::ResourcePath;
 use super::query::Query;
-use crate::kinds::Resource;
-use crate::kinds::selector::{FieldSelector, LabelSelector};
-use crate::kinds::status::ApiError;
 use crate::store::{Entry, Scope};
+use koord_kinds::Resource;
+use koord_kinds::selector::{FieldSelector, LabelSelector};
+use koord_kinds::status::ApiError;
 
 /// Namespace, name and selectors of a list, watch or delete of a collection.
 #[derive(Debug, Clone)]

@@ -2,10 +2,10 @@
 
 use super::call::Call;
 use super::{Api, User, meta, respond};
-use crate::kinds::status::{ApiError, FieldError};
 use crate::store::{Entry, Key, TableId};
 use crate::tokens::{Bound, ISSUER, Request};
 use axum::response::Response;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -4,10 +4,10 @@ use super::accept::{Form, MetaVersion};
 use super::meta;
 use super::query::Query;
 use super::write::Object;
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
-use crate::kinds::table::Include;
 use bytes::Bytes;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
+use koord_kinds::table::Include;
 use serde_json::{Map, Value, json};
 
 /// `includeObject` of a Table request.

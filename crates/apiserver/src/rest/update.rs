@@ -10,9 +10,9 @@ use super::managers::is_plain;
 use super::options::WriteOptions;
 use super::write::{Input, Object, Outcome};
 use super::{Api, meta};
-use crate::kinds::status::ApiError;
-use crate::kinds::{Resource, patch};
 use crate::store::{Entry, Key, Revision, StoreError};
+use koord_kinds::status::ApiError;
+use koord_kinds::{Resource, patch};
 use serde_json::Value;
 use std::sync::Arc;
 

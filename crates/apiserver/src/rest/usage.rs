@@ -4,13 +4,13 @@
 use super::call::{Call, method_not_allowed};
 use super::selection::Selection;
 use super::{Api, guard, meta, respond};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::store::{Entry, Key};
 use axum::response::Response;
 use http::Method;
 use koord_api::GoDuration;
 use koord_api::quantity::{NANOS_PER_UNIT, Quantity};
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

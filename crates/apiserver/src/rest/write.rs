@@ -5,10 +5,10 @@ use super::body::Problems;
 use super::check::{check_fields, check_identity, invalid, namespace_mismatch, store_error};
 use super::options::WriteOptions;
 use super::{Api, meta};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::store::{Entry, Key, StoreError};
 use bytes::Bytes;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 

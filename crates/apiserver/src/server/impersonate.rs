@@ -3,10 +3,10 @@
 use crate::authz::{
     self, ANONYMOUS, AUTHENTICATED, Attributes, ResourceTarget, Target, UNAUTHENTICATED, User,
 };
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, percent_decode};
 use http::HeaderMap;
 use http::header::HeaderName;
+use koord_kinds::status::ApiError;
 
 /// Starts the header of something further about the impersonated user; its key follows.
 const EXTRA: &str = "impersonate-extra-";

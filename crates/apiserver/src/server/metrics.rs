@@ -1,10 +1,10 @@
 //! `/metrics`: what is asked, how long it takes, and how much is stored.
 
 use super::health::with_type;
-use crate::kinds::Registry as Kinds;
 use crate::store::Store;
 use axum::response::Response;
 use http::{Method, StatusCode, Uri};
+use koord_kinds::Registry as Kinds;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{

@@ -24,13 +24,13 @@ mod tls;
 pub use error::ServeError;
 pub use limits::Limits;
 
-use crate::kinds::Registry;
 use crate::rest::Api;
 use crate::store::Store;
 use axum::Router;
 use front::{Access, Front};
 use health::Health;
 use koord_app::Clock;
+use koord_kinds::Registry;
 use metrics::HttpMetrics;
 use parking_lot::Mutex;
 use pki::Authority;

@@ -31,9 +31,10 @@ mod watch;
 
 pub use error::StoreError;
 pub use inner::TableStats;
+pub use koord_kinds::{Index, TableId};
 pub use metrics::StoreMetrics;
 pub use table::HistoryLimits;
-pub use types::{Entry, Event, EventKind, Index, Key, Page, Revision, TableId};
+pub use types::{Entry, Event, EventKind, Key, Page, Revision};
 pub use watch::{Lagged, Scope, Watcher};
 
 use committer::{Committer, Job};

@@ -1,6 +1,7 @@
 //! What the store holds: tables of entries, each the canonical bytes of one object plus an index.
 
 use bytes::Bytes;
+use koord_kinds::{Index, TableId};
 use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
@@ -8,50 +9,6 @@ use std::sync::Arc;
 /// The store-wide version counter. Every committed write takes the next one; never reused, also
 /// not after a crash. 0 is never assigned.
 pub type Revision = u64;
-
-/// Names one table: `"group/plural"`, with an empty group for the core API (`"/pods"`).
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TableId(Arc<str>);
-
-impl TableId {
-    /// The table of `plural` in API group `group` (`""` for core).
-    #[must_use]
-    pub fn new(group: &str, plural: &str) -> Self {
-        Self(format!("{group}/{plural}").into())
-    }
-
-    /// The id as text, `"group/plural"`.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The API group, `""` for core.
-    #[must_use]
-    pub fn group(&self) -> &str {
-        self.0.rsplit_once('/').map_or("", |(group, _)| group)
-    }
-
-    /// The plural resource name.
-    #[must_use]
-    pub fn plural(&self) -> &str {
-        self.0
-            .rsplit_once('/')
-            .map_or(&self.0, |(_, plural)| plural)
-    }
-}
-
-impl From<&str> for TableId {
-    fn from(text: &str) -> Self {
-        Self(text.into())
-    }
-}
-
-impl fmt::Display for TableId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Identifies an object inside its table. Ordered by namespace, then name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,40 +44,6 @@ impl fmt::Display for Key {
         } else {
             write!(f, "{}/{}", self.namespace, self.name)
         }
-    }
-}
-
-/// What selectors and garbage collection need to know about an object without parsing it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Index {
-    /// `metadata.uid`.
-    pub uid: Arc<str>,
-    /// `metadata.labels`.
-    pub labels: Vec<(Arc<str>, Arc<str>)>,
-    /// The selectable fields of the kind, such as `spec.nodeName`, with their values.
-    /// `metadata.name` and `metadata.namespace` need not be repeated here.
-    pub fields: Vec<(Arc<str>, Arc<str>)>,
-    /// `metadata.ownerReferences[*].uid`.
-    pub owners: Vec<Arc<str>>,
-}
-
-impl Index {
-    /// The value of label `key`.
-    #[must_use]
-    pub fn label(&self, key: &str) -> Option<&str> {
-        self.labels
-            .iter()
-            .find(|(k, _)| &**k == key)
-            .map(|(_, v)| &**v)
-    }
-
-    /// The value of selectable field `path`.
-    #[must_use]
-    pub fn field(&self, path: &str) -> Option<&str> {
-        self.fields
-            .iter()
-            .find(|(k, _)| &**k == path)
-            .map(|(_, v)| &**v)
     }
 }
 

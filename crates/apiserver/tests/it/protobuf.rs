@@ -4,7 +4,7 @@ use crate::support::{Cluster, config_map, version};
 use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
-use koord_apiserver::kinds::proto;
+use koord_kinds::proto;
 use serde_json::{Value, json};
 
 const PROTO: &str = "application/vnd.kubernetes.protobuf";

@@ -2,10 +2,10 @@
 //! RuntimeClasses, defaults of LimitRanges.
 
 use super::{Attributes, Operation};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, check, meta};
 use crate::store::{Key, TableId};
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
 /// Seconds a pod tolerates a dead node unless it says otherwise.

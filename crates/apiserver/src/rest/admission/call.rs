@@ -1,7 +1,6 @@
 //! Calling a webhook over HTTPS.
 
 use super::trust::Bundle;
-use crate::kinds::webhook::Endpoint;
 use crate::rest::body::MAX_BODY;
 use crate::rest::meta;
 use crate::store::{Key, Store, TableId};
@@ -10,6 +9,7 @@ use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
+use koord_kinds::webhook::Endpoint;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};

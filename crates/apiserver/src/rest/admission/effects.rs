@@ -104,7 +104,7 @@ pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut
         ));
     } else if resource.is("", "services") {
         service(object, warnings);
-    } else if crate::kinds::crd::is_definition(resource) {
+    } else if koord_kinds::crd::is_definition(resource) {
         definition(object, warnings);
     }
 }
@@ -155,7 +155,7 @@ fn rules(schema: &Value) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::Registry;
+    use koord_kinds::Registry;
 
     #[test]
     fn every_idle_kind_is_served_and_in_the_documents() {

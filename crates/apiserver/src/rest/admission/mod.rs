@@ -24,8 +24,8 @@ mod webhooks;
 use super::options::DeleteOptions;
 use super::options::WriteOptions;
 use super::{Api, User};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 

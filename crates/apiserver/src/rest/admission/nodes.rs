@@ -5,9 +5,9 @@
 
 use super::{Attributes, Operation};
 use crate::authz::{LEASES, node_of};
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Key, TableId};
+use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

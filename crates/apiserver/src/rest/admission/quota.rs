@@ -5,12 +5,12 @@
 //! corrects when it next counts.
 
 use super::{Attributes, Operation, builtin};
-use crate::kinds::quota::{self, Quota};
-use crate::kinds::status::ApiError;
-use crate::kinds::{Resource, limits};
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key};
 use koord_api::quantity::ResourceList;
+use koord_kinds::quota::{self, Quota};
+use koord_kinds::status::ApiError;
+use koord_kinds::{Resource, limits};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};

@@ -1,11 +1,11 @@
 //! What a webhook is asked and what it answers: `AdmissionReview` of `admission.k8s.io`.
 
 use super::Operation;
-use crate::kinds::status::{ApiError, Cause, Details};
-use crate::kinds::webhook::ReviewVersion;
-use crate::kinds::{GroupVersionKind, Resource};
 use crate::rest::{User, meta};
 use futures::future::BoxFuture;
+use koord_kinds::status::{ApiError, Cause, Details};
+use koord_kinds::webhook::ReviewVersion;
+use koord_kinds::{GroupVersionKind, Resource};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;

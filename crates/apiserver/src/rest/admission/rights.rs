@@ -3,8 +3,8 @@
 use super::{Attributes, Operation};
 use crate::authz::bootstrap::GROUP;
 use crate::authz::{self, ResourceTarget, RoleKind, Rule, Target, User, uncovered};
-use crate::kinds::status::{ApiError, quoted};
 use crate::rest::{Api, meta};
+use koord_kinds::status::{ApiError, quoted};
 use serde_json::Value;
 
 /// Checks a write as it would be stored.

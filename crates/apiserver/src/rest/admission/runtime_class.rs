@@ -1,10 +1,10 @@
 //! What a pod takes over from the RuntimeClass it names: overhead, node selector and tolerations.
 
 use super::builtin::called;
-use crate::kinds::quantity;
-use crate::kinds::status::ApiError;
 use crate::rest::{Api, meta};
 use crate::store::{Key, TableId};
+use koord_kinds::quantity;
+use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
 /// Fills in what the class of a new pod says.

@@ -1,9 +1,9 @@
 //! Fields that the server sets whatever a client says, beyond those its kind alone decides.
 
-use crate::kinds::Resource;
-use crate::kinds::status::{ApiError, FieldError};
 use crate::rest::{Api, check, meta};
 use crate::store::TableId;
+use koord_kinds::Resource;
+use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 
 /// Finalizer by which deleting a definition waits for its objects.

@@ -1,12 +1,12 @@
 //! Every verb and sub-resource passes admission, and passes it once.
 
 use super::Attributes;
-use crate::kinds::status::qualified;
 use crate::{ApiServer, Config};
 use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
 use koord_app::Clock;
+use koord_kinds::status::qualified;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tower::ServiceExt as _;

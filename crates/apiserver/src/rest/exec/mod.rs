@@ -9,8 +9,6 @@ mod websocket;
 
 use super::call::Call;
 use super::{Api, guard, meta};
-use crate::kinds::Resource;
-use crate::kinds::status::ApiError;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
@@ -19,6 +17,8 @@ use futures::{SinkExt as _, Stream, StreamExt as _};
 use http::{StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use koord_kinds::Resource;
+use koord_kinds::status::ApiError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};

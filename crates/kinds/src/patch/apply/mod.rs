@@ -1,0 +1,425 @@
+//! Server-side apply: merging what a manager wants, with ownership of fields.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::compare::{self, Scope};
+use super::fields::{self, MAX_DEPTH, Set};
+use super::managers::{self, APPLY, Managers, Writer, set_of};
+use crate::meta;
+use crate::resource::Resource;
+use crate::schema::{ListType, Schema};
+use crate::status::{ApiError, quoted};
+
+/// Who owns the fields of an object that nobody kept a record of.
+const BEFORE: &str = "before-first-apply";
+/// The manager that takes over what its own client-side apply did.
+const KUBECTL: &str = "kubectl";
+/// Where client-side apply keeps what it applied.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// 500, as from a Kubernetes API server: the document is not of its type.
+fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
+    let object = format!("{}/{}", meta::namespace(applied), meta::name(applied));
+    let (version, kind) = (resource.api_version(), &resource.kind);
+    let what = format!("{object}; {version}, Kind={kind}");
+    let why = format!("failed to create typed patch object ({what}): {why}");
+    ApiError::new(500, "", why)
+}
+
+/// Checks that the schema knows every field of an applied document: nobody can own others.
+///
+/// # Errors
+/// 500, as from a Kubernetes API server, that names those it does not.
+pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
+    let unknown = resource.undeclared(applied);
+    let said: Vec<String> = unknown
+        .iter()
+        .map(|path| format!(".{path}: field not declared in schema"))
+        .collect();
+    match &said[..] {
+        [] => Ok(()),
+        [one] => Err(untyped(resource, applied, one)),
+        all => {
+            let all = format!("errors:\n  {}", all.join("\n  "));
+            Err(untyped(resource, applied, &all))
+        }
+    }
+}
+
+/// Applies `applied` on behalf of `writer`; `live` is `None` when the object does not exist yet.
+///
+/// # Errors
+/// 409 with one `FieldManagerConflict` cause per field that another manager owns, unless `force`;
+/// 500, as from a Kubernetes API server, when two elements of a list are the same.
+pub fn apply(
+    resource: &Resource,
+    live: Option<&Value>,
+    applied: &Value,
+    writer: Writer<'_>,
+    force: bool,
+) -> Result<Value, ApiError> {
+    let scope = Scope {
+        resource,
+        part: writer.part,
+    };
+    let mut applied = Cow::Borrowed(applied);
+    if !resource.is_custom() {
+        resource.schema.canonicalize(applied.to_mut());
+    }
+    let root = &*resource.schema;
+    check_duplicates(root, &applied, &mut Vec::new())
+        .map_err(|why| untyped(resource, &applied, &why))?;
+    let managers = match live {
+        None => Managers::default(),
+        Some(live) => match Managers::of(live) {
+            known if known.is_empty() => {
+                let manager = BEFORE;
+                managers::adopt(resource, live, Writer { manager, ..writer })
+            }
+            known => known,
+        },
+    };
+    let done = Apply {
+        scope,
+        root,
+        live,
+        applied: &applied,
+        writer,
+    };
+    let (mut out, managers) = match done.run(managers.clone(), force) {
+        Ok(done) => done,
+        Err(conflicts) => match live.filter(|_| writer.manager == KUBECTL) {
+            None => return Err(conflict_error(&conflicts)),
+            Some(live) => {
+                let mine = last_applied(scope, live);
+                let others: Vec<Conflict> = conflicts
+                    .into_iter()
+                    .filter(|c| !has(&mine, &c.path))
+                    .collect();
+                if !others.is_empty() {
+                    return Err(conflict_error(&others));
+                }
+                done.run(managers, true)
+                    .map_err(|conflicts| conflict_error(&conflicts))?
+            }
+        },
+    };
+    if writer.manager == KUBECTL {
+        keep_last_applied(live, &applied, &mut out);
+    }
+    managers.store(&mut out);
+    Ok(out)
+}
+
+struct Apply<'a> {
+    scope: Scope<'a>,
+    root: &'a Schema,
+    live: Option<&'a Value>,
+    applied: &'a Value,
+    writer: Writer<'a>,
+}
+
+impl Apply<'_> {
+    fn run(&self, mut managers: Managers, force: bool) -> Result<(Value, Managers), Vec<Conflict>> {
+        let empty = Value::Object(Map::new());
+        let live = self.live.unwrap_or(&empty);
+        let mine = managers.applier(self.writer.manager, self.writer.part);
+        let wanted = compare::fields_of(self.scope, self.applied);
+        let mut out = merge(self.root, live, self.applied, 0);
+        if let Some(last) = mine.and_then(|at| set_of(managers.get(at)?)) {
+            let mut owned = wanted.clone();
+            // Who applies names the object.
+            let name = json!({"f:metadata": {"f:name": {}}});
+            if let Value::Object(name) = name {
+                fields::union(&mut owned, name);
+            }
+            for (_, entry) in managers.entries().filter(|(i, _)| Some(*i) != mine) {
+                fields::union(&mut owned, set_of(entry).cloned().unwrap_or_default());
+            }
+            give_up(self.root, &mut out, last, Some(&owned), false, false);
+        }
+        let diff = compare::compare(self.scope, self.live, &out);
+        if !force {
+            let conflicts: Vec<Conflict> = managers
+                .entries()
+                .filter(|(i, _)| Some(*i) != mine)
+                .flat_map(|(_, entry)| conflicts(entry, &diff.changed))
+                .collect();
+            if !conflicts.is_empty() {
+                return Err(conflicts);
+            }
+        }
+        managers.take(&diff, mine);
+        let version = self.scope.resource.api_version();
+        managers.set_applied(mine, wanted, version, self.writer, !diff.is_empty());
+        Ok((out, managers))
+    }
+}
+
+/// A field that somebody else owns and that would get another value.
+struct Conflict {
+    /// How messages name the owner.
+    manager: String,
+    path: Vec<String>,
+}
+
+fn conflicts(entry: &Value, changed: &Set) -> Vec<Conflict> {
+    let paths = set_of(entry).map(|set| fields::common(set, changed));
+    let text = |key: &str| meta::str_at(entry, &[key]);
+    let mut manager = quoted(text("manager"));
+    if !text("subresource").is_empty() {
+        manager.push_str(&format!(
+            " with subresource {}",
+            quoted(text("subresource"))
+        ));
+    }
+    if text("operation") != APPLY {
+        manager.push_str(&format!(" using {}", text("apiVersion")));
+    }
+    paths
+        .into_iter()
+        .flatten()
+        .map(|path| Conflict {
+            manager: manager.clone(),
+            path,
+        })
+        .collect()
+}
+
+fn conflict_error(conflicts: &[Conflict]) -> ApiError {
+    let message = match conflicts {
+        [one] => format!(
+            "Apply failed with 1 conflict: conflict with {}: {}",
+            one.manager,
+            fields::display(&one.path)
+        ),
+        many => {
+            let mut lines = Vec::new();
+            let mut names: Vec<&str> = many.iter().map(|c| c.manager.as_str()).collect();
+            names.sort_unstable();
+            names.dedup();
+            for name in names {
+                lines.push(format!("conflicts with {name}:"));
+                let theirs = many.iter().filter(|c| c.manager == name);
+                lines.extend(theirs.map(|c| format!("- {}", fields::display(&c.path))));
+            }
+            format!(
+                "Apply failed with {} conflicts: {}",
+                many.len(),
+                lines.join("\n")
+            )
+        }
+    };
+    conflicts
+        .iter()
+        .fold(ApiError::new(409, "Conflict", message), |e, c| {
+            e.cause(
+                "FieldManagerConflict",
+                format!("conflict with {}", c.manager),
+                &fields::display(&c.path),
+            )
+        })
+}
+
+fn has(set: &Set, path: &[String]) -> bool {
+    let Some((last, front)) = path.split_last() else {
+        return false;
+    };
+    let mut at = Some(set);
+    for element in front {
+        at = at.and_then(|s| s.get(element)?.as_object());
+    }
+    at.is_some_and(|s| fields::owned(s.get(last)))
+}
+
+/// What client-side apply set, and nobody changed since.
+fn last_applied(scope: Scope<'_>, live: &Value) -> Set {
+    let text = meta::str_at(live, &["metadata", "annotations", LAST_APPLIED]);
+    let Ok(last) = serde_json::from_str::<Value>(text) else {
+        return Set::new();
+    };
+    if meta::str_at(&last, &["apiVersion"]) != scope.resource.api_version() {
+        return Set::new();
+    }
+    let mut set = compare::fields_of(scope, &last);
+    let diff = compare::compare(scope, Some(&last), live);
+    fields::subtract(&mut set, &diff.changed);
+    fields::subtract(&mut set, &diff.removed);
+    set
+}
+
+/// Brings the annotation of client-side apply up to date, where there is one.
+fn keep_last_applied(live: Option<&Value>, applied: &Value, out: &mut Value) {
+    let path = ["metadata", "annotations", LAST_APPLIED];
+    if live.and_then(|l| meta::at(l, &path)).is_none() {
+        return;
+    }
+    let mut applied = applied.clone();
+    let inner = applied
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut);
+    if let Some(annotations) = inner {
+        annotations.remove(LAST_APPLIED);
+    }
+    let annotations = out
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut);
+    if let Some(annotations) = annotations {
+        annotations.insert(LAST_APPLIED.to_owned(), format!("{applied}\n").into());
+    }
+}
+
+/// Who applies a list says each element once.
+fn check_duplicates(node: &Schema, value: &Value, path: &mut Vec<String>) -> Result<(), String> {
+    match value {
+        _ if path.len() > MAX_DEPTH => {}
+        Value::Object(map) if !node.is_whole() => {
+            for (key, v) in map {
+                path.push(format!("f:{key}"));
+                check_duplicates(node.member(key), v, path)?;
+                path.pop();
+            }
+        }
+        Value::Array(items) => {
+            let element = node.element();
+            let mut seen = rustc_hash::FxHashSet::default();
+            for item in items {
+                let Some(id) = fields::element(node, item) else {
+                    continue;
+                };
+                if !seen.insert(id.clone()) {
+                    return Err(format!(
+                        "{}: duplicate entries for key {}",
+                        fields::display(path),
+                        fields::display(&[id])
+                    ));
+                }
+                path.push(id);
+                check_duplicates(element, item, path)?;
+                path.pop();
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn merge(node: &Schema, live: &Value, applied: &Value, depth: usize) -> Value {
+    match (live, applied) {
+        _ if depth > MAX_DEPTH => applied.clone(),
+        (Value::Object(old), Value::Object(new)) if !node.is_whole() => {
+            let mut out = old.clone();
+            for (key, v) in new {
+                let merged = match old.get(key) {
+                    Some(o) => merge(node.member(key), o, v, depth + 1),
+                    None => v.clone(),
+                };
+                out.insert(key.clone(), merged);
+            }
+            Value::Object(out)
+        }
+        (Value::Array(old), Value::Array(new)) if node.list_type != ListType::Atomic => {
+            Value::Array(merge_lists(node, old, new, depth))
+        }
+        _ => applied.clone(),
+    }
+}
+
+/// Elements that both have stand in the order in which they are applied; those that only the live
+/// list has stand as far to the front as their order among the others allows.
+fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -> Vec<Value> {
+    let element = node.element();
+    let id = |v: &Value| fields::element(node, v);
+    let wanted: Vec<(Option<String>, &Value)> = applied.iter().map(|v| (id(v), v)).collect();
+    let have: Vec<(Option<String>, &Value)> = live.iter().map(|v| (id(v), v)).collect();
+    let is_wanted = |id: &Option<String>| wanted.iter().any(|(w, _)| w == id);
+    let mut out = Vec::with_capacity(live.len() + applied.len());
+    let mut rest = have.iter().peekable();
+    let mut done = rustc_hash::FxHashSet::default();
+    for (at, (id, v)) in wanted.iter().enumerate() {
+        // The next element that both have, from here on.
+        let next = wanted[at..]
+            .iter()
+            .map(|(w, _)| w)
+            .find(|w| have.iter().any(|(h, _)| h == *w));
+        while let Some((h, o)) = rest.peek() {
+            if !is_wanted(h) {
+                out.push((*o).clone());
+            } else if !done.contains(h) && Some(h) == next {
+                break;
+            }
+            rest.next();
+        }
+        done.insert(id);
+        let old = have.iter().find(|(h, _)| h == id);
+        out.push(match old {
+            Some((_, o)) => merge(element, o, v, depth + 1),
+            None => (*v).clone(),
+        });
+    }
+    out.extend(
+        rest.filter(|(h, _)| !is_wanted(h))
+            .map(|(_, o)| (*o).clone()),
+    );
+    out
+}
+
+/// Removes what a manager applied last, does not apply any more and nobody owns: `last` and `owned`
+/// are the sets at this path. `given` says that a path above this one was in `last`, `gone` that one
+/// was so and is nobody's. True when something was removed.
+fn give_up(
+    node: &Schema,
+    value: &mut Value,
+    last: &Set,
+    owned: Option<&Set>,
+    given: bool,
+    gone: bool,
+) {
+    // Members that a type declares count with what is below them.
+    let is_in = |set: Option<&Value>, declared: bool| {
+        fields::owned(set) || (declared && fields::has_below(set))
+    };
+    let decide = |id: &str, declared: bool, inner: &Schema, child: &mut Value| -> bool {
+        let Some(was) = last.get(id) else {
+            return true;
+        };
+        let now = owned.and_then(|o| o.get(id));
+        let was_here = is_in(Some(was), declared);
+        let given = given || was_here;
+        let gone = gone || (given && !is_in(now, declared));
+        if gone && was_here {
+            return false;
+        }
+        if let Value::Object(was) = was {
+            give_up(
+                inner,
+                child,
+                was,
+                now.and_then(Value::as_object),
+                given,
+                gone,
+            );
+        }
+        true
+    };
+    match value {
+        Value::Object(map) if !node.is_whole() => {
+            map.retain(|key, v| {
+                decide(&format!("f:{key}"), node.declares(key), node.member(key), v)
+            });
+        }
+        Value::Array(items) => {
+            let element = node.element();
+            items.retain_mut(|v| match fields::element(node, v) {
+                Some(id) => decide(&id, false, element, v),
+                None => true,
+            });
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Field sets of server-side apply (`fieldsV1`).
+//!
+//! A set is the JSON form itself, so that the entries of an object are changed where they stand: an
+//! object whose keys are path elements (`f:name`, `k:{"key":"value"}`, `v:"value"`) and whose values
+//! are the sets below. A path belongs to the set when its value is `{}` or has the key `.`.
+
+use serde_json::{Map, Value};
+
+use crate::schema::{ListType, Schema};
+
+/// A field set.
+pub(super) type Set = Map<String, Value>;
+
+/// Marks a path that has others below it as a member.
+const HERE: &str = ".";
+/// Sets nested deeper than this are nobody's.
+pub(super) const MAX_DEPTH: usize = 100;
+
+/// Whether the path that leads to `set` is a member.
+fn is_member(set: &Set) -> bool {
+    set.is_empty() || set.contains_key(HERE)
+}
+
+/// Writes `set` in its one form. False when neither the path nor anything below it is left.
+pub(super) fn settle(set: &mut Set, member: bool) -> bool {
+    set.remove(HERE);
+    if set.is_empty() {
+        return member;
+    }
+    if member {
+        set.insert(HERE.to_owned(), Value::Object(Set::new()));
+    }
+    true
+}
+
+/// Whether the path that leads to a node is a member.
+pub(super) fn owned(node: Option<&Value>) -> bool {
+    node.and_then(Value::as_object).is_some_and(is_member)
+}
+
+/// Whether a node has anything below it.
+pub(super) fn has_below(node: Option<&Value>) -> bool {
+    node.and_then(Value::as_object)
+        .is_some_and(|m| m.keys().any(|k| k != HERE))
+}
+
+/// Adds `other` to `into`.
+pub(super) fn union(into: &mut Set, other: Set) {
+    for (key, value) in other {
+        let Value::Object(theirs) = value else {
+            continue;
+        };
+        if key == HERE {
+            continue;
+        }
+        match into.get_mut(&key) {
+            Some(Value::Object(mine)) => {
+                let member = is_member(mine) || is_member(&theirs);
+                union(mine, theirs);
+                settle(mine, member);
+            }
+            _ => {
+                into.insert(key, Value::Object(theirs));
+            }
+        }
+    }
+}
+
+/// Takes the members of `other` out of `from`; what stands below them stays.
+pub(super) fn subtract(from: &mut Set, other: &Set) {
+    for (key, value) in other {
+        let (Some(Value::Object(mine)), Value::Object(theirs)) = (from.get_mut(key), value) else {
+            continue;
+        };
+        if key == HERE {
+            continue;
+        }
+        let member = is_member(mine) && !is_member(theirs);
+        subtract(mine, theirs);
+        if !settle(mine, member) {
+            from.remove(key);
+        }
+    }
+}
+
+/// The paths that are members of both, those of a level before what is below them.
+pub(super) fn common(a: &Set, b: &Set) -> Vec<Vec<String>> {
+    fn walk(a: &Set, b: &Set, path: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
+        for (key, value) in a {
+            let (Value::Object(x), Some(Value::Object(y))) = (value, b.get(key)) else {
+                continue;
+            };
+            if key == HERE {
+                continue;
+            }
+            path.push(key.clone());
+            if is_member(x) && is_member(y) {
+                out.push(path.clone());
+            }
+            path.pop();
+        }
+        for (key, value) in a {
+            if let (Value::Object(x), Some(Value::Object(y)), true) =
+                (value, b.get(key), key != HERE)
+            {
+                path.push(key.clone());
+                walk(x, y, path, out);
+                path.pop();
+            }
+        }
+    }
+    let mut out = Vec::new();
+    walk(a, b, &mut Vec::new(), &mut out);
+    out
+}
+
+/// Whether `value` is a set: objects all the way down, and path elements for keys.
+pub(super) fn is_valid(value: &Value) -> bool {
+    fn element(key: &str) -> bool {
+        match key.split_once(':') {
+            Some(("f", _)) => true,
+            Some(("k", id)) => serde_json::from_str::<Map<String, Value>>(id).is_ok(),
+            Some(("v", v)) => serde_json::from_str::<Value>(v).is_ok(),
+            Some(("i", n)) => n.parse::<i32>().is_ok(),
+            _ => key == HERE,
+        }
+    }
+    fn set(value: &Value, depth: usize) -> bool {
+        depth < MAX_DEPTH
+            && value
+                .as_object()
+                .is_some_and(|m| m.iter().all(|(k, v)| element(k) && set(v, depth + 1)))
+    }
+    set(value, 0)
+}
+
+/// The path element of an element of a list; `None` when it has none of the keys.
+pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
+    match &list.list_type {
+        ListType::Atomic => None,
+        ListType::Set => Some(format!("v:{item}")),
+        ListType::Map(keys) => {
+            let element = list.element();
+            let mut id = Map::new();
+            for key in keys {
+                let given = item.get(key).filter(|v| !v.is_null()).cloned();
+                let default = || element.member(key).default.as_deref().cloned();
+                if let Some(v) = given.or_else(default) {
+                    id.insert(key.clone(), v);
+                }
+            }
+            (!id.is_empty()).then(|| format!("k:{}", Value::Object(id)))
+        }
+    }
+}
+
+/// The elements of a list by their path elements, of duplicates the first.
+pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
+    let mut seen = rustc_hash::FxHashSet::default();
+    items
+        .iter()
+        .filter_map(|v| Some((element(list, v)?, v)))
+        .filter(|(id, _)| seen.insert(id.clone()))
+        .collect()
+}
+
+/// A path as messages show it: `.spec.containers[name="a"].image`.
+pub(super) fn display(path: &[String]) -> String {
+    let mut out = String::new();
+    for element in path {
+        if let Some(name) = element.strip_prefix("f:") {
+            out.push('.');
+            out.push_str(name);
+        } else if let Some(id) = element.strip_prefix("k:") {
+            let id: Map<String, Value> = serde_json::from_str(id).unwrap_or_default();
+            let parts: Vec<String> = id.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            out.push_str(&format!("[{}]", parts.join(",")));
+        } else if let Some(v) = element.strip_prefix("v:") {
+            out.push_str(&format!("[={v}]"));
+        }
+    }
+    out
+}

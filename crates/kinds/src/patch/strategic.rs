@@ -1,0 +1,394 @@
+//! Strategic merge patch: a merge patch that knows which lists are merged by a key.
+
+use serde_json::{Map, Value};
+
+use super::PatchError;
+use crate::schema::{Merge, Schema};
+
+const PATCH: &str = "$patch";
+const RETAIN: &str = "$retainKeys";
+const ORDER: &str = "$setElementOrder/";
+const DELETE: &str = "$deleteFromPrimitiveList/";
+
+/// Nesting deeper than this is refused instead of exhausting the stack.
+const MAX_DEPTH: usize = 128;
+
+pub(super) fn merge(schema: &Schema, original: &Value, patch: &Value) -> Result<Value, PatchError> {
+    let Value::Object(patch) = patch else {
+        return Err(PatchError::Malformed(
+            "a strategic merge patch must be an object".to_owned(),
+        ));
+    };
+    let original = original.as_object().cloned().unwrap_or_default();
+    let merged = merge_map(schema, original, patch, 0)?;
+    Ok(Value::Object(merged))
+}
+
+fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
+    match patch.get(PATCH) {
+        None => Ok(None),
+        Some(Value::String(s)) if matches!(s.as_str(), "merge" | "replace" | "delete") => {
+            Ok(Some(s))
+        }
+        Some(other) => Err(PatchError::Broken(format!(
+            "unknown patch type: {} in map: {}",
+            go(other),
+            go_map(patch)
+        ))),
+    }
+}
+
+fn merge_map(
+    schema: &Schema,
+    mut original: Map<String, Value>,
+    patch: &Map<String, Value>,
+    depth: usize,
+) -> Result<Map<String, Value>, PatchError> {
+    if depth > MAX_DEPTH {
+        return Err(PatchError::Failed(
+            "the patch is nested too deeply".to_owned(),
+        ));
+    }
+    match directive(patch)? {
+        Some("replace") => {
+            let mut out = patch.clone();
+            out.remove(PATCH);
+            return Ok(out);
+        }
+        Some("delete") => return Ok(Map::new()),
+        _ => {}
+    }
+    if let Some(keep) = patch.get(RETAIN) {
+        let keep = keep
+            .as_array()
+            .ok_or_else(|| PatchError::Failed(format!("{RETAIN} must be a list")))?;
+        original.retain(|k, _| keep.iter().any(|v| v.as_str() == Some(k)));
+    }
+    for (key, value) in patch {
+        if let Some(field) = key.strip_prefix(DELETE) {
+            let gone = value
+                .as_array()
+                .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
+            if let Some(Value::Array(items)) = original.get_mut(field) {
+                items.retain(|item| !gone.contains(item));
+            }
+        }
+    }
+    let server_lists: Map<String, Value> = patch
+        .keys()
+        .filter_map(|k| k.strip_prefix(ORDER))
+        .filter_map(|f| Some((f.to_owned(), original.get(f)?.clone())))
+        .collect();
+    let ordered = |key: &str| patch.contains_key(&format!("{ORDER}{key}"));
+    for (key, value) in patch {
+        if key == PATCH || key == RETAIN || key.starts_with(ORDER) || key.starts_with(DELETE) {
+            continue;
+        }
+        if value.is_null() {
+            original.remove(key);
+            continue;
+        }
+        let inner = schema.member(key);
+        let merged = match value {
+            Value::Object(p) if !inner.replace => {
+                let old = match original.remove(key) {
+                    Some(Value::Object(old)) => old,
+                    _ => Map::new(),
+                };
+                Value::Object(merge_map(inner, old, p, depth + 1)?)
+            }
+            Value::Array(p) => {
+                let old = match original.remove(key) {
+                    Some(Value::Array(old)) => old,
+                    _ => Vec::new(),
+                };
+                let merge_key = match inner.merge {
+                    Merge::Key(k) => Some(k),
+                    Merge::Set => None,
+                    Merge::Default => {
+                        original.insert(key.clone(), value.clone());
+                        continue;
+                    }
+                };
+                // Without an order of its own a patch means that of its list.
+                let server = (!ordered(key)).then(|| ids(&old, merge_key));
+                let merged = match merge_key {
+                    Some(k) => merge_list(inner.element(), k, old, p, depth + 1)?,
+                    None => union(old, p),
+                };
+                Value::Array(match server {
+                    Some(server) => reorder(merged, &ids(p, merge_key), &server, merge_key),
+                    None => merged,
+                })
+            }
+            other => other.clone(),
+        };
+        original.insert(key.clone(), merged);
+    }
+    for (key, order) in patch {
+        let Some(name) = key.strip_prefix(ORDER) else {
+            continue;
+        };
+        let order = order
+            .as_array()
+            .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
+        let merge_key = match schema.member(name).merge {
+            Merge::Key(k) => Some(k),
+            Merge::Set => None,
+            Merge::Default => continue,
+        };
+        let server = server_lists
+            .get(name)
+            .and_then(Value::as_array)
+            .map_or(&[][..], |v| v);
+        if let Some(Value::Array(items)) = original.get_mut(name) {
+            let old = std::mem::take(items);
+            let (order, server) = (ids(order, merge_key), ids(server, merge_key));
+            *items = reorder(old, &order, &server, merge_key);
+        }
+    }
+    Ok(original)
+}
+
+/// What tells an element of a list apart.
+fn id(item: &Value, merge_key: Option<&str>) -> Value {
+    match merge_key {
+        Some(k) => item.get(k).cloned().unwrap_or(Value::Null),
+        None => item.clone(),
+    }
+}
+
+fn ids(items: &[Value], merge_key: Option<&str>) -> Vec<Value> {
+    items.iter().map(|v| id(v, merge_key)).collect()
+}
+
+/// A value as Go prints it.
+fn go(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(s) => s.clone(),
+        Value::Object(map) => go_map(map),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(go).collect();
+            format!("[{}]", items.join(" "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn go_map(map: &Map<String, Value>) -> String {
+    let members: Vec<String> = map.iter().map(|(k, v)| format!("{k}:{}", go(v))).collect();
+    format!("map[{}]", members.join(" "))
+}
+
+fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
+    for item in patch {
+        if !old.contains(item) {
+            old.push(item.clone());
+        }
+    }
+    old
+}
+
+fn merge_list(
+    element: &Schema,
+    merge_key: &str,
+    mut old: Vec<Value>,
+    patch: &[Value],
+    depth: usize,
+) -> Result<Vec<Value>, PatchError> {
+    let mut maps = Vec::with_capacity(patch.len());
+    let mut replace_all = false;
+    for item in patch {
+        let Value::Object(map) = item else {
+            return Err(PatchError::Failed(format!(
+                "expected an object with merge key {merge_key}, got {item}"
+            )));
+        };
+        match directive(map)? {
+            Some("replace") => replace_all = true,
+            kind => maps.push((map, kind == Some("delete"))),
+        }
+    }
+    if replace_all {
+        old.clear();
+    }
+    for (map, delete) in maps {
+        let key = map.get(merge_key).ok_or_else(|| {
+            PatchError::Broken(format!(
+                "map: {} does not contain declared merge key: {merge_key}",
+                go_map(map)
+            ))
+        })?;
+        let position = old.iter().position(|o| o.get(merge_key) == Some(key));
+        if delete {
+            old.retain(|o| o.get(merge_key) != Some(key));
+            continue;
+        }
+        match position {
+            Some(at) => {
+                let base = match std::mem::take(&mut old[at]) {
+                    Value::Object(base) => base,
+                    _ => Map::new(),
+                };
+                old[at] = Value::Object(merge_map(element, base, map, depth)?);
+            }
+            None => old.push(Value::Object(merge_map(element, Map::new(), map, depth)?)),
+        }
+    }
+    Ok(old)
+}
+
+/// Puts the elements named in `order` in that order; the others keep their place relative to how
+/// the server's list was ordered before the patch.
+fn reorder(
+    items: Vec<Value>,
+    order: &[Value],
+    server: &[Value],
+    merge_key: Option<&str>,
+) -> Vec<Value> {
+    let rank = |v: &Value| order.iter().position(|o| *o == id(v, merge_key));
+    let server_rank = |v: &Value| server.iter().position(|o| *o == id(v, merge_key));
+    let (mut named, rest): (Vec<Value>, Vec<Value>) =
+        items.into_iter().partition(|v| rank(v).is_some());
+    named.sort_by_key(&rank);
+    let mut out = Vec::with_capacity(named.len() + rest.len());
+    let mut named = named.into_iter().peekable();
+    let mut rest = rest.into_iter().peekable();
+    loop {
+        let named_first = match (named.peek(), rest.peek()) {
+            (None, None) => return out,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (Some(n), Some(r)) => match (server_rank(n), server_rank(r)) {
+                (Some(n), Some(r)) => n < r,
+                _ => true,
+            },
+        };
+        out.extend(if named_first {
+            named.next()
+        } else {
+            rest.next()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::types;
+    use serde_json::json;
+
+    fn pod(original: Value, patch: Value) -> Result<Value, PatchError> {
+        let pod = types::find("core/v1.Pod").unwrap();
+        merge(&pod.schema, &original, &patch)
+    }
+
+    #[test]
+    fn merges_lists_by_key() {
+        let old = json!({"spec": {
+            "containers": [{"name": "a", "image": "x", "args": ["1", "2"]}, {"name": "b"}],
+            "tolerations": [{"key": "k"}],
+        }});
+        let out = pod(
+            old.clone(),
+            json!({"spec": {
+                "containers": [{"name": "b", "image": "y"}, {"name": "a", "args": ["3"]}],
+                "tolerations": [{"key": "other"}],
+            }}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {
+                "containers": [
+                    {"name": "b", "image": "y"}, {"name": "a", "image": "x", "args": ["3"]}],
+                "tolerations": [{"key": "other"}],
+            }})
+        );
+        let gone = pod(
+            old.clone(),
+            json!({"spec": {"containers": [{"$patch": "delete", "name": "a"}]}}),
+        );
+        assert_eq!(gone.unwrap()["spec"]["containers"], json!([{"name": "b"}]));
+        let replaced = pod(
+            old.clone(),
+            json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "c"}]}}),
+        );
+        assert_eq!(
+            replaced.unwrap()["spec"]["containers"],
+            json!([{"name": "c"}])
+        );
+        assert!(
+            pod(
+                old.clone(),
+                json!({"spec": {"containers": [{"image": "x"}]}})
+            )
+            .is_err()
+        );
+        assert!(pod(old, json!({"spec": {"$patch": "burn"}})).is_err());
+    }
+
+    #[test]
+    fn directives() {
+        let old = json!({"metadata": {"finalizers": ["a", "b"], "labels": {"x": "1", "y": "2"}}});
+        let out = pod(
+            old,
+            json!({"metadata": {
+                "finalizers": ["c", "a"],
+                "$deleteFromPrimitiveList/finalizers": ["b"],
+                "$setElementOrder/finalizers": ["c", "a"],
+                "labels": {"x": null, "z": "3"},
+            }}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"metadata": {"finalizers": ["c", "a"], "labels": {"y": "2", "z": "3"}}})
+        );
+        let out = pod(
+            json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}),
+            json!({"spec": {"volumes": [
+                {"name": "v", "emptyDir": {}, "$retainKeys": ["name", "emptyDir"]}]}}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}})
+        );
+        let out = pod(
+            json!({"spec": {"nodeSelector": {"a": "b"}}}),
+            json!({"spec": {"nodeSelector": {"$patch": "replace", "c": "d"}}}),
+        );
+        assert_eq!(out.unwrap(), json!({"spec": {"nodeSelector": {"c": "d"}}}));
+    }
+
+    #[test]
+    fn set_element_order_keeps_server_only_items_in_place() {
+        let old = json!({"spec": {"containers": [{"name": "a"}, {"name": "s"}, {"name": "b"}]}});
+        let out = pod(
+            old,
+            json!({"spec": {
+                "$setElementOrder/containers": [{"name": "b"}, {"name": "n"}, {"name": "a"}],
+                "containers": [{"name": "n"}],
+            }}),
+        )
+        .unwrap();
+        let names: Vec<&str> = out["spec"]["containers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| c["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["s", "b", "n", "a"]);
+    }
+
+    #[test]
+    fn a_new_object_in_the_patch_loses_its_nulls_and_directives() {
+        let out = pod(
+            json!({}),
+            json!({"spec": {"a": null, "securityContext": {"runAsUser": null, "fsGroup": 1}}}),
+        );
+        assert_eq!(
+            out.unwrap(),
+            json!({"spec": {"securityContext": {"fsGroup": 1}}})
+        );
+    }
+}

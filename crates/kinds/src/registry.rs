@@ -1,0 +1,178 @@
+//! The set of served resources.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+
+use super::resource::Resource;
+use super::status::FieldError;
+use super::{builtin, crd};
+use crate::TableId;
+
+/// All resources the server knows: built-in ones and those of installed custom resource
+/// definitions. Clones share one set; readers never block.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    state: Arc<ArcSwap<State>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    /// In discovery order: core first, then groups; installed definitions last.
+    all: Vec<Arc<Resource>>,
+    by_plural: FxHashMap<Arc<str>, Vec<Arc<Resource>>>,
+    /// CRD name -> what it makes.
+    custom: FxHashMap<Arc<str>, crd::Made>,
+    generation: u64,
+}
+
+impl State {
+    /// What objects are stored in the version of.
+    fn stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        let hidden = self.custom.values().filter_map(|made| made.hidden.as_ref());
+        self.all
+            .iter()
+            .filter(|r| r.stored && r.storage_version)
+            .chain(hidden)
+    }
+
+    fn reindex(&mut self) {
+        self.by_plural.clear();
+        for r in &self.all {
+            self.by_plural
+                .entry(r.plural.clone())
+                .or_default()
+                .push(r.clone());
+        }
+        self.generation += 1;
+    }
+}
+
+impl Registry {
+    /// The built-in kinds only.
+    #[must_use]
+    pub fn builtin() -> Self {
+        let mut state = State {
+            all: builtin::resources(),
+            ..State::default()
+        };
+        state.reindex();
+        Self {
+            state: Arc::new(ArcSwap::from_pointee(state)),
+        }
+    }
+
+    /// The resource at `/apis/{group}/{version}/{plural}` (group empty: `/api/{version}/{plural}`).
+    #[must_use]
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        let state = self.state.load();
+        let candidates = state.by_plural.get(plural)?;
+        candidates
+            .iter()
+            .find(|r| &*r.group == group && &*r.version == version)
+            .cloned()
+    }
+
+    /// The resource whose objects are of this kind.
+    #[must_use]
+    pub fn find_kind(&self, group: &str, version: &str, kind: &str) -> Option<Arc<Resource>> {
+        let state = self.state.load();
+        state
+            .all
+            .iter()
+            .find(|r| &*r.kind == kind && &*r.group == group && &*r.version == version)
+            .cloned()
+    }
+
+    /// The resource in whose version a table's objects are stored.
+    #[must_use]
+    pub fn storage(&self, table: &TableId) -> Option<Arc<Resource>> {
+        let state = self.state.load();
+        state.stored().find(|r| r.table == *table).cloned()
+    }
+
+    /// The resources that [`Registry::storage`] finds, one for each table: those in whose version
+    /// objects are stored, whether it is served or not.
+    #[must_use]
+    pub fn tables(&self) -> Vec<Arc<Resource>> {
+        self.state.load().stored().cloned().collect()
+    }
+
+    /// All resources in discovery order.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Resource>> {
+        self.state.load().all.clone()
+    }
+
+    /// Whether any resource of this group (and version, if given) is served.
+    #[must_use]
+    pub fn has_group(&self, group: &str, version: Option<&str>) -> bool {
+        let state = self.state.load();
+        state
+            .all
+            .iter()
+            .any(|r| &*r.group == group && version.is_none_or(|v| &*r.version == v))
+    }
+
+    /// Grows with every change; documents derived from the registry may be cached by it.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.state.load().generation
+    }
+
+    /// The served resources of an installed definition, empty if it is not installed.
+    #[must_use]
+    pub fn of_crd(&self, name: &str) -> Vec<Arc<Resource>> {
+        self.state
+            .load()
+            .custom
+            .get(name)
+            .map(|made| made.served.clone())
+            .unwrap_or_default()
+    }
+
+    /// Serves the versions of a CustomResourceDefinition object, replacing what an earlier
+    /// version of the same definition served.
+    ///
+    /// # Errors
+    /// The definition's validation failures; nothing changes then.
+    pub fn install_crd(&self, definition: &Value) -> Result<(), Vec<FieldError>> {
+        let mut definition = definition.clone();
+        crd::default_definition(&mut definition);
+        let errors = crd::validate_definition(&definition);
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        let made = crd::resources(&definition)?;
+        self.state.rcu(|old| {
+            let mut state = State::clone(old);
+            replace(&mut state, &made.name, Some(made.clone()));
+            state
+        });
+        Ok(())
+    }
+
+    /// Stops serving a definition. Unknown names are ignored.
+    pub fn remove_crd(&self, name: &str) {
+        self.state.rcu(|old| {
+            let mut state = State::clone(old);
+            replace(&mut state, name, None);
+            state
+        });
+    }
+}
+
+fn replace(state: &mut State, name: &str, made: Option<crd::Made>) {
+    if let Some(old) = state.custom.remove(name) {
+        state
+            .all
+            .retain(|r| !old.served.iter().any(|o| Arc::ptr_eq(o, r)));
+    }
+    if let Some(made) = made {
+        state.all.extend(made.served.iter().cloned());
+        state.custom.insert(name.into(), made);
+    }
+    state.reindex();
+}

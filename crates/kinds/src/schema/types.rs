@@ -1,0 +1,329 @@
+//! The built-in types, compiled once from the compact table `types.txt`: names of fields, types,
+//! protobuf numbers, merge keys. `cargo xtask types` writes the table from the Go sources of a
+//! Kubernetes version.
+
+use std::sync::LazyLock;
+
+use rustc_hash::FxHashMap;
+
+use super::{ListType, Members, Merge, Other, Schema, Type};
+
+/// Index of a type in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TypeId(u32);
+
+/// A type with a name of its own.
+#[derive(Debug)]
+pub(crate) struct Named {
+    /// Such as `core/v1.Pod`.
+    pub(crate) name: &'static str,
+    /// The schema of its values.
+    pub(crate) schema: Schema,
+    /// The fields of its message, in the order of the table.
+    pub(crate) wire: Vec<Wire>,
+    /// By JSON name, those of inline members too.
+    fields: FxHashMap<&'static str, Schema>,
+}
+
+/// A field in protobuf.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wire {
+    /// 0: it is not in protobuf.
+    pub(crate) number: u32,
+    /// Its name in JSON.
+    pub(crate) json: &'static str,
+    /// The type whose members stand in its place in JSON.
+    pub(crate) inline: Option<TypeId>,
+}
+
+impl Named {
+    /// The field with this JSON name, also if it comes from an inline member.
+    pub(crate) fn field(&self, name: &str) -> Option<&Schema> {
+        self.fields.get(name)
+    }
+
+    /// The name without that of its group.
+    pub(super) fn short_name(&self) -> &'static str {
+        self.name.rsplit_once('/').map_or(self.name, |(_, n)| n)
+    }
+}
+
+struct Table {
+    types: Vec<Named>,
+    by_name: FxHashMap<&'static str, TypeId>,
+    object_meta: Schema,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| parse(include_str!("types.txt")));
+
+/// The type called `name`, e.g. `core/v1.Pod`.
+pub(crate) fn find(name: &str) -> Option<&'static Named> {
+    TABLE.by_name.get(name).map(|id| get(*id))
+}
+
+/// The type with this index.
+pub(crate) fn get(id: TypeId) -> &'static Named {
+    // Ids only come from the table itself.
+    &TABLE.types[id.0 as usize]
+}
+
+/// `metadata` of every object.
+pub(crate) fn object_meta() -> &'static Schema {
+    &TABLE.object_meta
+}
+
+fn parse(text: &'static str) -> Table {
+    let lines: Vec<&'static str> = text
+        .lines()
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .collect();
+    let mut by_name = FxHashMap::default();
+    for (i, line) in lines.iter().enumerate() {
+        let name = line.split(' ').next().unwrap_or_default();
+        by_name.insert(name, TypeId(i as u32));
+    }
+    let mut types: Vec<Named> = lines
+        .iter()
+        .enumerate()
+        .map(|(i, line)| parse_type(TypeId(i as u32), line, &by_name))
+        .collect();
+    for i in 0..types.len() {
+        let mut all = FxHashMap::default();
+        let inline: Vec<TypeId> = types[i].wire.iter().filter_map(|w| w.inline).collect();
+        for id in inline {
+            inherit(&types, id, &mut all, 0);
+        }
+        all.extend(std::mem::take(&mut types[i].fields));
+        types[i].fields = all;
+    }
+    let object_meta = by_name
+        .get("meta/v1.ObjectMeta")
+        .and_then(|id| types.get(id.0 as usize))
+        .map(|t| t.schema.clone())
+        .unwrap_or_default();
+    Table {
+        types,
+        by_name,
+        object_meta,
+    }
+}
+
+/// Adds the fields of an inline member.
+fn inherit(types: &[Named], id: TypeId, out: &mut FxHashMap<&'static str, Schema>, depth: usize) {
+    let Some(this) = types.get(id.0 as usize).filter(|_| depth < 8) else {
+        return;
+    };
+    for id in this.wire.iter().filter_map(|w| w.inline) {
+        inherit(types, id, out, depth + 1);
+    }
+    out.extend(this.fields.iter().map(|(k, f)| (*k, f.clone())));
+}
+
+fn parse_type(id: TypeId, line: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Named {
+    let mut words = line.split(' ');
+    let name = words.next().unwrap_or_default();
+    let mut words = words.peekable();
+    let mut schema = typed(Type::Object);
+    schema.members = Members::Named(id);
+    schema.atomic = words.next_if_eq(&"%-").is_some();
+    let (mut wire, mut fields) = (Vec::new(), FxHashMap::default());
+    for word in words {
+        if let Some((field, schema)) = parse_field(word, names) {
+            wire.push(field);
+            if field.inline.is_none() {
+                fields.insert(field.json, schema);
+            }
+        }
+    }
+    Named {
+        name,
+        schema,
+        wire,
+        fields,
+    }
+}
+
+fn parse_field(
+    word: &'static str,
+    names: &FxHashMap<&'static str, TypeId>,
+) -> Option<(Wire, Schema)> {
+    if let Some(inline) = word.strip_prefix('^') {
+        let (name, number) = inline.rsplit_once('=')?;
+        let wire = Wire {
+            number: number.parse().ok()?,
+            json: "",
+            inline: Some(*names.get(name)?),
+        };
+        return Some((wire, Schema::default()));
+    }
+    let (json, rest) = word.split_once('=')?;
+    let (number, rest) = rest.split_once(':')?;
+    let end = rest.find(FLAGS).unwrap_or(rest.len());
+    let (shape, flags) = rest.split_at(end);
+    let mut schema = parse_shape(shape.trim_start_matches('*'), names)?;
+    schema.pointer = shape.starts_with('*');
+    schema.written = !flags.contains('?');
+    schema.merge = match flag(flags, '@') {
+        None => Merge::Default,
+        Some("") => Merge::Set,
+        Some(key) => Merge::Key(key),
+    };
+    // Apply tells elements apart as patches do, unless it is said otherwise.
+    schema.list_type = match (flag(flags, '%'), schema.merge) {
+        (Some("-"), _) | (None, Merge::Default) => ListType::Atomic,
+        (Some(""), _) | (None, Merge::Set) => ListType::Set,
+        (Some(keys), _) => ListType::Map(keys.split(',').map(str::to_owned).collect()),
+        (None, Merge::Key(key)) => ListType::Map(vec![key.to_owned()]),
+    };
+    schema.atomic = flag(flags, '%') == Some("-") && schema.items.is_none();
+    schema.replace = flags.contains('!');
+    schema.retain_keys = flags.contains('~');
+    schema.default = flag(flags, '$').map(|text| Box::new(text.into()));
+    let wire = Wire {
+        number: number.parse().ok()?,
+        json,
+        inline: None,
+    };
+    Some((wire, schema))
+}
+
+/// What each flag of a field begins with.
+const FLAGS: [char; 6] = ['?', '!', '~', '@', '%', '$'];
+
+/// What stands behind a flag, `None` without it.
+fn flag(flags: &'static str, sign: char) -> Option<&'static str> {
+    let (_, rest) = flags.split_once(sign)?;
+    rest.split(FLAGS).next()
+}
+
+/// The type of a definition's schemas.
+const SCHEMA: &str = "apiextensions/v1.JSONSchemaProps";
+
+fn typed(kind: Type) -> Schema {
+    let free = matches!(kind, Type::Any | Type::Raw | Type::FieldsV1);
+    let mut schema = Schema::new(kind, free);
+    schema.typed = true;
+    schema
+}
+
+fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Option<Schema> {
+    if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+        let mut list = typed(Type::Array);
+        list.items = Some(Box::new(parse_shape(inner, names)?));
+        return Some(list);
+    }
+    if let Some(inner) = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')) {
+        let mut map = typed(Type::Object);
+        map.additional = Some(Box::new(parse_shape(inner, names)?));
+        return Some(map);
+    }
+    let (kind, name) = match text {
+        "s" => (Type::String, None),
+        "b" => (Type::Boolean, None),
+        "i" => (Type::Int32, None),
+        "l" => (Type::Integer, None),
+        "d" => (Type::Number, None),
+        "y" => (Type::Bytes, None),
+        "Q" => (Type::Quantity, None),
+        "I" => (Type::IntOrString, None),
+        "t" => (Type::Time, None),
+        "u" => (Type::MicroTime, None),
+        "D" => (Type::Duration, None),
+        "R" => (Type::Raw, None),
+        "F" => (Type::FieldsV1, None),
+        "J" => (Type::Any, None),
+        "W" => (Type::WrappedStrings, None),
+        "|a" => (Type::SchemaOr(Other::Schemas), Some(SCHEMA)),
+        "|b" => (Type::SchemaOr(Other::Bool), Some(SCHEMA)),
+        "|s" => (Type::SchemaOr(Other::Strings), Some(SCHEMA)),
+        name => (Type::Object, Some(name)),
+    };
+    let mut schema = typed(kind);
+    if let Some(name) = name {
+        schema.members = Members::Named(*names.get(name)?);
+    }
+    Some(schema)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_of_the_table_is_understood() {
+        let mut fields = 0;
+        for (line, s) in include_str!("types.txt")
+            .lines()
+            .filter(|l| !l.is_empty() && !l.starts_with('#'))
+            .zip(&TABLE.types)
+        {
+            let words = line.split(' ').skip(1).filter(|w| *w != "%-").count();
+            assert_eq!(words, s.wire.len(), "{line}");
+            fields += s.wire.len();
+        }
+        assert!(fields > 2000, "{fields}");
+        let container = find("core/v1.Container").unwrap();
+        assert_eq!(container.field("env").unwrap().merge, Merge::Key("name"));
+        let volume = find("core/v1.Volume").unwrap();
+        assert!(
+            volume.field("hostPath").is_some(),
+            "inline members are visible"
+        );
+        let spec = find("core/v1.PodSpec").unwrap();
+        assert_eq!(spec.field("tolerations").unwrap().merge, Merge::Default);
+        assert!(spec.field("volumes").unwrap().retain_keys);
+        assert!(spec.field("nodeSelector").unwrap().atomic);
+        let ports = container.field("ports").unwrap();
+        assert_eq!(ports.merge, Merge::Key("containerPort"));
+        let keys = ["containerPort", "protocol"].map(str::to_owned).to_vec();
+        assert_eq!(ports.list_type, ListType::Map(keys));
+        let port = find("core/v1.ContainerPort").unwrap();
+        assert_eq!(
+            port.field("protocol").unwrap().default,
+            Some(Box::new("TCP".into()))
+        );
+        assert!(find("meta/v1.LabelSelector").unwrap().schema.atomic);
+    }
+
+    /// The table is of the same Kubernetes version as the `k8s-openapi` crate: each describes the
+    /// fields that the other has.
+    #[test]
+    fn the_table_agrees_with_k8s_openapi() {
+        let mut seen = 0;
+        let mut faults = Vec::new();
+        for (name, schema) in crate::openapi::builtin_components() {
+            let Some(this) = find(&name) else {
+                continue;
+            };
+            seen += 1;
+            let properties = schema["properties"].as_object();
+            let theirs: Vec<&str> = properties
+                .into_iter()
+                .flat_map(|p| p.keys().map(String::as_str))
+                .collect();
+            for (key, field) in &this.fields {
+                let Some(theirs) = properties.and_then(|p| p.get(*key)) else {
+                    faults.push(format!("{name}.{key} is not in k8s-openapi"));
+                    continue;
+                };
+                let want = match field.kind {
+                    Type::String | Type::Bytes | Type::Time | Type::MicroTime => "string",
+                    Type::Boolean => "boolean",
+                    Type::Int32 | Type::Integer => "integer",
+                    Type::Number => "number",
+                    Type::Array | Type::WrappedStrings => "array",
+                    Type::Object if field.additional.is_some() => "object",
+                    _ => continue,
+                };
+                if theirs.get("type").is_some_and(|t| t != want) {
+                    faults.push(format!("{name}.{key} is {want}, there {}", theirs["type"]));
+                }
+            }
+            for key in theirs.iter().filter(|k| this.field(k).is_none()) {
+                faults.push(format!("{name} lacks {key}"));
+            }
+        }
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+        assert!(seen > 400, "{seen}");
+    }
+}

@@ -1,0 +1,337 @@
+//! Walks over JSON objects: decoding, pruning, defaulting.
+
+use serde_json::{Map, Value};
+
+use super::{Members, Other, Schema, Type};
+use crate::quantity;
+
+/// Go-like name of what a JSON value is, for decoding errors.
+fn json_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Go-like name of a built-in type.
+fn go_name(schema: &Schema) -> String {
+    let name = match schema.kind {
+        Type::String => "string",
+        Type::Boolean => "bool",
+        Type::Int32 => "int32",
+        Type::Integer | Type::Duration => "int64",
+        Type::Number => "float64",
+        Type::Bytes => "[]uint8",
+        Type::Quantity => "resource.Quantity",
+        Type::IntOrString => "intstr.IntOrString",
+        Type::Time | Type::MicroTime => "v1.Time",
+        Type::WrappedStrings => "[]string",
+        Type::Array => return format!("[]{}", go_name(schema.element())),
+        Type::Raw | Type::Any | Type::FieldsV1 | Type::Object | Type::SchemaOr(_) => {
+            match (schema.named(), &schema.additional) {
+                (Some(named), _) => named.short_name(),
+                (None, Some(inner)) => return format!("map[string]{}", go_name(inner)),
+                (None, None) => "object",
+            }
+        }
+    };
+    name.to_owned()
+}
+
+fn mismatch(root: &str, path: &[&str], value: &Value, schema: &Schema) -> String {
+    format!(
+        "json: cannot unmarshal {} into Go struct field {root}.{} of type {}",
+        json_kind(value),
+        path.join("."),
+        go_name(schema)
+    )
+}
+
+impl Schema {
+    /// Checks that every known field of an object of a built-in type has a JSON type its Go type
+    /// can be decoded from.
+    pub(crate) fn check_types(&self, object: &Value) -> Result<(), String> {
+        let name = self.named().map_or("", |t| t.name);
+        let name = name.rsplit_once('.').map_or(name, |(_, n)| n);
+        check(name, self, object, &mut Vec::new())
+    }
+}
+
+fn check<'v>(
+    root: &str,
+    schema: &Schema,
+    value: &'v Value,
+    path: &mut Vec<&'v str>,
+) -> Result<(), String> {
+    if value.is_null() {
+        return Ok(());
+    }
+    let fits = match schema.kind {
+        Type::String | Type::Bytes => value.is_string(),
+        Type::Boolean => value.is_boolean(),
+        Type::Int32 => {
+            if let Some(n) = value.as_number()
+                && n.as_i64().is_none_or(|n| i32::try_from(n).is_err())
+            {
+                return Err(number_mismatch(root, path, n, "int32"));
+            }
+            value.is_number()
+        }
+        Type::Integer => {
+            if let Some(n) = value.as_number()
+                && n.as_i64().is_none()
+            {
+                return Err(number_mismatch(root, path, n, "int64"));
+            }
+            value.is_number()
+        }
+        Type::Duration => value.is_number() || value.is_string(),
+        Type::Number => value.is_number(),
+        Type::Quantity => return check_quantity(value, path),
+        Type::IntOrString => value.is_string() || value.as_i64().is_some(),
+        Type::Time | Type::MicroTime => match value {
+            Value::String(s) if s.parse::<jiff::Timestamp>().is_ok() => true,
+            Value::String(s) => {
+                return Err(format!(
+                    "parsing time {} in field {}: not an RFC 3339 timestamp",
+                    crate::status::quoted(s),
+                    path.join(".")
+                ));
+            }
+            _ => false,
+        },
+        Type::Raw | Type::FieldsV1 => value.is_object(),
+        Type::Any => true,
+        Type::WrappedStrings => match value {
+            Value::Array(items) => items.iter().all(Value::is_string),
+            _ => false,
+        },
+        Type::SchemaOr(Other::Bool) if value.is_boolean() => true,
+        Type::SchemaOr(Other::Schemas | Other::Strings) if value.is_array() => true,
+        Type::Array => match value {
+            Value::Array(items) => {
+                for item in items {
+                    check(root, schema.element(), item, path)?;
+                }
+                true
+            }
+            _ => false,
+        },
+        Type::Object | Type::SchemaOr(_) => match value {
+            Value::Object(map) => {
+                for (key, v) in map {
+                    if let Some(inner) = schema.known(key) {
+                        path.push(key);
+                        check(root, inner, v, path)?;
+                        path.pop();
+                    }
+                }
+                true
+            }
+            _ => false,
+        },
+    };
+    if fits {
+        Ok(())
+    } else {
+        Err(mismatch(root, path, value, schema))
+    }
+}
+
+fn number_mismatch(root: &str, path: &[&str], n: &serde_json::Number, ty: &str) -> String {
+    format!(
+        "json: cannot unmarshal number {n} into Go struct field {root}.{} of type {ty}",
+        path.join(".")
+    )
+}
+
+fn check_quantity(value: &Value, path: &[&str]) -> Result<(), String> {
+    match quantity::parse(value) {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "quantities must match the regular expression '{}': field {} has value {value}",
+            quantity::PATTERN,
+            path.join(".")
+        )),
+    }
+}
+
+/// A path into an object, as a list on the stack: written out only when it is reported.
+#[derive(Clone, Copy)]
+enum Path<'a> {
+    Root,
+    Key(&'a Path<'a>, &'a str),
+    Item(&'a Path<'a>, usize),
+}
+
+impl std::fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Key(Self::Root, key) => f.write_str(key),
+            Self::Key(parent, key) => write!(f, "{parent}.{key}"),
+            Self::Item(parent, item) => write!(f, "{parent}[{item}]"),
+        }
+    }
+}
+
+impl Schema {
+    /// Adds the paths of the fields that [`Schema::prune`] removes because nothing declares them.
+    pub(crate) fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
+        unknown(self, object, &Path::Root, out);
+    }
+
+    /// Removes fields that are not declared; from what is decoded into a built-in type also nulls
+    /// and what is empty and left out then.
+    pub(crate) fn prune(&self, value: &mut Value) {
+        match value {
+            Value::Object(map) => self.prune_map(map),
+            Value::Array(items) => {
+                if let Some(inner) = &self.items {
+                    items.iter_mut().for_each(|item| inner.prune(item));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn prune_map(&self, map: &mut Map<String, Value>) {
+        let fields = matches!(self.members, Members::Named(_));
+        map.retain(|key, v| {
+            let Some(inner) = self.known(key) else {
+                return self.is_open();
+            };
+            inner.prune(v);
+            let left_out = if v.is_null() {
+                fields || (self.typed && inner.kind != Type::Any)
+            } else {
+                fields && !inner.written && inner.leaves_out(v)
+            };
+            !left_out
+        });
+    }
+
+    /// What Go's `omitempty` leaves out. Pointers to empty values stay.
+    fn leaves_out(&self, value: &Value) -> bool {
+        match value {
+            Value::Array(a) => a.is_empty(),
+            Value::Object(m) => m.is_empty() && self.additional.is_some(),
+            Value::String(s) => !self.pointer && s.is_empty(),
+            Value::Bool(b) => !self.pointer && !b,
+            Value::Number(n) => {
+                !self.pointer
+                    && n.as_f64() == Some(0.0)
+                    && !matches!(self.kind, Type::Quantity | Type::IntOrString)
+            }
+            Value::Null => true,
+        }
+    }
+
+    /// Brings the quantities and timestamps of a built-in type to the form a typed server writes.
+    pub(crate) fn canonicalize(&self, value: &mut Value) {
+        match (self.kind, &mut *value) {
+            (Type::Quantity, v) => {
+                if let Some(text) = quantity::canonical(v)
+                    && v.as_str() != Some(&text)
+                {
+                    *v = text.into();
+                }
+            }
+            (Type::Time, Value::String(s)) => rewrite_time(s, 0),
+            (Type::MicroTime, Value::String(s)) => rewrite_time(s, 6),
+            (_, Value::Array(items)) => {
+                if let Some(inner) = &self.items {
+                    items.iter_mut().for_each(|item| inner.canonicalize(item));
+                }
+            }
+            (_, Value::Object(map)) => {
+                for (key, v) in map.iter_mut() {
+                    if let Some(inner) = self.known(key) {
+                        inner.canonicalize(v);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Fills in the defaults of a definition's schema. A null in a field that is not nullable
+    /// counts as absent.
+    pub(crate) fn apply_defaults(&self, value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                for (key, inner) in self.properties() {
+                    if map.get(key).is_some_and(Value::is_null) && !inner.nullable {
+                        map.remove(key);
+                    }
+                    if !map.contains_key(key)
+                        && let Some(default) = &inner.default
+                    {
+                        map.insert(key.clone(), Value::clone(default));
+                    }
+                    if let Some(v) = map.get_mut(key) {
+                        inner.apply_defaults(v);
+                    }
+                }
+                let Some(inner) = &self.additional else {
+                    return;
+                };
+                for (key, v) in map.iter_mut() {
+                    if self.properties().contains_key(key) {
+                        continue;
+                    }
+                    if v.is_null()
+                        && !inner.nullable
+                        && let Some(default) = &inner.default
+                    {
+                        *v = Value::clone(default);
+                    }
+                    inner.apply_defaults(v);
+                }
+            }
+            Value::Array(items) => {
+                if let Some(inner) = &self.items {
+                    items.iter_mut().for_each(|item| inner.apply_defaults(item));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, v) in map {
+                let at = Path::Key(path, key);
+                match schema.known(key) {
+                    Some(inner) => unknown(inner, v, &at, out),
+                    None if schema.is_open() => {}
+                    None => out.push(at.to_string()),
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(inner) = &schema.items {
+                for (i, item) in items.iter().enumerate() {
+                    unknown(inner, item, &Path::Item(path, i), out);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn rewrite_time(text: &mut String, digits: u8) {
+    // Most timestamps are ours already: `2026-01-02T03:04:05Z`.
+    if digits == 0 && text.len() == 20 && text.ends_with('Z') {
+        return;
+    }
+    if let Ok(t) = text.parse::<jiff::Timestamp>() {
+        *text = quantity::format_time(t, digits);
+    }
+}

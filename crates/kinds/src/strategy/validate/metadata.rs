@@ -1,0 +1,215 @@
+//! Validation of `metadata`.
+
+use serde_json::Value;
+
+use super::{Errors, names};
+use crate::crd;
+use crate::meta::{self, str_at};
+use crate::resource::Resource;
+use crate::status::{FieldError, quoted};
+
+/// All annotations together, in bytes.
+const MAX_ANNOTATIONS: usize = 256 * 1024;
+
+fn name_problem(resource: &Resource, name: &str) -> Option<String> {
+    match (&*resource.group, &*resource.plural) {
+        ("", "namespaces") => names::dns1123_label(name),
+        ("", "services") => names::dns1035_label(name),
+        ("rbac.authorization.k8s.io", _) => names::path_segment(name),
+        ("authentication.k8s.io" | "authorization.k8s.io", _) => None,
+        _ => names::dns1123_subdomain(name),
+    }
+}
+
+pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors) {
+    let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
+        errors.push(FieldError::required(
+            "metadata.name",
+            "name or generateName is required",
+        ));
+        return;
+    };
+    let name = meta::name(object);
+    let generate = meta::text(object, "generateName");
+    if !generate.is_empty() && name.is_empty() {
+        // The prefix may end in a dash that the suffix will follow.
+        let prefix = generate.trim_end_matches('-');
+        if let Some(why) = name_problem(resource, prefix) {
+            errors.push(FieldError::invalid("metadata.generateName", generate, why));
+        }
+    }
+    if name.is_empty() {
+        if generate.is_empty() {
+            errors.push(FieldError::required(
+                "metadata.name",
+                "name or generateName is required",
+            ));
+        }
+    } else if let Some(why) = name_problem(resource, name) {
+        errors.push(FieldError::invalid("metadata.name", name, why));
+    }
+    let namespace = meta::namespace(object);
+    match (resource.namespaced, namespace.is_empty()) {
+        (true, true) => errors.push(FieldError::required("metadata.namespace", "")),
+        (false, false) => errors.push(FieldError::forbidden(
+            "metadata.namespace",
+            "not allowed on this type",
+        )),
+        (true, false) => {
+            if let Some(why) = names::dns1123_label(namespace) {
+                errors.push(FieldError::invalid("metadata.namespace", namespace, why));
+            }
+        }
+        (false, true) => {}
+    }
+    if let Some(labels) = metadata.get("labels") {
+        validate_labels(labels, "metadata.labels", errors);
+    }
+    if let Some(annotations) = metadata.get("annotations").and_then(Value::as_object) {
+        let mut total = 0;
+        for (key, v) in annotations {
+            total += key.len() + v.as_str().map_or(0, str::len);
+            for why in names::qualified_name(&key.to_lowercase()) {
+                errors.push(FieldError::invalid(
+                    "metadata.annotations",
+                    key.as_str(),
+                    why,
+                ));
+            }
+        }
+        if total > MAX_ANNOTATIONS {
+            errors.push(FieldError::too_long(
+                "metadata.annotations",
+                MAX_ANNOTATIONS,
+            ));
+        }
+    }
+    owners(object, errors);
+    finalizers(resource, object, errors);
+}
+
+/// Checks label keys and values.
+pub(super) fn validate_labels(labels: &Value, path: &str, errors: &mut Errors) {
+    for (key, v) in labels.as_object().into_iter().flatten() {
+        for why in names::qualified_name(key) {
+            errors.push(FieldError::invalid(path, key.as_str(), why));
+        }
+        let text = v.as_str().unwrap_or_default();
+        if let Some(why) = names::label_value(text) {
+            errors.push(FieldError::invalid(path, text, why));
+        }
+    }
+}
+
+fn owners(object: &Value, errors: &mut Errors) {
+    let list = meta::at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array);
+    let mut controller: Option<&str> = None;
+    for (i, owner) in list.into_iter().flatten().enumerate() {
+        let path = format!("metadata.ownerReferences[{i}]");
+        for key in ["apiVersion", "kind", "name", "uid"] {
+            if str_at(owner, &[key]).is_empty() {
+                let what = if key == "apiVersion" {
+                    "version must not be empty"
+                } else {
+                    "must not be empty"
+                };
+                errors.push(FieldError::invalid(format!("{path}.{key}"), "", what));
+            }
+        }
+        if owner.get("controller").and_then(Value::as_bool) == Some(true) {
+            let name = str_at(owner, &["kind"]);
+            if let Some(first) = controller {
+                errors.push(FieldError::invalid(
+                    "metadata.ownerReferences",
+                    list.map_or(Value::Null, |l| Value::from(l.clone())),
+                    format!(
+                        "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
+                    ),
+                ));
+            }
+            controller = Some(name);
+        }
+    }
+}
+
+fn finalizers(resource: &Resource, object: &Value, errors: &mut Errors) {
+    // The API server of definitions and custom resources is older here and takes bare names.
+    let strict = !resource.is_custom() && !crd::is_definition(resource);
+    let list = meta::at(object, &["metadata", "finalizers"]).and_then(Value::as_array);
+    let mut propagation = Vec::new();
+    for (i, f) in list.into_iter().flatten().enumerate() {
+        let text = f.as_str().unwrap_or_default();
+        let path = format!("metadata.finalizers[{i}]");
+        let problems = names::qualified_name(text);
+        if !problems.is_empty() {
+            errors.extend(
+                problems
+                    .into_iter()
+                    .map(|w| FieldError::invalid(&path, text, w)),
+            );
+        } else if strict
+            && !text.contains('/')
+            && !matches!(text, "orphan" | "foregroundDeletion" | "kubernetes")
+        {
+            errors.push(FieldError::invalid(
+                path,
+                text,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            ));
+        }
+        if matches!(text, "orphan" | "foregroundDeletion") {
+            propagation.push(text);
+        }
+    }
+    if propagation.len() > 1 {
+        errors.push(FieldError::invalid(
+            "metadata.finalizers",
+            list.map_or(Value::Null, |l| Value::from(l.clone())),
+            "finalizer orphan and foregroundDeletion cannot be both set",
+        ));
+    }
+}
+
+pub(super) fn validate_update(resource: &Resource, new: &Value, old: &Value, errors: &mut Errors) {
+    for key in ["name", "namespace", "uid", "creationTimestamp"] {
+        let (before, after) = (meta::text(old, key), meta::text(new, key));
+        if before != after {
+            errors.push(FieldError::invalid(
+                format!("metadata.{key}"),
+                after,
+                "field is immutable",
+            ));
+        }
+    }
+    if !resource.allows_unconditional_update() && meta::text(new, "resourceVersion").is_empty() {
+        errors.push(FieldError::invalid(
+            "metadata.resourceVersion",
+            "",
+            "must be specified for an update",
+        ));
+    }
+    if !meta::text(old, "deletionTimestamp").is_empty() {
+        let of = |o: &Value| -> Vec<String> {
+            let list = meta::at(o, &["metadata", "finalizers"]).and_then(Value::as_array);
+            list.into_iter()
+                .flatten()
+                .filter_map(|f| f.as_str().map(str::to_owned))
+                .collect()
+        };
+        let before = of(old);
+        let added: Vec<String> = of(new)
+            .iter()
+            .filter(|f| !before.contains(f))
+            .map(|f| quoted(f))
+            .collect();
+        if !added.is_empty() {
+            errors.push(FieldError::forbidden(
+                "metadata.finalizers",
+                format!(
+                    "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                    added.join(", ")
+                ),
+            ));
+        }
+    }
+}

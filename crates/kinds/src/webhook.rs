@@ -1,0 +1,529 @@
+//! Webhook configurations: what a rule and a selector match.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::meta::{self, str_at};
+use super::resource::Resource;
+use super::selector::LabelSelector;
+use crate::Index;
+
+/// API group of webhook configurations.
+pub const GROUP: &str = "admissionregistration.k8s.io";
+/// Seconds that a call may take unless the webhook says otherwise.
+const TIMEOUT_SECONDS: u64 = 10;
+/// Kinds that no webhook is asked about: it could make itself unremovable.
+const EXEMPT: [&str; 6] = [
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionPolicyBinding",
+    "MutatingWebhookConfiguration",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "ValidatingWebhookConfiguration",
+];
+
+/// Whether no webhook is asked about objects of `resource`.
+#[must_use]
+pub fn exempt(resource: &Resource) -> bool {
+    &*resource.group == GROUP && EXEMPT.contains(&&*resource.kind)
+}
+
+/// Where a webhook is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// At an address.
+    Url(String),
+    /// Behind a Service.
+    Service {
+        /// Namespace of the Service.
+        namespace: String,
+        /// Name of the Service.
+        name: String,
+        /// Path of the request, with its slash.
+        path: String,
+        /// Port of the Service.
+        port: u16,
+    },
+}
+
+impl Endpoint {
+    /// The address; of a Service, the one that its certificate is for.
+    #[must_use]
+    pub fn url(&self) -> String {
+        match self {
+            Self::Url(url) => url.clone(),
+            Self::Service {
+                namespace,
+                name,
+                path,
+                port,
+            } => format!("https://{name}.{namespace}.svc:{port}{path}"),
+        }
+    }
+}
+
+/// The form of a review that is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReviewVersion {
+    /// `admission.k8s.io/v1`.
+    V1,
+    /// `admission.k8s.io/v1beta1`.
+    V1Beta1,
+}
+
+impl ReviewVersion {
+    /// `admission.k8s.io/...`.
+    #[must_use]
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::V1 => "admission.k8s.io/v1",
+            Self::V1Beta1 => "admission.k8s.io/v1beta1",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    operations: Vec<String>,
+    groups: Vec<String>,
+    versions: Vec<String>,
+    resources: Vec<String>,
+    scope: String,
+}
+
+/// One webhook of a configuration.
+#[derive(Debug, Clone)]
+pub struct Webhook {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// PEM certificates of the authorities that its server's certificate may be of.
+    pub ca_bundle: Vec<u8>,
+    /// A webhook that cannot be called refuses the request.
+    pub fail: bool,
+    /// Requests for other versions of a resource match, too.
+    equivalent: bool,
+    /// May be called for a dry run.
+    pub dry_run: bool,
+    /// How long a call may take.
+    pub timeout: Duration,
+    /// Is asked again when a later step changed the object.
+    pub reinvoke: bool,
+    /// The first known version of its list; `None`: it knows none of ours.
+    pub review: Option<ReviewVersion>,
+    rules: Vec<Rule>,
+    namespace_selector: LabelSelector,
+    object_selector: LabelSelector,
+}
+
+/// The labels that a namespace selector looks at.
+#[derive(Debug, Clone, Copy)]
+pub enum NamespaceLabels<'a> {
+    /// The object is in no namespace, and is none: every selector matches.
+    None,
+    /// The namespace is what is written.
+    Object(&'a Value),
+    /// The namespace is stored.
+    Stored(&'a Index),
+    /// There is no such namespace: no labels.
+    Missing,
+}
+
+/// A write that webhooks may be asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// `CREATE`, `UPDATE` or `DELETE`.
+    pub operation: &'a str,
+    /// Resource of the request.
+    pub resource: &'a Arc<Resource>,
+    /// Sub-resource of the request, `""` for the object itself.
+    pub subresource: &'a str,
+    /// Namespace of the request; a namespace is in itself.
+    pub namespace: &'a str,
+    /// Labels of that namespace.
+    pub namespace_labels: NamespaceLabels<'a>,
+    /// What shall be stored.
+    pub object: Option<&'a Value>,
+    /// What is stored.
+    pub old: Option<&'a Value>,
+    /// All versions of the resource that have the sub-resource.
+    pub equivalents: &'a [Arc<Resource>],
+}
+
+fn strings(value: &Value, key: &str) -> Vec<String> {
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(|v| v.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// The selector at `key`; an absent one selects everything.
+fn selector(hook: &Value, key: &str) -> Result<LabelSelector, String> {
+    match hook.get(key) {
+        None | Some(Value::Null) => Ok(LabelSelector::everything()),
+        given => LabelSelector::from_json(given).map_err(|e| format!("{key}: {e}")),
+    }
+}
+
+impl Webhook {
+    /// One element of `webhooks` of a configuration.
+    ///
+    /// # Errors
+    /// The field that cannot be used, and why.
+    pub fn parse(hook: &Value) -> Result<Self, String> {
+        use base64::Engine as _;
+        let config = hook.get("clientConfig").unwrap_or(&Value::Null);
+        let endpoint = match (str_at(config, &["url"]), config.get("service")) {
+            ("", Some(service)) if service.is_object() => {
+                let port = service.get("port").map_or(Some(443), Value::as_u64);
+                Endpoint::Service {
+                    namespace: str_at(service, &["namespace"]).to_owned(),
+                    name: str_at(service, &["name"]).to_owned(),
+                    path: match str_at(service, &["path"]) {
+                        "" => "/".to_owned(),
+                        path => path.to_owned(),
+                    },
+                    port: port
+                        .and_then(|p| u16::try_from(p).ok())
+                        .ok_or("clientConfig.service.port: not a port")?,
+                }
+            }
+            ("", _) => return Err("clientConfig: neither url nor service".to_owned()),
+            (url, _) => Endpoint::Url(url.to_owned()),
+        };
+        let ca_bundle = base64::engine::general_purpose::STANDARD
+            .decode(str_at(config, &["caBundle"]))
+            .map_err(|e| format!("clientConfig.caBundle: {e}"))?;
+        let rules = hook
+            .get("rules")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .map(|rule| Rule {
+                operations: strings(rule, "operations"),
+                groups: strings(rule, "apiGroups"),
+                versions: strings(rule, "apiVersions"),
+                resources: strings(rule, "resources"),
+                scope: str_at(rule, &["scope"]).to_owned(),
+            })
+            .collect();
+        let review = strings(hook, "admissionReviewVersions")
+            .iter()
+            .find_map(|version| match version.as_str() {
+                "v1" => Some(ReviewVersion::V1),
+                "v1beta1" => Some(ReviewVersion::V1Beta1),
+                _ => None,
+            });
+        let seconds = hook.get("timeoutSeconds").and_then(Value::as_u64);
+        Ok(Self {
+            name: str_at(hook, &["name"]).to_owned(),
+            endpoint,
+            ca_bundle,
+            fail: str_at(hook, &["failurePolicy"]) != "Ignore",
+            equivalent: str_at(hook, &["matchPolicy"]) != "Exact",
+            dry_run: matches!(str_at(hook, &["sideEffects"]), "None" | "NoneOnDryRun"),
+            timeout: Duration::from_secs(seconds.unwrap_or(TIMEOUT_SECONDS)),
+            reinvoke: str_at(hook, &["reinvocationPolicy"]) == "IfNeeded",
+            review,
+            rules,
+            namespace_selector: selector(hook, "namespaceSelector")?,
+            object_selector: selector(hook, "objectSelector")?,
+        })
+    }
+
+    /// Whether the webhook is asked about a write, and in which version of the resource: that of
+    /// the request if a rule names it, else, unless only exact matches count, the first that a rule
+    /// names.
+    #[must_use]
+    pub fn matches(&self, c: &Candidate<'_>) -> Option<Arc<Resource>> {
+        let direct = self.rules.iter().any(|rule| rule.matches(c, c.resource));
+        let resource = if direct {
+            c.resource
+        } else if self.equivalent {
+            self.rules.iter().find_map(|rule| {
+                let mut others = c.equivalents.iter();
+                others.find(|r| !Arc::ptr_eq(r, c.resource) && rule.matches(c, r))
+            })?
+        } else {
+            return None;
+        };
+        (self.namespace_matches(c.namespace_labels) && self.object_matches(c))
+            .then(|| resource.clone())
+    }
+
+    fn namespace_matches(&self, labels: NamespaceLabels<'_>) -> bool {
+        let selector = &self.namespace_selector;
+        match labels {
+            NamespaceLabels::None => true,
+            NamespaceLabels::Object(namespace) => selector.matches_object(namespace),
+            NamespaceLabels::Stored(index) => selector.matches(index),
+            NamespaceLabels::Missing => selector.matches_object(&Value::Null),
+        }
+    }
+
+    /// Either the new object or the old one, so that nobody slips out by changing a label.
+    fn object_matches(&self, c: &Candidate<'_>) -> bool {
+        self.object_selector.is_everything()
+            || [c.object, c.old]
+                .into_iter()
+                .flatten()
+                .filter(|object| meta::at(object, &["metadata"]).is_some())
+                .any(|object| self.object_selector.matches_object(object))
+    }
+}
+
+/// An element that is `*` or the wanted text.
+fn names(list: &[String], wanted: &str) -> bool {
+    list.iter().any(|item| item == "*" || item == wanted)
+}
+
+impl Rule {
+    fn matches(&self, c: &Candidate<'_>, resource: &Resource) -> bool {
+        let namespaced = !c.namespace.is_empty() && !resource.is("", "namespaces");
+        let scope = match self.scope.as_str() {
+            "" | "*" => true,
+            "Namespaced" => namespaced,
+            "Cluster" => !namespaced,
+            _ => false,
+        };
+        scope
+            && names(&self.operations, c.operation)
+            && names(&self.groups, &resource.group)
+            && names(&self.versions, &resource.version)
+            && self.resources.iter().any(|named| {
+                let (plural, sub) = named.split_once('/').unwrap_or((named, ""));
+                (plural == "*" || plural == &*resource.plural)
+                    && (sub == "*" || sub == c.subresource)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+    use serde_json::json;
+
+    fn hook(change: Value) -> Webhook {
+        let mut hook = json!({
+            "name": "a.example.com",
+            "clientConfig": {"url": "https://localhost/x"},
+            "admissionReviewVersions": ["v2", "v1beta1", "v1"],
+            "sideEffects": "None",
+            "rules": [rule("*", "*", "*", &["*/*"], "*")],
+        });
+        for (key, value) in change.as_object().unwrap() {
+            hook[key] = value.clone();
+        }
+        Webhook::parse(&hook).unwrap()
+    }
+
+    fn rule(operation: &str, group: &str, version: &str, resources: &[&str], scope: &str) -> Value {
+        json!({"operations": [operation], "apiGroups": [group], "apiVersions": [version],
+            "resources": resources, "scope": scope})
+    }
+
+    struct Write {
+        resource: Arc<Resource>,
+        subresource: &'static str,
+        namespace: &'static str,
+    }
+
+    impl Write {
+        fn of(group: &str, plural: &str, subresource: &'static str) -> Self {
+            let registry = Registry::builtin();
+            let resource = registry.find(group, "v1", plural).unwrap();
+            let namespace = match (resource.namespaced, plural) {
+                (_, "namespaces") => "x",
+                (true, _) => "default",
+                (false, _) => "",
+            };
+            Self {
+                resource,
+                subresource,
+                namespace,
+            }
+        }
+
+        fn candidate(&self) -> Candidate<'_> {
+            Candidate {
+                operation: "UPDATE",
+                resource: &self.resource,
+                subresource: self.subresource,
+                namespace: self.namespace,
+                namespace_labels: NamespaceLabels::None,
+                object: None,
+                old: None,
+                equivalents: &[],
+            }
+        }
+    }
+
+    #[test]
+    fn rules() {
+        let pods = Write::of("", "pods", "");
+        let status = Write::of("", "pods", "status");
+        let binding = Write::of("", "pods", "binding");
+        let nodes = Write::of("", "nodes", "");
+        let namespaces = Write::of("", "namespaces", "");
+        let deployments = Write::of("apps", "deployments", "");
+        #[rustfmt::skip]
+        let rows: Vec<(&str, Value, &Write, bool)> = vec![
+            ("all", rule("*", "*", "*", &["*/*"], "*"), &pods, true),
+            ("all, sub-resources too", rule("*", "*", "*", &["*/*"], "*"), &status, true),
+            ("operation", rule("UPDATE", "", "v1", &["pods"], "*"), &pods, true),
+            ("another operation", rule("CREATE", "", "v1", &["pods"], "*"), &pods, false),
+            ("the core group is the empty text", rule("*", "", "v1", &["pods"], "*"), &pods, true),
+            ("another group", rule("*", "apps", "v1", &["*"], "*"), &pods, false),
+            ("a group by name", rule("*", "apps", "v1", &["*"], "*"), &deployments, true),
+            ("another version", rule("*", "", "v2", &["pods"], "*"), &pods, false),
+            ("a star is no sub-resource", rule("*", "*", "*", &["*"], "*"), &status, false),
+            ("a plural is no sub-resource", rule("*", "*", "*", &["pods"], "*"), &status, false),
+            ("a sub-resource by name", rule("*", "*", "*", &["pods/status"], "*"), &status, true),
+            ("a sub-resource is not the object", rule("*", "*", "*", &["pods/status"], "*"), &pods, false),
+            ("another sub-resource", rule("*", "*", "*", &["pods/status"], "*"), &binding, false),
+            ("all sub-resources, and the object", rule("*", "*", "*", &["pods/*"], "*"), &pods, true),
+            ("all sub-resources", rule("*", "*", "*", &["pods/*"], "*"), &binding, true),
+            ("a sub-resource of all", rule("*", "*", "*", &["*/binding"], "*"), &binding, true),
+            ("one of several", rule("*", "*", "*", &["nodes", "pods"], "*"), &pods, true),
+            ("namespaced", rule("*", "*", "*", &["*/*"], "Namespaced"), &pods, true),
+            ("not namespaced", rule("*", "*", "*", &["*/*"], "Namespaced"), &nodes, false),
+            ("a namespace is not namespaced", rule("*", "*", "*", &["*/*"], "Namespaced"), &namespaces, false),
+            ("cluster", rule("*", "*", "*", &["*/*"], "Cluster"), &nodes, true),
+            ("a namespace is of the cluster", rule("*", "*", "*", &["*/*"], "Cluster"), &namespaces, true),
+            ("not of the cluster", rule("*", "*", "*", &["*/*"], "Cluster"), &pods, false),
+        ];
+        for (what, rule, write, expected) in rows {
+            let hook = hook(json!({"rules": [rule]}));
+            assert_eq!(
+                hook.matches(&write.candidate()).is_some(),
+                expected,
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_versions_match_unless_the_policy_is_exact() {
+        let registry = Registry::builtin();
+        let core = registry.find("", "v1", "events").unwrap();
+        let group = registry.find("events.k8s.io", "v1", "events").unwrap();
+        let equivalents = [core.clone(), group.clone()];
+        let write = Write::of("", "events", "");
+        let candidate = Candidate {
+            resource: &core,
+            equivalents: &equivalents,
+            ..write.candidate()
+        };
+        let rules = json!([rule("*", "events.k8s.io", "v1", &["events"], "*")]);
+        let seen_as = hook(json!({"rules": rules})).matches(&candidate).unwrap();
+        assert_eq!(&*seen_as.group, "events.k8s.io");
+        let exact = hook(json!({"rules": rules, "matchPolicy": "Exact"}));
+        assert!(exact.matches(&candidate).is_none());
+        let both = json!([rules[0], rule("*", "", "v1", &["events"], "*")]);
+        let seen_as = hook(json!({"rules": both})).matches(&candidate).unwrap();
+        assert_eq!(
+            &*seen_as.group, "",
+            "the version of the request comes first"
+        );
+    }
+
+    #[test]
+    fn namespace_selectors() {
+        let chosen = json!({"matchLabels": {"a": "b"}});
+        let not = json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
+        let with = json!({"metadata": {"labels": {"a": "b"}}});
+        let without = json!({"metadata": {}});
+        let write = Write::of("", "pods", "");
+        for (selector, labels, expected) in [
+            (&chosen, NamespaceLabels::Object(&with), true),
+            (&chosen, NamespaceLabels::Object(&without), false),
+            (&chosen, NamespaceLabels::None, true),
+            (&chosen, NamespaceLabels::Missing, false),
+            (&not, NamespaceLabels::Object(&with), false),
+            (&not, NamespaceLabels::Missing, true),
+            (&Value::Null, NamespaceLabels::Object(&without), true),
+        ] {
+            let hook = hook(json!({"namespaceSelector": selector}));
+            let candidate = Candidate {
+                namespace_labels: labels,
+                ..write.candidate()
+            };
+            let got = hook.matches(&candidate).is_some();
+            assert_eq!(got, expected, "{selector} {labels:?}");
+        }
+    }
+
+    #[test]
+    fn object_selectors_look_at_the_new_and_the_old_object() {
+        let with = json!({"metadata": {"labels": {"a": "b"}}});
+        let without = json!({"metadata": {}});
+        let bare = json!({"spec": {}});
+        let write = Write::of("", "pods", "");
+        let chosen = hook(json!({"objectSelector": {"matchLabels": {"a": "b"}}}));
+        let absent = hook(json!({"objectSelector":
+            {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}}));
+        let all = hook(json!({"objectSelector": {}}));
+        #[rustfmt::skip]
+        let rows = [
+            (&chosen, Some(&with), None, true),
+            (&chosen, Some(&without), None, false),
+            (&chosen, Some(&without), Some(&with), true),
+            (&chosen, None, Some(&with), true),
+            (&chosen, None, None, false),
+            (&absent, Some(&without), None, true),
+            // An object without metadata has no labels to select by.
+            (&absent, Some(&bare), None, false),
+            (&all, None, None, true),
+        ];
+        for (i, (hook, object, old, expected)) in rows.into_iter().enumerate() {
+            let candidate = Candidate {
+                object,
+                old,
+                ..write.candidate()
+            };
+            assert_eq!(hook.matches(&candidate).is_some(), expected, "row {i}");
+        }
+    }
+
+    #[test]
+    fn parsed_with_defaults() {
+        let parsed = hook(json!({}));
+        assert!(parsed.fail && parsed.dry_run && !parsed.reinvoke);
+        assert_eq!(parsed.timeout, Duration::from_secs(10));
+        assert_eq!(
+            parsed.review,
+            Some(ReviewVersion::V1Beta1),
+            "the first known"
+        );
+        let service = json!({"service": {"namespace": "n", "name": "s", "path": "/p"}});
+        let parsed = hook(json!({"clientConfig": service, "sideEffects": "Some",
+            "failurePolicy": "Ignore", "reinvocationPolicy": "IfNeeded", "timeoutSeconds": 3,
+            "admissionReviewVersions": ["v7"]}));
+        assert_eq!(parsed.endpoint.url(), "https://s.n.svc:443/p");
+        assert!(!parsed.fail && !parsed.dry_run && parsed.reinvoke);
+        assert_eq!(parsed.timeout, Duration::from_secs(3));
+        assert_eq!(parsed.review, None);
+        for (broken, why) in [
+            (json!({"clientConfig": {}}), "clientConfig"),
+            (
+                json!({"clientConfig": {"url": "x", "caBundle": "%"}}),
+                "caBundle",
+            ),
+            (
+                json!({"clientConfig": {"url": "x"}, "objectSelector":
+                    {"matchExpressions": [{"key": "a", "operator": "Near"}]}}),
+                "objectSelector",
+            ),
+        ] {
+            let e = Webhook::parse(&broken).unwrap_err();
+            assert!(e.contains(why), "{e}");
+        }
+    }
+}
