@@ -93,6 +93,19 @@ impl Layout {
         Self::known(2_199_023_255_552.0, 5.0 * 1024.0 * 1024.0)
     }
 
+    /// CPU in cores as the recommender sorts it: first bucket 1 milli-core, up to 1000 cores,
+    /// growth 5 %.
+    #[must_use]
+    pub fn recommender_cpu() -> Self {
+        Self::known(1000.0, 0.001)
+    }
+
+    /// Memory in bytes as the recommender sorts it: first bucket 10 MB, up to 1 TB, growth 5 %.
+    #[must_use]
+    pub fn recommender_memory() -> Self {
+        Self::known(1e12, 1e7)
+    }
+
     fn known(max: f64, first: f64) -> Self {
         let count = ((max * 0.05 / first + 1.0).ln() / 1.05_f64.ln()).ceil() as usize + 1;
         Self {
@@ -130,11 +143,16 @@ impl Layout {
 }
 
 /// A histogram whose samples halve in weight every `half_life`.
-#[derive(Debug, Clone, PartialEq)]
+///
+/// Only the buckets from the lowest to the highest that was ever used take memory: a container's
+/// use spans some dozen of the two hundred, and the recommender keeps tens of thousands of these.
+#[derive(Debug, Clone)]
 pub struct DecayingHistogram {
     layout: Layout,
     half_life: i64,
     reference: UnixMillis,
+    /// The bucket that `weights` begins at.
+    lowest: usize,
     weights: Vec<f64>,
     total: f64,
     epsilon: f64,
@@ -162,7 +180,8 @@ impl DecayingHistogram {
             layout,
             half_life: half_life_ms.max(1),
             reference: ZERO_TIME,
-            weights: vec![0.0; layout.count],
+            lowest: 0,
+            weights: Vec::new(),
             total: 0.0,
             epsilon: Self::EPSILON,
         }
@@ -172,17 +191,52 @@ impl DecayingHistogram {
     pub fn add(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
-        self.weights[bucket] += weight;
+        *self.weight_mut(bucket) += weight;
         self.total += weight;
+    }
+
+    /// The weight of `bucket`, with memory for it.
+    fn weight_mut(&mut self, bucket: usize) -> &mut f64 {
+        if self.weights.is_empty() {
+            self.lowest = bucket;
+        }
+        if bucket < self.lowest {
+            let more = self.lowest - bucket;
+            self.weights.reserve_exact(more);
+            self.weights
+                .splice(0..0, std::iter::repeat_n(0.0, more))
+                .for_each(drop);
+            self.lowest = bucket;
+        }
+        let at = bucket - self.lowest;
+        if at >= self.weights.len() {
+            self.weights.reserve_exact(at + 1 - self.weights.len());
+            self.weights.resize(at + 1, 0.0);
+        }
+        &mut self.weights[at]
+    }
+
+    /// After how long a sample weighs half, in milliseconds.
+    #[must_use]
+    pub fn half_life_ms(&self) -> i64 {
+        self.half_life
+    }
+
+    /// Bytes on the heap.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.weights.capacity() * size_of::<f64>()
     }
 
     /// Takes back a sample added before.
     pub fn subtract(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
-        self.weights[bucket] -= weight;
-        if self.weights[bucket] < self.epsilon {
-            self.weights[bucket] = 0.0;
+        let epsilon = self.epsilon;
+        let held = self.weight_mut(bucket);
+        *held -= weight;
+        if *held < epsilon {
+            *held = 0.0;
         }
         self.total = (self.total - weight).max(0.0);
         if self.total < self.epsilon {
@@ -205,14 +259,15 @@ impl DecayingHistogram {
         };
         let threshold = p * self.total;
         let mut sum = 0.0;
-        let mut bucket = min;
-        while bucket < max {
-            sum += self.weights[bucket];
+        let mut at = min;
+        while at < max {
+            sum += self.weights[at];
             if sum >= threshold {
                 break;
             }
-            bucket += 1;
+            at += 1;
         }
+        let bucket = self.lowest + at;
         if bucket + 1 < self.layout.count {
             self.layout.start(bucket + 1)
         } else {
@@ -234,8 +289,8 @@ impl DecayingHistogram {
         } else if other.reference < self.reference {
             other.shift(self.reference);
         }
-        for (mine, theirs) in self.weights.iter_mut().zip(&other.weights) {
-            *mine += theirs;
+        for (at, theirs) in other.weights.iter().enumerate() {
+            *self.weight_mut(other.lowest + at) += theirs;
         }
         self.total += other.total;
         Ok(())
@@ -248,10 +303,10 @@ impl DecayingHistogram {
         let mut weights = BTreeMap::new();
         if largest > 0.0 {
             let ratio = f64::from(CHECKPOINT_SCALE) / largest;
-            for (bucket, weight) in self.weights.iter().enumerate() {
+            for (at, weight) in self.weights.iter().enumerate() {
                 let scaled = (weight * ratio).round() as u32;
                 if scaled > 0 {
-                    weights.insert(bucket as i64, scaled);
+                    weights.insert((self.lowest + at) as i64, scaled);
                 }
             }
         }
@@ -281,7 +336,7 @@ impl DecayingHistogram {
         if sum > 0.0 {
             let ratio = saved.total / sum;
             for (&bucket, &weight) in &saved.weights {
-                self.weights[bucket as usize] += f64::from(weight) * ratio;
+                *self.weight_mut(bucket as usize) += f64::from(weight) * ratio;
             }
         }
         self.total += saved.total;
@@ -289,6 +344,7 @@ impl DecayingHistogram {
         Ok(())
     }
 
+    /// The first and the last place in `weights` that is not empty.
     fn range(&self) -> Option<(usize, usize)> {
         let min = self.weights.iter().position(|w| *w >= self.epsilon)?;
         let max = self.weights.iter().rposition(|w| *w >= self.epsilon)?;
@@ -389,6 +445,37 @@ mod tests {
         restored.load(&saved).unwrap();
         for p in [0.6, 0.9, 0.95, 0.98, 1.0] {
             assert_eq!(restored.percentile(p), histogram.percentile(p), "p{p}");
+        }
+    }
+
+    #[test]
+    fn only_the_buckets_in_use_take_memory() {
+        let mut histogram = DecayingHistogram::new(Layout::recommender_cpu(), 24 * HOUR);
+        assert_eq!(histogram.heap_bytes(), 0);
+        histogram.add(0.5, 1.0, T0);
+        histogram.add(0.4, 1.0, T0);
+        histogram.add(0.6, 1.0, T0);
+        let span = Layout::recommender_cpu().bucket(0.6) - Layout::recommender_cpu().bucket(0.4);
+        assert!(histogram.heap_bytes() <= (span + 1) * 8 * 2);
+        let median = histogram.percentile(0.5);
+        assert!((0.5..0.53).contains(&median), "{median}");
+        // ceil(ln(1000*0.05/0.001 + 1)/ln 1.05) + 1, and the same for 1e12 over 1e7.
+        assert_eq!(Layout::recommender_cpu().count(), 223);
+        assert_eq!(Layout::recommender_memory().count(), 176);
+    }
+
+    #[test]
+    fn merged_histograms_hold_the_samples_of_both() {
+        let mut low = DecayingHistogram::new(Layout::cpu(), HOUR);
+        let mut high = DecayingHistogram::new(Layout::cpu(), HOUR);
+        low.add(5.0, 1.0, T0);
+        high.add(0.1, 3.0, T0);
+        low.merge(&high).unwrap();
+        let mut both = DecayingHistogram::new(Layout::cpu(), HOUR);
+        both.add(0.1, 3.0, T0);
+        both.add(5.0, 1.0, T0);
+        for p in [0.5, 0.75, 0.76, 1.0] {
+            assert_eq!(low.percentile(p), both.percentile(p), "p{p}");
         }
     }
 

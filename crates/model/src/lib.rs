@@ -21,6 +21,7 @@ pub mod numa;
 pub mod percentile;
 pub mod quota;
 pub mod reclaim;
+pub mod recommend;
 pub mod resctrl;
 pub mod reservation;
 pub mod resources;

@@ -1,0 +1,40 @@
+//! How much of its request a new pod will use at its peak, for the scheduler's load estimate.
+
+use std::collections::BTreeMap;
+
+/// Percent of the request that a pod of such a recommendation will use: `ceil(100 × recommended /
+/// requested)`, at least 1 and at most 100. `None` when one of the amounts is not positive: then
+/// nothing can be said.
+#[must_use]
+pub fn scaling_factor(recommended: i64, requested: i64) -> Option<i64> {
+    if recommended <= 0 || requested <= 0 {
+        return None;
+    }
+    let percent =
+        (i128::from(recommended) * 100 + i128::from(requested) - 1) / i128::from(requested);
+    i64::try_from(percent.clamp(1, 100)).ok()
+}
+
+/// The factors of a pod by resource. Each container is its request and its recommendation, by
+/// resource; one without a recommendation is expected to use what it requests. A resource that no
+/// container has a recommendation of has no factor.
+#[must_use]
+pub fn scaling_factors<'a>(
+    containers: &[(BTreeMap<&'a str, i64>, BTreeMap<&'a str, i64>)],
+) -> BTreeMap<&'a str, i64> {
+    let mut sums: BTreeMap<&str, (i64, i64, bool)> = BTreeMap::new();
+    for (requested, recommended) in containers {
+        for (&resource, &request) in requested {
+            let known = recommended.get(resource);
+            let sum = sums.entry(resource).or_default();
+            sum.0 = sum.0.saturating_add(*known.unwrap_or(&request));
+            sum.1 = sum.1.saturating_add(request);
+            sum.2 |= known.is_some();
+        }
+    }
+    let factor = |(resource, (recommended, requested, known))| {
+        let factor = scaling_factor(recommended, requested).filter(|_| known)?;
+        Some((resource, factor))
+    };
+    sums.into_iter().filter_map(factor).collect()
+}
