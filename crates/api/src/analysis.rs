@@ -1,6 +1,16 @@
 //! Types of the API group `analysis.koordinator.sh`: resource recommendations.
 //!
-//! Source: Koordinator `apis/analysis/v1alpha1/recommendation_types.go`.
+//! Source: Koordinator `apis/analysis/v1alpha1/recommendation_types.go`. Checkpoints and the
+//! annotations of a Recommendation are koord's own.
+
+mod checkpoint;
+mod distribution;
+
+pub use checkpoint::{
+    HistogramCheckpoint, MemoryPeak, RecommendationCheckpoint, RecommendationCheckpointSpec,
+    RecommendationCheckpointStatus,
+};
+pub use distribution::{ContainerDistribution, DISTRIBUTION, PERCENTILES, PercentilesAnnotation};
 
 use crate::quantity::ResourceList;
 use crate::serde_util::open_enum;

@@ -22,9 +22,15 @@ const APPROVED: &str = "api-approved.kubernetes.io";
 const SCHEDULER_PLUGINS: &str = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/52";
 const NODE_TOPOLOGY: &str = "https://github.com/kubernetes/enhancements/pull/1870";
 
-/// All 13 definitions, sorted by group and plural name.
+/// Kinds that upstream does not have: a cluster without them lacks what the comment says.
+pub const OWN_CRDS: [&str; 1] = [
+    // Without it a restart of the manager forgets what the recommender learned.
+    "recommendationcheckpoints.analysis.koordinator.sh",
+];
+
+/// Upstream's 13 definitions and our own ([`OWN_CRDS`]), sorted by group and plural name.
 ///
-/// Names, types, required fields, defaults, bounds, columns and subresources are upstream's: replacing
+/// Of upstream's, names, types, required fields, defaults, bounds, columns and subresources are upstream's: replacing
 /// upstream's definitions by these changes nothing that a client can see.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
@@ -50,6 +56,7 @@ pub fn crd_values() -> Vec<Value> {
         versions.push(stored["spec"]["versions"][0].clone());
     }
     vec![
+        finished(&analysis::RecommendationCheckpoint::crd(), Plain),
         finished(&analysis::Recommendation::crd(), Subresource),
         finished(&config::ClusterColocationProfile::crd(), Subresource),
         finished(&quota::ElasticQuotaProfile::crd(), Plain),

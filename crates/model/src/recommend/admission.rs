@@ -15,17 +15,23 @@ pub fn scaling_factor(recommended: i64, requested: i64) -> Option<i64> {
     i64::try_from(percent.clamp(1, 100)).ok()
 }
 
-/// The factors of a pod by resource. Each container is its request and its recommendation, by
-/// resource; one without a recommendation is expected to use what it requests. A resource that no
-/// container has a recommendation of has no factor.
+/// What a container requests and what is recommended for it, by resource, in one unit.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerAmounts<'a> {
+    /// What it requests.
+    pub requested: BTreeMap<&'a str, i64>,
+    /// What is recommended, if anything is.
+    pub recommended: BTreeMap<&'a str, i64>,
+}
+
+/// The factors of a pod by resource. A container without a recommendation is expected to use what
+/// it requests. A resource that no container has a recommendation of has no factor.
 #[must_use]
-pub fn scaling_factors<'a>(
-    containers: &[(BTreeMap<&'a str, i64>, BTreeMap<&'a str, i64>)],
-) -> BTreeMap<&'a str, i64> {
+pub fn scaling_factors<'a>(containers: &[ContainerAmounts<'a>]) -> BTreeMap<&'a str, i64> {
     let mut sums: BTreeMap<&str, (i64, i64, bool)> = BTreeMap::new();
-    for (requested, recommended) in containers {
-        for (&resource, &request) in requested {
-            let known = recommended.get(resource);
+    for container in containers {
+        for (&resource, &request) in &container.requested {
+            let known = container.recommended.get(resource);
             let sum = sums.entry(resource).or_default();
             sum.0 = sum.0.saturating_add(*known.unwrap_or(&request));
             sum.1 = sum.1.saturating_add(request);

@@ -290,14 +290,20 @@ fn factors_are_percent_of_the_request() {
     ] {
         assert_eq!(scaling_factor(recommended, requested), want);
     }
+    let of = |requested: &[(&'static str, i64)], recommended: &[(&'static str, i64)]| {
+        admission::ContainerAmounts {
+            requested: requested.iter().copied().collect(),
+            recommended: recommended.iter().copied().collect(),
+        }
+    };
     let containers = [
-        (
-            BTreeMap::from([("cpu", 1000), ("memory", 400)]),
-            BTreeMap::from([("cpu", 300), ("memory", 100)]),
+        of(
+            &[("cpu", 1000), ("memory", 400)],
+            &[("cpu", 300), ("memory", 100)],
         ),
         // No recommendation: it is expected to use what it requests.
-        (BTreeMap::from([("cpu", 1000)]), BTreeMap::new()),
-        (BTreeMap::from([("nvidia.com/gpu", 1)]), BTreeMap::new()),
+        of(&[("cpu", 1000)], &[]),
+        of(&[("nvidia.com/gpu", 1)], &[]),
     ];
     assert_eq!(
         scaling_factors(&containers),
