@@ -17,6 +17,7 @@ pub mod patch;
 pub mod queue;
 #[cfg(test)]
 mod testing;
+pub mod webhook;
 
 pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store};
 pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

@@ -1,4 +1,4 @@
-//! The manager's feature gates, with upstream's names and defaults.
+//! The manager's feature gates, with upstream's names and, but for one, defaults.
 
 use koord_app::features::Gate;
 
@@ -12,7 +12,7 @@ pub const GATES: &[Gate] = &[
     Gate::beta("WebhookFramework", true),
     Gate::alpha("NodeMutatingWebhook", false),
     Gate::alpha("NodeValidatingWebhook", false),
-    Gate::alpha("ConfigMapValidatingWebhook", false),
+    Gate::alpha("ConfigMapValidatingWebhook", true),
     Gate::alpha("ReservationMutatingWebhook", false),
     Gate::alpha("ColocationProfileSkipMutatingResources", false),
     Gate::alpha("ColocationProfileSkipValidatingPriority", false),
@@ -44,7 +44,7 @@ mod tests {
     use koord_app::features::Gates;
 
     #[test]
-    fn defaults_are_upstreams() {
+    fn defaults_are_upstreams_but_for_one() {
         let gates = Gates::new(GATES);
         let on: Vec<_> = gates
             .iter()
@@ -57,6 +57,8 @@ mod tests {
             "ElasticMutatingWebhook",
             "ElasticValidatingWebhook",
             "WebhookFramework",
+            // Off upstream.
+            "ConfigMapValidatingWebhook",
         ];
         assert_eq!(on, expected);
         assert!(Gates::parse(GATES, "NoSuchGate=true").is_err());

@@ -20,6 +20,7 @@ mod noderesource;
 mod nodeslo;
 mod object;
 mod suppress;
+pub mod webhook;
 mod world;
 
 pub use args::Args;

@@ -1,0 +1,87 @@
+//! The difference of two JSON documents as an RFC 6902 patch.
+
+use serde_json::{Value, json};
+
+/// The operations that make `old` into `new`: none for what is equal, and none above the deepest
+/// place where both differ. Lists are compared from both ends, so that one inserted or removed
+/// element is one operation.
+#[must_use]
+pub fn diff(old: &Value, new: &Value) -> Vec<Value> {
+    let mut operations = Vec::new();
+    compare(&mut String::new(), old, new, &mut operations);
+    operations
+}
+
+fn compare(at: &mut String, old: &Value, new: &Value, out: &mut Vec<Value>) {
+    match (old, new) {
+        (old, new) if old == new => {}
+        (Value::Object(old), Value::Object(new)) => {
+            for (key, before) in old {
+                below(at, key, |at| match new.get(key) {
+                    Some(after) => compare(at, before, after, out),
+                    None => out.push(json!({"op": "remove", "path": at})),
+                });
+            }
+            for (key, after) in new.iter().filter(|(key, _)| !old.contains_key(*key)) {
+                below(at, key, |at| {
+                    out.push(json!({"op": "add", "path": at, "value": after}));
+                });
+            }
+        }
+        (Value::Array(old), Value::Array(new)) => lists(at, old, new, out),
+        (_, new) => out.push(json!({"op": "replace", "path": at, "value": new})),
+    }
+}
+
+fn lists(at: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
+    let equal = |(a, b): &(&Value, &Value)| a == b;
+    let head = old.iter().zip(new).take_while(equal).count();
+    let (old, new) = (
+        old.get(head..).unwrap_or_default(),
+        new.get(head..).unwrap_or_default(),
+    );
+    let tail = old
+        .iter()
+        .rev()
+        .zip(new.iter().rev())
+        .take_while(equal)
+        .count();
+    let old = old
+        .get(..old.len().saturating_sub(tail))
+        .unwrap_or_default();
+    let new = new
+        .get(..new.len().saturating_sub(tail))
+        .unwrap_or_default();
+    let common = old.len().min(new.len());
+    for (i, (before, after)) in old.iter().zip(new).enumerate() {
+        below(at, &(head + i).to_string(), |at| {
+            compare(at, before, after, out)
+        });
+    }
+    // From the end, so that what is still to be removed keeps its place.
+    for i in (common..old.len()).rev() {
+        below(at, &(head + i).to_string(), |at| {
+            out.push(json!({"op": "remove", "path": at}));
+        });
+    }
+    for (i, after) in new.iter().enumerate().skip(common) {
+        below(at, &(head + i).to_string(), |at| {
+            out.push(json!({"op": "add", "path": at, "value": after}));
+        });
+    }
+}
+
+/// Runs `f` with `at` pointing to `key` of where it points.
+fn below(at: &mut String, key: &str, f: impl FnOnce(&mut String)) {
+    let length = at.len();
+    at.push('/');
+    for c in key.chars() {
+        match c {
+            '~' => at.push_str("~0"),
+            '/' => at.push_str("~1"),
+            c => at.push(c),
+        }
+    }
+    f(at);
+    at.truncate(length);
+}

@@ -1,0 +1,245 @@
+//! The manager's admission webhooks: which there are, what gates them, how API servers learn of
+//! them.
+
+use koord_app::features::Gates;
+use koord_kube::webhook::FailurePolicy::{Fail, Ignore};
+use koord_kube::webhook::Operation::{Create, Delete, Update};
+use koord_kube::webhook::{Handler, Registration, Selector, Webhook};
+use std::sync::Arc;
+
+/// What handlers are made of. Add what yours needs.
+#[derive(Clone)]
+pub struct Deps {
+    /// For what no cache has.
+    pub client: koord_kube::Client,
+    /// Of the manager.
+    pub gates: Gates,
+}
+
+impl std::fmt::Debug for Deps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Deps")
+            .field("gates", &self.gates)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One path.
+#[derive(Debug)]
+pub struct Row {
+    /// Where it is served.
+    pub path: &'static str,
+    /// Without it the path is neither served nor configured.
+    pub gate: &'static str,
+    /// Whether it may change objects; says in which configuration it is.
+    pub mutating: bool,
+    /// Its entries in that configuration.
+    pub registrations: &'static [Registration],
+    /// Makes the handler; `None` while there is none.
+    pub handler: Option<Make>,
+}
+
+/// Makes a handler.
+pub type Make = fn(&Deps) -> Arc<dyn Handler>;
+
+/// The gate without which there is no webhook at all.
+const FRAMEWORK: &str = "WebhookFramework";
+const SCHEDULING: &str = "scheduling.koordinator.sh";
+const QUOTAS: &str = "scheduling.sigs.k8s.io";
+/// Namespaces with this label are of the control plane: its pods must start without us.
+const NOT_CONTROL_PLANE: Option<Selector> = Some(Selector::DoesNotExist("control-plane"));
+
+/// An entry for the core group that fails closed and takes every object.
+const CORE: Registration = Registration {
+    name: "",
+    operations: &[],
+    group: "",
+    version: "v1",
+    resource: "",
+    failure_policy: Fail,
+    namespace_selector: None,
+    object_selector: None,
+};
+
+/// Every webhook, in upstream's order of paths.
+pub const TABLE: &[Row] = &[
+    Row {
+        path: "/mutate-pod",
+        gate: "PodMutatingWebhook",
+        mutating: true,
+        registrations: &[
+            Registration {
+                name: "mpod-create.koordinator.sh",
+                operations: &[Create],
+                resource: "pods",
+                namespace_selector: NOT_CONTROL_PLANE,
+                ..CORE
+            },
+            Registration {
+                name: "mpod-update.koordinator.sh",
+                operations: &[Update],
+                resource: "pods",
+                namespace_selector: NOT_CONTROL_PLANE,
+                object_selector: Some(Selector::In(
+                    "pod.koordinator.sh/mutating-update",
+                    &["true"],
+                )),
+                ..CORE
+            },
+        ],
+        handler: None,
+    },
+    Row {
+        path: "/validate-pod",
+        gate: "PodValidatingWebhook",
+        mutating: false,
+        registrations: &[Registration {
+            name: "vpod.koordinator.sh",
+            operations: &[Create, Update],
+            resource: "pods",
+            namespace_selector: NOT_CONTROL_PLANE,
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/validate-pod-binding",
+        gate: "PodValidatingWebhook",
+        mutating: false,
+        registrations: &[Registration {
+            name: "vpodbinding.koordinator.sh",
+            operations: &[Create],
+            resource: "pods/binding",
+            failure_policy: Ignore,
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/mutate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",
+        gate: "ElasticMutatingWebhook",
+        mutating: true,
+        registrations: &[Registration {
+            name: "melasticquota.koordinator.sh",
+            operations: &[Create],
+            group: QUOTAS,
+            version: "v1alpha1",
+            resource: "elasticquotas",
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/validate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",
+        gate: "ElasticValidatingWebhook",
+        mutating: false,
+        registrations: &[Registration {
+            name: "velasticquota.koordinator.sh",
+            operations: &[Create, Update, Delete],
+            group: QUOTAS,
+            version: "v1alpha1",
+            resource: "elasticquotas",
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/mutate-node-status",
+        gate: "NodeMutatingWebhook",
+        mutating: true,
+        registrations: &[Registration {
+            name: "mnode-status.koordinator.sh",
+            operations: &[Create, Update],
+            resource: "nodes/status",
+            failure_policy: Ignore,
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/validate-node",
+        gate: "NodeValidatingWebhook",
+        mutating: false,
+        registrations: &[Registration {
+            name: "vnode.koordinator.sh",
+            operations: &[Create, Update],
+            resource: "nodes",
+            failure_policy: Ignore,
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/validate-configmap",
+        gate: "ConfigMapValidatingWebhook",
+        mutating: false,
+        registrations: &[Registration {
+            name: "vconfigmap.koordinator.sh",
+            operations: &[Create, Update, Delete],
+            resource: "configmaps",
+            object_selector: Some(Selector::In(
+                "koordinator.sh/configmap-type",
+                &["slo-controller-config"],
+            )),
+            ..CORE
+        }],
+        handler: None,
+    },
+    Row {
+        path: "/mutate-reservation",
+        gate: "ReservationMutatingWebhook",
+        mutating: true,
+        registrations: &[Registration {
+            name: "mreservation-create.koordinator.sh",
+            operations: &[Create],
+            group: SCHEDULING,
+            version: "v1alpha1",
+            resource: "reservations",
+            ..CORE
+        }],
+        handler: None,
+    },
+];
+
+/// The rows whose gates are on and that have a handler.
+pub fn enabled(gates: &Gates) -> impl Iterator<Item = &'static Row> {
+    let framework = gates.enabled(FRAMEWORK);
+    TABLE
+        .iter()
+        .filter(move |row| framework && gates.enabled(row.gate) && row.handler.is_some())
+}
+
+/// What is served.
+pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
+    let make = |row: &Row| {
+        Some(Webhook {
+            path: row.path,
+            mutating: row.mutating,
+            handler: row.handler?(deps),
+        })
+    };
+    enabled(&deps.gates).filter_map(make).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gate that nobody declared would never be on.
+    #[test]
+    fn gates_are_declared_and_names_unique() {
+        let mut names = std::collections::BTreeSet::new();
+        for row in TABLE {
+            assert!(
+                crate::GATES.iter().any(|gate| gate.name == row.gate),
+                "{}",
+                row.gate
+            );
+            for entry in row.registrations {
+                assert!(names.insert(entry.name), "{}", entry.name);
+            }
+        }
+        let none = Gates::parse(crate::GATES, "WebhookFramework=false").unwrap();
+        assert_eq!(enabled(&none).count(), 0);
+    }
+}
