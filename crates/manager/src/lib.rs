@@ -7,48 +7,47 @@
 //! ```
 //!
 //! Each controller is a pure `plan` from a view of the cluster to what shall be written, and a thin
-//! driver that reads the view and writes.
+//! driver that reads the view and writes. Every replica has the view (`replica`: a cache of each kind
+//! that an enabled part needs, the settings, health); the leader runs the table of `controllers`.
 //!
 //! Invariant: nothing here touches a node's kernel, and no decision does I/O.
 
 mod args;
+mod cache;
 mod config;
+mod controllers;
+mod facts;
 mod features;
 mod metrics;
+mod node;
 mod nodemetric;
 mod noderesource;
 mod nodeslo;
 mod object;
+mod replica;
+mod settings;
 mod suppress;
 pub mod webhook;
-mod world;
 
 pub use args::Args;
+use controllers::Controllers;
 pub use features::GATES;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::Context;
-use koord_app::admin::{Admin, AdminError, Exposure};
+use koord_app::admin::AdminError;
 use koord_app::features::Gates;
 use koord_app::flags::Selection;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
-use std::collections::BTreeSet;
+use replica::Replica;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The lease that replicas contend for.
 pub const LEASE_NAME: &str = "koordinator-manager";
 
-/// The controllers that `--controllers` may name. The last two do nothing yet.
-pub const CONTROLLERS: [&str; 5] = [
-    nodemetric::NAME,
-    noderesource::NAME,
-    nodeslo::NAME,
-    "quotaprofile",
-    "colocationprofile",
-];
+/// The controllers that `--controllers` may name.
+pub const CONTROLLERS: [&str; 5] = controllers::NAMES;
 
 /// How the manager runs. The default is upstream's, without leader election and servers.
 #[derive(Debug, Clone)]
@@ -125,24 +124,23 @@ pub fn run(
 ) -> BoxFuture<'static, Result<(), Error>> {
     async move {
         let metrics = metrics::Metrics::new(&ctx.metrics)?;
-        let ready = Arc::new(AtomicBool::new(false));
-        serve(&options, &ready, &ctx).await?;
-        let Some(election) = options.election.clone() else {
-            metrics.leader.set(1);
-            world::run(options, client, metrics, ready, ctx).await;
+        let leader = metrics.leader.clone();
+        let replica = Replica::new(options, client, metrics, &ctx);
+        let _stop_on_drop = replica.stop.clone().drop_guard();
+        let controllers = Controllers::build(&replica);
+        replica.start(&controllers.kinds());
+        replica.serve(&ctx).await?;
+        let Some(election) = replica.options.election.clone() else {
+            leader.set(1);
+            controllers.run(replica, ctx.shutdown).await;
             return Ok(());
         };
-        let elector = LeaderElector::new(client.clone(), election, ctx.clock.clone())?;
-        let shutdown = ctx.shutdown.clone();
-        let leader = metrics.leader.clone();
+        let elector = LeaderElector::new(replica.client.clone(), election, ctx.clock)?;
+        let is_leader = leader.clone();
         let result = elector
-            .run(shutdown, async move |token| {
-                metrics.leader.set(1);
-                let ctx = Context {
-                    shutdown: token,
-                    ..ctx
-                };
-                world::run(options, client, metrics, ready, ctx).await;
+            .run(ctx.shutdown, async move |token| {
+                is_leader.set(1);
+                controllers.run(replica, token).await;
             })
             .await;
         leader.set(0);
@@ -150,26 +148,4 @@ pub fn run(
         Ok(())
     }
     .boxed()
-}
-
-async fn serve(options: &Options, ready: &Arc<AtomicBool>, ctx: &Context) -> Result<(), Error> {
-    let waiting_for_leadership = options.election.is_some();
-    let ready = ready.clone();
-    let admin = Admin::new(ctx.metrics.clone()).ready_when("informers", move || {
-        // A replica that does not lead has no informers and is ready to take over.
-        (waiting_for_leadership || ready.load(Ordering::SeqCst))
-            .then_some(())
-            .ok_or_else(|| "not in sync yet".to_owned())
-    });
-    let addresses: BTreeSet<_> = [options.metrics_address, options.health_address]
-        .into_iter()
-        .flatten()
-        .collect();
-    for address in addresses {
-        let address = admin
-            .serve(address, Exposure::Anyone, ctx.shutdown.clone())
-            .await?;
-        tracing::info!(%address, "serving health and metrics");
-    }
-    Ok(())
 }

@@ -1,19 +1,20 @@
 //! Keeps one NodeMetric per node, whose spec says how koordlet measures.
 
+use crate::cache::Kind;
 use crate::config::Config;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::node;
 use crate::object::{self, Action};
-use crate::world::{Outcome, World};
+use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeMetric, NodeMetricSpec};
-use koord_kube::ObjectKey;
-
-/// The name of the controller.
-pub(crate) const NAME: &str = "nodemetric";
+use koord_kube::{Change, Mirrored, ObjectKey};
+use std::sync::Arc;
 
 /// Decides about the NodeMetric of a node.
 pub(crate) fn plan(
     node: Option<&Node>,
-    existing: Option<&NodeMetric>,
+    existing: Option<&NodeMetricSpec>,
     config: &Config,
 ) -> Action<NodeMetricSpec> {
     let Some(node) = node else {
@@ -30,32 +31,55 @@ pub(crate) fn plan(
         None => Action::Create(wanted),
         // Rather an old policy than a default one.
         Some(_) if config.has_colocation_error() => Action::Nothing,
-        Some(existing) if existing.spec == wanted => Action::Nothing,
+        Some(existing) if *existing == wanted => Action::Nothing,
         Some(_) => Action::Update(wanted),
     }
 }
 
-pub(crate) async fn reconcile(world: &World, name: &str) -> Result<Outcome, crate::Error> {
-    let key = ObjectKey::new("", name);
-    let config = world.config.borrow().clone();
+/// The controller.
+pub(crate) const ROW: Row = Row {
+    name: "nodemetric",
+    gate: None,
+    needs: &[Kind::Settings, Kind::Nodes, Kind::NodeMetrics],
+    wants: &[],
+    build,
+};
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue = node::queue(replica);
+    let metrics = queue.clone();
+    replica
+        .caches
+        .node_metrics
+        .on_change(move |change| match change {
+            Change::Applied { old, new } => {
+                if old.as_ref().is_none_or(|old| old.spec != new.spec) {
+                    metrics.add(new.key());
+                }
+            }
+            Change::Deleted(metric) => metrics.add(metric.key()),
+            Change::Synced => {}
+        });
+    let replica = replica.clone();
+    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+}
+
+async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
+    let config = replica.settings.current();
     if !config.is_available() {
         return Ok(Outcome::Done);
     }
-    let existing = world.node_metrics.get(&key);
-    let action = plan(
-        world.nodes.get(&key).as_deref(),
-        existing.as_deref(),
-        &config,
-    );
-    world
-        .metrics
+    let existing = replica.caches.node_metrics.get(&key);
+    let existing = existing.as_ref().map(|metric| &metric.spec);
+    let node = replica.caches.nodes.get(&key);
+    let action = plan(node.as_deref(), existing, &config);
+    let metrics = &replica.metrics;
+    metrics
         .nodemetric_spec_parse
         .count(true, "getNodeMetricSpec");
-    let objects = koord_kube::Api::all(world.client.clone());
-    let old = existing.as_ref().map(|existing| &existing.spec);
-    let result = object::apply(&objects, name, old, action, NodeMetric::new).await;
-    world
-        .metrics
+    let objects = koord_kube::Api::all(replica.client.clone());
+    let result = object::apply(&objects, &key.name, existing, action, NodeMetric::new).await;
+    metrics
         .nodemetric_reconcile
         .count(result.is_ok(), "reconcileNodeMetric");
     result.map(|()| Outcome::Done)

@@ -1,16 +1,17 @@
 //! Keeps one NodeSLO per node: the QoS settings that apply to it.
 
+use crate::cache::Kind;
 use crate::config::Config;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::node;
 use crate::object::{self, Action};
+use crate::replica::Replica;
 use crate::suppress;
-use crate::world::{Outcome, World};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
 use koord_kube::events::Severity;
-use koord_kube::{ObjectKey, events};
-
-/// The name of the controller.
-pub(crate) const NAME: &str = "nodeslo";
+use koord_kube::{Change, ObjectKey, events};
+use std::sync::Arc;
 
 /// Decides about the NodeSLO of a node; the second part says what in the node's annotations could
 /// not be used.
@@ -48,26 +49,55 @@ pub(crate) fn plan(
     (action, problem)
 }
 
-pub(crate) async fn reconcile(world: &World, name: &str) -> Result<Outcome, crate::Error> {
-    let key = ObjectKey::new("", name);
-    let config = world.config.borrow().clone();
-    let (node, existing) = (world.nodes.get(&key), world.node_slos.get(&key));
+/// The controller.
+pub(crate) const ROW: Row = Row {
+    name: "nodeslo",
+    gate: None,
+    needs: &[Kind::Settings, Kind::Nodes, Kind::NodeSlos],
+    wants: &[],
+    build,
+};
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue = node::queue(replica);
+    let slos = queue.clone();
+    replica
+        .caches
+        .node_slos
+        .on_change(move |change| match change {
+            Change::Applied { old, new } => {
+                if old.as_ref().is_none_or(|old| old.spec != new.spec) {
+                    slos.add(ObjectKey::of(&**new));
+                }
+            }
+            Change::Deleted(slo) => slos.add(ObjectKey::of(&**slo)),
+            Change::Synced => {}
+        });
+    let replica = replica.clone();
+    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+}
+
+async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
+    let config = replica.settings.current();
+    let (node, existing) = (
+        replica.caches.nodes.get(&key),
+        replica.caches.node_slos.get(&key),
+    );
     let (action, problem) = plan(node.as_deref(), existing.as_deref(), &config);
-    world
-        .metrics
+    let metrics = &replica.metrics;
+    metrics
         .nodeslo_spec_parse
         .count(problem.is_none(), "getNodeSLOSpec");
     if let (Some(node), Some(problem)) = (node, problem) {
-        let about = events::reference(&*node);
-        world
+        let (about, warning) = (events::reference(&*node), Severity::Warning);
+        replica
             .recorder
-            .event(about, Severity::Warning, "SLOAnnotationIgnored", problem);
+            .event(about, warning, "SLOAnnotationIgnored", problem);
     }
-    let objects = koord_kube::Api::all(world.client.clone());
+    let objects = koord_kube::Api::all(replica.client.clone());
     let old = existing.as_ref().map(|existing| &existing.spec);
-    let result = object::apply(&objects, name, old, action, NodeSLO::new).await;
-    world
-        .metrics
+    let result = object::apply(&objects, &key.name, old, action, NodeSLO::new).await;
+    metrics
         .nodeslo_reconcile
         .count(result.is_ok(), "reconcileNodeSLO");
     result.map(|()| Outcome::Done)

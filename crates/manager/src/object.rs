@@ -33,7 +33,7 @@ where
         Action::Create(spec) => {
             let object = make(name, spec);
             let created = objects.create(&api::PostParams::default(), &object).await;
-            crate::world::unless_conflict(created)?;
+            unless_conflict(created)?;
         }
         Action::Update(spec) => {
             let old = old.cloned().unwrap_or_default();
@@ -44,8 +44,24 @@ where
             }
         }
         Action::Delete => {
-            crate::world::unless_gone(objects.delete(name, &Default::default()).await)?;
+            unless_gone(objects.delete(name, &Default::default()).await)?;
         }
     }
     Ok(())
+}
+
+/// A conflict means that somebody was faster; the event of it brings the object back here.
+fn unless_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
+    match result {
+        Err(error) if !patch::is_conflict(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is gone need not be deleted.
+fn unless_gone<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
+    match result {
+        Err(error) if !patch::is_not_found(&error) => Err(error),
+        _ => Ok(()),
+    }
 }

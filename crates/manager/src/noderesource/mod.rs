@@ -4,21 +4,20 @@
 //! time alone changes the answer (a report goes stale, a small change becomes due).
 
 mod plan;
-pub(crate) mod view;
+mod view;
 
-use crate::world::{Outcome, World};
+use crate::cache::Kind;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::node;
+use crate::replica::Replica;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
-use koord_app::flags::Selection;
-use koord_kube::{ObjectKey, patch};
+use koord_kube::{Change, Mirrored, ObjectKey, patch};
 use parking_lot::Mutex;
 use plan::{Input, Plan, Reset};
 use serde_json::Value;
 use std::collections::HashMap;
-
-/// The name of the controller.
-pub(crate) const NAME: &str = "noderesource";
+use std::sync::Arc;
 
 /// The plugins that `--noderesource-plugins` may name.
 pub(crate) const PLUGINS: [&str; 6] = [
@@ -33,60 +32,89 @@ pub(crate) const PLUGINS: [&str; 6] = [
 /// The resources this controller owns.
 pub(crate) const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
 
+/// The controller.
+pub(crate) const ROW: Row = Row {
+    name: "noderesource",
+    gate: None,
+    needs: &[Kind::Settings, Kind::Nodes],
+    wants: &[Kind::NodeMetrics, Kind::Pods],
+    build,
+};
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue = node::queue(replica);
+    let resources = Arc::new(Resources::new(replica.clone()));
+    let (metrics, state) = (queue.clone(), resources.clone());
+    replica
+        .caches
+        .node_metrics
+        .on_change(move |change| match change {
+            Change::Applied { old, new } => {
+                if old.as_ref().is_none_or(|old| old.report != new.report) {
+                    metrics.add(new.key());
+                }
+            }
+            Change::Deleted(metric) => {
+                state.forget(&metric.node);
+                metrics.add(metric.key());
+            }
+            Change::Synced => {}
+        });
+    Controller::new(queue, move |key| {
+        let resources = resources.clone();
+        async move { resources.reconcile(&key).await }
+    })
+}
+
 /// The controller's own state: when each node was last brought up to date.
-#[derive(Debug)]
-pub(crate) struct Controller {
-    plugins: Selection,
+struct Resources {
+    replica: Arc<Replica>,
     synced: Mutex<HashMap<String, Timestamp>>,
     /// The version of each node that the last write left.
     written: Mutex<HashMap<String, Option<String>>>,
 }
 
-impl Controller {
-    pub(crate) fn new(plugins: Selection) -> Self {
+impl Resources {
+    fn new(replica: Arc<Replica>) -> Self {
         Self {
-            plugins,
+            replica,
             synced: Mutex::default(),
             written: Mutex::default(),
         }
     }
 
     /// Forgets when a node was brought up to date, so that the next change is written at once.
-    pub(crate) fn forget(&self, node: &str) {
+    fn forget(&self, node: &str) {
         self.synced.lock().remove(node);
     }
 
-    pub(crate) async fn reconcile(
-        &self,
-        world: &World,
-        name: &str,
-    ) -> Result<Outcome, crate::Error> {
-        let key = ObjectKey::new("", name);
-        let Some(node) = world.nodes.get(&key) else {
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome, crate::Error> {
+        let (replica, name) = (&self.replica, key.name.as_str());
+        let Some(node) = replica.caches.nodes.get(key) else {
             self.forget(name);
             self.written.lock().remove(name);
-            world.metrics.forget(name);
+            replica.metrics.forget(name);
             return Ok(Outcome::Done);
         };
-        let config = world.config.borrow().clone();
+        let config = replica.settings.current();
         if !config.is_available() {
             return Ok(Outcome::Done);
         }
         let strategy = config.strategy(&node);
-        let metric = world.node_metrics.get(&key);
-        let pods = world.pods.of_node(name);
+        let metric = replica.caches.node_metrics.get(key);
+        let pods = replica.pods_by_node.get(name);
         let plan = plan::plan(&Input {
             node: &node,
             strategy: strategy.as_ref(),
-            metric: metric.as_deref(),
+            report: metric.as_ref().and_then(|metric| metric.report.as_ref()),
             pods: &pods,
-            plugins: &self.plugins,
+            plugins: &replica.options.noderesource_plugins,
             synced: self.synced.lock().get(name).copied(),
-            now: world.clock.now(),
+            now: replica.clock.now(),
         });
-        self.report(world, name, &plan);
-        let result = self.apply(world, name, &plan).await;
-        world
+        self.report(name, &plan);
+        let result = self.apply(name, &plan).await;
+        replica
             .metrics
             .noderesource_reconcile
             .count(result.is_ok(), "reconcileNodeResource");
@@ -94,31 +122,34 @@ impl Controller {
         Ok(plan.recheck.map_or(Outcome::Done, Outcome::Again))
     }
 
-    fn report(&self, world: &World, node: &str, plan: &Plan) {
+    fn report(&self, node: &str, plan: &Plan) {
         let phase = if plan.reset.is_some() {
             "ResourceReset"
         } else {
             "ResourceCalculate"
         };
         for plugin in [plan::MID, plan::BATCH] {
-            if self.plugins.enabled(plugin) {
-                world.metrics.plugin(plugin, true, phase);
+            if self.replica.options.noderesource_plugins.enabled(plugin) {
+                self.replica.metrics.plugin(plugin, true, phase);
             }
         }
         for (resource, amount) in &plan.computed {
-            world.metrics.computed(node, resource, amount.to_f64());
+            self.replica
+                .metrics
+                .computed(node, resource, amount.to_f64());
         }
         for message in &plan.messages {
             tracing::debug!(node, "{message}");
         }
     }
 
-    async fn apply(&self, world: &World, node: &str, plan: &Plan) -> Result<(), crate::Error> {
+    async fn apply(&self, node: &str, plan: &Plan) -> Result<(), crate::Error> {
         if let Some(change) = &plan.meta {
-            patch::retry_on_conflict(|| patch::merge_node(&world.client, node, change)).await?;
+            patch::retry_on_conflict(|| patch::merge_node(&self.replica.client, node, change))
+                .await?;
         }
         if let Some(change) = &plan.status {
-            let write = || patch::merge_node_status(&world.client, node, change);
+            let write = || patch::merge_node_status(&self.replica.client, node, change);
             let written = patch::retry_on_conflict(write).await?;
             // Planned from a cache that lags behind the last write, the same is written again and
             // the node stays what it is: nothing to say.
@@ -131,7 +162,7 @@ impl Controller {
         if plan.in_sync {
             self.synced
                 .lock()
-                .insert(node.to_owned(), world.clock.now());
+                .insert(node.to_owned(), self.replica.clock.now());
         }
         Ok(())
     }
@@ -146,14 +177,4 @@ fn say(node: &str, change: &Value, reset: Option<&Reset>) {
         Some(Reset::Disabled) => tracing::info!(node, "resources taken away: co-location is off"),
         Some(Reset::Degraded(why)) => tracing::warn!(node, why, "resources taken away"),
     }
-}
-
-/// Whether a change of the node itself can change what is published on it. Heartbeats cannot.
-pub(crate) fn is_relevant(old: &Node, new: &Node) -> bool {
-    let status = |node: &Node| node.status.clone().unwrap_or_default();
-    let (was, is) = (status(old), status(new));
-    old.metadata.labels != new.metadata.labels
-        || old.metadata.annotations != new.metadata.annotations
-        || was.capacity != is.capacity
-        || was.allocatable != is.allocatable
 }

@@ -1,18 +1,19 @@
 //! What to write to a node: a pure function of the node, its report, its pods and the settings.
 
-use super::view::{self, PodFacts};
+use super::view;
 use crate::config::Strategy;
+use crate::facts::{PodFacts, Report};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::annotations;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
-use koord_api::slo::NodeMetric;
 use koord_app::flags::Selection;
 use koord_model::reclaim;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The plugin that computes mid resources.
@@ -26,8 +27,9 @@ pub(crate) struct Input<'a> {
     pub(crate) node: &'a Node,
     /// `None` where co-location is off for the node.
     pub(crate) strategy: Option<&'a Strategy>,
-    pub(crate) metric: Option<&'a NodeMetric>,
-    pub(crate) pods: &'a [PodFacts],
+    /// The node's newest report.
+    pub(crate) report: Option<&'a Report>,
+    pub(crate) pods: &'a [Arc<PodFacts>],
     pub(crate) plugins: &'a Selection,
     /// When the node's status was last brought up to date.
     pub(crate) synced: Option<Timestamp>,
@@ -126,24 +128,18 @@ fn calculate(
     let Some(strategy) = input.strategy else {
         return take_away(Reset::Disabled);
     };
-    let Some(status) = input.metric.and_then(|metric| metric.status.as_ref()) else {
+    let Some(report) = input.report else {
         return take_away(Reset::Degraded("there is no report"));
     };
-    let updated = status.update_time.as_ref().map(|time| time.0.as_second());
     let now = input.now.as_second();
-    if reclaim::is_stale(updated, now, strategy.degrade_minutes) {
+    if reclaim::is_stale(report.updated, now, strategy.degrade_minutes) {
         return take_away(Reset::Degraded("the report is too old"));
     }
-    if status
-        .node_metric
-        .as_ref()
-        .and_then(|info| info.system_usage.as_ref())
-        .is_none()
-    {
-        return take_away(Reset::Degraded("the report lacks the system usage"));
+    if !report.measured {
+        return take_away(Reset::Degraded("the report is empty"));
     }
     let patience = strategy.degrade_minutes.saturating_mul(60);
-    let stale_in = updated.map(|updated| {
+    let stale_in = report.updated.map(|updated| {
         let last = updated.saturating_add(patience);
         last.saturating_sub(now).saturating_add(1)
     });
@@ -152,7 +148,7 @@ fn calculate(
         stale_in.and_then(|secs| u64::try_from(secs).ok()),
     );
 
-    let view = view::node_view(input.node, status, input.pods);
+    let view = view::node_view(input.node, report, input.pods.iter().map(|pod| &**pod));
     if mid {
         let amount = reclaim::mid(&view, &strategy.mid);
         wanted.insert(MID_CPU, Some(amount.milli_cpu()));

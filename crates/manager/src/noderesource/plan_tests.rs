@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::Strategy;
+use koord_api::slo::NodeMetric;
 use serde_json::json;
 
 const NOW: &str = "2026-01-01T01:00:00Z";
@@ -55,10 +56,15 @@ fn json_merge(base: &mut Value, upper: &Value) {
 
 impl Case {
     fn plan(&self) -> Plan {
+        let status = self
+            .metric
+            .as_ref()
+            .and_then(|metric| metric.status.as_ref());
+        let report = status.map(Report::of);
         plan(&Input {
             node: &self.node,
             strategy: self.strategy.as_ref(),
-            metric: self.metric.as_ref(),
+            report: report.as_ref(),
             pods: &[],
             plugins: &self.plugins,
             synced: self.synced,
@@ -149,7 +155,7 @@ fn stale_missing_and_incomplete_reports_take_resources_away() {
         "no report",
     );
     reset(&|case| case.status().update_time = None, "too old");
-    reset(&|case| case.status().node_metric = None, "system usage");
+    reset(&|case| case.status().node_metric = None, "is empty");
     reset(
         &|case| {
             let old: Timestamp = "2026-01-01T00:44:59Z".parse().unwrap();
@@ -158,6 +164,21 @@ fn stale_missing_and_incomplete_reports_take_resources_away() {
         "too old",
     );
     reset(&|case| case.strategy = None, "Disabled");
+}
+
+#[test]
+fn a_report_without_the_systems_use_counts_it_as_nothing() {
+    let mut case = case();
+    let info = case.status().node_metric.as_mut().unwrap();
+    info.system_usage = None;
+    let plan = case.plan();
+    assert_eq!(plan.reset, None);
+    assert_eq!(plan.computed[BATCH_CPU].value(), 10);
+    // Whatever nodes keep for themselves stays taken off.
+    let status = case.node.status.as_mut().unwrap();
+    let allocatable = status.allocatable.as_mut().unwrap();
+    allocatable.get_mut("cpu").unwrap().0 = "8".to_owned();
+    assert_eq!(case.plan().computed[BATCH_CPU].value(), 8);
 }
 
 #[test]

@@ -1,88 +1,23 @@
 //! From API objects to the [`NodeView`] that the formulas take.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use crate::facts::{PodFacts, PodUsage, Report};
+use k8s_openapi::api::core::v1::Node;
 use koord_api::extension::Reserved;
-use koord_api::priority::{self, PriorityClass};
-use koord_api::qos::{self, QosClass};
-use koord_api::quantity::{self, Quantity, ResourceList};
-use koord_api::slo::{NodeMetricStatus, ResourceMap};
-use koord_api::{annotations, resources};
-use koord_kube::ObjectKey;
-use koord_model::reclaim::{Amount, Measured, NodeView, PodView, pod_request};
-use serde::Deserialize;
+use koord_api::quantity::{self, Quantity};
+use koord_api::resources;
+use koord_model::reclaim::{Amount, Measured, NodeView, PodView};
 use std::collections::HashMap;
-
-/// What the manager keeps of a pod.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct PodFacts {
-    pub(crate) key: ObjectKey,
-    /// The node it is bound to; empty if none.
-    pub(crate) node: String,
-    /// Whether it is running or pending.
-    pub(crate) active: bool,
-    priority: PriorityClass,
-    qos: QosClass,
-    request: Amount,
-    numa_nodes: Vec<usize>,
-}
-
-impl PodFacts {
-    pub(crate) fn of(pod: &Pod) -> Self {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        Self {
-            key: ObjectKey::of(pod),
-            node: pod
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.node_name.clone())
-                .unwrap_or_default(),
-            active: matches!(phase, Some("Running" | "Pending")),
-            priority: priority::of_pod_with_default(pod),
-            qos: qos::of_pod_with_default(pod),
-            request: pod_request(pod),
-            numa_nodes: numa_nodes(pod),
-        }
-    }
-}
-
-/// The NUMA nodes in the scheduler's annotation.
-fn numa_nodes(pod: &Pod) -> Vec<usize> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Status {
-        #[serde(default)]
-        numa_node_resources: Vec<NumaNode>,
-    }
-    #[derive(Deserialize)]
-    struct NumaNode {
-        node: usize,
-    }
-    let text = pod
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|a| a.get(annotations::RESOURCE_STATUS));
-    let status = text.and_then(|text| serde_json::from_str::<Status>(text).ok());
-    status
-        .into_iter()
-        .flat_map(|s| s.numa_node_resources)
-        .map(|numa| numa.node)
-        .collect()
-}
 
 /// The view of a node with the pods bound to it and its newest report.
 pub(crate) fn node_view<'a>(
     node: &Node,
-    metric: &NodeMetricStatus,
+    report: &Report,
     pods: impl IntoIterator<Item = &'a PodFacts>,
 ) -> NodeView {
-    let mut measured: HashMap<(&str, &str), _> = metric
-        .pods_metric
+    let mut measured: HashMap<(&str, &str), &PodUsage> = report
+        .pods
         .iter()
-        .map(|metric| ((metric.namespace.as_str(), metric.name.as_str()), metric))
+        .map(|pod| ((&*pod.namespace, &*pod.name), pod))
         .collect();
     let mut views = Vec::new();
     for pod in pods.into_iter().filter(|pod| pod.active) {
@@ -91,49 +26,25 @@ pub(crate) fn node_view<'a>(
             priority: pod.priority,
             qos: pod.qos,
             request: pod.request,
-            usage: metric
-                .and_then(|metric| metric.pod_usage.as_ref())
-                .map(usage),
-            numa_nodes: pod.numa_nodes.clone(),
+            usage: metric.and_then(|metric| metric.usage),
+            numa_nodes: pod.numa_nodes.to_vec(),
         });
     }
     let dangling = measured.into_values().map(|metric| Measured {
         priority: metric.priority,
-        usage: metric.pod_usage.as_ref().map(usage).unwrap_or_default(),
+        usage: metric.usage.unwrap_or_default(),
     });
-    let host_apps = metric.host_application_metric.iter().map(|app| Measured {
-        priority: app.priority,
-        usage: app.usage.as_ref().map(usage).unwrap_or_default(),
-    });
-    let info = metric.node_metric.as_ref();
-    let whole = info.and_then(|info| info.node_usage.as_ref());
-    let complete = |list: &ResourceList| {
-        list.contains_key(resources::CPU) && list.contains_key(resources::MEMORY)
-    };
     NodeView {
         capacity: status_amount(node, |status| status.capacity.as_ref()),
         allocatable: status_amount(node, |status| status.allocatable.as_ref()),
         reserved_by_annotation: reserved(node),
-        system_usage: info
-            .and_then(|info| info.system_usage.as_ref())
-            .map(usage)
-            .unwrap_or_default(),
-        node_usage: whole.filter(|map| complete(&map.resources)).map(usage),
-        prod_reclaimable: metric
-            .prod_reclaimable_metric
-            .as_ref()
-            .and_then(|metric| metric.resource.as_ref())
-            .map(usage)
-            .unwrap_or_default(),
+        system_usage: report.system_usage,
+        node_usage: report.node_usage,
+        prod_reclaimable: report.prod_reclaimable,
         pods: views,
         dangling: dangling.collect(),
-        host_apps: host_apps.collect(),
+        host_apps: report.host_apps.to_vec(),
     }
-}
-
-fn usage(map: &ResourceMap) -> Amount {
-    let get = |name| map.resources.get(name).copied().unwrap_or_default();
-    Amount::new(get(resources::CPU), get(resources::MEMORY))
 }
 
 type K8sList =
@@ -170,6 +81,12 @@ fn reserved(node: &Node) -> Amount {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Keep;
+    use k8s_openapi::api::core::v1::Pod;
+    use koord_api::annotations;
+    use koord_api::priority::PriorityClass;
+    use koord_api::qos::QosClass;
+    use koord_api::slo::NodeMetricStatus;
     use serde_json::json;
 
     fn amount(cpu: &str, memory: &str) -> Amount {
@@ -214,9 +131,12 @@ mod tests {
             pod("done", "Succeeded"),
             pod("new", "Pending"),
         ];
-        let facts: Vec<_> = pods.iter().map(PodFacts::of).collect();
-        assert_eq!(facts[0].node, "n");
-        let view = node_view(&node, &metric, &facts);
+        let facts: Vec<_> = pods
+            .iter()
+            .map(|pod| PodFacts::of(pod, Keep::default()))
+            .collect();
+        assert_eq!(&*facts[0].node, "n");
+        let view = node_view(&node, &Report::of(&metric), &facts);
         assert_eq!(view.capacity, amount("16", "32Gi"));
         assert_eq!(view.allocatable, amount("15", "30Gi"));
         assert_eq!(view.reserved_by_annotation, amount("3", "1Gi"));
@@ -265,6 +185,9 @@ mod tests {
         let metric: NodeMetricStatus = serde_json::from_value(json!({
             "nodeMetric": {"nodeUsage": {"resources": {"cpu": "5"}}}}))
         .unwrap();
-        assert_eq!(node_view(&Node::default(), &metric, []).node_usage, None);
+        assert_eq!(
+            node_view(&Node::default(), &Report::of(&metric), []).node_usage,
+            None
+        );
     }
 }

@@ -5,3 +5,4 @@
 mod cluster;
 mod colocation;
 mod leadership;
+mod shell;

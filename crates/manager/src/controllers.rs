@@ -1,0 +1,162 @@
+//! What only the leader runs: a table of controllers, each a queue of keys and a reconcile.
+//!
+//! A controller fills its queue from the caches of the replica, on every replica: a key waits there
+//! once however often it is added, so that a new leader starts with all that there is.
+
+use crate::cache::Kind;
+use crate::replica::Replica;
+use crate::{Error, nodemetric, noderesource, nodeslo};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use koord_app::features::Gates;
+use koord_app::flags::Selection;
+use koord_kube::ObjectKey;
+use koord_kube::queue::WorkQueue;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// What a reconcile asks for when it succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Look again after this long, whatever happens.
+    Again(Duration),
+}
+
+/// Brings what a key names to what it shall be.
+pub(crate) type Reconcile =
+    Box<dyn Fn(ObjectKey) -> BoxFuture<'static, Result<Outcome, Error>> + Send + Sync>;
+
+/// A row of the table.
+pub(crate) struct Row {
+    /// As `--controllers` names it.
+    pub(crate) name: &'static str,
+    /// The feature gate that must be on.
+    pub(crate) gate: Option<&'static str>,
+    /// Kinds without which it does not start. They must be in sync.
+    pub(crate) needs: &'static [Kind],
+    /// Kinds that it can do without where they are not installed.
+    pub(crate) wants: &'static [Kind],
+    pub(crate) build: fn(&Arc<Replica>) -> Controller,
+}
+
+/// All controllers.
+const TABLE: [Row; 3] = [nodemetric::ROW, nodeslo::ROW, noderesource::ROW];
+
+/// The names that `--controllers` may say. The last two do nothing yet.
+pub(crate) const NAMES: [&str; 5] = [
+    nodemetric::ROW.name,
+    nodeslo::ROW.name,
+    noderesource::ROW.name,
+    "quotaprofile",
+    "colocationprofile",
+];
+
+/// A queue that listens to caches, and what is done with its keys.
+pub(crate) struct Controller {
+    pub(crate) queue: WorkQueue<ObjectKey>,
+    pub(crate) reconcile: Reconcile,
+}
+
+impl Controller {
+    /// A controller of `queue` whose keys `reconcile` works on.
+    pub(crate) fn new<F>(
+        queue: WorkQueue<ObjectKey>,
+        reconcile: impl Fn(ObjectKey) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Outcome, Error>> + Send + 'static,
+    {
+        Self {
+            queue,
+            reconcile: Box::new(move |key| reconcile(key).boxed()),
+        }
+    }
+}
+
+/// The enabled controllers of a replica.
+pub(crate) struct Controllers(Vec<(Row, Controller)>);
+
+impl Controllers {
+    /// Builds the enabled ones; they listen to caches from now on.
+    pub(crate) fn build(replica: &Arc<Replica>) -> Self {
+        let options = &replica.options;
+        let rows = TABLE.into_iter();
+        let enabled = rows.filter(|row| is_enabled(row, &options.controllers, &options.gates));
+        Self(
+            enabled
+                .map(|row| {
+                    let controller = (row.build)(replica);
+                    (row, controller)
+                })
+                .collect(),
+        )
+    }
+
+    /// The kinds they read.
+    pub(crate) fn kinds(&self) -> Vec<Kind> {
+        let rows = self.0.iter();
+        rows.flat_map(|(row, _)| row.needs.iter().chain(row.wants).copied())
+            .collect()
+    }
+
+    /// Runs them until `stop`; called by the leader.
+    pub(crate) async fn run(self, replica: Arc<Replica>, stop: CancellationToken) {
+        let mut tasks = JoinSet::new();
+        let mut queues = Vec::new();
+        for (row, controller) in self.0 {
+            queues.push(controller.queue.clone());
+            let replica = replica.clone();
+            tasks.spawn(async move {
+                replica.wait_for(row.needs, row.wants).await;
+                tracing::info!(controller = row.name, "controller starts");
+                let controller = Arc::new(controller);
+                let workers = (0..WORKERS).map(|_| work(row.name, controller.clone()));
+                futures::future::join_all(workers).await;
+            });
+        }
+        replica.settings.complain(&replica.recorder, stop).await;
+        for queue in queues {
+            queue.close();
+        }
+        tasks.shutdown().await;
+    }
+}
+
+fn is_enabled(row: &Row, selected: &Selection, gates: &Gates) -> bool {
+    selected.enabled(row.name) && row.gate.is_none_or(|gate| gates.enabled(gate))
+}
+
+/// How many keys each controller works on at once.
+const WORKERS: usize = 4;
+
+async fn work(name: &'static str, controller: Arc<Controller>) {
+    let Controller { queue, reconcile } = &*controller;
+    while let Some(work) = queue.next().await {
+        let key = work.key().clone();
+        // One object that a controller cannot bear must not take its workers away from all others.
+        let done = AssertUnwindSafe(async { reconcile(key.clone()).await })
+            .catch_unwind()
+            .await;
+        let Ok(done) = done else {
+            tracing::error!(controller = name, %key, "reconcile panicked; it is retried");
+            queue.add_rate_limited(key);
+            continue;
+        };
+        match done {
+            Ok(outcome) => {
+                queue.forget(&key);
+                if let Outcome::Again(delay) = outcome {
+                    queue.add_after(key, delay);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(controller = name, %key, %error, "reconcile failed; it is retried");
+                queue.add_rate_limited(key);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Reports of nodes: what they use, pod by pod.
+
+use koord_api::PriorityClass;
+use koord_api::quantity::ResourceList;
+use koord_api::resources;
+use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
+use koord_kube::{Mirrored, ObjectKey};
+use koord_model::reclaim::{Amount, Measured};
+
+/// What the manager keeps of a NodeMetric.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct MetricFacts {
+    pub(crate) node: Box<str>,
+    uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    pub(crate) spec: NodeMetricSpec,
+    /// `None` before the first report.
+    pub(crate) report: Option<Report>,
+}
+
+/// One report.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Report {
+    /// When it was made, in seconds since 1970.
+    pub(crate) updated: Option<i64>,
+    /// Whether `nodeMetric` is there at all; without it the report is no measurement.
+    pub(crate) measured: bool,
+    /// Use outside pods and host applications; what is missing counts as nothing.
+    pub(crate) system_usage: Amount,
+    /// Use of the whole node; `None` if CPU or memory is missing.
+    pub(crate) node_usage: Option<Amount>,
+    /// What the predictor says prod pods ask for and will not use.
+    pub(crate) prod_reclaimable: Amount,
+    pub(crate) pods: Box<[PodUsage]>,
+    pub(crate) host_apps: Box<[Measured]>,
+}
+
+/// What a pod used.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PodUsage {
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
+    /// As reported.
+    pub(crate) priority: PriorityClass,
+    /// `None` if the report names the pod without an amount.
+    pub(crate) usage: Option<Amount>,
+}
+
+impl MetricFacts {
+    pub(crate) fn of(metric: &NodeMetric) -> Self {
+        let meta = &metric.metadata;
+        let boxed = |text: &Option<String>| text.as_deref().map(Box::from);
+        Self {
+            node: meta.name.as_deref().unwrap_or_default().into(),
+            uid: boxed(&meta.uid),
+            resource_version: boxed(&meta.resource_version),
+            spec: metric.spec.clone(),
+            report: metric.status.as_ref().map(Report::of),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn of(status: &koord_api::slo::NodeMetricStatus) -> Self {
+        let info = status.node_metric.as_ref();
+        let whole = info.and_then(|info| info.node_usage.as_ref());
+        let complete = |list: &ResourceList| {
+            list.contains_key(resources::CPU) && list.contains_key(resources::MEMORY)
+        };
+        let system = info.and_then(|info| info.system_usage.as_ref());
+        let reclaimable = status.prod_reclaimable_metric.as_ref();
+        let pods = status.pods_metric.iter().map(|pod| PodUsage {
+            namespace: pod.namespace.as_str().into(),
+            name: pod.name.as_str().into(),
+            priority: pod.priority,
+            usage: pod.pod_usage.as_ref().map(amount),
+        });
+        let host_apps = status.host_application_metric.iter().map(|app| Measured {
+            priority: app.priority,
+            usage: app.usage.as_ref().map(amount).unwrap_or_default(),
+        });
+        Self {
+            updated: status.update_time.as_ref().map(|time| time.0.as_second()),
+            measured: info.is_some(),
+            system_usage: system.map(amount).unwrap_or_default(),
+            node_usage: whole.filter(|map| complete(&map.resources)).map(amount),
+            prod_reclaimable: reclaimable
+                .and_then(|metric| metric.resource.as_ref())
+                .map(amount)
+                .unwrap_or_default(),
+            pods: pods.collect(),
+            host_apps: host_apps.collect(),
+        }
+    }
+}
+
+impl Mirrored for MetricFacts {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new("", &*self.node)
+    }
+    fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}
+
+fn amount(map: &ResourceMap) -> Amount {
+    let get = |name| map.resources.get(name).copied().unwrap_or_default();
+    Amount::new(get(resources::CPU), get(resources::MEMORY))
+}

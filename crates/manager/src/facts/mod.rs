@@ -1,0 +1,33 @@
+//! What is kept of objects that there are many of: a pod or a report is several kilobytes as an
+//! object, and little of it is ever read.
+
+mod metric;
+mod pod;
+
+pub(crate) use metric::{MetricFacts, PodUsage, Report};
+pub(crate) use pod::{Keep, PodFacts, PodsByNode};
+
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+
+/// Keeps of a node its metadata, its amounts, whether it is ready and whether it takes new pods.
+pub(crate) fn trim_node(node: &mut Node) {
+    if let Some(spec) = node.spec.take() {
+        node.spec = Some(NodeSpec {
+            unschedulable: spec.unschedulable,
+            taints: spec.taints,
+            ..NodeSpec::default()
+        });
+    }
+    if let Some(status) = node.status.take() {
+        let conditions = status.conditions.map(|mut conditions| {
+            conditions.retain(|condition| condition.type_ == "Ready");
+            conditions
+        });
+        node.status = Some(NodeStatus {
+            capacity: status.capacity,
+            allocatable: status.allocatable,
+            conditions,
+            ..NodeStatus::default()
+        });
+    }
+}

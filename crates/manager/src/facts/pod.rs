@@ -1,0 +1,193 @@
+//! Pods, kept once: the cache holds the facts, the index points to them.
+
+use crate::Options;
+use crate::cache::Cache;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::annotations;
+use koord_api::priority::{self, PriorityClass};
+use koord_api::qos::{self, QosClass};
+use koord_kube::{Change, Mirrored, ObjectKey};
+use koord_model::reclaim::{Amount, pod_request};
+use parking_lot::RwLock;
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Which parts of a pod are kept besides those that the node-resource controller reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Keep {
+    /// [`PodFacts::labels`].
+    pub(crate) labels: bool,
+}
+
+impl Keep {
+    /// What the enabled parts of the manager read.
+    pub(crate) fn of(options: &Options) -> Self {
+        Self {
+            labels: options.gates.enabled("ColocationProfileController")
+                || options.gates.enabled("EnableQuotaAdmission"),
+        }
+    }
+}
+
+/// What the manager keeps of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PodFacts {
+    pub(crate) key: ObjectKey,
+    pub(crate) uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    /// The node it is bound to; empty if none.
+    pub(crate) node: Box<str>,
+    /// Whether it is running or pending.
+    pub(crate) active: bool,
+    /// Priority class, with default.
+    pub(crate) priority: PriorityClass,
+    /// QoS class, with default.
+    pub(crate) qos: QosClass,
+    pub(crate) request: Amount,
+    /// The NUMA nodes in the scheduler's annotation.
+    pub(crate) numa_nodes: Box<[usize]>,
+    /// Empty unless [`Keep::labels`].
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl PodFacts {
+    pub(crate) fn of(pod: &Pod, keep: Keep) -> Self {
+        let meta = &pod.metadata;
+        let boxed = |text: &Option<String>| text.as_deref().map(Box::from);
+        let status = pod.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        Self {
+            key: ObjectKey::of(pod),
+            uid: boxed(&meta.uid),
+            resource_version: boxed(&meta.resource_version),
+            node: node.unwrap_or_default().into(),
+            active: matches!(phase, Some("Running" | "Pending")),
+            priority: priority::of_pod_with_default(pod),
+            qos: qos::of_pod_with_default(pod),
+            request: pod_request(pod),
+            numa_nodes: numa_nodes(pod),
+            labels: if keep.labels {
+                meta.labels.clone().unwrap_or_default()
+            } else {
+                BTreeMap::new()
+            },
+        }
+    }
+}
+
+impl Mirrored for PodFacts {
+    fn key(&self) -> ObjectKey {
+        self.key.clone()
+    }
+    fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}
+
+fn numa_nodes(pod: &Pod) -> Box<[usize]> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        #[serde(default)]
+        numa_node_resources: Vec<NumaNode>,
+    }
+    #[derive(Deserialize)]
+    struct NumaNode {
+        node: usize,
+    }
+    let annotations = pod.metadata.annotations.as_ref();
+    let text = annotations.and_then(|all| all.get(annotations::RESOURCE_STATUS));
+    let status = text.and_then(|text| serde_json::from_str::<Status>(text).ok());
+    status
+        .into_iter()
+        .flat_map(|status| status.numa_node_resources)
+        .map(|numa| numa.node)
+        .collect()
+}
+
+/// Pods by the node they are bound to.
+#[derive(Debug, Default)]
+pub(crate) struct PodsByNode(RwLock<HashMap<Box<str>, Vec<Arc<PodFacts>>>>);
+
+impl PodsByNode {
+    /// An index of the pods in `cache`.
+    pub(crate) fn of(cache: &Cache<PodFacts>) -> Arc<Self> {
+        let index = Arc::new(Self::default());
+        let listener = index.clone();
+        cache.on_change(move |change| listener.change(change));
+        index
+    }
+
+    /// The pods bound to a node.
+    pub(crate) fn get(&self, node: &str) -> Vec<Arc<PodFacts>> {
+        self.0.read().get(node).cloned().unwrap_or_default()
+    }
+
+    fn change(&self, change: &Change<PodFacts>) {
+        match change {
+            Change::Applied { old, new } => {
+                if let Some(old) = old {
+                    self.remove(old);
+                }
+                if !new.node.is_empty() {
+                    let mut nodes = self.0.write();
+                    nodes.entry(new.node.clone()).or_default().push(new.clone());
+                }
+            }
+            Change::Deleted(pod) => self.remove(pod),
+            Change::Synced => {}
+        }
+    }
+
+    fn remove(&self, pod: &PodFacts) {
+        let mut nodes = self.0.write();
+        if let Some(pods) = nodes.get_mut(&pod.node) {
+            pods.retain(|known| known.key != pod.key);
+            if pods.is_empty() {
+                nodes.remove(&pod.node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, node: &str) -> Arc<PodFacts> {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some(name.to_owned());
+        pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
+        Arc::new(PodFacts::of(&pod, Keep::default()))
+    }
+
+    #[test]
+    fn a_pod_is_listed_where_it_is_bound_and_nowhere_else() {
+        let index = PodsByNode::default();
+        let names = |node: &str| -> Vec<String> {
+            let pods = index.get(node);
+            pods.iter().map(|pod| pod.key.name.clone()).collect()
+        };
+        let (waiting, bound) = (pod("a", ""), pod("a", "n1"));
+        let (old, new) = (None, waiting.clone());
+        index.change(&Change::Applied { old, new });
+        assert!(index.0.read().is_empty(), "unbound pods are of no node");
+        let (old, new) = (Some(waiting), bound.clone());
+        index.change(&Change::Applied { old, new });
+        let (old, new) = (None, pod("b", "n1"));
+        index.change(&Change::Applied { old, new });
+        // The same again, as after a new list.
+        let (old, new) = (Some(bound.clone()), bound.clone());
+        index.change(&Change::Applied { old, new });
+        assert_eq!(names("n1"), ["b", "a"]);
+        index.change(&Change::Deleted(bound));
+        assert_eq!(names("n1"), ["b"]);
+        index.change(&Change::Deleted(pod("b", "n1")));
+        assert!(index.0.read().is_empty());
+    }
+}

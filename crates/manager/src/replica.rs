@@ -1,0 +1,223 @@
+//! What every replica runs, leader or not: caches, settings, health; and the webhooks beside them.
+
+use crate::cache::{Cache, Follow, Kind, State};
+use crate::facts::{Keep, MetricFacts, PodFacts, PodsByNode, trim_node};
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+use crate::{Error, Options};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::config::ClusterColocationProfile;
+use koord_api::quota::ElasticQuotaProfile;
+use koord_api::scheduling::{Device, ElasticQuota};
+use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_app::admin::{Admin, Exposure};
+use koord_app::{Clock, Context};
+use koord_kube::events::Recorder;
+use koord_kube::{Client, Informer, Scope, kube_core};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// A cache for each [`Kind`].
+pub(crate) struct Caches {
+    pub(crate) settings: Cache<ConfigMap>,
+    pub(crate) nodes: Cache<Node>,
+    pub(crate) pods: Cache<PodFacts>,
+    pub(crate) node_metrics: Cache<MetricFacts>,
+    pub(crate) node_slos: Cache<NodeSLO>,
+    pub(crate) devices: Cache<Device>,
+    pub(crate) topologies: Cache<NodeResourceTopology>,
+    pub(crate) profiles: Cache<ClusterColocationProfile>,
+    pub(crate) namespaces: Cache<Namespace>,
+    pub(crate) priority_classes: Cache<PriorityClass>,
+    pub(crate) quotas: Cache<ElasticQuota>,
+    pub(crate) quota_profiles: Cache<ElasticQuotaProfile>,
+}
+
+impl Caches {
+    fn new(options: &Options, client: &Client) -> Self {
+        let all = Scope::default;
+        let settings = {
+            let (client, namespace) = (client.clone(), options.config_namespace.clone());
+            let only = Scope {
+                fields: Some(format!("metadata.name={}", options.config_name)),
+                ..all()
+            };
+            move |stop| Informer::start_in_namespace(client, &namespace, only, stop)
+        };
+        let nodes = client.clone();
+        let (pods, keep) = (client.clone(), Keep::of(options));
+        let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);
+        let metrics = client.clone();
+        let of_metric = |metric: NodeMetric| MetricFacts::of(&metric);
+        Self {
+            settings: Cache::new(Kind::Settings, settings),
+            nodes: Cache::new(Kind::Nodes, move |stop| {
+                Informer::start_trimmed(nodes, all(), trim_node, stop)
+            }),
+            pods: Cache::new(Kind::Pods, move |stop| {
+                Informer::start_kept(pods, all(), of_pod, stop)
+            }),
+            node_metrics: Cache::new(Kind::NodeMetrics, move |stop| {
+                Informer::start_kept(metrics, all(), of_metric, stop)
+            }),
+            node_slos: whole(Kind::NodeSlos, client),
+            devices: whole(Kind::Devices, client),
+            topologies: whole(Kind::Topologies, client),
+            profiles: whole(Kind::Profiles, client),
+            namespaces: whole(Kind::Namespaces, client),
+            priority_classes: whole(Kind::PriorityClasses, client),
+            quotas: whole(Kind::Quotas, client),
+            quota_profiles: whole(Kind::QuotaProfiles, client),
+        }
+    }
+
+    fn all(&self) -> [&dyn Follow; 12] {
+        [
+            &self.settings,
+            &self.nodes,
+            &self.pods,
+            &self.node_metrics,
+            &self.node_slos,
+            &self.devices,
+            &self.topologies,
+            &self.profiles,
+            &self.namespaces,
+            &self.priority_classes,
+            &self.quotas,
+            &self.quota_profiles,
+        ]
+    }
+
+    /// The caches of `kinds`.
+    fn of(&self, kinds: &[Kind]) -> impl Iterator<Item = &dyn Follow> {
+        let all = self.all().into_iter();
+        all.filter(|cache| kinds.contains(&cache.kind()))
+    }
+}
+
+/// A cache of objects as they are.
+fn whole<K>(kind: Kind, client: &Client) -> Cache<K>
+where
+    K: kube_core::Resource<DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    let client = client.clone();
+    Cache::new(kind, move |stop| {
+        Informer::start(client, Scope::default(), stop)
+    })
+}
+
+/// The part of the manager that every replica has.
+pub(crate) struct Replica {
+    pub(crate) options: Options,
+    pub(crate) client: Client,
+    pub(crate) clock: Clock,
+    pub(crate) metrics: Metrics,
+    pub(crate) recorder: Recorder,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) caches: Caches,
+    pub(crate) pods_by_node: Arc<PodsByNode>,
+    /// Ends when the replica does.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Replica {
+    /// A replica that watches nothing yet.
+    pub(crate) fn new(
+        options: Options,
+        client: Client,
+        metrics: Metrics,
+        ctx: &Context,
+    ) -> Arc<Self> {
+        let stop = ctx.shutdown.child_token();
+        let recorder = Recorder::start(
+            client.clone(),
+            "koordinator-manager",
+            &options.identity,
+            ctx.clock.clone(),
+            stop.clone(),
+        );
+        let caches = Caches::new(&options, &client);
+        Arc::new(Self {
+            settings: Settings::of(&caches.settings),
+            pods_by_node: PodsByNode::of(&caches.pods),
+            options,
+            client,
+            clock: ctx.clock.clone(),
+            metrics,
+            recorder,
+            caches,
+            stop,
+        })
+    }
+
+    /// Starts to watch those of `kinds` that are not watched yet.
+    pub(crate) fn start(&self, kinds: &[Kind]) {
+        for cache in self.caches.of(kinds) {
+            cache.start(&self.stop);
+        }
+    }
+
+    /// Waits until all of `needs` are in sync, for ever if one is never installed, and all of `wants`
+    /// are in sync or known not to be installed.
+    pub(crate) async fn wait_for(&self, needs: &[Kind], wants: &[Kind]) {
+        for cache in self.caches.of(needs) {
+            // The sender lives as long as `self`; so below.
+            let _ = cache.state().wait_for(|s| *s == State::Synced).await;
+        }
+        for cache in self.caches.of(wants) {
+            let _ = cache.state().wait_for(|s| s.is_settled()).await;
+        }
+    }
+
+    /// Whether this replica has what it needs; `Err` says what is missing.
+    pub(crate) fn is_ready(&self) -> Result<(), String> {
+        let caches = self.caches.all();
+        let missing: Vec<_> = caches
+            .iter()
+            .filter_map(|cache| match *cache.state().borrow() {
+                State::Off | State::Synced | State::Absent => None,
+                State::Waiting => Some(format!("{} are not in sync yet", cache.kind().plural())),
+                State::Stopped => Some(format!(
+                    "{} are not followed any more",
+                    cache.kind().plural()
+                )),
+            })
+            .collect();
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(missing.join(", "))
+        }
+    }
+
+    /// Serves health and metrics where the options say so.
+    pub(crate) async fn serve(self: &Arc<Self>, ctx: &Context) -> Result<(), Error> {
+        let replica = Arc::downgrade(self);
+        let admin = Admin::new(ctx.metrics.clone()).ready_when("informers", move || {
+            replica.upgrade().ok_or("it has stopped")?.is_ready()
+        });
+        let options = &self.options;
+        let addresses: BTreeSet<_> = [options.metrics_address, options.health_address]
+            .into_iter()
+            .flatten()
+            .collect();
+        for address in addresses {
+            let address = admin
+                .serve(address, Exposure::Anyone, ctx.shutdown.clone())
+                .await?;
+            tracing::info!(%address, "serving health and metrics");
+        }
+        Ok(())
+    }
+}
