@@ -1,0 +1,116 @@
+//! Objects under admission stay the JSON they came as and are changed in place: what no rule touches,
+//! unknown fields too, stays as it was, and the patch is as small as the change.
+
+use koord_api::quantity::Quantity;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// A part of an object that has not the type it must have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {value} is no {want}")]
+pub(crate) struct Misfit {
+    /// Where, such as `spec.containers[0].resources.requests`.
+    pub(crate) path: String,
+    /// What is there, as JSON.
+    pub(crate) value: String,
+    /// What should be there.
+    pub(crate) want: &'static str,
+}
+
+impl Misfit {
+    pub(crate) fn new(path: impl Into<String>, value: &Value, want: &'static str) -> Self {
+        Self {
+            path: path.into(),
+            value: value.to_string(),
+            want,
+        }
+    }
+}
+
+/// The object at `path` below `root`; what is missing on the way is made.
+pub(crate) fn object_at<'a>(
+    root: &'a mut Value,
+    path: &[&str],
+) -> Result<&'a mut Map<String, Value>, Misfit> {
+    let mut here = root;
+    let mut walked = String::new();
+    for name in path {
+        let map = own(here, &walked)?;
+        here = map.entry(*name).or_insert(Value::Null);
+        if !walked.is_empty() {
+            walked.push('.');
+        }
+        walked.push_str(name);
+    }
+    own(here, &walked)
+}
+
+/// `value` as an object; nothing becomes an empty one.
+fn own<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Value>, Misfit> {
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(Misfit::new(path, other, "object")),
+    }
+}
+
+/// The texts of the map at `path`, such as the labels; empty where there is none.
+pub(crate) fn texts(root: &Value, path: &[&str]) -> BTreeMap<String, String> {
+    let mut here = Some(root);
+    for name in path {
+        here = here.and_then(|value| value.get(name));
+    }
+    here.and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
+}
+
+/// The labels of an object.
+pub(crate) fn labels(object: &Value) -> BTreeMap<String, String> {
+    texts(object, &["metadata", "labels"])
+}
+
+/// The annotations of an object.
+pub(crate) fn annotations(object: &Value) -> BTreeMap<String, String> {
+    texts(object, &["metadata", "annotations"])
+}
+
+/// Reads an amount; `path` is for the error.
+pub(crate) fn quantity(value: &Value, path: &str) -> Result<Quantity, Misfit> {
+    serde_json::from_value(value.clone()).map_err(|_| Misfit::new(path, value, "quantity"))
+}
+
+/// The containers of a pod spec's `list` (`containers` or `initContainers`) with the path of each.
+pub(crate) fn containers_mut<'a>(
+    pod: &'a mut Value,
+    list: &'static str,
+) -> impl Iterator<Item = (String, &'a mut Value)> {
+    pod.get_mut("spec")
+        .and_then(|spec| spec.get_mut(list))
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .map(move |(at, container)| (format!("spec.{list}[{at}]"), container))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_missing_is_made_and_what_does_not_fit_is_named() {
+        let mut pod = json!({"metadata": {"labels": null}, "spec": {"containers": "many"}});
+        object_at(&mut pod, &["metadata", "labels"])
+            .unwrap()
+            .insert("a".into(), json!("1"));
+        assert_eq!(pod["metadata"], json!({"labels": {"a": "1"}}));
+        let error = object_at(&mut pod, &["spec", "containers"]).unwrap_err();
+        assert_eq!(error.to_string(), "spec.containers: \"many\" is no object");
+    }
+}

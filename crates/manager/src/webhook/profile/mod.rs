@@ -1,0 +1,323 @@
+//! ClusterColocationProfiles: which apply to an object, and what they make of it.
+//!
+//! Which profiles apply is decided once, on the object as it came; they are then applied in the order
+//! of their names, and a later one overwrites an earlier one. Pods and Reservations share this; where
+//! the pod spec is differs. Source: Koordinator `pkg/webhook/pod/mutating/cluster_colocation_profile.go`,
+//! `pkg/webhook/reservation/mutating`.
+
+use super::json::{self, Misfit};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use koord_api::config::{ClusterColocationProfile, ClusterColocationProfileSpec};
+use koord_api::{annotations, labels, selector};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::hash::Hasher;
+use std::sync::Arc;
+
+type Labels = BTreeMap<String, String>;
+
+/// What is known of the namespace of the object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Namespace<'a> {
+    /// Its labels.
+    Labels(&'a Labels),
+    /// It could not be looked up.
+    Unknown,
+    /// Namespaces are not looked at.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the webhook of reservations follows")
+    )]
+    Ignored,
+}
+
+/// A profile that cannot be applied.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("ClusterColocationProfile {profile:?}: {field}: {problem}")]
+pub(crate) struct ProfileError {
+    /// The profile.
+    pub(crate) profile: String,
+    /// Its field.
+    pub(crate) field: &'static str,
+    /// What is wrong with the field, with its value.
+    pub(crate) problem: String,
+}
+
+impl ProfileError {
+    fn new(profile: &ClusterColocationProfile, field: &'static str, problem: impl Display) -> Self {
+        Self {
+            profile: name(profile).to_owned(),
+            field,
+            problem: problem.to_string(),
+        }
+    }
+}
+
+/// The name of a profile.
+pub(crate) fn name(profile: &ClusterColocationProfile) -> &str {
+    profile.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Whether a profile selects by labels of the namespace, so that they have to be known.
+pub(crate) fn needs_namespace(profile: &ClusterColocationProfile) -> bool {
+    let selects = |selector: &LabelSelector| {
+        selector
+            .match_labels
+            .as_ref()
+            .is_some_and(|m| !m.is_empty())
+            || selector
+                .match_expressions
+                .as_ref()
+                .is_some_and(|m| !m.is_empty())
+    };
+    profile
+        .spec
+        .namespace_selector
+        .as_ref()
+        .is_some_and(selects)
+}
+
+/// The profiles that apply to an object with `labels`, in the order of their names, and a warning for
+/// each that does not because it cannot be told.
+pub(crate) fn matching(
+    profiles: impl IntoIterator<Item = Arc<ClusterColocationProfile>>,
+    labels: &Labels,
+    namespace: Namespace<'_>,
+) -> (Vec<Arc<ClusterColocationProfile>>, Vec<String>) {
+    let mut matched = Vec::new();
+    let mut warnings = Vec::new();
+    for profile in profiles {
+        match applies(&profile, labels, namespace) {
+            Ok(true) => matched.push(profile),
+            Ok(false) => {}
+            Err(error) => warnings.push(format!("{error}; the profile is not applied")),
+        }
+    }
+    matched.sort_by(|a, b| name(a).cmp(name(b)));
+    warnings.sort();
+    (matched, warnings)
+}
+
+fn applies(
+    profile: &ClusterColocationProfile,
+    labels: &Labels,
+    namespace: Namespace<'_>,
+) -> Result<bool, ProfileError> {
+    if let Some(selector) = &profile.spec.selector {
+        let matches = selector::matches(selector, labels)
+            .map_err(|error| ProfileError::new(profile, "spec.selector", error))?;
+        if !matches {
+            return Ok(false);
+        }
+    }
+    if !needs_namespace(profile) {
+        return Ok(true);
+    }
+    let (Some(selector), field) = (&profile.spec.namespace_selector, "spec.namespaceSelector")
+    else {
+        return Ok(true);
+    };
+    match namespace {
+        Namespace::Ignored => Ok(true),
+        Namespace::Labels(labels) => selector::matches(selector, labels)
+            .map_err(|error| ProfileError::new(profile, field, error)),
+        Namespace::Unknown => {
+            let problem = "the labels of the namespace are not known";
+            Err(ProfileError::new(profile, field, problem))
+        }
+    }
+}
+
+/// What a profile takes over from a PriorityClass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Priority {
+    /// `value`.
+    pub value: i32,
+    /// `preemptionPolicy`.
+    pub preemption_policy: Option<String>,
+}
+
+/// What applying profiles needs besides them.
+pub(crate) struct Means<'a> {
+    /// PriorityClasses by name.
+    pub(crate) priority: &'a dyn Fn(&str) -> Option<Priority>,
+    /// Strategic merge of a patch into the object.
+    pub(crate) merge: &'a dyn Fn(&Value, &Value) -> Result<Value, String>,
+    /// A number from 0 to 99 for a profile, by its name.
+    pub(crate) roll: &'a dyn Fn(&str) -> i64,
+    /// Where the pod spec is in the object; `None` if it has none.
+    pub(crate) pod_spec: Option<&'static [&'static str]>,
+}
+
+/// Applies `profiles`, which are those of [`matching`] and in its order.
+///
+/// # Errors
+/// A profile has a malformed probability or patch, or names a PriorityClass that does not exist.
+pub(crate) fn apply(
+    profiles: &[Arc<ClusterColocationProfile>],
+    object: &mut Value,
+    means: &Means<'_>,
+) -> Result<(), ProfileError> {
+    for profile in profiles {
+        let percent = percent(profile)?;
+        if is_skipped(percent, || (means.roll)(name(profile))) {
+            continue;
+        }
+        let spec = &profile.spec;
+        let misfit = |error: Misfit| ProfileError::new(profile, "metadata.name", error);
+        set_metadata(object, spec).map_err(misfit)?;
+        if let Some(path) = means.pod_spec {
+            if !spec.scheduler_name.is_empty() {
+                let pod = json::object_at(object, path).map_err(misfit)?;
+                pod.insert("schedulerName".into(), json!(spec.scheduler_name));
+            }
+            if !spec.priority_class_name.is_empty() {
+                let class = &spec.priority_class_name;
+                let priority = (means.priority)(class).ok_or_else(|| {
+                    let problem = format!("there is no PriorityClass {class:?}");
+                    ProfileError::new(profile, "spec.priorityClassName", problem)
+                })?;
+                let pod = json::object_at(object, path).map_err(misfit)?;
+                pod.insert("priorityClassName".into(), json!(class));
+                pod.insert("priority".into(), json!(priority.value));
+                match priority.preemption_policy {
+                    Some(policy) => pod.insert("preemptionPolicy".into(), json!(policy)),
+                    None => pod.remove("preemptionPolicy"),
+                };
+            }
+        }
+        if let Some(patch) = spec.patch.as_ref().filter(|patch| !patch.is_null()) {
+            *object = (means.merge)(object, patch)
+                .map_err(|error| ProfileError::new(profile, "spec.patch", error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Labels and annotations in the order of the fields: values, copies, suffixes, QoS, sub-priority.
+///
+/// A value that has its suffix already keeps it: what is admitted or reconciled twice has it once.
+pub(crate) fn set_metadata(
+    object: &mut Value,
+    spec: &ClusterColocationProfileSpec,
+) -> Result<(), Misfit> {
+    const LABELS: &[&str] = &["metadata", "labels"];
+    const ANNOTATIONS: &[&str] = &["metadata", "annotations"];
+    for (path, values, copies) in [
+        (LABELS, &spec.labels, &spec.label_keys_mapping),
+        (
+            ANNOTATIONS,
+            &spec.annotations,
+            &spec.annotation_keys_mapping,
+        ),
+    ] {
+        if values.is_empty() && copies.is_empty() {
+            continue;
+        }
+        let map = json::object_at(object, path)?;
+        for (key, value) in values {
+            map.insert(key.clone(), json!(value));
+        }
+        for (from, to) in copies {
+            let value = map.get(from).cloned().unwrap_or_else(|| json!(""));
+            map.insert(to.clone(), value);
+        }
+    }
+    let has_labels = !json::labels(object).is_empty();
+    if has_labels && !spec.label_suffixes.is_empty() {
+        let map = json::object_at(object, LABELS)?;
+        for (key, suffix) in &spec.label_suffixes {
+            if let Some(Value::String(value)) = map.get_mut(key)
+                && !value.ends_with(suffix)
+            {
+                value.push_str(suffix);
+            }
+        }
+    }
+    if !spec.qos_class.is_unset() {
+        let map = json::object_at(object, LABELS)?;
+        map.insert(labels::POD_QOS.into(), json!(spec.qos_class.as_str()));
+    }
+    if let Some(priority) = spec.koordinator_priority {
+        let map = json::object_at(object, LABELS)?;
+        map.insert(labels::POD_PRIORITY.into(), json!(priority.to_string()));
+    }
+    Ok(())
+}
+
+/// Whether a profile leaves the resources of the pods alone that it applies to.
+pub(crate) fn keeps_resources(profile: &ClusterColocationProfile) -> bool {
+    let annotations = profile.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(annotations::PROFILE_SKIP_UPDATE_RESOURCES))
+}
+
+/// `spec.probability` in percent, 100 where it is absent; percentages are whole numbers.
+///
+/// # Errors
+/// The text is no percentage.
+pub(crate) fn percent(profile: &ClusterColocationProfile) -> Result<i64, ProfileError> {
+    match &profile.spec.probability {
+        None => Ok(100),
+        Some(IntOrString::Int(percent)) => Ok(i64::from(*percent)),
+        Some(IntOrString::String(text)) => text
+            .strip_suffix('%')
+            .and_then(|number| number.parse::<i32>().ok())
+            .map(i64::from)
+            .ok_or_else(|| {
+                let problem =
+                    format!("{text:?} is neither a whole percentage such as \"50%\" nor a number");
+                ProfileError::new(profile, "spec.probability", problem)
+            }),
+    }
+}
+
+/// Whether a profile of `percent` leaves out the object that `roll` (0 to 99) fell to.
+///
+/// The bound is upstream's: a probability of p takes p + 1 of 100 objects.
+pub(crate) fn is_skipped(percent: i64, roll: impl FnOnce() -> i64) -> bool {
+    percent == 0 || (percent != 100 && roll() > percent)
+}
+
+/// A number from 0 to 99 that `subject` (the UID of a request or a pod) gets from a profile, always the
+/// same: asked again, a profile answers as before.
+pub(crate) fn roll(subject: &str, profile: &str) -> i64 {
+    let mut hasher = rustc_hash::FxHasher::default();
+    for text in [subject, profile] {
+        hasher.write(text.as_bytes());
+        hasher.write_u8(0xff);
+    }
+    // Its low bits are the weak ones.
+    i64::try_from((hasher.finish() >> 32) % 100).unwrap_or(0)
+}
+
+/// What is wrong with a profile by itself, so that it can be said before a pod meets it.
+#[cfg_attr(not(test), expect(dead_code, reason = "the events of profiles follow"))]
+pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> {
+    let spec = &profile.spec;
+    let nothing = Labels::new();
+    let mut problems = Vec::new();
+    for (field, selector) in [
+        ("spec.selector", &spec.selector),
+        ("spec.namespaceSelector", &spec.namespace_selector),
+    ] {
+        let result = selector.as_ref().map(|s| selector::matches(s, &nothing));
+        if let Some(Err(error)) = result {
+            problems.push(ProfileError::new(profile, field, error));
+        }
+    }
+    problems.extend(percent(profile).err());
+    if let Some(patch) = spec
+        .patch
+        .as_ref()
+        .filter(|patch| !patch.is_object() && !patch.is_null())
+    {
+        let problem = format!("{patch} is no object");
+        problems.push(ProfileError::new(profile, "spec.patch", problem));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests;
