@@ -1,0 +1,151 @@
+//! Resources of GPUs: the short form is spelled out, and what is asked for is checked.
+//!
+//! Source: Koordinator `pkg/webhook/pod/mutating/device_resource_spec.go`,
+//! `pkg/webhook/pod/validating/verify_device_resource.go`.
+
+use super::field::{self, REQUESTS};
+use crate::webhook::json::{self, Misfit};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_api::quantity::{self, Quantity};
+use koord_api::resources::{
+    GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HUAWEI_NPU_CORE,
+};
+use serde_json::{Value, json};
+
+const GPUS: [&str; 5] = [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED];
+
+/// Spells out the GPUs of the containers: `gpu: n` becomes `gpu-core: n` and `gpu-memory-ratio: n`, and
+/// a container without a number of shares gets one. Requests and limits are the same afterwards, as
+/// of every resource that is not overcommitted; a container that only limits asks for its limit.
+///
+/// # Errors
+/// Something is no resource list, or an amount is no quantity.
+pub(super) fn pod(pod: &mut Value) -> Result<(), Misfit> {
+    for (path, container) in json::containers_mut(pod, "containers") {
+        let below = |error: Misfit| Misfit {
+            path: format!("{path}.{}", error.path),
+            ..error
+        };
+        let own = |container: &Value, name: &str| -> Option<Value> {
+            let resources = container.get("resources")?;
+            let side = |side| resources.get(side).and_then(|list| list.get(name));
+            side("requests").or_else(|| side("limits")).cloned()
+        };
+        if !GPUS.iter().any(|name| own(container, name).is_some()) {
+            continue;
+        }
+        let read = |container: &Value, name: &str| -> Result<Option<i64>, Misfit> {
+            let Some(amount) = own(container, name) else {
+                return Ok(None);
+            };
+            let path = format!("resources.requests.{name}");
+            Ok(Some(json::quantity(&amount, &path).map_err(below)?.value()))
+        };
+        let gpus = read(container, GPU)?;
+        let (core, ratio) = match gpus {
+            Some(gpus) => (Some(gpus), Some(gpus)),
+            None => (
+                read(container, GPU_CORE)?,
+                read(container, GPU_MEMORY_RATIO)?,
+            ),
+        };
+        let shares = own(container, GPU_SHARED)
+            .is_none()
+            .then(|| shares(core, ratio));
+        for side in ["requests", "limits"] {
+            if gpus.is_none() && shares.is_none() {
+                break;
+            }
+            let list = json::object_at(container, &["resources", side]).map_err(below)?;
+            if let Some(gpus) = gpus {
+                list.remove(GPU);
+                list.insert(GPU_CORE.to_owned(), amount(gpus));
+                list.insert(GPU_MEMORY_RATIO.to_owned(), amount(gpus));
+            }
+            if let Some(shares) = shares {
+                list.insert(GPU_SHARED.to_owned(), amount(shares));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn amount(value: i64) -> Value {
+    json!(Quantity::from_value(value))
+}
+
+/// One share for each whole GPU, else one.
+fn shares(core: Option<i64>, ratio: Option<i64>) -> i64 {
+    match ratio.or(core) {
+        Some(percent) if percent > 100 && percent % 100 == 0 => percent / 100,
+        _ => 1,
+    }
+}
+
+/// What is wrong with the GPUs that a pod asks for.
+pub(super) fn problems(pod: &Pod) -> Vec<String> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.flat_map(container_problems).collect()
+}
+
+fn container_problems(container: &Container) -> Vec<String> {
+    let requests = container
+        .resources
+        .as_ref()
+        .and_then(|own| own.requests.as_ref());
+    let asked = |name: &str| requests.and_then(|list| quantity::parse(list.get(name)?).ok());
+    let value = |name: &str| asked(name).map_or(0, |amount| amount.value());
+    match (asked(GPU), asked(GPU_SHARED)) {
+        (Some(_), Some(_)) => {
+            let why = format!("{GPU} and {GPU_SHARED} exclude each other");
+            vec![field::forbidden(REQUESTS, &why)]
+        }
+        (Some(gpu), None) => {
+            let mut problems = Vec::new();
+            if gpu.value() == 0 {
+                problems.push(field::invalid(
+                    REQUESTS,
+                    gpu,
+                    &format!("{GPU} must be more than 0"),
+                ));
+            }
+            if gpu.value() > 100 && gpu.value() % 100 != 0 {
+                let why = format!("{GPU} above 100 must be a multiple of 100");
+                problems.push(field::invalid(REQUESTS, gpu, &why));
+            }
+            problems
+        }
+        (None, Some(shared)) => share_problems(shared, value),
+        (None, None) => Vec::new(),
+    }
+}
+
+fn share_problems(shared: Quantity, value: impl Fn(&str) -> i64) -> Vec<String> {
+    let mut problems = Vec::new();
+    if shared.value() == 0 {
+        let why = format!("{GPU_SHARED} must be more than 0");
+        problems.push(field::invalid(REQUESTS, shared, &why));
+    }
+    if value(HUAWEI_NPU_CORE) != 0 {
+        return problems;
+    }
+    match (value(GPU_MEMORY), value(GPU_MEMORY_RATIO)) {
+        (0, 0) => {
+            let why = format!("{GPU_SHARED} needs {GPU_MEMORY} or {GPU_MEMORY_RATIO}");
+            problems.push(field::forbidden(REQUESTS, &why));
+        }
+        (0, _) | (_, 0) => {}
+        _ => {
+            let why = format!("{GPU_MEMORY} and {GPU_MEMORY_RATIO} exclude each other");
+            problems.push(field::forbidden(REQUESTS, &why));
+        }
+    }
+    for name in [GPU_CORE, GPU_MEMORY_RATIO] {
+        // Nothing is a multiple of no share; that there is none is said above.
+        if shared.value() != 0 && value(name) % shared.value() != 0 {
+            let why = format!("{name} must be a multiple of {GPU_SHARED}, which is {shared}");
+            problems.push(field::invalid(REQUESTS, value(name), &why));
+        }
+    }
+    problems
+}

@@ -1,0 +1,68 @@
+//! The batch resources of the containers, written where the node's runtime hooks find them: they see
+//! annotations, but not resources that a container runtime does not know.
+//!
+//! Source: Koordinator `pkg/webhook/pod/mutating/extended_resource_spec.go`.
+
+use crate::webhook::json::{self, Misfit};
+use koord_api::annotations::POD_EXTENDED_RESOURCE_SPEC;
+use koord_api::extension::{
+    self, AnnotationError, ExtendedResourceContainerSpec, ExtendedResourceSpec,
+};
+use koord_api::quantity::ResourceList;
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
+use serde_json::{Value, json};
+
+/// Why the annotation cannot be kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ExtendedError {
+    /// The pod's own annotation is malformed.
+    #[error("metadata.annotations: {0}")]
+    Annotation(#[from] AnnotationError),
+    /// The pod is.
+    #[error(transparent)]
+    Misfit(#[from] Misfit),
+}
+
+/// Makes the annotation of the pod say what its containers ask for. One that says so already stays
+/// as it is, a pod without batch resources gets none, and one that is out of date becomes `{}`.
+///
+/// # Errors
+/// The annotation is malformed, or an amount is no quantity.
+pub(super) fn pod(pod: &mut Value) -> Result<(), ExtendedError> {
+    let annotations = json::annotations(pod);
+    let said: Option<ExtendedResourceSpec> =
+        extension::read(Some(&annotations), POD_EXTENDED_RESOURCE_SPEC)?;
+    let spec = asked(pod)?;
+    if said.unwrap_or_default() == spec {
+        return Ok(());
+    }
+    let annotations = json::object_at(pod, &["metadata", "annotations"])?;
+    let text = json!(spec).to_string();
+    annotations.insert(POD_EXTENDED_RESOURCE_SPEC.to_owned(), json!(text));
+    Ok(())
+}
+
+fn asked(pod: &mut Value) -> Result<ExtendedResourceSpec, Misfit> {
+    let mut spec = ExtendedResourceSpec::default();
+    for (path, container) in json::containers_mut(pod, "containers") {
+        let list = |side: &str| -> Result<ResourceList, Misfit> {
+            let own = container.get("resources").and_then(|own| own.get(side));
+            let path = format!("{path}.resources.{side}");
+            let amounts = [BATCH_CPU, BATCH_MEMORY].into_iter().filter_map(|name| {
+                let amount = own?.get(name)?;
+                let read = json::quantity(amount, &format!("{path}.{name}"));
+                Some(read.map(|quantity| (name.to_owned(), quantity)))
+            });
+            amounts.collect()
+        };
+        let own = ExtendedResourceContainerSpec {
+            limits: list("limits")?,
+            requests: list("requests")?,
+        };
+        let name = container.get("name").and_then(Value::as_str);
+        if let Some(name) = name.filter(|_| own != ExtendedResourceContainerSpec::default()) {
+            spec.containers.insert(name.to_owned(), own);
+        }
+    }
+    Ok(spec)
+}

@@ -1,0 +1,179 @@
+//! `/mutate-pod`: what a new pod becomes.
+
+use super::{Lookup, Quotas, device, extended, is_about_pods, read, translate};
+use crate::webhook::json;
+use crate::webhook::metrics::WebhookMetrics;
+use crate::webhook::profile::{self, Means, Namespace, Priority, ProfileError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::config::ClusterColocationProfile;
+use koord_api::{lenient, priority};
+use koord_app::features::Gates;
+use koord_kinds::{Registry, Resource};
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+/// The handler.
+pub(crate) struct Mutating {
+    pub(crate) lookup: Arc<dyn Lookup>,
+    pub(crate) quotas: Option<Arc<dyn Quotas>>,
+    pub(crate) gates: Gates,
+    pub(crate) metrics: WebhookMetrics,
+}
+
+impl Handler for Mutating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        async move {
+            match self.mutate(request).await {
+                Ok(answer) | Err(answer) => answer,
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Mutating {
+    async fn mutate(&self, mut request: Request) -> Result<Answer, Answer> {
+        if !is_about_pods(&request) || request.operation != Operation::Create {
+            return Ok(Answer::allow());
+        }
+        read(request.object.as_ref(), "object")?;
+        let Some(mut pod) = request.object.take() else {
+            return Ok(Answer::allow());
+        };
+        let failed = |error: &dyn std::fmt::Display| Answer::deny(500, error.to_string());
+        let pods = self.metrics.of("mutate", "pod", request.operation.as_str());
+        let mut warnings = Vec::new();
+
+        let timer = pods.start("ClusterColocationProfile");
+        let found = self.profiles(&request, &pod).await;
+        warnings.extend(found.warnings.iter().cloned());
+        let done = found.apply(&request, &mut pod, &self.gates);
+        warnings.extend(timer.stop(done).map_err(|error| failed(&error))?);
+
+        if !self.gates.enabled("DisableExtendedResourceSpec") {
+            let timer = pods.start("ExtendedResourceSpec");
+            timer
+                .stop(extended::pod(&mut pod))
+                .map_err(|error| failed(&error))?;
+        }
+        if let Some(quotas) = &self.quotas
+            && self.gates.enabled("MultiQuotaTree")
+        {
+            let timer = pods.start("MultiQuotaTree");
+            let placed = quotas.place(&request, &mut pod);
+            timer.stop(placed).map_err(|error| failed(&error))?;
+        }
+        if !self.gates.enabled("DisableDeviceResourceSpec") {
+            let timer = pods.start("DeviceResourceSpec");
+            timer
+                .stop(device::pod(&mut pod))
+                .map_err(|error| failed(&error))?;
+        }
+        Ok(Answer::Mutate {
+            object: pod,
+            warnings,
+        })
+    }
+
+    /// The profiles for a pod and what they refer to.
+    async fn profiles(&self, request: &Request, pod: &Value) -> Profiles {
+        let profiles = self.lookup.profiles().await;
+        let labels = json::labels(pod);
+        let namespace = if profiles
+            .iter()
+            .any(|profile| profile::needs_namespace(profile))
+        {
+            self.lookup.namespace_labels(&request.namespace).await
+        } else {
+            None
+        };
+        let namespace = namespace
+            .as_ref()
+            .map_or(Namespace::Unknown, Namespace::Labels);
+        let (matched, warnings) = profile::matching(profiles, &labels, namespace);
+        let mut priorities = BTreeMap::new();
+        for profile in &matched {
+            let name = &profile.spec.priority_class_name;
+            if !name.is_empty()
+                && !priorities.contains_key(name)
+                && let Some(priority) = self.lookup.priority_class(name).await
+            {
+                priorities.insert(name.clone(), priority);
+            }
+        }
+        Profiles {
+            matched,
+            warnings,
+            priorities,
+        }
+    }
+}
+
+/// What was looked up for a pod.
+pub(super) struct Profiles {
+    /// In the order of their names.
+    pub(super) matched: Vec<Arc<ClusterColocationProfile>>,
+    pub(super) warnings: Vec<String>,
+    pub(super) priorities: BTreeMap<String, Priority>,
+}
+
+/// Why a pod cannot be made what the profiles say.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error("the pod after its ClusterColocationProfiles: {0}")]
+    Broken(#[from] lenient::ReadError),
+    #[error(transparent)]
+    Misfit(#[from] json::Misfit),
+}
+
+impl Profiles {
+    /// Makes `pod` what the profiles say and, where one applies, lets it ask for the resources of its
+    /// class. What they could not do comes as warnings.
+    pub(super) fn apply(
+        &self,
+        request: &Request,
+        pod: &mut Value,
+        gates: &Gates,
+    ) -> Result<Vec<String>, Failure> {
+        if self.matched.is_empty() {
+            return Ok(Vec::new());
+        }
+        let means = Means {
+            priority: &|name| self.priorities.get(name).cloned(),
+            merge: &strategic,
+            roll: &|profile| profile::roll(&request.uid, profile),
+            pod_spec: Some(&["spec"]),
+        };
+        profile::apply(&self.matched, pod, &means)?;
+        let keep = self
+            .matched
+            .iter()
+            .any(|profile| profile::keeps_resources(profile));
+        if keep || gates.enabled("ColocationProfileSkipMutatingResources") {
+            return Ok(Vec::new());
+        }
+        let class = priority::of_pod_with_default(&lenient::from_value(pod)?);
+        translate::pod(pod, class)?;
+        Ok(translate::warning(pod, class).into_iter().collect())
+    }
+}
+
+/// Merges a patch into a pod by the merge keys of the pod's lists.
+///
+/// # Errors
+/// The patch is malformed, or what comes out is no pod, which is the patch's fault.
+pub(super) fn strategic(pod: &Value, patch: &Value) -> Result<Value, String> {
+    static PODS: LazyLock<Option<Arc<Resource>>> =
+        LazyLock::new(|| Registry::builtin().find("", "v1", "pods"));
+    let pods = PODS.as_ref().ok_or("pods are not known")?;
+    let merged = koord_kinds::patch::strategic_merge(pods, pod, patch);
+    let merged = merged.map_err(|error| error.to_string())?;
+    let read = lenient::from_value::<Pod>(&merged);
+    read.map(|_| merged).map_err(|error| error.to_string())
+}
