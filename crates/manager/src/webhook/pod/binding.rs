@@ -1,0 +1,275 @@
+//! Who may bind pods to nodes: while schedulers are exchanged, the old one shall not place what the
+//! new one is responsible for.
+//!
+//! Source: Koordinator `pkg/webhook/pod/validating/binding_admission.go`. Upstream allows users whose
+//! name contains a listed text; this is an access rule, so here the name is the listed one.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_app::flags;
+use std::collections::BTreeSet;
+
+/// Who may bind what, as the flags `--binding-admission-*` say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingPolicy {
+    /// Users who may bind; without any the check is off.
+    pub users: BTreeSet<String>,
+    /// Where the check is made.
+    pub namespaces: Namespaces,
+    /// Where it is never made.
+    pub exempt_namespaces: BTreeSet<String>,
+    /// A pod with one of these label keys may be bound by anybody.
+    pub bypass_labels: BTreeSet<String>,
+    /// A pod with one of these annotation keys may be bound by anybody.
+    pub bypass_annotations: BTreeSet<String>,
+    /// Count what would be denied, and allow it.
+    pub dry_run: bool,
+}
+
+/// A choice of namespaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Namespaces {
+    /// Every namespace.
+    All,
+    /// Only these; possibly none.
+    Only(BTreeSet<String>),
+}
+
+impl Default for BindingPolicy {
+    fn default() -> Self {
+        Self {
+            users: BTreeSet::new(),
+            namespaces: Namespaces::Only(BTreeSet::new()),
+            exempt_namespaces: set("kube-system"),
+            bypass_labels: set(koord_api::labels::BINDING_ADMISSION_BYPASS),
+            bypass_annotations: BTreeSet::new(),
+            dry_run: false,
+        }
+    }
+}
+
+/// The entries of a comma-separated list.
+pub(crate) fn set(text: &str) -> BTreeSet<String> {
+    flags::list(text).into_iter().collect()
+}
+
+impl Namespaces {
+    /// Reads a flag: `*`, or a comma-separated list.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        if text == "*" {
+            Self::All
+        } else {
+            Self::Only(set(text))
+        }
+    }
+}
+
+/// What is decided about a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The check is not for this request, or off.
+    Unchecked,
+    AllowedUser,
+    ExemptNamespace,
+    OutOfScope,
+    BypassLabel,
+    BypassAnnotation,
+    DryRun,
+    Denied,
+}
+
+impl Decision {
+    /// Upstream's value of the label `decision` of the metric; what is not checked is not counted.
+    pub(crate) fn metric(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Unchecked => return None,
+            Self::AllowedUser => "allowed_username",
+            Self::ExemptNamespace => "excluded_ns",
+            Self::OutOfScope => "out_of_scope",
+            Self::BypassLabel => "bypass_label",
+            Self::BypassAnnotation => "bypass_annotation",
+            Self::DryRun => "dry_run",
+            Self::Denied => "denied",
+        })
+    }
+}
+
+impl BindingPolicy {
+    /// What can be decided without the pod; `None` needs [`BindingPolicy::about`].
+    pub(crate) fn decide(&self, user: &str, namespace: &str) -> Option<Decision> {
+        if self.users.is_empty() {
+            return Some(Decision::Unchecked);
+        }
+        if self.users.contains(user) {
+            return Some(Decision::AllowedUser);
+        }
+        if self.exempt_namespaces.contains(namespace) {
+            return Some(Decision::ExemptNamespace);
+        }
+        match &self.namespaces {
+            Namespaces::Only(none) if none.is_empty() => Some(Decision::Unchecked),
+            Namespaces::Only(some) if !some.contains(namespace) => Some(Decision::OutOfScope),
+            _ => None,
+        }
+    }
+
+    /// What is decided about the pod of `metadata`, which a user who is not listed binds. A pod that
+    /// cannot be read is allowed: this check shall not stop a cluster.
+    pub(crate) fn about(&self, metadata: Option<&ObjectMeta>) -> Decision {
+        let Some(metadata) = metadata else {
+            return Decision::Unchecked;
+        };
+        let has = |keys: &BTreeSet<String>, map: &Option<std::collections::BTreeMap<_, _>>| {
+            map.iter()
+                .flat_map(|map| map.keys())
+                .any(|key: &String| keys.contains(key))
+        };
+        if has(&self.bypass_labels, &metadata.labels) {
+            Decision::BypassLabel
+        } else if has(&self.bypass_annotations, &metadata.annotations) {
+            Decision::BypassAnnotation
+        } else if self.dry_run {
+            Decision::DryRun
+        } else {
+            Decision::Denied
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Upstream's `TestBindingAdmissionHandler_Handle`, without the rows about other requests and the
+    /// gate, which are the handler's: users, scope, exempt, user, namespace, decision.
+    #[test]
+    fn users_and_namespaces() {
+        for (users, scope, exempt, user, namespace, want) in [
+            (
+                "",
+                "*",
+                "",
+                "kube-scheduler",
+                "default",
+                Some(Decision::Unchecked),
+            ),
+            (
+                "koord",
+                "*",
+                "",
+                "koord",
+                "default",
+                Some(Decision::AllowedUser),
+            ),
+            (
+                "a, koord",
+                "*",
+                "",
+                "koord",
+                "default",
+                Some(Decision::AllowedUser),
+            ),
+            // Upstream allows these: the listed text is part of the name.
+            ("koord", "*", "", "system:koord", "default", None),
+            ("koord", "*", "", "koord-evil", "default", None),
+            ("koord", "*", "", "kube-scheduler", "default", None),
+            (
+                "koord",
+                "*",
+                "kube-system",
+                "kube-scheduler",
+                "kube-system",
+                Some(Decision::ExemptNamespace),
+            ),
+            (
+                "koord",
+                "test",
+                "",
+                "kube-scheduler",
+                "production",
+                Some(Decision::OutOfScope),
+            ),
+            ("koord", "test", "", "kube-scheduler", "test", None),
+            (
+                "koord",
+                "",
+                "",
+                "kube-scheduler",
+                "default",
+                Some(Decision::Unchecked),
+            ),
+        ] {
+            let policy = BindingPolicy {
+                users: set(users),
+                namespaces: Namespaces::parse(scope),
+                exempt_namespaces: set(exempt),
+                ..BindingPolicy::default()
+            };
+            assert_eq!(
+                policy.decide(user, namespace),
+                want,
+                "{users} {scope} {user} {namespace}"
+            );
+        }
+    }
+
+    /// Upstream's `TestBindingAdmissionHandler_BypassLabelAndAnnotation` and `_FailOpen`.
+    #[test]
+    fn pods_that_anybody_may_bind() {
+        let default = "koordinator.sh/binding-admission-bypass";
+        let label = |key: &str| json!({"labels": {key: "anything"}});
+        let annotation = |key: &str| json!({"annotations": {key: "vk"}});
+        for (labels, annotations, metadata, want) in [
+            (default, "", label(default), Decision::BypassLabel),
+            (default, "", label("app"), Decision::Denied),
+            (
+                "example.io/own",
+                "",
+                label("example.io/own"),
+                Decision::BypassLabel,
+            ),
+            (
+                "a,example.io/own",
+                "",
+                label("example.io/own"),
+                Decision::BypassLabel,
+            ),
+            ("a,example.io/own", "", label("app"), Decision::Denied),
+            (
+                "",
+                "example.io/own",
+                annotation("example.io/own"),
+                Decision::BypassAnnotation,
+            ),
+            ("", "example.io/own", annotation("other"), Decision::Denied),
+            (
+                "a",
+                "example.io/own",
+                annotation("example.io/own"),
+                Decision::BypassAnnotation,
+            ),
+            ("a", "a", json!({}), Decision::Denied),
+            ("a", "a", Value::Null, Decision::Unchecked),
+        ] {
+            let mut policy = BindingPolicy {
+                bypass_labels: set(labels),
+                bypass_annotations: set(annotations),
+                ..BindingPolicy::default()
+            };
+            let metadata: Option<ObjectMeta> = serde_json::from_value(metadata).unwrap();
+            assert_eq!(
+                policy.about(metadata.as_ref()),
+                want,
+                "{labels} {annotations} {metadata:?}"
+            );
+            policy.dry_run = true;
+            let dry = if want == Decision::Denied {
+                Decision::DryRun
+            } else {
+                want
+            };
+            assert_eq!(policy.about(metadata.as_ref()), dry);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What a pod may not say: reserved annotations, QoS classes and priorities that do not go together,
+//! and what may not change.
+//!
+//! Source: Koordinator `pkg/webhook/pod/validating/{verify_annotations,cluster_colocation_profile}.go`.
+
+use super::field::{self, REQUESTS};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::priority::{self, PriorityClass};
+use koord_api::qos::{self, QosClass};
+use koord_api::quantity;
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
+use koord_api::{annotations, labels};
+use koord_model::reclaim::pod_request;
+
+/// Annotations that only the scheduler's own stand-ins of reservations have.
+pub(super) fn annotation_problems(pod: &Pod) -> Vec<String> {
+    let key = annotations::RESERVE_POD;
+    let has = pod
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|all| all.contains_key(key));
+    let problem = || field::forbidden(&format!("annotations.{key}"), "it is the scheduler's own");
+    has.then(problem).into_iter().collect()
+}
+
+/// Everything that the rules of co-location say against `pod`, which replaces `old` if there is one.
+/// `priority_may_change` lifts the rule that the sub-priority stays.
+pub(super) fn colocation_problems(
+    pod: &Pod,
+    old: Option<&Pod>,
+    priority_may_change: bool,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(old) = old {
+        let mut must_stay = |path: &str, old: &str, new: &str| {
+            if old != new {
+                problems.push(field::invalid(path, new, "field is immutable"));
+            }
+        };
+        let qos = |pod| qos::of_pod(pod).as_str();
+        must_stay(&format!("labels.{}", labels::POD_QOS), qos(old), qos(pod));
+        let class = |pod| priority::of_pod(pod).as_str();
+        must_stay("spec.priority", class(old), class(pod));
+        if !priority_may_change {
+            let path = format!("labels.{}", labels::POD_PRIORITY);
+            must_stay(&path, sub_priority(old), sub_priority(pod));
+        }
+    }
+    let qos = qos::of_pod(pod);
+    if qos != QosClass::Be && asks_for_batch(pod) {
+        let why = format!("pods with {BATCH_CPU} or {BATCH_MEMORY} must be BE");
+        problems.push(field::required(
+            &format!("labels.{}", labels::POD_QOS),
+            &why,
+        ));
+    }
+    let class = priority::of_pod(pod);
+    if !go_together(qos, class) {
+        let qos_key = labels::POD_QOS;
+        let why = format!("{qos_key}={qos} does not go with priorityClass={class}");
+        problems.push(field::forbidden("Pod", &why));
+    }
+    problems.extend(cpu_problem(pod, qos));
+    problems
+}
+
+fn sub_priority(pod: &Pod) -> &str {
+    let labels = pod.metadata.labels.as_ref();
+    labels
+        .and_then(|all| all.get(labels::POD_PRIORITY))
+        .map_or("", String::as_str)
+}
+
+/// The combinations that are forbidden on purpose; every other is allowed, recommended or not.
+fn go_together(qos: QosClass, class: PriorityClass) -> bool {
+    match qos {
+        QosClass::Be => !matches!(class, PriorityClass::None | PriorityClass::Prod),
+        QosClass::Lsr => class == PriorityClass::Prod,
+        _ => true,
+    }
+}
+
+/// Pods with CPUs of their own ask for whole ones.
+fn cpu_problem(pod: &Pod, qos: QosClass) -> Option<String> {
+    if !matches!(qos, QosClass::Lsr | QosClass::Lse) {
+        return None;
+    }
+    let cpu = pod_request(pod).cpu;
+    if cpu.is_zero() {
+        return Some(field::required(
+            REQUESTS,
+            &format!("{qos} pods must request CPUs"),
+        ));
+    }
+    let whole = cpu.value().saturating_mul(1000) == cpu.milli_value();
+    (!whole).then(|| {
+        field::invalid(
+            REQUESTS,
+            cpu,
+            &format!("{qos} pods must request whole CPUs"),
+        )
+    })
+}
+
+/// Whether any part of the pod requests batch resources.
+fn asks_for_batch(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else {
+        return false;
+    };
+    let containers = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
+    let requests = containers.filter_map(|c| c.resources.as_ref()?.requests.as_ref());
+    requests.chain(spec.overhead.as_ref()).any(|list| {
+        [BATCH_CPU, BATCH_MEMORY].iter().any(|name| {
+            let amount = list
+                .get(*name)
+                .and_then(|amount| quantity::parse(amount).ok());
+            amount.is_some_and(|amount| !amount.is_zero())
+        })
+    })
+}

@@ -1,0 +1,193 @@
+//! `/validate-pod` and `/validate-pod-binding`: what pods may not be, and who may bind them.
+
+use super::binding::Decision;
+use super::enhanced::Requirements;
+use super::{BindingPolicy, Quotas, device, field, is_about_pods, read, rules};
+use crate::webhook::metrics::WebhookMetrics;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use koord_app::features::Gates;
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use koord_kube::{Api, Client, ObjectKey};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// The handler of pods.
+pub(crate) struct Validating {
+    pub(crate) quotas: Option<Arc<dyn Quotas>>,
+    pub(crate) gates: Gates,
+    pub(crate) enhanced: Enhanced,
+    pub(crate) metrics: WebhookMetrics,
+}
+
+impl Handler for Validating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        async move {
+            match self.validate(request).await {
+                Ok(()) => Answer::allow(),
+                Err(answer) => answer,
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Validating {
+    async fn validate(&self, request: Request) -> Result<(), Answer> {
+        let written = matches!(request.operation, Operation::Create | Operation::Update);
+        if !is_about_pods(&request) || !written {
+            return Ok(());
+        }
+        let pod = read(request.object.as_ref(), "object")?;
+        let old = match request.operation {
+            Operation::Update => Some(read(request.old_object.as_ref(), "oldObject")?),
+            _ => None,
+        };
+        let old = old.as_ref();
+        let denied = |message: String| Answer::deny(400, message);
+        let pods = self
+            .metrics
+            .of("validate", "pod", request.operation.as_str());
+
+        let timer = pods.start("ClusterReservation");
+        let checked = field::all(rules::annotation_problems(&pod));
+        timer.stop(checked).map_err(denied)?;
+
+        let timer = pods.start("ClusterColocationProfile");
+        let priority_may_change = self
+            .gates
+            .enabled("ColocationProfileSkipValidatingPriority");
+        let problems = rules::colocation_problems(&pod, old, priority_may_change);
+        timer.stop(field::all(problems)).map_err(denied)?;
+
+        if let Some(quotas) = &self.quotas {
+            let timer = pods.start("ElasticQuota");
+            let checked = quotas.may_own(&request, &pod, old);
+            timer.stop(checked).map_err(denied)?;
+
+            let timer = pods.start("EvaluateQuota");
+            let charged = quotas.charge(&request, &pod, old).await;
+            timer.stop(charged).map_err(denied)?;
+        }
+        if self.gates.enabled("ValidatePodDeviceResource") {
+            let timer = pods.start("DeviceResource");
+            let checked = field::all(device::problems(&pod));
+            timer.stop(checked).map_err(denied)?;
+        }
+        if self.gates.enabled("EnablePodEnhancedValidator") {
+            let timer = pods.start("EnhancedValidation");
+            let labels = pod.metadata.labels.unwrap_or_default();
+            let requirements = self.enhanced.current().await;
+            let checked = requirements.check(&labels, &request.namespace);
+            timer.stop(checked).map_err(denied)?;
+        }
+        Ok(())
+    }
+}
+
+/// The requirements of the enhanced validator, read again when they are older than an interval.
+pub(crate) struct Enhanced {
+    client: Client,
+    source: ObjectKey,
+    interval: Duration,
+    read: Mutex<Option<(Instant, Arc<Requirements>)>>,
+}
+
+impl Enhanced {
+    /// Reads the ConfigMap `source` at the first question, and every `interval` at most.
+    pub(crate) fn new(client: Client, source: ObjectKey, interval: Duration) -> Self {
+        Self {
+            client,
+            source,
+            interval,
+            read: Mutex::default(),
+        }
+    }
+
+    /// The requirements in force. Without a ConfigMap there are none; while it is malformed or cannot
+    /// be read, the last ones stay.
+    async fn current(&self) -> Arc<Requirements> {
+        let mut read = self.read.lock().await;
+        if let Some((at, requirements)) = &*read
+            && at.elapsed() < self.interval
+        {
+            return requirements.clone();
+        }
+        let last = read.take().map(|(_, last)| last).unwrap_or_default();
+        let configs: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.source.namespace);
+        let next = match configs.get_opt(&self.source.name).await {
+            Ok(None) => Arc::default(),
+            Ok(Some(config)) => match Requirements::parse(&config.data.unwrap_or_default()) {
+                Ok(requirements) => Arc::new(requirements),
+                Err(problem) => {
+                    tracing::error!(config = %self.source, problem, "the last rules stay in force");
+                    last
+                }
+            },
+            Err(error) => {
+                tracing::error!(config = %self.source, %error, "the last rules stay in force");
+                last
+            }
+        };
+        *read = Some((Instant::now(), next.clone()));
+        next
+    }
+}
+
+/// The handler of bindings.
+pub(crate) struct Binding {
+    pub(crate) policy: BindingPolicy,
+    pub(crate) gates: Gates,
+    pub(crate) client: Client,
+    pub(crate) metrics: WebhookMetrics,
+}
+
+impl Handler for Binding {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        async move {
+            let decision = self.decide(&request).await;
+            if let Some(decision) = decision.metric() {
+                self.metrics.bindings.with_label_values(&[decision]).inc();
+            }
+            let user = &request.user.name;
+            let pod = ObjectKey::new(request.namespace.clone(), request.name.clone());
+            match decision {
+                Decision::Denied => {
+                    let message = format!("binding of {pod}: user {user:?} may not bind pods here");
+                    Answer::deny(403, message)
+                }
+                Decision::DryRun => {
+                    tracing::info!(%pod, user, "dry run: the binding would be denied");
+                    Answer::allow()
+                }
+                _ => Answer::allow(),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Binding {
+    async fn decide(&self, request: &Request) -> Decision {
+        let is_binding = request.resource.resource == "pods"
+            && request.sub_resource == "binding"
+            && request.operation == Operation::Create;
+        if !is_binding || !self.gates.enabled("BindingAdmissionWebhook") {
+            return Decision::Unchecked;
+        }
+        let early = self.policy.decide(&request.user.name, &request.namespace);
+        if let Some(decision) = early {
+            return decision;
+        }
+        // Few bindings come here, so that keeping the labels of every pod is not worth it.
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.namespace);
+        let pod = pods.get_metadata_opt(&request.name).await;
+        let pod =
+            pod.inspect_err(|error| tracing::warn!(%error, "a pod to be bound cannot be read"));
+        self.policy
+            .about(pod.ok().flatten().map(|pod| pod.metadata).as_ref())
+    }
+}
