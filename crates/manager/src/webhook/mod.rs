@@ -1,6 +1,14 @@
 //! The manager's admission webhooks: which there are, what gates them, how API servers learn of
 //! them.
 
+mod json;
+mod metrics;
+pub mod pod;
+mod profile;
+
+pub use metrics::WebhookMetrics;
+pub use profile::Priority;
+
 use koord_app::features::Gates;
 use koord_kube::webhook::FailurePolicy::{Fail, Ignore};
 use koord_kube::webhook::Operation::{Create, Delete, Update};
@@ -14,6 +22,14 @@ pub struct Deps {
     pub client: koord_kube::Client,
     /// Of the manager.
     pub gates: Gates,
+    /// What the steps are measured by.
+    pub metrics: WebhookMetrics,
+    /// Profiles and what they refer to.
+    pub lookup: Arc<dyn pod::Lookup>,
+    /// Quotas of pods; without them no pod is held against one.
+    pub quotas: Option<Arc<dyn pod::Quotas>>,
+    /// Flags of the pod webhooks.
+    pub pods: pod::Options,
 }
 
 impl std::fmt::Debug for Deps {
@@ -87,7 +103,7 @@ pub const TABLE: &[Row] = &[
                 ..CORE
             },
         ],
-        handler: None,
+        handler: Some(pod::mutating),
     },
     Row {
         path: "/validate-pod",
@@ -100,7 +116,7 @@ pub const TABLE: &[Row] = &[
             namespace_selector: NOT_CONTROL_PLANE,
             ..CORE
         }],
-        handler: None,
+        handler: Some(pod::validating),
     },
     Row {
         path: "/validate-pod-binding",
@@ -113,7 +129,7 @@ pub const TABLE: &[Row] = &[
             failure_policy: Ignore,
             ..CORE
         }],
-        handler: None,
+        handler: Some(pod::binding),
     },
     Row {
         path: "/mutate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",

@@ -1,0 +1,106 @@
+//! What webhooks are measured by, with upstream's names.
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
+use tokio::time::Instant;
+
+const SUBSYSTEM: &str = "koord_manager_webhook";
+
+/// Durations and decisions of webhooks.
+#[derive(Debug, Clone)]
+pub struct WebhookMetrics {
+    durations: HistogramVec,
+    /// Decisions about bindings.
+    pub(crate) bindings: IntCounterVec,
+}
+
+impl WebhookMetrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// One is registered already.
+    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let options = HistogramOpts::new(
+            "webhook_duration_milliseconds",
+            "How long one step of a webhook took, in milliseconds",
+        );
+        let labels = [
+            "webhook_type",
+            "object_type",
+            "operation",
+            "plugin_name",
+            "status",
+        ];
+        let durations = HistogramVec::new(
+            options
+                .subsystem(SUBSYSTEM)
+                .buckets(exponential_buckets(0.001, 2.0, 20)?),
+            &labels,
+        )?;
+        let options = Opts::new(
+            "binding_admission_decisions_total",
+            "Decisions about who may bind pods",
+        );
+        let bindings = IntCounterVec::new(options.subsystem(SUBSYSTEM), &["decision"])?;
+        registry.register(Box::new(durations.clone()))?;
+        registry.register(Box::new(bindings.clone()))?;
+        Ok(Self {
+            durations,
+            bindings,
+        })
+    }
+
+    /// The steps of one webhook: `mutate` or `validate`, the kind of object, `CREATE` or the like.
+    pub(crate) fn of(
+        &self,
+        webhook: &'static str,
+        object: &'static str,
+        operation: &'static str,
+    ) -> Steps<'_> {
+        Steps {
+            metrics: self,
+            labels: [webhook, object, operation],
+        }
+    }
+}
+
+/// The steps of one webhook.
+pub(crate) struct Steps<'a> {
+    metrics: &'a WebhookMetrics,
+    labels: [&'static str; 3],
+}
+
+impl<'a> Steps<'a> {
+    /// Starts the step that upstream names `plugin`.
+    pub(crate) fn start(&self, plugin: &'static str) -> Timer<'a> {
+        let [webhook, object, operation] = self.labels;
+        Timer {
+            metrics: self.metrics,
+            labels: [webhook, object, operation, plugin],
+            since: Instant::now(),
+        }
+    }
+}
+
+/// A step that has started.
+pub(crate) struct Timer<'a> {
+    metrics: &'a WebhookMetrics,
+    labels: [&'static str; 4],
+    since: Instant,
+}
+
+impl Timer<'_> {
+    /// Records how it ended, and gives that back.
+    pub(crate) fn stop<T, E>(self, result: Result<T, E>) -> Result<T, E> {
+        let status = if result.is_ok() {
+            "allowed"
+        } else {
+            "rejected"
+        };
+        let [webhook, object, operation, plugin] = self.labels;
+        self.metrics
+            .durations
+            .with_label_values(&[webhook, object, operation, plugin, status])
+            .observe(self.since.elapsed().as_secs_f64() * 1000.0);
+        result
+    }
+}
