@@ -5,6 +5,7 @@
 //!
 //! Invariant: no scheduling or QoS rule lives here.
 
+pub mod certs;
 pub mod client;
 pub mod delegate;
 pub mod endpoint;
@@ -17,6 +18,7 @@ pub mod patch;
 pub mod queue;
 #[cfg(test)]
 mod testing;
+pub mod tls;
 pub mod webhook;
 
 pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store};

@@ -3,7 +3,10 @@
 //! An API server asks over HTTPS, with an `AdmissionReview`; the embedded one may ask in the same
 //! process. Both ways end in [`Webhook::review`], so that a handler cannot tell them apart.
 
+pub mod configuration;
 mod diff;
+pub mod run;
+pub mod serve;
 
 pub use crate::delegate::User;
 pub use diff::diff;

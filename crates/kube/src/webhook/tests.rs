@@ -128,3 +128,192 @@ async fn handlers_that_do_not_decide_are_failures() {
     let failure = hangs.review(request(json!({})), LIMIT).await.unwrap_err();
     assert_eq!(failure, Failure::Late("/w", LIMIT));
 }
+
+/// Posts to `/w`, and returns the status and the review or text.
+async fn post(hook: Webhook, kind: &str, body: Vec<u8>) -> (u16, Value) {
+    use tower::ServiceExt as _;
+    let request = http::Request::post("/w?timeout=3s")
+        .header("content-type", kind)
+        .body(axum::body::Body::from(body))
+        .unwrap();
+    let response = serve::routes(vec![hook]).oneshot(request).await.unwrap();
+    let code = response.status().as_u16();
+    let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    let bytes = bytes.unwrap();
+    let text = || Value::from(String::from_utf8_lossy(&bytes).into_owned());
+    (
+        code,
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| text()),
+    )
+}
+
+fn review(version: &str, request: Value) -> Vec<u8> {
+    let review = json!({"apiVersion": version, "kind": "AdmissionReview", "request": request});
+    review.to_string().into_bytes()
+}
+
+fn asked() -> Value {
+    json!({"uid": "u", "operation": "CREATE", "namespace": "default",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "userInfo": {"username": "ann", "groups": ["g"]},
+        "object": {"metadata": {"name": "p"}}, "oldObject": null, "dryRun": true, "options": null})
+}
+
+#[tokio::test]
+async fn reviews_are_answered_in_their_version() {
+    for version in ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"] {
+        let hook = webhook(true, |request| {
+            assert_eq!((&*request.user.name, request.dry_run), ("ann", true));
+            let mut object = request.object.unwrap();
+            object["spec"] = json!({});
+            Answer::Mutate {
+                object,
+                warnings: vec!["careful".to_owned()],
+            }
+        });
+        let (code, answer) = post(hook, "application/json", review(version, asked())).await;
+        // base64 of [{"op":"add","path":"/spec","value":{}}]
+        let patch = "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMiLCJ2YWx1ZSI6e319XQ==";
+        assert_eq!(
+            (code, answer),
+            (
+                200,
+                json!({"apiVersion": version, "kind": "AdmissionReview", "response": {
+                "uid": "u", "allowed": true, "patch": patch, "patchType": "JSONPatch",
+                "warnings": ["careful"]}})
+            )
+        );
+    }
+    let denies = webhook(false, |_| Answer::deny(422, "spec.x: 1"));
+    let body = review("admission.k8s.io/v1", asked());
+    let (_, answer) = post(denies, "application/json; charset=utf-8", body).await;
+    let expected = json!({"uid": "u", "allowed": false,
+        "status": {"code": 422, "message": "spec.x: 1"}});
+    assert_eq!(answer["response"], expected);
+}
+
+#[tokio::test]
+async fn bad_reviews_are_refused_and_say_why() {
+    let v1 = "admission.k8s.io/v1";
+    let change = |key: &str, value: Value| {
+        let mut request = asked();
+        request[key] = value;
+        review(v1, request)
+    };
+    for (kind, body, code, names) in [
+        (
+            "text/plain",
+            review(v1, asked()),
+            400,
+            "contentType=text/plain",
+        ),
+        ("application/json", Vec::new(), 400, "request body is empty"),
+        ("application/json", b"{".to_vec(), 400, "not JSON"),
+        (
+            "application/json",
+            vec![b' '; (7 << 20) + 1],
+            413,
+            "7340032",
+        ),
+        (
+            "application/json",
+            review("v2", asked()),
+            400,
+            "apiVersion: \"v2\"",
+        ),
+        (
+            "application/json",
+            review(v1, Value::Null),
+            400,
+            "request.uid: missing",
+        ),
+        (
+            "application/json",
+            change("operation", json!("PATCH")),
+            400,
+            "PATCH",
+        ),
+        (
+            "application/json",
+            change("object", json!([1])),
+            400,
+            "request.object: [1]",
+        ),
+        (
+            "application/json",
+            change("dryRun", json!("no")),
+            400,
+            "\"no\"",
+        ),
+        (
+            "application/json",
+            br#"{"kind": "Pod", "request": {"uid": "u"}}"#.to_vec(),
+            400,
+            "kind: \"Pod\"",
+        ),
+    ] {
+        let hook = webhook(false, |_| Answer::allow());
+        let (http, answer) = post(hook, kind, body).await;
+        let response = &answer["response"];
+        assert_eq!(
+            (http, &response["allowed"]),
+            (200, &json!(false)),
+            "{names}"
+        );
+        assert_eq!(response["status"]["code"], code, "{names}");
+        let message = response["status"]["message"].as_str().unwrap();
+        assert!(message.contains(names), "{names}: {message}");
+    }
+}
+
+/// Not a refusal: the failure policy is to decide.
+#[tokio::test(start_paused = true)]
+async fn a_webhook_that_fails_is_an_error_of_the_server() {
+    let body = || review("admission.k8s.io/v1", asked());
+    let panics = webhook(false, |request| panic!("{}", request.uid));
+    let (code, answer) = post(panics, "application/json", body()).await;
+    assert_eq!(code, 500);
+    assert!(answer.as_str().unwrap().contains("panicked"), "{answer}");
+}
+
+mod configuration {
+    use super::super::configuration::{Service, manifest};
+    use super::super::{FailurePolicy, Operation, Registration, Selector};
+    use serde_json::json;
+
+    #[test]
+    fn manifests_say_what_the_table_says() {
+        let service = Service {
+            namespace: "n".to_owned(),
+            name: "s".to_owned(),
+        };
+        let row = Registration {
+            name: "w.example.com",
+            operations: &[Operation::Create, Operation::Update],
+            group: "",
+            version: "v1",
+            resource: "pods",
+            failure_policy: FailurePolicy::Ignore,
+            namespace_selector: Some(Selector::DoesNotExist("control-plane")),
+            object_selector: Some(Selector::In("a", &["b"])),
+        };
+        let made = manifest("m", true, [("/w", &row)], &service);
+        assert_eq!(service.url("/w"), "https://s.n.svc:443/w");
+        assert_eq!(
+            made,
+            json!({"apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": "MutatingWebhookConfiguration", "metadata": {"name": "m"},
+                "webhooks": [{"name": "w.example.com",
+                    "admissionReviewVersions": ["v1", "v1beta1"], "failurePolicy": "Ignore",
+                    "sideEffects": "None",
+                    "clientConfig": {"service": {"namespace": "n", "name": "s", "path": "/w"}},
+                    "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"],
+                        "operations": ["CREATE", "UPDATE"]}],
+                    "namespaceSelector": {"matchExpressions": [
+                        {"key": "control-plane", "operator": "DoesNotExist"}]},
+                    "objectSelector": {"matchExpressions": [
+                        {"key": "a", "operator": "In", "values": ["b"]}]}}]})
+        );
+    }
+}

@@ -1,0 +1,275 @@
+//! Where the certificates are kept.
+
+use super::Artifacts;
+use crate::patch::is_conflict;
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+pub(super) const CA_KEY: &str = "ca-key.pem";
+pub(super) const CA_CERT: &str = "ca-cert.pem";
+pub(super) const KEY: &str = "key.pem";
+pub(super) const CERT: &str = "cert.pem";
+/// The same again, under the names of Secrets of type `kubernetes.io/tls`.
+const TLS_KEY: &str = "tls.key";
+const TLS_CERT: &str = "tls.crt";
+
+/// How often a write that lost a race is tried again.
+const ATTEMPTS: usize = 5;
+
+/// Why there are no certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum CertsError {
+    /// The API server refused.
+    #[error("Secret {secret}: {source}")]
+    Api {
+        /// Namespace and name.
+        secret: String,
+        /// What it said.
+        source: Box<kube::Error>,
+    },
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Nothing can be made for that host.
+    #[error("{0}")]
+    Generate(String),
+    /// Others write the Secret all the time.
+    #[error("Secret {0}: somebody else changed it {ATTEMPTS} times while it was being written")]
+    Contended(String),
+}
+
+/// Keeps good certificates where they are shared.
+#[derive(Clone)]
+pub struct Keeper {
+    place: Place,
+    host: String,
+}
+
+#[derive(Clone)]
+enum Place {
+    /// With other replicas.
+    Secret(Shared),
+    /// With whoever mounts the directory.
+    Directory(PathBuf),
+}
+
+/// A Secret.
+#[derive(Clone)]
+struct Shared {
+    api: Api<Secret>,
+    namespace: String,
+    name: String,
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = match &self.place {
+            Place::Secret(shared) => shared.shown(),
+            Place::Directory(path) => path.display().to_string(),
+        };
+        f.debug_struct("Keeper")
+            .field("place", &place)
+            .field("host", &self.host)
+            .finish()
+    }
+}
+
+impl Keeper {
+    /// In a Secret, for a server that is reached as `host`: a DNS name or an IP address.
+    #[must_use]
+    pub fn in_secret(client: kube::Client, namespace: &str, name: &str, host: &str) -> Self {
+        Self {
+            place: Place::Secret(Shared {
+                api: Api::namespaced(client, namespace),
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            }),
+            host: host.to_owned(),
+        }
+    }
+
+    /// In files named like the keys of the Secret.
+    #[must_use]
+    pub fn in_directory(path: PathBuf, host: &str) -> Self {
+        Self {
+            place: Place::Directory(path),
+            host: host.to_owned(),
+        }
+    }
+
+    /// Namespace and name of the Secret, if there is one.
+    #[must_use]
+    pub fn secret(&self) -> Option<(&str, &str)> {
+        match &self.place {
+            Place::Secret(shared) => Some((&shared.namespace, &shared.name)),
+            Place::Directory(_) => None,
+        }
+    }
+
+    /// What is kept, after it was made or mended if it had to be. Of several replicas one writes,
+    /// and all return what it wrote.
+    ///
+    /// # Errors
+    /// See [`CertsError`].
+    pub async fn ensure(&self, now: Timestamp) -> Result<Artifacts, CertsError> {
+        match &self.place {
+            Place::Secret(shared) => self.ensure_secret(shared, now).await,
+            Place::Directory(path) => self.ensure_files(path, now),
+        }
+    }
+
+    async fn ensure_secret(
+        &self,
+        shared: &Shared,
+        now: Timestamp,
+    ) -> Result<Artifacts, CertsError> {
+        for _ in 0..ATTEMPTS {
+            let found = shared.api.get_opt(&shared.name).await;
+            let written = match found.map_err(|e| shared.error(e))? {
+                None => {
+                    let made = self.generate(&Artifacts::default(), now)?;
+                    let secret = shared.secret(&made);
+                    let created = shared.api.create(&PostParams::default(), &secret).await;
+                    created.map(|_| made)
+                }
+                Some(mut secret) => {
+                    let known = of_secret(&secret);
+                    let Err(why) = known.check(&self.host, now) else {
+                        return Ok(known);
+                    };
+                    tracing::warn!(
+                        secret = shared.shown(),
+                        why,
+                        "certificates of webhooks are renewed"
+                    );
+                    let made = self.generate(&known, now)?;
+                    secret.data.get_or_insert_default().extend(data(&made));
+                    let params = PostParams::default();
+                    let replaced = shared.api.replace(&shared.name, &params, &secret).await;
+                    replaced.map(|_| made)
+                }
+            };
+            match written {
+                Ok(made) => {
+                    tracing::info!(secret = shared.shown(), "wrote certificates of webhooks");
+                    return Ok(made);
+                }
+                Err(error) if is_conflict(&error) => {}
+                Err(error) => return Err(shared.error(error)),
+            }
+        }
+        Err(CertsError::Contended(shared.shown()))
+    }
+
+    fn ensure_files(&self, directory: &Path, now: Timestamp) -> Result<Artifacts, CertsError> {
+        let failed = |path: &Path, source| CertsError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let read = |name: &str| {
+            let path = directory.join(name);
+            match std::fs::read(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(failed(&path, error))
+                }
+                read => Ok(read.unwrap_or_default()),
+            }
+        };
+        let known = Artifacts {
+            ca_key: read(CA_KEY)?,
+            ca_cert: read(CA_CERT)?,
+            key: read(KEY)?,
+            cert: read(CERT)?,
+        };
+        let Err(why) = known.check(&self.host, now) else {
+            return Ok(known);
+        };
+        tracing::warn!(directory = %directory.display(), why, "certificates of webhooks are renewed");
+        let made = self.generate(&known, now)?;
+        std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
+        for (name, pem) in data(&made) {
+            let path = directory.join(name);
+            // A reader sees the old file or the new one, and only this user sees either.
+            let new = path.with_extension("new");
+            let mut options = std::fs::OpenOptions::new();
+            let opened = options.write(true).create(true).truncate(true).mode(0o600);
+            let written = opened
+                .open(&new)
+                .and_then(|mut file| file.write_all(&pem.0))
+                .and_then(|()| std::fs::rename(&new, &path));
+            written.map_err(|error| failed(&path, error))?;
+        }
+        Ok(made)
+    }
+
+    fn generate(&self, old: &Artifacts, now: Timestamp) -> Result<Artifacts, CertsError> {
+        Artifacts::generate(old, &self.host, now).map_err(CertsError::Generate)
+    }
+}
+
+impl Shared {
+    fn secret(&self, artifacts: &Artifacts) -> Secret {
+        Secret {
+            metadata: ObjectMeta {
+                namespace: Some(self.namespace.clone()),
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data(artifacts).into_iter().collect()),
+            ..Secret::default()
+        }
+    }
+
+    fn shown(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn error(&self, source: kube::Error) -> CertsError {
+        CertsError::Api {
+            secret: self.shown(),
+            source: Box::new(source),
+        }
+    }
+}
+
+fn data(artifacts: &Artifacts) -> [(String, ByteString); 6] {
+    let Artifacts {
+        ca_key,
+        ca_cert,
+        key,
+        cert,
+    } = artifacts;
+    [
+        (CA_KEY, ca_key),
+        (CA_CERT, ca_cert),
+        (KEY, key),
+        (TLS_KEY, key),
+        (CERT, cert),
+        (TLS_CERT, cert),
+    ]
+    .map(|(name, pem)| (name.to_owned(), ByteString(pem.clone())))
+}
+
+fn of_secret(secret: &Secret) -> Artifacts {
+    let none = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&none);
+    let of = |name: &str| data.get(name).map(|pem| pem.0.clone()).unwrap_or_default();
+    Artifacts {
+        ca_key: of(CA_KEY),
+        ca_cert: of(CA_CERT),
+        key: of(KEY),
+        cert: of(CERT),
+    }
+}

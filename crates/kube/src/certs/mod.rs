@@ -1,0 +1,279 @@
+//! Certificates of a webhook server: made here, kept in a Secret that replicas share, renewed
+//! before they expire.
+//!
+//! Keys of the Secret and the rules for when its contents are good enough are upstream's, so that
+//! replicas of both implementations can share one. New keys are ECDSA P-256, which Go's reads like
+//! its own RSA; an RSA authority that Go made goes on to sign.
+
+mod keeper;
+#[cfg(test)]
+mod tests;
+
+pub use keeper::{CertsError, Keeper};
+
+use jiff::{Span, Timestamp, ToSpan as _, tz::TimeZone};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    SanType,
+};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Common name of every authority.
+const AUTHORITY: &str = "webhook-cert-ca";
+/// How long authorities and certificates are valid.
+const YEARS: i64 = 10;
+/// A server's certificate that is not valid for this long any more is replaced.
+const RENEW_BEFORE_MONTHS: i64 = 6;
+/// An authority that is not valid for this long any more does not sign.
+const AUTHORITY_BEFORE_MONTHS: i64 = 12;
+
+/// An authority and a server's certificate, as PEM.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Artifacts {
+    /// The authority's key.
+    pub ca_key: Vec<u8>,
+    /// The authority's certificate: the `caBundle` of webhooks.
+    pub ca_cert: Vec<u8>,
+    /// The server's key.
+    pub key: Vec<u8>,
+    /// The server's certificate.
+    pub cert: Vec<u8>,
+}
+
+impl std::fmt::Debug for Artifacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Artifacts").finish_non_exhaustive()
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
+    let then = now.to_zoned(TimeZone::UTC).checked_add(span);
+    then.ok().map(|then| then.timestamp())
+}
+
+fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(read) if read.is_empty() => Err(format!("{what}: no certificate in it")),
+        Ok(read) => Ok(read),
+        Err(error) => Err(format!("{what}: {error}")),
+    }
+}
+
+/// A key with its certificates, if they belong together.
+fn pair(names: [&str; 2], cert: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
+    let chain = certificates(names[0], cert)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| format!("{}: {e}", names[1]))?;
+    CertifiedKey::from_der(chain, key, &provider())
+        .map_err(|e| format!("{} and {}: {e}", names[0], names[1]))
+}
+
+impl Artifacts {
+    /// Whether a server that is reached as `host` can use them at `now` and for half a year more.
+    ///
+    /// # Errors
+    /// What is wrong, by the name of the key in the Secret.
+    pub fn check(&self, host: &str, now: Timestamp) -> Result<(), String> {
+        let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
+        let Some((own, chain)) = pair.cert.split_first() else {
+            return Err(format!("{}: no certificate in it", keeper::CERT));
+        };
+        let name = ServerName::try_from(host).map_err(|_| format!("{host:?} is no host name"))?;
+        let mut roots = RootCertStore::empty();
+        let authorities = certificates(keeper::CA_CERT, &self.ca_cert)?;
+        for authority in &authorities {
+            let added = roots.add(authority.clone());
+            added.map_err(|e| format!("{}: {e}", keeper::CA_CERT))?;
+        }
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
+        let verifier = verifier.build();
+        let verifier = verifier.map_err(|e| format!("{}: {e}", keeper::CA_CERT))?;
+        for at in [Some(now), after(now, RENEW_BEFORE_MONTHS.months())] {
+            let seconds = at.unwrap_or(now).as_second();
+            let time = std::time::Duration::from_secs(seconds.unsigned_abs());
+            let time = UnixTime::since_unix_epoch(time);
+            let verified = verifier.verify_server_cert(own, chain, &name, &[], time);
+            verified.map_err(|e| format!("{}: {e} (looked at {time:?})", keeper::CERT))?;
+            // webpki takes the word of an authority of any age.
+            let hold = |der: &CertificateDer<'_>| koord_app::certificate::holds_at(der, seconds);
+            if !authorities.iter().any(|der| hold(der) == Some(true)) {
+                return Err(format!("{}: expired or expires soon", keeper::CA_CERT));
+            }
+        }
+        Ok(())
+    }
+
+    /// What TLS servers need.
+    ///
+    /// # Errors
+    /// When key and certificate do not belong together or cannot be read.
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>, String> {
+        let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|e| e.to_string())?;
+        let builder = ServerConfig::builder_with_provider(provider());
+        let builder = builder
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?;
+        let mut config = builder
+            .with_no_client_auth()
+            .with_single_cert(pair.cert, key)
+            .map_err(|e| e.to_string())?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// A new certificate for a server that is reached as `host` and as `localhost`. The authority
+    /// of `old` signs it while it is good for another year, else a new one does.
+    ///
+    /// # Errors
+    /// What could not be made.
+    pub fn generate(old: &Self, host: &str, now: Timestamp) -> Result<Self, String> {
+        if let Some(issuer) = old.issuer(now)
+            && let Ok(made) = leaf(&issuer, old.ca_cert.clone(), old.ca_key.clone(), host, now)
+            // An authority of another name would sign what nobody believes.
+            && made.check(host, now).is_ok()
+        {
+            return Ok(made);
+        }
+        let failed = |e: rcgen::Error| format!("authority of webhook certificates: {e}");
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+        let params = authority(now)?;
+        let cert = params.self_signed(&key).map_err(failed)?.pem().into_bytes();
+        let ca_key = key.serialize_pem().into_bytes();
+        leaf(&Issuer::new(params, key), cert, ca_key, host, now)
+    }
+
+    /// The authority, if it may go on signing.
+    fn issuer(&self, now: Timestamp) -> Option<Issuer<'static, KeyPair>> {
+        let pair = pair(
+            [keeper::CA_CERT, keeper::CA_KEY],
+            &self.ca_cert,
+            &self.ca_key,
+        )
+        .ok()?;
+        let [certificate] = pair.cert.as_slice() else {
+            return None;
+        };
+        let later = after(now, AUTHORITY_BEFORE_MONTHS.months())?;
+        for at in [now, later] {
+            if koord_app::certificate::holds_at(certificate, at.as_second()) != Some(true) {
+                return None;
+            }
+        }
+        let key = match PrivateKeyDer::from_pem_slice(&self.ca_key).ok()? {
+            PrivateKeyDer::Pkcs1(key) => pkcs8(key.secret_pkcs1_der()),
+            PrivateKeyDer::Pkcs8(key) => key.secret_pkcs8_der().to_vec(),
+            _ => return None,
+        };
+        let key = KeyPair::try_from(key).ok()?;
+        Some(Issuer::new(authority(now).ok()?, key))
+    }
+}
+
+/// Wraps a PKCS #1 RSA key, which Go writes and rcgen cannot read, as PKCS #8 (RFC 5208).
+fn pkcs8(pkcs1: &[u8]) -> Vec<u8> {
+    /// INTEGER 0 and SEQUENCE { OBJECT IDENTIFIER rsaEncryption, NULL }.
+    const HEAD: [u8; 18] = [
+        0x02, 0x01, 0x00, 0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01,
+        0x01, 0x05, 0x00,
+    ];
+    let tagged = |tag: u8, parts: &[&[u8]]| {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let mut der = vec![tag];
+        if length < 0x80 {
+            der.extend(u8::try_from(length));
+        } else {
+            let bytes = length.to_be_bytes();
+            let bytes: Vec<u8> = bytes.into_iter().skip_while(|byte| *byte == 0).collect();
+            der.extend(u8::try_from(bytes.len()).map(|count| 0x80 | count));
+            der.extend(bytes);
+        }
+        der.extend(parts.concat());
+        der
+    };
+    let key = tagged(0x04, &[pkcs1]);
+    tagged(0x30, &[&HEAD, &key])
+}
+
+/// Parameters of an authority, with a name as Go encodes it: names are compared byte by byte.
+fn authority(now: Timestamp) -> Result<CertificateParams, String> {
+    let mut params = params(now)?;
+    let name = AUTHORITY
+        .try_into()
+        .map_err(|e: rcgen::Error| e.to_string())?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, DnValue::PrintableString(name));
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
+    Ok(params)
+}
+
+fn leaf(
+    issuer: &Issuer<'static, KeyPair>,
+    ca_cert: Vec<u8>,
+    ca_key: Vec<u8>,
+    host: &str,
+    now: Timestamp,
+) -> Result<Artifacts, String> {
+    let failed = |e: rcgen::Error| format!("webhook certificate for {host:?}: {e}");
+    let mut params = params(now)?;
+    params.distinguished_name.push(DnType::CommonName, host);
+    let dns = |name: &str| name.try_into().map(SanType::DnsName).map_err(failed);
+    params.subject_alt_names = vec![
+        dns("localhost")?,
+        match host.parse::<IpAddr>() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => dns(host)?,
+        },
+    ];
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+    let cert = params.signed_by(&key, issuer).map_err(failed)?;
+    Ok(Artifacts {
+        ca_key,
+        ca_cert,
+        key: key.serialize_pem().into_bytes(),
+        cert: cert.pem().into_bytes(),
+    })
+}
+
+/// Nameless parameters, valid from yesterday, because clocks differ.
+fn params(now: Timestamp) -> Result<CertificateParams, String> {
+    let today = now.to_zoned(TimeZone::UTC).date();
+    let invalid = |e: jiff::Error| format!("validity of a webhook certificate: {e}");
+    let day = |date: jiff::civil::Date| {
+        rcgen::date_time_ymd(
+            i32::from(date.year()),
+            date.month().unsigned_abs(),
+            // There is no 29 February in most years.
+            date.day().unsigned_abs().min(28),
+        )
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_before = day(today.checked_sub(1.day()).map_err(invalid)?);
+    params.not_after = day(today.checked_add(YEARS.years()).map_err(invalid)?);
+    Ok(params)
+}

@@ -1,0 +1,147 @@
+use super::*;
+
+const HOST: &str = "koordinator-webhook-service.koordinator-system.svc";
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn now() -> Timestamp {
+    at("2026-11-22T12:00:00Z")
+}
+
+fn made() -> Artifacts {
+    Artifacts::generate(&Artifacts::default(), HOST, now()).unwrap()
+}
+
+#[test]
+fn what_is_made_is_good_for_years_and_for_both_names_only() {
+    let made = made();
+    for host in [HOST, "localhost"] {
+        made.check(host, now()).unwrap();
+        made.check(host, at("2036-05-01T00:00:00Z")).unwrap();
+    }
+    assert!(made.server_config().is_ok());
+    for (host, time, names) in [
+        ("other.default.svc", "2026-11-22T12:00:00Z", "cert.pem"),
+        // Half a year before its end.
+        (HOST, "2036-06-01T00:00:00Z", "cert.pem"),
+        // Before it was made.
+        (HOST, "2026-11-20T00:00:00Z", "cert.pem"),
+    ] {
+        let error = made.check(host, at(time)).unwrap_err();
+        assert!(error.contains(names), "{error}");
+    }
+    let by_address = Artifacts::generate(&Artifacts::default(), "10.0.0.1", now()).unwrap();
+    by_address.check("10.0.0.1", now()).unwrap();
+    assert!(by_address.check(HOST, now()).is_err());
+}
+
+#[test]
+fn what_was_tampered_with_is_not_good() {
+    let (made, other) = (made(), made());
+    let cut = |pem: &[u8]| pem[..pem.len() / 2].to_vec();
+    for (artifacts, names) in [
+        (Artifacts::default(), "cert.pem"),
+        (
+            Artifacts {
+                key: other.key.clone(),
+                ..made.clone()
+            },
+            "cert.pem and key.pem",
+        ),
+        (
+            Artifacts {
+                key: cut(&made.key),
+                ..made.clone()
+            },
+            "key.pem",
+        ),
+        (
+            Artifacts {
+                cert: cut(&made.cert),
+                ..made.clone()
+            },
+            "cert.pem",
+        ),
+        (
+            Artifacts {
+                cert: b"<html>".to_vec(),
+                ..made.clone()
+            },
+            "cert.pem",
+        ),
+        (
+            Artifacts {
+                ca_cert: other.ca_cert.clone(),
+                ..made.clone()
+            },
+            "cert.pem",
+        ),
+        (
+            Artifacts {
+                ca_cert: Vec::new(),
+                ..made.clone()
+            },
+            "ca-cert.pem",
+        ),
+    ] {
+        let error = artifacts.check(HOST, now()).unwrap_err();
+        assert!(error.contains(names), "{names}: {error}");
+    }
+}
+
+/// Clients that trust the old bundle go on trusting the new certificate.
+#[test]
+fn an_authority_signs_again_while_it_is_good_for_a_year() {
+    let made = made();
+    let again = |old: &Artifacts, time| Artifacts::generate(old, HOST, at(time)).unwrap();
+    let renewed = again(&made, "2030-01-01T00:00:00Z");
+    assert_eq!(renewed.ca_cert, made.ca_cert);
+    assert_ne!(renewed.cert, made.cert);
+    renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
+    // Less than a year before its end.
+    let renewed = again(&made, "2036-01-01T00:00:00Z");
+    assert_ne!(renewed.ca_cert, made.ca_cert);
+    // One whose key is another's.
+    let stolen = Artifacts {
+        ca_key: self::made().ca_key,
+        ..made.clone()
+    };
+    let renewed = again(&stolen, "2030-01-01T00:00:00Z");
+    assert_ne!(renewed.ca_cert, made.ca_cert);
+    renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
+}
+
+/// An authority and a certificate of a Go replica: RSA, PKCS #1, a name as PrintableString.
+#[test]
+fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {
+    let go = Artifacts {
+        ca_key: include_bytes!("testdata/ca-key.pem").to_vec(),
+        ca_cert: include_bytes!("testdata/ca-cert.pem").to_vec(),
+        key: include_bytes!("testdata/key.pem").to_vec(),
+        cert: include_bytes!("testdata/cert.pem").to_vec(),
+    };
+    go.check(HOST, now()).unwrap();
+    go.server_config().unwrap();
+    let renewed = Artifacts::generate(&go, HOST, at("2027-01-01T00:00:00Z")).unwrap();
+    assert_eq!(renewed.ca_cert, go.ca_cert);
+    assert_eq!(renewed.ca_key, go.ca_key);
+}
+
+#[test]
+fn files_are_made_once_and_only_for_their_owner() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = std::env::temp_dir().join(format!("koord-certs-{}", std::process::id()));
+    let keeper = Keeper::in_directory(directory.clone(), HOST);
+    let first = futures::executor::block_on(keeper.ensure(now())).unwrap();
+    let second = futures::executor::block_on(keeper.ensure(now())).unwrap();
+    assert_eq!(first, second);
+    let mode = std::fs::metadata(directory.join("tls.key")).unwrap();
+    assert_eq!(mode.permissions().mode() & 0o777, 0o600);
+    std::fs::write(directory.join("key.pem"), "x").unwrap();
+    let third = futures::executor::block_on(keeper.ensure(now())).unwrap();
+    assert_eq!(third.ca_cert, first.ca_cert);
+    assert_ne!(third.key, first.key);
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -1,0 +1,263 @@
+//! Webhook configurations: how they are made, and how a running server mends them.
+
+use super::{FailurePolicy, Operation, Registration, Selector};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kube::api::{ApiResource, DynamicObject, PostParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// The annotation with the entries as they were before any server changed them (JSON).
+const TEMPLATE: &str = "template";
+const GROUP: &str = "admissionregistration.k8s.io";
+
+/// The service in front of a webhook server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Service {
+    /// The name that API servers look for in its certificate.
+    #[must_use]
+    pub fn host(&self) -> String {
+        format!("{}.{}.svc", self.name, self.namespace)
+    }
+
+    /// Where API servers find `path`.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("https://{}:443{path}", self.host())
+    }
+}
+
+/// The kind of configuration that an entry belongs to.
+fn kind(mutating: bool) -> &'static str {
+    if mutating {
+        "MutatingWebhookConfiguration"
+    } else {
+        "ValidatingWebhookConfiguration"
+    }
+}
+
+/// A configuration as a manifest, without a `caBundle`.
+pub fn manifest<'a>(
+    name: &str,
+    mutating: bool,
+    entries: impl IntoIterator<Item = (&'a str, &'a Registration)>,
+    service: &Service,
+) -> Value {
+    let entries = entries.into_iter();
+    let webhooks: Vec<Value> = entries.map(|(path, of)| entry(path, of, service)).collect();
+    json!({
+        "apiVersion": format!("{GROUP}/v1"), "kind": kind(mutating),
+        "metadata": { "name": name }, "webhooks": webhooks,
+    })
+}
+
+fn entry(path: &str, of: &Registration, service: &Service) -> Value {
+    let operations: Vec<&str> = of
+        .operations
+        .iter()
+        .map(|o: &Operation| o.as_str())
+        .collect();
+    let policy = match of.failure_policy {
+        FailurePolicy::Fail => "Fail",
+        FailurePolicy::Ignore => "Ignore",
+    };
+    let mut entry = json!({
+        "name": of.name,
+        "admissionReviewVersions": ["v1", "v1beta1"],
+        "clientConfig": { "service": {
+            "namespace": service.namespace, "name": service.name, "path": path,
+        } },
+        "failurePolicy": policy,
+        "rules": [{
+            "operations": operations, "apiGroups": [of.group],
+            "apiVersions": [of.version], "resources": [of.resource],
+        }],
+        "sideEffects": "None",
+    });
+    for (key, selector) in [
+        ("namespaceSelector", of.namespace_selector),
+        ("objectSelector", of.object_selector),
+    ] {
+        if let Some(selector) = selector {
+            entry[key] = json!({ "matchExpressions": [match selector {
+                Selector::In(key, values) => json!({
+                    "key": key, "operator": "In", "values": values,
+                }),
+                Selector::DoesNotExist(key) => json!({ "key": key, "operator": "DoesNotExist" }),
+            }] });
+        }
+    }
+    entry
+}
+
+/// Why a configuration was not mended.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    /// Nobody installed it, which is how a cluster says that it wants webhooks.
+    #[error("{kind} {name} does not exist; the manifests of the manager have it")]
+    Missing {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The API server refused.
+    #[error("{kind} {name}: {source}")]
+    Api {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// What it said.
+        source: Box<kube::Error>,
+    },
+    /// Its annotation cannot be used.
+    #[error("{kind} {name}: annotation {TEMPLATE}: {problem}")]
+    Template {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Writes into the two configurations where this server is and who vouches for it.
+#[derive(Debug, Clone)]
+pub struct Injector {
+    /// Name of the MutatingWebhookConfiguration.
+    pub mutating: String,
+    /// Name of the ValidatingWebhookConfiguration.
+    pub validating: String,
+    /// The paths that are served; entries of others are left out.
+    pub served: BTreeSet<&'static str>,
+    /// Where API servers reach the server.
+    pub service: Service,
+    /// The server's host and port, where API servers are to go there rather than to the service.
+    pub host: Option<(String, u16)>,
+    /// The failure policy of what is about pods, when it is not the template's.
+    pub pods: Option<FailurePolicy>,
+}
+
+impl Injector {
+    /// Brings both configurations in line; writes only what differs.
+    ///
+    /// # Errors
+    /// See [`InjectError`]. A conflict is one: whoever was faster may have written the same.
+    pub async fn ensure(&self, client: &Client, ca: &[u8]) -> Result<(), InjectError> {
+        self.ensure_one(client, true, &self.mutating, ca).await?;
+        self.ensure_one(client, false, &self.validating, ca).await
+    }
+
+    async fn ensure_one(
+        &self,
+        client: &Client,
+        mutating: bool,
+        name: &str,
+        ca: &[u8],
+    ) -> Result<(), InjectError> {
+        let kind = kind(mutating);
+        let failed = |source| InjectError::Api {
+            kind,
+            name: name.to_owned(),
+            source: Box::new(source),
+        };
+        let api = api(client, mutating);
+        let Some(mut object) = api.get_opt(name).await.map_err(failed)? else {
+            let name = name.to_owned();
+            return Err(InjectError::Missing { kind, name });
+        };
+        let annotations = object.metadata.annotations.get_or_insert_default();
+        let stored = annotations.get(TEMPLATE).filter(|text| !text.is_empty());
+        let current = object.data.get("webhooks").cloned().unwrap_or(json!([]));
+        let template = match stored {
+            None => current.clone(),
+            Some(text) => serde_json::from_str(text).unwrap_or_default(),
+        };
+        let Value::Array(entries) = template.clone() else {
+            return Err(InjectError::Template {
+                kind,
+                name: name.to_owned(),
+                problem: "is no JSON list of webhooks".to_owned(),
+            });
+        };
+        let wanted = self.wanted(entries, ca);
+        if stored.is_some() && current == wanted {
+            return Ok(());
+        }
+        if stored.is_none() {
+            annotations.insert(TEMPLATE.to_owned(), template.to_string());
+        }
+        if let Some(data) = object.data.as_object_mut() {
+            data.insert("webhooks".to_owned(), wanted);
+        }
+        let replaced = api.replace(name, &PostParams::default(), &object).await;
+        replaced.map_err(failed)?;
+        tracing::info!(kind, name, "webhook configuration brought in line");
+        Ok(())
+    }
+
+    /// The entries as they are to be.
+    fn wanted(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
+        let mut wanted = Vec::new();
+        for mut entry in entries {
+            let Some(client) = entry.get_mut("clientConfig").and_then(Value::as_object_mut) else {
+                continue;
+            };
+            let path = path(client);
+            if !self.served.contains(path.as_str()) {
+                tracing::debug!(path, "no such webhook here: left out of the configuration");
+                continue;
+            }
+            client.insert("caBundle".to_owned(), STANDARD.encode(ca).into());
+            match (&self.host, client.get_mut("service")) {
+                (Some((host, port)), Some(_)) => {
+                    client.remove("service");
+                    let url = format!("https://{host}:{port}{path}");
+                    client.insert("url".to_owned(), url.into());
+                }
+                (None, Some(service)) => {
+                    service["namespace"] = self.service.namespace.clone().into();
+                    service["name"] = self.service.name.clone().into();
+                }
+                (_, None) => {}
+            }
+            if let Some(policy) = self.pods.filter(|_| path.ends_with("-pod")) {
+                let policy = match policy {
+                    FailurePolicy::Fail => "Fail",
+                    FailurePolicy::Ignore => "Ignore",
+                };
+                entry["failurePolicy"] = policy.into();
+            }
+            wanted.push(entry);
+        }
+        Value::Array(wanted)
+    }
+}
+
+/// Where an entry's questions go.
+fn path(client: &Map<String, Value>) -> String {
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+    if let Some(service) = client.get("service") {
+        return text(service.get("path")).unwrap_or_default();
+    }
+    let url = text(client.get("url")).unwrap_or_default();
+    let url = url.parse::<http::Uri>();
+    url.map(|url| url.path().to_owned()).unwrap_or_default()
+}
+
+/// Configurations of one kind.
+pub(super) fn api(client: &Client, mutating: bool) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(GROUP, "v1", kind(mutating));
+    Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
+}

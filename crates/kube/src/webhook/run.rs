@@ -1,0 +1,223 @@
+//! A webhook server as a whole: certificates, TLS, configurations.
+
+use super::configuration::Injector;
+use super::{Webhook, serve};
+use crate::certs::{Artifacts, CertsError, Keeper};
+use crate::informer::{Change, Informer, Scope};
+use crate::tls;
+use futures::future::BoxFuture;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::Secret;
+use koord_app::Clock;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Certificates and configurations are looked at this often, whatever happens.
+const RESYNC: Duration = Duration::from_secs(60);
+/// Two replicas that want different things must not drive each other.
+const SETTLE: Duration = Duration::from_secs(2);
+/// After a failure; doubled each time, up to `RESYNC`.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Whether the server can be asked; `Err` says why not yet.
+pub type Readiness = watch::Receiver<Result<(), String>>;
+
+/// A server of webhooks.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its certificates.
+    pub keeper: Keeper,
+    /// Tells API servers.
+    pub injector: Injector,
+}
+
+impl Server {
+    /// Listens, and serves `webhooks` from the time there are certificates until `shutdown`.
+    /// Returns the address really used, and when the API servers know it. Whatever goes wrong
+    /// later is logged, shown by the readiness if it was never reached, and tried again.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub fn start(
+        self,
+        webhooks: Vec<Webhook>,
+        client: kube::Client,
+        clock: Clock,
+        shutdown: CancellationToken,
+    ) -> BoxFuture<'static, std::io::Result<(SocketAddr, Readiness)>> {
+        Box::pin(async move {
+            let listener = TcpListener::bind(self.address).await?;
+            let address = listener.local_addr()?;
+            let (state, readiness) = watch::channel(Err("no certificates yet".to_owned()));
+            let keeping = Keeping {
+                server: self,
+                client,
+                clock,
+                state,
+                known: Artifacts::default(),
+            };
+            let serving = Serving {
+                listener,
+                webhooks,
+                shutdown: shutdown.clone(),
+            };
+            let run = async move { keeping.run(serving, &shutdown.clone()).await };
+            tokio::spawn(run);
+            Ok((address, readiness))
+        })
+    }
+}
+
+/// What serving takes, until there are certificates.
+struct Serving {
+    listener: TcpListener,
+    webhooks: Vec<Webhook>,
+    shutdown: CancellationToken,
+}
+
+struct Keeping {
+    server: Server,
+    client: kube::Client,
+    clock: Clock,
+    state: watch::Sender<Result<(), String>>,
+    known: Artifacts,
+}
+
+impl Keeping {
+    async fn run(mut self, serving: Serving, shutdown: &CancellationToken) {
+        let mut changes = self.changes(shutdown);
+        let mut serving = Some(serving);
+        let mut configs: Option<watch::Sender<Arc<rustls::ServerConfig>>> = None;
+        let mut retry = RETRY;
+        loop {
+            let begun = tokio::time::Instant::now();
+            let result = self.sync(&mut serving, &mut configs).await;
+            let next = match result {
+                Ok(()) => {
+                    retry = RETRY;
+                    RESYNC
+                }
+                Err(problem) => {
+                    tracing::warn!(problem, "webhooks: tried again in {retry:?}");
+                    self.state.send_if_modified(|state| {
+                        let first = state.is_err();
+                        if first {
+                            *state = Err(problem);
+                        }
+                        first
+                    });
+                    let next = retry;
+                    retry = (retry * 2).min(RESYNC);
+                    next
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(next) => continue,
+                () = changes.next() => {}
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep_until(begun + SETTLE) => {}
+            }
+        }
+    }
+
+    async fn sync(
+        &mut self,
+        serving: &mut Option<Serving>,
+        configs: &mut Option<watch::Sender<Arc<rustls::ServerConfig>>>,
+    ) -> Result<(), String> {
+        let certs = self.server.keeper.ensure(self.clock.now()).await;
+        let certs = certs.map_err(|error: CertsError| error.to_string())?;
+        if certs != self.known {
+            let config = certs.server_config()?;
+            match configs {
+                Some(configs) => drop(configs.send_replace(config)),
+                None => {
+                    let (sender, receiver) = watch::channel(config);
+                    if let Some(serving) = serving.take() {
+                        tokio::spawn(tls::serve(
+                            serving.listener,
+                            serve::routes(serving.webhooks),
+                            receiver,
+                            serving.shutdown,
+                            tls::LIMITS,
+                        ));
+                    }
+                    *configs = Some(sender);
+                }
+            }
+            self.known = certs;
+        }
+        let injected = self
+            .server
+            .injector
+            .ensure(&self.client, &self.known.ca_cert);
+        injected.await.map_err(|error| error.to_string())?;
+        self.state.send_if_modified(|state| {
+            let first = state.is_err();
+            *state = Ok(());
+            first
+        });
+        Ok(())
+    }
+
+    /// Whatever somebody does to the Secret and the configurations.
+    fn changes(&self, shutdown: &CancellationToken) -> Changes {
+        let named = |name: &str| Scope {
+            fields: Some(format!("metadata.name={name}")),
+            ..Scope::default()
+        };
+        let Server {
+            keeper, injector, ..
+        } = &self.server;
+        let client = || self.client.clone();
+        Changes {
+            secret: keeper.secret().map(|(namespace, name)| {
+                Informer::start_in_namespace(client(), namespace, named(name), shutdown.clone())
+            }),
+            mutating: Informer::start(client(), named(&injector.mutating), shutdown.clone()),
+            validating: Informer::start(client(), named(&injector.validating), shutdown.clone()),
+        }
+    }
+}
+
+struct Changes {
+    secret: Option<Informer<Secret>>,
+    mutating: Informer<MutatingWebhookConfiguration>,
+    validating: Informer<ValidatingWebhookConfiguration>,
+}
+
+impl Changes {
+    /// Waits for one.
+    async fn next(&mut self) {
+        async fn of<K>(informer: Option<&mut Informer<K>>) {
+            let Some(informer) = informer else {
+                return std::future::pending().await;
+            };
+            loop {
+                match informer.changes.recv().await {
+                    // That it is as found.
+                    Some(Change::Synced) => {}
+                    Some(_) => return,
+                    // At the shutdown.
+                    None => std::future::pending().await,
+                }
+            }
+        }
+        tokio::select! {
+            () = of(self.secret.as_mut()) => {}
+            () = of(Some(&mut self.mutating)) => {}
+            () = of(Some(&mut self.validating)) => {}
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! `AdmissionReview` over HTTP, as controller-runtime answers it.
+
+use super::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Of a body, in bytes.
+const LARGEST: usize = 7 << 20;
+/// Of all bodies at a time, in KiB.
+const ALL: usize = 256 << 10;
+/// For a body to arrive.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
+/// For an answer, when the caller does not say: what API servers wait by default.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// What API servers wait at most.
+const LONGEST: Duration = Duration::from_secs(30);
+
+const V1: &str = "admission.k8s.io/v1";
+const V1BETA1: &str = "admission.k8s.io/v1beta1";
+
+struct Served {
+    webhook: Webhook,
+    room: Arc<Semaphore>,
+}
+
+/// The webhooks at their paths, and `/healthz`.
+pub fn routes(webhooks: Vec<Webhook>) -> Router {
+    let room = Arc::new(Semaphore::new(ALL));
+    let mut routes = Router::new().route("/healthz", get(|| async { "ok" }));
+    for webhook in webhooks {
+        let path = webhook.path;
+        let served = Arc::new(Served {
+            webhook,
+            room: room.clone(),
+        });
+        routes = routes.route(path, post(answer).with_state(served));
+    }
+    routes
+}
+
+/// A question that makes no sense; answered as a refusal.
+struct Bad {
+    code: u16,
+    message: String,
+    version: &'static str,
+    uid: String,
+}
+
+impl Bad {
+    fn new(code: u16, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            version: V1,
+            uid: String::new(),
+        }
+    }
+}
+
+async fn answer(
+    State(served): State<Arc<Served>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let webhook = &served.webhook;
+    let asked = match read(&served.room, &headers, body).await {
+        Ok(bytes) => parse(&bytes),
+        Err(bad) => Err(bad),
+    };
+    let (version, uid, request) = match asked {
+        Ok(asked) => asked,
+        Err(bad) => {
+            tracing::warn!(
+                path = webhook.path,
+                code = bad.code,
+                bad.message,
+                "bad AdmissionReview"
+            );
+            let verdict = Verdict {
+                code: bad.code,
+                message: bad.message,
+                ..Verdict::default()
+            };
+            return respond(bad.version, &bad.uid, verdict);
+        }
+    };
+    match webhook.review(request, limit(query.as_deref())).await {
+        Ok(verdict) => respond(version, &uid, verdict),
+        // Not a refusal: the failure policy decides.
+        Err(failure) => {
+            tracing::error!(%failure, "webhook failed");
+            (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()).into_response()
+        }
+    }
+}
+
+/// API servers say in the query how long they wait.
+fn limit(query: Option<&str>) -> Duration {
+    let pairs = query.unwrap_or_default().split('&');
+    let timeout = pairs
+        .filter_map(|pair| pair.strip_prefix("timeout="))
+        .next();
+    let seconds = timeout.and_then(|text| text.strip_suffix('s')?.parse().ok());
+    let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    limit.unwrap_or(ANSWER_WITHIN).min(LONGEST)
+}
+
+async fn read(room: &Semaphore, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes, Bad> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let kind = text(CONTENT_TYPE).unwrap_or_default();
+    let media = kind.split(';').next().unwrap_or_default().trim();
+    if !media.eq_ignore_ascii_case("application/json") {
+        let message = format!("contentType={kind}, expected application/json");
+        return Err(Bad::new(400, message));
+    }
+    let declared = text(CONTENT_LENGTH).and_then(|length| length.parse().ok());
+    let declared: usize = declared.unwrap_or(LARGEST);
+    let too_large = || Bad::new(413, format!("request body: more than {LARGEST} bytes"));
+    if declared > LARGEST {
+        return Err(too_large());
+    }
+    let reading = async {
+        let kib = u32::try_from(declared.div_ceil(1024)).unwrap_or(u32::MAX);
+        let _room = room.acquire_many(kib).await;
+        axum::body::to_bytes(body, LARGEST).await
+    };
+    match tokio::time::timeout(ARRIVES_WITHIN, reading).await {
+        Ok(Ok(bytes)) if bytes.is_empty() => Err(Bad::new(400, "request body is empty")),
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => Err(Bad::new(
+            408,
+            format!("request body: not here within {ARRIVES_WITHIN:?}"),
+        )),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    #[serde(default)]
+    kind: Kind,
+    #[serde(default)]
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    operation: Operation,
+    #[serde(default)]
+    user_info: UserInfo,
+    #[serde(default)]
+    object: Option<Value>,
+    #[serde(default)]
+    old_object: Option<Value>,
+    #[serde(default)]
+    dry_run: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct UserInfo {
+    username: String,
+    uid: String,
+    groups: Option<Vec<String>>,
+    extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+/// Version, uid and request of a review.
+fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), Bad> {
+    let bad = |message: String| Bad::new(400, message);
+    let mut review: Value = serde_json::from_slice(bytes)
+        .map_err(|error| bad(format!("AdmissionReview: not JSON: {error}")))?;
+    let text = |key: &str| review.get(key).and_then(Value::as_str).unwrap_or_default();
+    let version = match text("apiVersion") {
+        V1 | "" => V1,
+        V1BETA1 => V1BETA1,
+        other => {
+            let message = format!("apiVersion: {other:?}: expected {V1} or {V1BETA1}");
+            return Err(bad(message));
+        }
+    };
+    if !matches!(text("kind"), "AdmissionReview" | "") {
+        let message = format!("kind: {:?}: expected AdmissionReview", text("kind"));
+        return Err(bad(message));
+    }
+    let request = review.get_mut("request").map(Value::take);
+    let request = request.filter(Value::is_object).unwrap_or_default();
+    let uid = request.get("uid").and_then(Value::as_str);
+    let uid = uid.unwrap_or_default().to_owned();
+    let wrong = |message: String| Bad {
+        version,
+        uid: uid.clone(),
+        ..bad(message)
+    };
+    if uid.is_empty() {
+        return Err(wrong("request.uid: missing".to_owned()));
+    }
+    let wire = Wire::deserialize(request).map_err(|error| wrong(format!("request: {error}")))?;
+    for (name, object) in [("object", &wire.object), ("oldObject", &wire.old_object)] {
+        if let Some(other) = object.as_ref().filter(|object| !object.is_object()) {
+            return Err(wrong(format!(
+                "request.{name}: {other}: expected an object"
+            )));
+        }
+    }
+    let UserInfo {
+        username,
+        uid: user_uid,
+        groups,
+        extra,
+    } = wire.user_info;
+    let request = Request {
+        uid: uid.clone(),
+        kind: wire.kind,
+        resource: wire.resource,
+        sub_resource: wire.sub_resource,
+        name: wire.name,
+        namespace: wire.namespace,
+        operation: wire.operation,
+        user: User {
+            name: username,
+            uid: user_uid,
+            groups: groups.unwrap_or_default(),
+            extra: extra.unwrap_or_default(),
+        },
+        object: wire.object,
+        old_object: wire.old_object,
+        dry_run: wire.dry_run.unwrap_or_default(),
+    };
+    Ok((version, uid, request))
+}
+
+fn respond(version: &str, uid: &str, verdict: Verdict) -> Response {
+    let mut response = json!({ "uid": uid, "allowed": verdict.allowed });
+    if !verdict.allowed {
+        response["status"] = json!({ "code": verdict.code, "message": verdict.message });
+        if !verdict.reason.is_empty() {
+            response["status"]["reason"] = verdict.reason.into();
+        }
+    }
+    if !verdict.patch.is_empty() {
+        let patch = Value::Array(verdict.patch).to_string();
+        response["patch"] = STANDARD.encode(patch).into();
+        response["patchType"] = "JSONPatch".into();
+    }
+    if !verdict.warnings.is_empty() {
+        response["warnings"] = verdict.warnings.into();
+    }
+    let review = json!({
+        "apiVersion": version, "kind": "AdmissionReview", "response": response,
+    });
+    ([(CONTENT_TYPE, "application/json")], review.to_string()).into_response()
+}
