@@ -1,5 +1,6 @@
 //! The command line, with upstream's names and defaults.
 
+use crate::webhook::{Serve, Settings};
 use crate::{GATES, Options, OptionsError};
 use clap::{ArgAction, Parser};
 use koord_app::features::Gates;
@@ -80,7 +81,9 @@ impl Args {
     ///
     /// Names the flag and its value.
     pub fn options(&self) -> Result<Options, OptionsError> {
-        let wrong = |flag: &'static str, problem: String| OptionsError { flag, problem };
+        let wrong = OptionsError::flag;
+        let gates = Gates::parse(GATES, &self.feature_gates)
+            .map_err(|error| wrong("feature-gates", error.to_string()))?;
         if self.leader_elect_resource_lock != "leases" {
             let problem = format!("{:?} is not supported", self.leader_elect_resource_lock);
             return Err(wrong("leader-elect-resource-lock", problem));
@@ -107,8 +110,8 @@ impl Args {
             noderesource_plugins: self.noderesource_plugins.clone(),
             config_namespace: self.config_namespace.clone(),
             config_name: self.slo_config_name.clone(),
-            gates: Gates::parse(GATES, &self.feature_gates)
-                .map_err(|error| wrong("feature-gates", error.to_string()))?,
+            gates,
+            webhooks: Serve::Https(Settings::from_env(|name| std::env::var(name).ok())?),
             ..defaults
         })
     }

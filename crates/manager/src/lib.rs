@@ -70,6 +70,8 @@ pub struct Options {
     pub config_name: String,
     /// Feature gates.
     pub gates: Gates,
+    /// Where the webhooks are asked.
+    pub webhooks: webhook::Serve,
 }
 
 impl Default for Options {
@@ -84,16 +86,34 @@ impl Default for Options {
             config_namespace: "koordinator-system".to_owned(),
             config_name: "slo-controller-config".to_owned(),
             gates: Gates::new(GATES),
+            webhooks: webhook::Serve::Nowhere,
         }
     }
 }
 
 /// A command line that makes no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("--{flag}: {problem}")]
+#[error("{name}: {problem}")]
 pub struct OptionsError {
-    flag: &'static str,
+    name: String,
     problem: String,
+}
+
+impl OptionsError {
+    fn flag(flag: &str, problem: String) -> Self {
+        Self {
+            name: format!("--{flag}"),
+            problem,
+        }
+    }
+
+    /// A variable of the environment.
+    fn variable(name: &str, problem: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            problem,
+        }
+    }
 }
 
 /// Why the manager stopped, or a reconcile failed.
@@ -105,6 +125,14 @@ pub enum Error {
     /// No health or metrics server.
     #[error(transparent)]
     Admin(#[from] AdminError),
+    /// The webhooks' address is taken or not ours.
+    #[error("webhooks: cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// A metric is registered twice.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -129,7 +157,8 @@ pub fn run(
         let _stop_on_drop = replica.stop.clone().drop_guard();
         let controllers = Controllers::build(&replica);
         replica.start(&controllers.kinds());
-        replica.serve(&ctx).await?;
+        let webhooks = webhook::start(&replica, &ctx).await?;
+        replica.serve(&ctx, webhooks).await?;
         let Some(election) = replica.options.election.clone() else {
             leader.set(1);
             controllers.run(replica, ctx.shutdown).await;

@@ -15,6 +15,7 @@ use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_app::admin::{Admin, Exposure};
 use koord_app::{Clock, Context};
 use koord_kube::events::Recorder;
+use koord_kube::webhook::run::Readiness;
 use koord_kube::{Client, Informer, Scope, kube_core};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -202,11 +203,19 @@ impl Replica {
     }
 
     /// Serves health and metrics where the options say so.
-    pub(crate) async fn serve(self: &Arc<Self>, ctx: &Context) -> Result<(), Error> {
+    pub(crate) async fn serve(
+        self: &Arc<Self>,
+        ctx: &Context,
+        webhooks: Option<Readiness>,
+    ) -> Result<(), Error> {
         let replica = Arc::downgrade(self);
         let admin = Admin::new(ctx.metrics.clone()).ready_when("informers", move || {
             replica.upgrade().ok_or("it has stopped")?.is_ready()
         });
+        let admin = match webhooks {
+            Some(state) => admin.ready_when("webhook-ready", move || state.borrow().clone()),
+            None => admin,
+        };
         let options = &self.options;
         let addresses: BTreeSet<_> = [options.metrics_address, options.health_address]
             .into_iter()

@@ -60,7 +60,7 @@ pub struct Keeper {
 #[derive(Clone)]
 enum Place {
     /// With other replicas.
-    Secret(Shared),
+    Secret(Box<Shared>),
     /// With whoever mounts the directory.
     Directory(PathBuf),
 }
@@ -91,11 +91,11 @@ impl Keeper {
     #[must_use]
     pub fn in_secret(client: kube::Client, namespace: &str, name: &str, host: &str) -> Self {
         Self {
-            place: Place::Secret(Shared {
+            place: Place::Secret(Box::new(Shared {
                 api: Api::namespaced(client, namespace),
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
-            }),
+            })),
             host: host.to_owned(),
         }
     }

@@ -47,7 +47,7 @@ impl Server {
     /// # Errors
     /// When it cannot listen.
     pub fn start(
-        self,
+        mut self,
         webhooks: Vec<Webhook>,
         client: kube::Client,
         clock: Clock,
@@ -56,6 +56,11 @@ impl Server {
         Box::pin(async move {
             let listener = TcpListener::bind(self.address).await?;
             let address = listener.local_addr()?;
+            if let Some((_, port)) = &mut self.injector.host
+                && *port == 0
+            {
+                *port = address.port();
+            }
             let (state, readiness) = watch::channel(Err("no certificates yet".to_owned()));
             let keeping = Keeping {
                 server: self,

@@ -2,17 +2,26 @@
 //! them.
 
 mod json;
+mod lookup;
 mod metrics;
 pub mod pod;
 mod profile;
+mod serving;
+mod settings;
 
 pub use metrics::WebhookMetrics;
 pub use profile::Priority;
+pub use serving::Serve;
+pub(crate) use serving::start;
+pub use settings::{MUTATING, Settings, VALIDATING};
 
+use crate::cache::Kind;
 use koord_app::features::Gates;
 use koord_kube::webhook::FailurePolicy::{Fail, Ignore};
 use koord_kube::webhook::Operation::{Create, Delete, Update};
-use koord_kube::webhook::{Handler, Registration, Selector, Webhook};
+use koord_kube::webhook::configuration::{Service, manifest};
+use koord_kube::webhook::{Handler, Registration, Selector};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// What handlers are made of. Add what yours needs.
@@ -41,22 +50,23 @@ impl std::fmt::Debug for Deps {
 }
 
 /// One path.
-#[derive(Debug)]
-pub struct Row {
+pub(crate) struct Row {
     /// Where it is served.
-    pub path: &'static str,
+    pub(crate) path: &'static str,
     /// Without it the path is neither served nor configured.
-    pub gate: &'static str,
+    pub(crate) gate: &'static str,
     /// Whether it may change objects; says in which configuration it is.
-    pub mutating: bool,
+    pub(crate) mutating: bool,
     /// Its entries in that configuration.
-    pub registrations: &'static [Registration],
+    pub(crate) registrations: &'static [Registration],
+    /// What it looks at; a question waits until these are in sync or known not to be installed.
+    pub(crate) caches: &'static [Kind],
     /// Makes the handler; `None` while there is none.
-    pub handler: Option<Make>,
+    pub(crate) handler: Option<Make>,
 }
 
 /// Makes a handler.
-pub type Make = fn(&Deps) -> Arc<dyn Handler>;
+pub(crate) type Make = fn(&Deps) -> Arc<dyn Handler>;
 
 /// The gate without which there is no webhook at all.
 const FRAMEWORK: &str = "WebhookFramework";
@@ -78,7 +88,7 @@ const CORE: Registration = Registration {
 };
 
 /// Every webhook, in upstream's order of paths.
-pub const TABLE: &[Row] = &[
+pub(crate) const TABLE: &[Row] = &[
     Row {
         path: "/mutate-pod",
         gate: "PodMutatingWebhook",
@@ -103,6 +113,7 @@ pub const TABLE: &[Row] = &[
                 ..CORE
             },
         ],
+        caches: &[Kind::Profiles, Kind::Namespaces, Kind::PriorityClasses],
         handler: Some(pod::mutating),
     },
     Row {
@@ -116,6 +127,7 @@ pub const TABLE: &[Row] = &[
             namespace_selector: NOT_CONTROL_PLANE,
             ..CORE
         }],
+        caches: &[],
         handler: Some(pod::validating),
     },
     Row {
@@ -129,6 +141,7 @@ pub const TABLE: &[Row] = &[
             failure_policy: Ignore,
             ..CORE
         }],
+        caches: &[],
         handler: Some(pod::binding),
     },
     Row {
@@ -143,6 +156,7 @@ pub const TABLE: &[Row] = &[
             resource: "elasticquotas",
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
     Row {
@@ -157,6 +171,7 @@ pub const TABLE: &[Row] = &[
             resource: "elasticquotas",
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
     Row {
@@ -170,6 +185,7 @@ pub const TABLE: &[Row] = &[
             failure_policy: Ignore,
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
     Row {
@@ -183,6 +199,7 @@ pub const TABLE: &[Row] = &[
             failure_policy: Ignore,
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
     Row {
@@ -199,6 +216,7 @@ pub const TABLE: &[Row] = &[
             )),
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
     Row {
@@ -213,28 +231,32 @@ pub const TABLE: &[Row] = &[
             resource: "reservations",
             ..CORE
         }],
+        caches: &[],
         handler: None,
     },
 ];
 
 /// The rows whose gates are on and that have a handler.
-pub fn enabled(gates: &Gates) -> impl Iterator<Item = &'static Row> {
+pub(crate) fn enabled(gates: &Gates) -> impl Iterator<Item = &'static Row> {
     let framework = gates.enabled(FRAMEWORK);
     TABLE
         .iter()
         .filter(move |row| framework && gates.enabled(row.gate) && row.handler.is_some())
 }
 
-/// What is served.
-pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
-    let make = |row: &Row| {
-        Some(Webhook {
-            path: row.path,
-            mutating: row.mutating,
-            handler: row.handler?(deps),
-        })
-    };
-    enabled(&deps.gates).filter_map(make).collect()
+/// The paths that are served with these gates.
+pub fn paths(gates: &Gates) -> impl Iterator<Item = &'static str> {
+    enabled(gates).map(|row| row.path)
+}
+
+/// The two webhook configurations of the paths that are served with these gates, as manifests.
+#[must_use]
+pub fn configurations(gates: &Gates, service: &Service) -> [Value; 2] {
+    [(MUTATING, true), (VALIDATING, false)].map(|(name, mutating)| {
+        let rows = enabled(gates).filter(|row| row.mutating == mutating);
+        let entries = rows.flat_map(|row| row.registrations.iter().map(|entry| (row.path, entry)));
+        manifest(name, mutating, entries, service)
+    })
 }
 
 #[cfg(test)]
