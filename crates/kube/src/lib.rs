@@ -14,6 +14,7 @@ pub mod evict;
 pub mod guard;
 pub mod informer;
 pub mod lease;
+pub mod owners;
 pub mod patch;
 pub mod queue;
 #[cfg(test)]

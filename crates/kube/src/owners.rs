@@ -1,0 +1,419 @@
+//! Who owns an object, and who owns that: from a pod to its workload, whatever kind that is.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, ObjectMeta};
+use kube::api::ListParams;
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long an answer of the API server is believed: a kind may be installed, an owner adopted.
+const LIFE: Duration = Duration::from_secs(600);
+/// Longer chains are cut: an owner that owns itself through others would never end.
+const LONGEST: usize = 8;
+
+/// Of so many objects of a kind, all are listed instead of getting each.
+const MANY: usize = 50;
+/// Objects per page of such a list.
+const PAGE: u32 = 500;
+
+/// A chain under its first owner.
+fn keyed((_, chain): (String, Vec<Owner>)) -> Option<(Owner, Vec<Owner>)> {
+    Some((chain.first()?.clone(), chain))
+}
+
+/// The object that controls another one of the same namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// `apiVersion`, such as `apps/v1`.
+    pub api_version: String,
+    /// `kind`.
+    pub kind: String,
+    /// `name`.
+    pub name: String,
+    /// `uid`.
+    pub uid: String,
+}
+
+impl Owner {
+    /// The controller among the owner references of an object.
+    #[must_use]
+    pub fn of(meta: &ObjectMeta) -> Option<Self> {
+        let mut owners = meta.owner_references.iter().flatten();
+        let owner = owners.find(|owner| owner.controller == Some(true))?;
+        Some(Self {
+            api_version: owner.api_version.clone(),
+            kind: owner.kind.clone(),
+            name: owner.name.clone(),
+            uid: owner.uid.clone(),
+        })
+    }
+
+    /// The API group; empty for the core group.
+    #[must_use]
+    pub fn group(&self) -> &str {
+        group_of(&self.api_version)
+    }
+}
+
+/// The group in an `apiVersion`; empty for the core group.
+#[must_use]
+pub fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+/// Finds resources by kind, and owners of owners. It keeps the answers for some minutes.
+pub struct Owners {
+    client: Client,
+    kinds: HashMap<String, (Instant, Vec<APIResource>)>,
+    owners: HashMap<String, (Instant, Option<Owner>)>,
+}
+
+impl std::fmt::Debug for Owners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owners")
+            .field("kinds", &self.kinds.len())
+            .field("owners", &self.owners.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Owners {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            kinds: HashMap::new(),
+            owners: HashMap::new(),
+        }
+    }
+
+    /// The client that it asks with.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The resource of `kind` in `api_version`; `None` when the API server has none, or only one
+    /// that is in no namespace.
+    ///
+    /// # Errors
+    /// The API server cannot say.
+    pub async fn resource(
+        &mut self,
+        api_version: &str,
+        kind: &str,
+    ) -> Result<Option<ApiResource>, kube::Error> {
+        let now = Instant::now();
+        let known = self.kinds.get(api_version);
+        if known.is_none_or(|(asked, _)| now.duration_since(*asked) >= LIFE) {
+            let found = if group_of(api_version).is_empty() {
+                self.client.list_core_api_resources(api_version).await
+            } else {
+                self.client.list_api_group_resources(api_version).await
+            };
+            let found = match found {
+                Ok(list) => list.resources,
+                Err(error) if crate::patch::is_not_found(&error) => Vec::new(),
+                Err(error) => return Err(error),
+            };
+            self.kinds.insert(api_version.to_owned(), (now, found));
+        }
+        let Some((_, resources)) = self.kinds.get(api_version) else {
+            return Ok(None);
+        };
+        let found = resources
+            .iter()
+            .find(|one| one.kind == kind && one.namespaced && !one.name.contains('/'));
+        let version = api_version.rsplit('/').next().unwrap_or(api_version);
+        Ok(found.map(|found| ApiResource {
+            group: group_of(api_version).to_owned(),
+            version: version.to_owned(),
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            plural: found.name.clone(),
+        }))
+    }
+
+    /// The controller of `owner`, an object in `namespace`; `None` at the top of a chain, and where
+    /// the object is gone, or is none that the API server serves or lets us see.
+    ///
+    /// # Errors
+    /// The API server cannot say.
+    pub async fn next(
+        &mut self,
+        namespace: &str,
+        owner: &Owner,
+    ) -> Result<Option<Owner>, kube::Error> {
+        let now = Instant::now();
+        if let Some((asked, known)) = self.owners.get(&owner.uid)
+            && now.duration_since(*asked) < LIFE
+        {
+            return Ok(known.clone());
+        }
+        let mut found = None;
+        if let Some(resource) = self.resource(&owner.api_version, &owner.kind).await? {
+            let objects: Api<DynamicObject> =
+                Api::namespaced_with(self.client.clone(), namespace, &resource);
+            let object = match objects.get_metadata_opt(&owner.name).await {
+                // What we may not see has no owner as far as we know.
+                Err(kube::Error::Api(status)) if matches!(status.code, 403 | 405) => None,
+                object => object?,
+            };
+            // Another object of the same name says nothing about this one's owner.
+            let same = |meta: &&ObjectMeta| meta.uid.as_deref() == Some(owner.uid.as_str());
+            found = object
+                .as_ref()
+                .map(|object| &object.metadata)
+                .filter(same)
+                .and_then(Owner::of);
+        }
+        self.owners.insert(owner.uid.clone(), (now, found.clone()));
+        Ok(found)
+    }
+
+    /// For each of `starts` (an owner, with its namespace): itself and the controllers above it, up
+    /// to the first that is `enough`, or the topmost.
+    ///
+    /// # Errors
+    /// The API server cannot say. What it does not let us see ends a chain.
+    pub async fn chains(
+        &mut self,
+        starts: Vec<(String, Owner)>,
+        enough: impl Fn(&str, &Owner) -> bool,
+    ) -> Result<HashMap<Owner, Vec<Owner>>, kube::Error> {
+        let mut ended = HashMap::new();
+        let mut open: Vec<(String, Vec<Owner>)> = starts
+            .into_iter()
+            .map(|(namespace, owner)| (namespace, vec![owner]))
+            .collect();
+        for _ in 1..LONGEST {
+            let (done, rest): (Vec<_>, Vec<_>) =
+                open.into_iter().partition(|(namespace, chain)| {
+                    chain.last().is_none_or(|last| enough(namespace, last))
+                });
+            ended.extend(done.into_iter().filter_map(keyed));
+            self.list_many(&rest).await?;
+            open = Vec::new();
+            for (namespace, mut chain) in rest {
+                let next = match chain.last() {
+                    Some(last) => self.next(&namespace, last).await?,
+                    None => None,
+                };
+                match next {
+                    Some(next) => {
+                        chain.push(next);
+                        open.push((namespace, chain));
+                    }
+                    None => ended.extend(keyed((namespace, chain))),
+                }
+            }
+        }
+        ended.extend(open.into_iter().filter_map(keyed));
+        Ok(ended)
+    }
+
+    /// Lists the kinds of which many owners are asked for, instead of getting each.
+    async fn list_many(&mut self, chains: &[(String, Vec<Owner>)]) -> Result<(), kube::Error> {
+        let now = Instant::now();
+        let mut unknown: HashMap<(String, String), HashSet<String>> = HashMap::new();
+        for last in chains.iter().filter_map(|(_, chain)| chain.last()) {
+            let known = self.owners.get(&last.uid);
+            if known.is_none_or(|(asked, _)| now.duration_since(*asked) >= LIFE) {
+                let kind = (last.api_version.clone(), last.kind.clone());
+                unknown.entry(kind).or_default().insert(last.uid.clone());
+            }
+        }
+        for ((api_version, kind), mut uids) in unknown {
+            if uids.len() < MANY {
+                continue;
+            }
+            let Some(resource) = self.resource(&api_version, &kind).await? else {
+                continue;
+            };
+            let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+            let mut params = ListParams::default().limit(PAGE);
+            loop {
+                // Who may not list may still get.
+                let page = match objects.list_metadata(&params).await {
+                    Err(kube::Error::Api(status)) if status.code == 403 => break,
+                    page => page?,
+                };
+                for object in page.items {
+                    let uid = object.metadata.uid.clone().unwrap_or_default();
+                    if uids.remove(&uid) {
+                        let owner = Owner::of(&object.metadata);
+                        self.owners.insert(uid, (now, owner));
+                    }
+                }
+                params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+                if params.continue_token.is_none() {
+                    // Those that are gone by now.
+                    self.owners
+                        .extend(uids.into_iter().map(|uid| (uid, (now, None))));
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what was not asked for of late.
+    pub fn tidy(&mut self) {
+        let now = Instant::now();
+        let fresh = |asked: &Instant| now.duration_since(*asked) < LIFE;
+        self.owners.retain(|_, (asked, _)| fresh(asked));
+        self.kinds.retain(|_, (asked, _)| fresh(asked));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::answer;
+    use http::StatusCode;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn owner(api_version: &str, kind: &str, name: &str) -> Owner {
+        Owner {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            uid: format!("{name}-uid"),
+        }
+    }
+
+    fn meta(kind: &str, name: &str, owner: Option<(&str, &str, &str)>) -> Value {
+        let owners: Vec<Value> = owner
+            .iter()
+            .map(|(api_version, kind, name)| {
+                json!({"apiVersion": api_version, "kind": kind, "name": name,
+                       "uid": format!("{name}-uid"), "controller": true})
+            })
+            .collect();
+        json!({"apiVersion": "meta.k8s.io/v1", "kind": kind,
+               "metadata": {"name": name, "uid": format!("{name}-uid"), "ownerReferences": owners}})
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_chain_goes_up_to_a_custom_kind_and_is_asked_once() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let server = answer(move |request| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let apps = |kind: &str, name: &str| json!({"name": name, "kind": kind, "namespaced": true, "singularName": "", "verbs": []});
+            let resources = |list: Value| json!({"kind": "APIResourceList", "groupVersion": "x", "resources": list});
+            match request.uri().path() {
+                "/apis/apps/v1" => (
+                    StatusCode::OK,
+                    resources(json!([
+                        apps("Deployment", "deployments/scale"),
+                        apps("ReplicaSet", "replicasets")
+                    ])),
+                ),
+                "/apis/argoproj.io/v1alpha1" => (
+                    StatusCode::OK,
+                    resources(json!([apps("Rollout", "rollouts")])),
+                ),
+                "/apis/apps/v1/namespaces/shop/replicasets/web-1" => (
+                    StatusCode::OK,
+                    meta(
+                        "PartialObjectMetadata",
+                        "web-1",
+                        Some(("argoproj.io/v1alpha1", "Rollout", "web")),
+                    ),
+                ),
+                "/apis/argoproj.io/v1alpha1/namespaces/shop/rollouts/web" => {
+                    (StatusCode::OK, meta("PartialObjectMetadata", "web", None))
+                }
+                _ => (
+                    StatusCode::NOT_FOUND,
+                    json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": ""}),
+                ),
+            }
+        });
+        let mut owners = Owners::new(Client::new(server, "default"));
+        let start = owner("apps/v1", "ReplicaSet", "web-1");
+        for _ in 0..2 {
+            let starts = vec![("shop".to_owned(), start.clone())];
+            let chains = owners.chains(starts, |_, _| false).await.unwrap();
+            let chain = &chains[&start];
+            let kinds: Vec<&str> = chain.iter().map(|one| one.kind.as_str()).collect();
+            assert_eq!(kinds, ["ReplicaSet", "Rollout"]);
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 4);
+        // What is enough is not looked beyond.
+        let starts = vec![("shop".to_owned(), start.clone())];
+        let chains = owners.chains(starts, |_, one| one.kind == "ReplicaSet");
+        assert_eq!(chains.await.unwrap()[&start].len(), 1);
+        // A sub-resource is no kind, a group without the kind has none, another has not even that.
+        for (api_version, kind) in [
+            ("apps/v1", "Deployment"),
+            ("apps/v1", "Nothing"),
+            ("none.io/v1", "X"),
+        ] {
+            let found = owners.resource(api_version, kind).await.unwrap();
+            assert_eq!(found, None, "{kind}");
+        }
+        // An object of the same name that came later is another one.
+        let mut stale = start;
+        stale.uid = "older".to_owned();
+        assert_eq!(owners.next("shop", &stale).await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_owners_are_listed_and_not_got_one_by_one() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let server = answer(move |request| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let path = request.uri().path();
+            let body = match path {
+                "/apis/apps/v1" => json!({"kind": "APIResourceList", "groupVersion": "apps/v1",
+                    "resources": [{"name": "replicasets", "kind": "ReplicaSet", "namespaced": true, "singularName": "", "verbs": []}]}),
+                "/apis/apps/v1/replicasets" => {
+                    let second = request
+                        .uri()
+                        .query()
+                        .unwrap_or("")
+                        .contains("continue=next");
+                    let range = if second { 40..99 } else { 0..40 };
+                    let items: Vec<Value> = range
+                        .map(|at| {
+                            meta(
+                                "PartialObjectMetadata",
+                                &format!("web-{at}"),
+                                Some(("apps/v1", "Deployment", "web")),
+                            )
+                        })
+                        .collect();
+                    let next = if second { "" } else { "next" };
+                    json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
+                           "metadata": {"continue": next}, "items": items})
+                }
+                _ => panic!("{path} was asked for"),
+            };
+            (StatusCode::OK, body)
+        });
+        let mut owners = Owners::new(Client::new(server, "default"));
+        let starts: Vec<_> = (0..100)
+            .map(|at| {
+                (
+                    "shop".to_owned(),
+                    owner("apps/v1", "ReplicaSet", &format!("web-{at}")),
+                )
+            })
+            .collect();
+        let chains = owners
+            .chains(starts.clone(), |_, one| one.kind == "Deployment")
+            .await
+            .unwrap();
+        assert_eq!(chains[&starts[98].1][1].name, "web");
+        assert_eq!(chains[&starts[99].1].len(), 1, "it is gone");
+        assert_eq!(asked.load(Ordering::SeqCst), 3);
+    }
+}
