@@ -1,0 +1,309 @@
+//! Where samples come from: the metrics API, which knows containers, or NodeMetrics, which know
+//! pods.
+
+use super::pods::{ContainerFacts, PodFacts};
+use crate::facts::MetricFacts;
+use jiff::Timestamp;
+use koord_api::quantity::Quantity;
+use koord_api::resources;
+use koord_kube::{Client, ObjectKey, kube_core};
+use koord_model::histogram::UnixMillis;
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What was measured longer ago says nothing about now: a node that is gone may leave its report.
+const STALE_MS: i64 = 15 * 60_000;
+/// Up to so many namespaces are asked for one by one; of more, everything is asked for at once.
+const FEW_NAMESPACES: usize = 5;
+
+/// Which source is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Source {
+    /// The metrics API, and NodeMetrics while it cannot be reached.
+    #[default]
+    Auto,
+    MetricsApi,
+    NodeMetric,
+}
+
+impl std::str::FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "metrics-api" => Ok(Self::MetricsApi),
+            "node-metric" => Ok(Self::NodeMetric),
+            _ => Err(format!(
+                "want auto, metrics-api or node-metric, got {text:?}"
+            )),
+        }
+    }
+}
+
+/// Cores and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Use {
+    pub(crate) cpu: Option<f64>,
+    pub(crate) memory: Option<f64>,
+}
+
+/// What one pod used.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum PodUse {
+    /// Each container by itself.
+    Containers(Vec<(String, Use)>),
+    /// The pod as a whole.
+    Whole(Use),
+}
+
+/// Uses of pods, each with its time.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    pub(crate) pods: HashMap<ObjectKey, (UnixMillis, PodUse)>,
+    /// Why the metrics API was not used, if it should have been.
+    pub(crate) problem: Option<String>,
+}
+
+/// Asks the source.
+pub(crate) async fn measure(
+    client: &Client,
+    source: Source,
+    namespaces: &[&str],
+    node_metrics: &[Arc<MetricFacts>],
+    now: UnixMillis,
+) -> Measured {
+    let mut measured = Measured::default();
+    if source != Source::NodeMetric {
+        match pod_metrics(client, namespaces).await {
+            Ok(items) => {
+                measured.pods = items
+                    .into_iter()
+                    .filter_map(|item| item.read(now))
+                    .collect();
+                return measured;
+            }
+            Err(error) => measured.problem = Some(format!("metrics.k8s.io: {error}")),
+        }
+    }
+    if source != Source::MetricsApi {
+        measured.pods = of_node_metrics(node_metrics, namespaces, now);
+    }
+    measured
+}
+
+async fn pod_metrics(
+    client: &Client,
+    namespaces: &[&str],
+) -> Result<Vec<PodMetrics>, koord_kube::Error> {
+    let mut paths = vec!["/apis/metrics.k8s.io/v1beta1/pods".to_owned()];
+    if namespaces.len() <= FEW_NAMESPACES {
+        let one = |namespace| format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods");
+        paths = namespaces.iter().map(one).collect();
+    }
+    let mut items = Vec::new();
+    for path in paths {
+        let request = kube_core::Request::new(path)
+            .list(&koord_kube::api::ListParams::default())
+            .map_err(koord_kube::Error::BuildRequest)?;
+        let list: PodMetricsList = client.request(request).await?;
+        items.extend(list.items);
+    }
+    Ok(items)
+}
+
+#[derive(Debug, Deserialize)]
+struct PodMetricsList {
+    #[serde(default)]
+    items: Vec<PodMetrics>,
+}
+
+/// `PodMetrics` of `metrics.k8s.io/v1beta1`. Amounts are read one by one: a malformed one takes
+/// only its own container away.
+#[derive(Debug, Deserialize)]
+struct PodMetrics {
+    #[serde(default)]
+    metadata: Name,
+    #[serde(default)]
+    timestamp: String,
+    #[serde(default)]
+    containers: Vec<ContainerMetrics>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Name {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ContainerMetrics {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    usage: BTreeMap<String, String>,
+}
+
+impl PodMetrics {
+    fn read(self, now: UnixMillis) -> Option<(ObjectKey, (UnixMillis, PodUse))> {
+        let time = current(self.timestamp.parse().ok()?, now)?;
+        let container = |container: ContainerMetrics| {
+            let amount = |name: &str| {
+                let amount: Quantity = container.usage.get(name)?.parse().ok()?;
+                Some(amount.to_f64())
+            };
+            let used = Use {
+                cpu: amount(resources::CPU),
+                memory: amount(resources::MEMORY),
+            };
+            (container.name, used)
+        };
+        let containers = self.containers.into_iter().map(container).collect();
+        let key = ObjectKey::new(self.metadata.namespace, self.metadata.name);
+        Some((key, (time, PodUse::Containers(containers))))
+    }
+}
+
+/// The time of a measurement, no later than now; `None` of one that is too old.
+fn current(time: Timestamp, now: UnixMillis) -> Option<UnixMillis> {
+    let time = time.as_millisecond().min(now);
+    (now - time <= STALE_MS).then_some(time)
+}
+
+fn of_node_metrics(
+    metrics: &[Arc<MetricFacts>],
+    namespaces: &[&str],
+    now: UnixMillis,
+) -> HashMap<ObjectKey, (UnixMillis, PodUse)> {
+    let mut pods = HashMap::new();
+    for report in metrics.iter().filter_map(|metric| metric.report.as_ref()) {
+        let updated = report.updated.and_then(|s| Timestamp::from_second(s).ok());
+        let Some(time) = updated.and_then(|time| current(time, now)) else {
+            continue;
+        };
+        for pod in &report.pods {
+            let Some(usage) = &pod.usage else { continue };
+            if namespaces.contains(&&*pod.namespace) {
+                let key = ObjectKey::new(&*pod.namespace, &*pod.name);
+                let whole = Use {
+                    cpu: Some(usage.cpu.to_f64()),
+                    memory: Some(usage.memory.to_f64()),
+                };
+                pods.insert(key, (time, PodUse::Whole(whole)));
+            }
+        }
+    }
+    pods
+}
+
+impl PodUse {
+    /// What each container of `pod` used. Of a pod that was measured as a whole, each container
+    /// has the part of the use that it has of the requests, or the same part where none requests
+    /// anything.
+    pub(crate) fn by_container<'a>(&'a self, pod: &'a PodFacts) -> Vec<(&'a str, Use)> {
+        match self {
+            Self::Containers(list) => list
+                .iter()
+                .map(|(name, used)| (name.as_str(), *used))
+                .filter(|(name, _)| pod.containers.iter().any(|c| c.name == *name))
+                .collect(),
+            Self::Whole(whole) => {
+                let cpu = shares(&pod.containers, |container| container.cpu);
+                let memory = shares(&pod.containers, |container| container.memory);
+                let parts = cpu.into_iter().zip(memory);
+                let part = |(container, (cpu, memory)): (&'a ContainerFacts, _)| {
+                    let used = Use {
+                        cpu: whole.cpu.map(|cores| cores * cpu),
+                        memory: whole.memory.map(|bytes| bytes * memory),
+                    };
+                    (container.name.as_str(), used)
+                };
+                pod.containers.iter().zip(parts).map(part).collect()
+            }
+        }
+    }
+
+    /// Whether the use of single containers was guessed.
+    pub(crate) fn is_guess(&self, pod: &PodFacts) -> bool {
+        matches!(self, Self::Whole(_)) && pod.containers.len() > 1
+    }
+}
+
+fn shares(containers: &[ContainerFacts], of: fn(&ContainerFacts) -> Option<f64>) -> Vec<f64> {
+    let amounts: Vec<f64> = containers
+        .iter()
+        .map(|container| of(container).unwrap_or(0.0).max(0.0))
+        .collect();
+    let sum: f64 = amounts.iter().sum();
+    let even = 1.0 / containers.len().max(1) as f64;
+    let share = |amount: &f64| if sum > 0.0 { amount / sum } else { even };
+    amounts.iter().map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const NOW: UnixMillis = 1_767_225_600_000;
+
+    fn pod(requests: &[Option<f64>]) -> PodFacts {
+        let mut pod = PodFacts::of(&k8s_openapi::api::core::v1::Pod::default());
+        let container = |(at, cpu): (usize, &Option<f64>)| ContainerFacts {
+            name: format!("c{at}"),
+            cpu: *cpu,
+            memory: None,
+            killed: None,
+        };
+        pod.containers = requests.iter().enumerate().map(container).collect();
+        pod
+    }
+
+    #[test]
+    fn a_whole_pod_is_split_by_requests() {
+        let whole = PodUse::Whole(Use {
+            cpu: Some(2.0),
+            memory: Some(900.0),
+        });
+        let three = pod(&[Some(1.0), Some(3.0), None]);
+        let parts = whole.by_container(&three);
+        let cpu: Vec<_> = parts.iter().map(|part| part.1.cpu.unwrap()).collect();
+        assert_eq!(cpu, [0.5, 1.5, 0.0]);
+        // Nobody requests memory: even parts.
+        assert_eq!(parts[2].1.memory, Some(300.0));
+        assert!(whole.is_guess(&three) && !whole.is_guess(&pod(&[None])));
+        assert_eq!(whole.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
+    }
+
+    #[test]
+    fn malformed_and_old_measurements_are_left_out() {
+        let read = |value| {
+            let list: PodMetricsList = serde_json::from_value(value).unwrap();
+            list.items
+                .into_iter()
+                .filter_map(|item| item.read(NOW))
+                .collect::<Vec<_>>()
+        };
+        let item = |time: &str| {
+            json!({"items": [{"metadata": {"name": "a", "namespace": "n"}, "timestamp": time,
+                "containers": [{"name": "c", "usage": {"cpu": "250m", "memory": "lots"}}]}]})
+        };
+        let used = Use {
+            cpu: Some(0.25),
+            memory: None,
+        };
+        let got = read(item("2026-01-01T00:00:00Z"));
+        assert_eq!(
+            got[0].1,
+            (NOW, PodUse::Containers(vec![("c".to_owned(), used)]))
+        );
+        // A clock that is ahead.
+        assert_eq!(read(item("2026-01-01T00:01:00Z"))[0].1.0, NOW);
+        assert!(read(item("2025-12-31T23:00:00Z")).is_empty());
+        assert!(read(item("yesterday")).is_empty());
+        assert!(read(json!({})).is_empty());
+    }
+}

@@ -1,0 +1,227 @@
+//! What a Recommendation asks for, understood or refused.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::analysis::{
+    PERCENTILES, PercentilesAnnotation, Recommendation, RecommendationTarget,
+    RecommendationTargetType,
+};
+use koord_api::{lenient, selector};
+use koord_kube::owners::{Owner, group_of};
+use koord_model::recommend::Percentiles;
+use std::collections::BTreeMap;
+
+/// The pods that a Recommendation is about, all in its namespace.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Target {
+    /// Those that a workload controls, directly or through others.
+    Workload {
+        api_version: String,
+        kind: String,
+        name: String,
+    },
+    /// Those with certain labels.
+    Selector(LabelSelector),
+}
+
+impl Target {
+    /// Reads `spec.target`.
+    ///
+    /// # Errors
+    /// Which field is wrong, with its value.
+    pub(crate) fn of(target: &RecommendationTarget) -> Result<Self, String> {
+        let both =
+            || "spec.target.workload and spec.target.podSelector are both set: want one".to_owned();
+        match (&target.type_, &target.workload, &target.pod_selector) {
+            (RecommendationTargetType::Other(text), ..) => Err(format!(
+                "spec.target.type {text:?}: want \"workload\" or \"podSelector\""
+            )),
+            (_, Some(_), Some(_)) => Err(both()),
+            (RecommendationTargetType::Workload, None, _) => {
+                Err("spec.target.workload is absent: type \"workload\" needs it".to_owned())
+            }
+            (RecommendationTargetType::PodSelector, _, None) => {
+                Err("spec.target.podSelector is absent: type \"podSelector\" needs it".to_owned())
+            }
+            (RecommendationTargetType::PodSelector, _, Some(labels)) => {
+                selector::matches(labels, &BTreeMap::new())
+                    .map_err(|error| format!("spec.target.podSelector: {error}"))?;
+                Ok(Self::Selector(labels.clone()))
+            }
+            (RecommendationTargetType::Workload, Some(workload), _) => {
+                for (field, value) in [("kind", &workload.kind), ("name", &workload.name)] {
+                    if value.is_empty() {
+                        return Err(format!("spec.target.workload.{field} is empty"));
+                    }
+                }
+                let api_version = match workload.api_version.as_str() {
+                    "" => usual_version(&workload.kind).ok_or_else(|| {
+                        format!(
+                            "spec.target.workload.apiVersion is empty, and kind {:?} is none of \
+                             Kubernetes' own workloads",
+                            workload.kind
+                        )
+                    })?,
+                    given => given,
+                };
+                Ok(Self::Workload {
+                    api_version: api_version.to_owned(),
+                    kind: workload.kind.clone(),
+                    name: workload.name.clone(),
+                })
+            }
+        }
+    }
+
+    /// Whether a pod with these labels, and with these controllers above it, is meant.
+    pub(crate) fn matches(&self, labels: &BTreeMap<String, String>, owners: &[Owner]) -> bool {
+        match self {
+            // It was read once without an error, so it has none.
+            Self::Selector(labels_wanted) => {
+                selector::matches(labels_wanted, labels).unwrap_or(false)
+            }
+            Self::Workload {
+                api_version,
+                kind,
+                name,
+            } => owners.iter().any(|owner| {
+                owner.group() == group_of(api_version) && owner.kind == *kind && owner.name == *name
+            }),
+        }
+    }
+}
+
+/// The version of Kubernetes' own workloads, for those who leave it out.
+fn usual_version(kind: &str) -> Option<&'static str> {
+    match kind {
+        "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => Some("apps/v1"),
+        "Job" | "CronJob" => Some("batch/v1"),
+        "ReplicationController" => Some("v1"),
+        _ => None,
+    }
+}
+
+/// The percentiles that the annotation of a Recommendation asks for; `default` for what it leaves
+/// out.
+///
+/// # Errors
+/// The annotation cannot be used; says why, with its value.
+pub(crate) fn percentiles(
+    recommendation: &Recommendation,
+    default: Percentiles,
+) -> Result<Percentiles, String> {
+    let annotations = recommendation.metadata.annotations.as_ref();
+    let Some(text) = annotations.and_then(|all| all.get(PERCENTILES)) else {
+        return Ok(default);
+    };
+    let refused = |why: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {why}");
+    let given: PercentilesAnnotation = lenient::from_json(text).map_err(|error| refused(&error))?;
+    let wanted = Percentiles {
+        cpu: given.cpu.unwrap_or(default.cpu),
+        memory: given.memory.unwrap_or(default.memory),
+    };
+    wanted.check().map_err(|error| refused(&error))?;
+    Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(target: Value) -> Result<Target, String> {
+        Target::of(&serde_json::from_value(target).unwrap())
+    }
+
+    #[test]
+    fn wrong_targets_name_field_and_value() {
+        let web = json!({"kind": "Deployment", "name": "web"});
+        for (target, says) in [
+            (json!({"type": "pods"}), "spec.target.type \"pods\""),
+            (
+                json!({"type": "workload"}),
+                "spec.target.workload is absent",
+            ),
+            (
+                json!({"type": "podSelector", "workload": web}),
+                "spec.target.podSelector is absent",
+            ),
+            (
+                json!({"type": "workload", "workload": web, "podSelector": {}}),
+                "both set",
+            ),
+            (
+                json!({"type": "workload", "workload": {"kind": "Deployment", "name": ""}}),
+                "spec.target.workload.name is empty",
+            ),
+            (
+                json!({"type": "workload", "workload": {"kind": "CloneSet", "name": "web"}}),
+                "kind \"CloneSet\"",
+            ),
+            (
+                json!({"type": "podSelector", "podSelector": {"matchExpressions": [
+                    {"key": "app", "operator": "Like", "values": ["a"]}]}}),
+                "spec.target.podSelector: selector key \"app\" has operator \"Like\"",
+            ),
+        ] {
+            let error = read(target).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_workload_is_found_anywhere_above_a_pod() {
+        let target = read(json!({"type": "workload",
+            "workload": {"apiVersion": "apps/v1beta1", "kind": "Deployment", "name": "web"}}))
+        .unwrap();
+        let owner = |api_version: &str, kind: &str, name: &str| Owner {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            uid: String::new(),
+        };
+        let set = owner("apps/v1", "ReplicaSet", "web-1");
+        let none = BTreeMap::new();
+        assert!(!target.matches(&none, std::slice::from_ref(&set)));
+        // The group counts, not the version.
+        let chain = [set.clone(), owner("apps/v1", "Deployment", "web")];
+        assert!(target.matches(&none, &chain));
+        let foreign = [set, owner("example.io/v1", "Deployment", "web")];
+        assert!(!target.matches(&none, &foreign));
+    }
+
+    #[test]
+    fn percentiles_come_from_the_annotation() {
+        let default = Percentiles {
+            cpu: 0.95,
+            memory: 0.98,
+        };
+        let read = |text: &str| {
+            let mut object = Recommendation::default();
+            object.metadata.annotations = Some([(PERCENTILES.to_owned(), text.to_owned())].into());
+            percentiles(&object, default)
+        };
+        assert_eq!(
+            percentiles(&Recommendation::default(), default),
+            Ok(default)
+        );
+        let both = read(r#"{"CPU": 0.5, "memory": 1}"#).unwrap();
+        assert_eq!((both.cpu, both.memory), (0.5, 1.0));
+        assert_eq!(read(r#"{"cpu": 0.5}"#).unwrap().memory, 0.98);
+        for (text, says) in [
+            ("p95", "not JSON"),
+            (
+                r#"{"cpu": 95}"#,
+                "cpu must be above 0 and at most 1, got 95",
+            ),
+            (
+                r#"{"memory": 0}"#,
+                "memory must be above 0 and at most 1, got 0",
+            ),
+            (r#"{"cpu": "0.9"}"#, "field cpu"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(says), "{error}");
+            assert!(error.contains(PERCENTILES), "{error}");
+        }
+    }
+}
