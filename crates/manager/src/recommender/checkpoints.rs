@@ -1,0 +1,368 @@
+//! Histories as RecommendationCheckpoint objects.
+
+use super::learn::Kept;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use koord_api::analysis::{
+    HistogramCheckpoint, MemoryPeak, RecommendationCheckpoint, RecommendationCheckpointSpec,
+    RecommendationCheckpointStatus,
+};
+use koord_kube::api::{ListParams, PostParams};
+use koord_kube::{Api, Client, ObjectKey, patch};
+use koord_model::histogram::{Checkpoint, UnixMillis, ZERO_TIME};
+use koord_model::recommend::{ContainerCheckpoint, ContainerModel, SavedInstance, Settings};
+use std::collections::{BTreeMap, HashMap};
+
+/// Objects per page of the list.
+const PAGE: u32 = 200;
+/// Longest name of an object.
+const LONGEST_NAME: usize = 253;
+
+/// Histories by Recommendation; each with the uid of the Recommendation it was written for, and its
+/// container.
+pub(crate) type Loaded = HashMap<ObjectKey, Vec<(String, String, Kept)>>;
+
+/// Where checkpoints stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Support {
+    /// They were read and are written.
+    Kept,
+    /// They cannot be: says why.
+    No(String),
+}
+
+/// Reads all checkpoints. Ones that cannot be used are left out, and said so.
+///
+/// # Errors
+/// The API server cannot say now: nothing may be learned anew before it can.
+pub(crate) async fn load(
+    client: &Client,
+    settings: &Settings,
+    now: UnixMillis,
+) -> Result<(Support, Loaded), koord_kube::Error> {
+    let api: Api<RecommendationCheckpoint> = Api::all(client.clone());
+    let mut loaded = Loaded::new();
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = match api.list(&params).await {
+            Ok(page) => page,
+            Err(error) if patch::is_not_found(&error) => {
+                let why = "there is no definition of RecommendationCheckpoint";
+                return Ok((Support::No(why.to_owned()), loaded));
+            }
+            Err(error) if patch::is_status(&error, 403) => {
+                let why = "the manager may not list recommendationcheckpoints";
+                return Ok((Support::No(why.to_owned()), loaded));
+            }
+            Err(error) => return Err(error),
+        };
+        for object in page.items {
+            let key = ObjectKey::of(&object);
+            match read(&object, settings, now) {
+                Ok(kept) => {
+                    let of = ObjectKey::new(key.namespace, object.spec.recommendation.clone());
+                    let owners = object.metadata.owner_references.iter().flatten();
+                    let uid = owners.map(|owner| owner.uid.clone()).next();
+                    let container = object.spec.container_name.clone();
+                    let one = (uid.unwrap_or_default(), container, kept);
+                    loaded.entry(of).or_default().push(one);
+                }
+                Err(problem) => {
+                    tracing::warn!(checkpoint = %key, problem, "a history is lost");
+                }
+            }
+        }
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok((Support::Kept, loaded));
+        }
+    }
+}
+
+/// What a checkpoint holds.
+fn read(
+    object: &RecommendationCheckpoint,
+    settings: &Settings,
+    now: UnixMillis,
+) -> Result<Kept, String> {
+    let status = object.status.as_ref().ok_or("status is absent")?;
+    let histogram = |field: &str, saved: &Option<HistogramCheckpoint>| {
+        let saved = saved.as_ref().ok_or(format!("{field} is absent"))?;
+        let mut weights = BTreeMap::new();
+        for (bucket, weight) in &saved.bucket_weights {
+            let wrong =
+                |_| format!("{field}: bucketWeights {bucket:?}: {weight} is no bucket and weight");
+            let number: i64 = bucket
+                .parse()
+                .map_err(|_| format!("{field}: bucketWeights key {bucket:?} is no number"))?;
+            weights.insert(number, u32::try_from(*weight).map_err(wrong)?);
+        }
+        let half_life = saved.half_life_seconds.saturating_mul(1000);
+        let checkpoint = Checkpoint {
+            reference: millis(saved.reference_timestamp.as_ref()).unwrap_or(ZERO_TIME),
+            weights,
+            total: saved.total_weight,
+        };
+        Ok::<_, String>((checkpoint, half_life))
+    };
+    let (cpu, cpu_half_life_ms) = histogram("cpuHistogram", &status.cpu_histogram)?;
+    let (memory, memory_half_life_ms) = histogram("memoryHistogram", &status.memory_histogram)?;
+    let instance = |peak: &MemoryPeak| SavedInstance {
+        pod: peak.pod_uid.clone(),
+        last: millis(peak.last_sample_start.as_ref()),
+        window_end: peak.window_end.0.as_millisecond(),
+        peak: peak.peak,
+        oom_peak: peak.oom_peak,
+        last_oom: millis(peak.last_oom_time.as_ref()),
+    };
+    let saved = ContainerCheckpoint {
+        version: status.version.clone(),
+        cpu,
+        memory,
+        cpu_half_life_ms,
+        memory_half_life_ms,
+        first: millis(status.first_sample_start.as_ref()),
+        last: millis(status.last_sample_start.as_ref()),
+        count: u64::try_from(status.total_samples_count).map_err(|_| {
+            format!(
+                "totalSamplesCount must not be negative, got {}",
+                status.total_samples_count
+            )
+        })?,
+        instances: status.memory_peaks.iter().map(instance).collect(),
+    };
+    let model = ContainerModel::load(settings, &saved, now).map_err(|error| error.to_string())?;
+    Ok(Kept {
+        model,
+        saved: millis(status.last_update_time.as_ref()).unwrap_or(UnixMillis::MIN),
+        dirty: false,
+        version: object.metadata.resource_version.clone(),
+    })
+}
+
+/// The name of a container's checkpoint. Container names have no dots, so the last dot tells the
+/// two parts apart.
+pub(crate) fn name(recommendation: &str, container: &str) -> String {
+    let whole = format!("{recommendation}.{container}");
+    if whole.len() <= LONGEST_NAME {
+        return whole;
+    }
+    // 64-bit FNV-1a of the part that does not fit.
+    let hash = recommendation
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let head: String = recommendation.chars().take(150).collect();
+    format!(
+        "{}-{hash:016x}.{container}",
+        head.trim_end_matches(['.', '-'])
+    )
+}
+
+/// The object that holds a history.
+pub(crate) fn object(
+    of: &ObjectKey,
+    uid: &str,
+    container: &str,
+    kept: &Kept,
+    now: UnixMillis,
+) -> RecommendationCheckpoint {
+    let saved = kept.model.save();
+    let histogram = |saved: Checkpoint, half_life_ms: i64| HistogramCheckpoint {
+        reference_timestamp: (!saved.weights.is_empty())
+            .then(|| time(saved.reference))
+            .flatten(),
+        bucket_weights: saved
+            .weights
+            .into_iter()
+            .map(|(bucket, weight)| (bucket.to_string(), i64::from(weight)))
+            .collect(),
+        total_weight: saved.total,
+        half_life_seconds: half_life_ms / 1000,
+    };
+    let peaks = saved.instances.into_iter().filter_map(|one| {
+        Some(MemoryPeak {
+            pod_uid: one.pod,
+            window_end: time(one.window_end)?,
+            peak: one.peak,
+            oom_peak: one.oom_peak,
+            last_sample_start: one.last.and_then(time),
+            last_oom_time: one.last_oom.and_then(time),
+        })
+    });
+    let mut object = RecommendationCheckpoint::new(
+        &name(&of.name, container),
+        RecommendationCheckpointSpec {
+            recommendation: of.name.clone(),
+            container_name: container.to_owned(),
+        },
+    );
+    object.metadata.namespace = Some(of.namespace.clone());
+    object.metadata.resource_version.clone_from(&kept.version);
+    object.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "analysis.koordinator.sh/v1alpha1".to_owned(),
+        kind: "Recommendation".to_owned(),
+        name: of.name.clone(),
+        uid: uid.to_owned(),
+        ..OwnerReference::default()
+    }]);
+    object.status = Some(RecommendationCheckpointStatus {
+        version: saved.version,
+        cpu_histogram: Some(histogram(saved.cpu, saved.cpu_half_life_ms)),
+        memory_histogram: Some(histogram(saved.memory, saved.memory_half_life_ms)),
+        memory_peaks: peaks.collect(),
+        first_sample_start: saved.first.and_then(time),
+        last_sample_start: saved.last.and_then(time),
+        total_samples_count: i64::try_from(saved.count).unwrap_or(i64::MAX),
+        last_update_time: time(now),
+    });
+    object
+}
+
+/// Writes a history; its new `resourceVersion`.
+pub(crate) async fn save(
+    client: &Client,
+    mut object: RecommendationCheckpoint,
+) -> Result<Option<String>, koord_kube::Error> {
+    let ObjectKey { namespace, name } = ObjectKey::of(&object);
+    let api: Api<RecommendationCheckpoint> = Api::namespaced(client.clone(), &namespace);
+    let params = PostParams::default();
+    let written = if object.metadata.resource_version.is_some() {
+        api.replace(&name, &params, &object).await
+    } else {
+        api.create(&params, &object).await
+    };
+    let written = match written {
+        // Somebody removed it.
+        Err(error) if patch::is_not_found(&error) => {
+            object.metadata.resource_version = None;
+            api.create(&params, &object).await
+        }
+        // Another manager wrote it before this one led: what this one learned goes on from there or
+        // is as good.
+        Err(error) if patch::is_conflict(&error) => {
+            object.metadata.resource_version = api.get(&name).await?.metadata.resource_version;
+            api.replace(&name, &params, &object).await
+        }
+        other => other,
+    };
+    written.map(|object| object.metadata.resource_version)
+}
+
+/// Removes the history of a container that is no more.
+pub(crate) async fn remove(
+    client: &Client,
+    of: &ObjectKey,
+    container: &str,
+) -> Result<(), koord_kube::Error> {
+    let api: Api<RecommendationCheckpoint> = Api::namespaced(client.clone(), &of.namespace);
+    let deleted = api
+        .delete(&name(&of.name, container), &Default::default())
+        .await;
+    crate::object::unless_gone(deleted)
+}
+
+fn millis(time: Option<&Time>) -> Option<UnixMillis> {
+    time.map(|time| time.0.as_millisecond())
+}
+
+fn time(millis: UnixMillis) -> Option<Time> {
+    Timestamp::from_second(millis.div_euclid(1000))
+        .ok()
+        .map(Time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::recommend::container::Sample;
+
+    const NOW: UnixMillis = 1_767_225_600_000;
+
+    fn kept(settings: &Settings) -> Kept {
+        let mut model = ContainerModel::new(settings);
+        for minute in 0..600 {
+            let sample = Sample {
+                pod: "u",
+                time: NOW + minute * 60_000,
+                cpu: Some(0.1 + minute as f64 / 100.0),
+                memory: Some(1e9),
+            };
+            model.add(settings, sample);
+        }
+        Kept {
+            model,
+            saved: 0,
+            dirty: true,
+            version: None,
+        }
+    }
+
+    #[test]
+    fn an_object_gives_back_what_it_was_made_of() {
+        let settings = Settings::peak();
+        let kept = kept(&settings);
+        let of = ObjectKey::new("shop", "web");
+        let now = NOW + 36_000_000;
+        let object = object(&of, "uid", "main", &kept, now);
+        // Over the wire.
+        let text = serde_json::to_string(&object).unwrap();
+        let object: RecommendationCheckpoint = serde_json::from_str(&text).unwrap();
+        let back = read(&object, &settings, now).unwrap();
+        let known = |kept: &Kept| {
+            koord_model::recommend::estimate(&kept.model, &settings, settings.percentiles, 1)
+        };
+        assert_eq!(known(&back), known(&kept));
+        assert_eq!(back.saved, now);
+        assert_eq!(object.metadata.name.as_deref(), Some("web.main"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let settings = Settings::peak();
+        let of = ObjectKey::new("shop", "web");
+        let good = object(&of, "uid", "main", &kept(&settings), NOW);
+        let error = |change: &dyn Fn(&mut RecommendationCheckpointStatus)| {
+            let mut bad = good.clone();
+            change(bad.status.as_mut().unwrap());
+            read(&bad, &settings, NOW).err().unwrap()
+        };
+        for (text, says) in [
+            (error(&|s| s.version = "v9".to_owned()), "v9"),
+            (error(&|s| s.cpu_histogram = None), "cpuHistogram is absent"),
+            (error(&|s| s.total_samples_count = -3), "got -3"),
+            (
+                error(&|s| {
+                    let weights = [("many".to_owned(), 1)].into();
+                    s.memory_histogram.as_mut().unwrap().bucket_weights = weights;
+                }),
+                "memoryHistogram: bucketWeights key \"many\"",
+            ),
+            (
+                error(&|s| {
+                    let weights = [("3".to_owned(), -1)].into();
+                    s.cpu_histogram.as_mut().unwrap().bucket_weights = weights;
+                }),
+                "cpuHistogram: bucketWeights \"3\": -1",
+            ),
+        ] {
+            assert!(text.contains(says), "{text}");
+        }
+        let mut empty = good;
+        empty.status = None;
+        assert_eq!(
+            read(&empty, &settings, NOW).err().unwrap(),
+            "status is absent"
+        );
+    }
+
+    #[test]
+    fn names_are_valid_and_differ() {
+        assert_ne!(name("a.b", "c"), name("a", "b-c"));
+        let long = "r".repeat(253);
+        let other = format!("{}s", "r".repeat(252));
+        assert!(name(&long, "main").len() <= LONGEST_NAME);
+        assert_ne!(name(&long, "main"), name(&other, "main"));
+    }
+}

@@ -1,0 +1,427 @@
+//! What of a Recommendation is written, and when. No I/O.
+
+use super::learn::{ENOUGH_DAYS, Known};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use koord_api::analysis::recommendation_conditions::{
+    CONFIG_UNSUPPORTED, LOW_CONFIDENCE, NO_OBJECTS_MATCHED,
+};
+use koord_api::analysis::{RecommendationStatus, RecommendedContainerStatus, RecommendedPodStatus};
+use std::time::Duration;
+
+/// A value that moved by no more than this share is not written before its time.
+const MOVED: f64 = 0.1;
+/// An unchanged recommendation is confirmed after so long.
+const REFRESH: Duration = Duration::from_secs(3600);
+
+/// Why a condition is true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cause {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// Whether a condition holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Verdict {
+    /// It was not looked at: what was said before stays.
+    #[default]
+    Unknown,
+    Holds(Cause),
+    DoesNot,
+}
+
+impl From<Option<Cause>> for Verdict {
+    fn from(cause: Option<Cause>) -> Self {
+        cause.map_or(Self::DoesNot, Self::Holds)
+    }
+}
+
+/// What there is to say about a Recommendation beside the amounts.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Findings {
+    pub(crate) config_unsupported: Verdict,
+    pub(crate) no_objects_matched: Verdict,
+    pub(crate) low_confidence: Verdict,
+    /// Said in the message of the confidence, whichever it is.
+    pub(crate) remark: Option<String>,
+}
+
+/// A spec or annotation that cannot be used.
+pub(crate) fn refused(message: impl Into<String>) -> Cause {
+    Cause {
+        reason: "Refused",
+        message: message.into(),
+    }
+}
+
+/// Why little is known, if it is.
+pub(crate) fn low_confidence(known: &Known, problem: Option<&str>) -> Option<Cause> {
+    let mut reasons = Vec::new();
+    if known.guessed {
+        let text =
+            "nodes measure pods: the use of single containers is guessed from their requests";
+        reasons.push(("PodLevelMetrics", text.to_owned()));
+    }
+    if !known.unmeasured.is_empty() {
+        let mut text = format!("not measured yet: {}", known.unmeasured.join(", "));
+        if let Some(problem) = problem {
+            text = format!("{text} ({problem})");
+        }
+        reasons.push(("NoSamples", text));
+    }
+    if known.days < ENOUGH_DAYS {
+        reasons.push(("ShortHistory", "less than a day of history".to_owned()));
+    }
+    let (reason, _) = reasons.first()?;
+    let texts: Vec<&str> = reasons.iter().map(|(_, text)| text.as_str()).collect();
+    Some(Cause {
+        reason,
+        message: texts.join("; "),
+    })
+}
+
+/// What to write.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Write {
+    pub(crate) status: RecommendationStatus,
+    /// What to tell about the amounts, if these changed notably.
+    pub(crate) news: Option<String>,
+    /// The new text of `ConfigUnsupported`, if it says something new.
+    pub(crate) refusal: Option<String>,
+}
+
+/// Decides about the status: `containers` are the recommended amounts, `None` to keep the old ones.
+///
+/// Amounts are written when one of them moved by more than a tenth, when `interval` is over and
+/// anything changed, and every hour; conditions at once.
+pub(crate) fn plan(
+    old: Option<&RecommendationStatus>,
+    generation: Option<i64>,
+    containers: Option<Vec<RecommendedContainerStatus>>,
+    findings: &Findings,
+    now: Timestamp,
+    interval: Duration,
+) -> Option<Write> {
+    let none = RecommendationStatus::default();
+    let old = old.unwrap_or(&none);
+    let before = old
+        .pod_status
+        .as_ref()
+        .map_or(&[][..], |status| &status.container_statuses);
+    let conditions = conditions(&old.conditions, generation, findings, now);
+    let judged = |list: &[Condition]| -> Vec<(String, String, String, String)> {
+        list.iter()
+            .map(|c| {
+                let text = |text: &String| text.clone();
+                (
+                    text(&c.type_),
+                    text(&c.status),
+                    text(&c.reason),
+                    text(&c.message),
+                )
+            })
+            .collect()
+    };
+    let judged_anew = judged(&conditions) != judged(&old.conditions);
+    let news = containers.as_ref().and_then(|new| news(before, new));
+    let age = old
+        .update_time
+        .as_ref()
+        .map(|time| Duration::try_from(now.duration_since(time.0)).unwrap_or(Duration::ZERO));
+    let computed = containers.as_ref().is_some_and(|new| !new.is_empty());
+    let due = match &containers {
+        Some(new) if new.is_empty() && before.is_empty() => false,
+        Some(new) => {
+            let limit = if new.as_slice() == before {
+                REFRESH
+            } else {
+                interval
+            };
+            news.is_some() || age.is_none_or(|age| age >= limit)
+        }
+        None => false,
+    };
+    if !judged_anew && !due {
+        return None;
+    }
+    let told = |list: &[Condition]| {
+        let found = list.iter().find(|c| c.type_ == CONFIG_UNSUPPORTED);
+        found
+            .filter(|c| c.status == "True")
+            .map(|c| c.message.clone())
+    };
+    let refusal = told(&conditions).filter(|text| told(&old.conditions).as_ref() != Some(text));
+    let pod_status = match containers {
+        Some(container_statuses) if computed => Some(RecommendedPodStatus { container_statuses }),
+        _ => old.pod_status.clone(),
+    };
+    Some(Write {
+        status: RecommendationStatus {
+            pod_status,
+            update_time: if computed {
+                Some(Time(seconds(now)))
+            } else {
+                old.update_time.clone()
+            },
+            conditions,
+        },
+        news,
+        refusal,
+    })
+}
+
+/// Kubernetes writes whole seconds.
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+/// What changed notably, in words.
+fn news(
+    before: &[RecommendedContainerStatus],
+    after: &[RecommendedContainerStatus],
+) -> Option<String> {
+    let mut parts = Vec::new();
+    for new in after {
+        let old = before
+            .iter()
+            .find(|one| one.container_name == new.container_name);
+        let mut changes = Vec::new();
+        for (resource, amount) in &new.resources {
+            match old.and_then(|old| old.resources.get(resource)) {
+                None => changes.push(format!("{resource} {amount}")),
+                Some(was) => {
+                    let (a, b) = (was.to_f64(), amount.to_f64());
+                    if (b - a).abs() > a.abs() * MOVED {
+                        changes.push(format!("{resource} {was} -> {amount}"));
+                    }
+                }
+            }
+        }
+        if !changes.is_empty() {
+            parts.push(format!("{}: {}", new.container_name, changes.join(", ")));
+        }
+    }
+    for old in before {
+        let stays = |new: &RecommendedContainerStatus| new.container_name == old.container_name;
+        if !after.iter().any(stays) {
+            parts.push(format!("{}: gone", old.container_name));
+        }
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The conditions after these findings. One that is not true is written only where it was before.
+fn conditions(
+    old: &[Condition],
+    generation: Option<i64>,
+    findings: &Findings,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let rows = [
+        (
+            CONFIG_UNSUPPORTED,
+            &findings.config_unsupported,
+            "Supported",
+            "the spec is understood",
+        ),
+        (
+            NO_OBJECTS_MATCHED,
+            &findings.no_objects_matched,
+            "ObjectsMatched",
+            "there are pods",
+        ),
+        (
+            LOW_CONFIDENCE,
+            &findings.low_confidence,
+            "EnoughHistory",
+            "a day of history or more",
+        ),
+    ];
+    let mut all = old.to_vec();
+    for (type_, verdict, cleared, text) in rows {
+        let at = all.iter().position(|condition| condition.type_ == type_);
+        let (status, reason, mut message) = match verdict {
+            Verdict::Unknown => continue,
+            Verdict::Holds(cause) => ("True", cause.reason, cause.message.clone()),
+            Verdict::DoesNot if at.is_none() => continue,
+            Verdict::DoesNot => ("False", cleared, text.to_owned()),
+        };
+        if let Some(remark) = findings.remark.as_ref().filter(|_| type_ == LOW_CONFIDENCE) {
+            message = format!("{message}; {remark}");
+        }
+        let since = at
+            .and_then(|at| all.get(at))
+            .filter(|old| old.status == status)
+            .map_or_else(
+                || Time(seconds(now)),
+                |old| old.last_transition_time.clone(),
+            );
+        let condition = Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: since,
+            observed_generation: generation,
+        };
+        match at {
+            Some(at) => all[at] = condition,
+            None => all.push(condition),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEN_MINUTES: Duration = Duration::from_secs(600);
+
+    fn at(minutes: i64) -> Timestamp {
+        Timestamp::from_second(1_767_225_600 + minutes * 60).unwrap()
+    }
+
+    fn containers(cpu: &str) -> Option<Vec<RecommendedContainerStatus>> {
+        Some(vec![RecommendedContainerStatus {
+            container_name: "web".to_owned(),
+            resources: [("cpu".to_owned(), cpu.parse().unwrap())].into(),
+        }])
+    }
+
+    fn short() -> Findings {
+        let known = Known {
+            days: 0.5,
+            ..Known::default()
+        };
+        Findings {
+            low_confidence: low_confidence(&known, None).into(),
+            ..Findings::default()
+        }
+    }
+
+    #[test]
+    fn small_changes_wait_and_large_ones_do_not() {
+        let first = plan(None, None, containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
+        assert_eq!(first.news.as_deref(), Some("web: cpu 1"));
+        let old = Some(&first.status);
+        let next = |cpu, minutes| {
+            plan(
+                old,
+                None,
+                containers(cpu),
+                &short(),
+                at(minutes),
+                TEN_MINUTES,
+            )
+            .map(|write| write.news.is_some())
+        };
+        for (cpu, minutes, want) in [
+            ("1", 1, None),
+            ("1050m", 9, None),
+            ("1050m", 10, Some(false)),
+            ("1150m", 1, Some(true)),
+            ("850m", 1, Some(true)),
+            // The same amounts are confirmed once an hour.
+            ("1", 59, None),
+            ("1", 60, Some(false)),
+        ] {
+            assert_eq!(next(cpu, minutes), want, "{cpu} after {minutes} min");
+        }
+    }
+
+    #[test]
+    fn conditions_are_written_at_once_and_cleared_with_a_reason() {
+        let first = plan(None, Some(1), containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
+        let condition = &first.status.conditions[0];
+        assert_eq!(first.status.conditions.len(), 1);
+        assert_eq!(
+            (
+                condition.type_.as_str(),
+                condition.status.as_str(),
+                condition.reason.as_str()
+            ),
+            ("LowConfidence", "True", "ShortHistory")
+        );
+        let clear = Findings {
+            low_confidence: Verdict::DoesNot,
+            ..Findings::default()
+        };
+        let old = Some(&first.status);
+        let second = plan(old, Some(1), containers("1"), &clear, at(1), TEN_MINUTES).unwrap();
+        let condition = &second.status.conditions[0];
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            ("False", "EnoughHistory")
+        );
+        assert_eq!(condition.last_transition_time.0, at(1));
+    }
+
+    #[test]
+    fn a_missing_target_keeps_the_recommendation_and_its_time() {
+        let first = plan(None, None, containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
+        let missing = Findings {
+            no_objects_matched: Verdict::Holds(Cause {
+                reason: "TargetMissing",
+                message: "no Deployment web".to_owned(),
+            }),
+            ..Findings::default()
+        };
+        let next = plan(
+            Some(&first.status),
+            None,
+            None,
+            &missing,
+            at(100),
+            TEN_MINUTES,
+        )
+        .unwrap();
+        assert_eq!(next.status.pod_status, first.status.pod_status);
+        assert_eq!(next.status.update_time, first.status.update_time);
+        // Nobody looked at the confidence.
+        assert_eq!(next.status.conditions[0], first.status.conditions[0]);
+        let again = plan(
+            Some(&next.status),
+            None,
+            None,
+            &missing,
+            at(999),
+            TEN_MINUTES,
+        );
+        assert_eq!(again, None);
+    }
+
+    #[test]
+    fn a_refusal_is_told_once() {
+        let wrong = Findings {
+            config_unsupported: Verdict::Holds(refused("spec.target.type \"x\"")),
+            ..Findings::default()
+        };
+        let first = plan(None, None, None, &wrong, at(0), TEN_MINUTES).unwrap();
+        assert_eq!(first.refusal.as_deref(), Some("spec.target.type \"x\""));
+        assert_eq!(first.status.update_time, None);
+        assert_eq!(
+            plan(Some(&first.status), None, None, &wrong, at(5), TEN_MINUTES),
+            None
+        );
+    }
+
+    #[test]
+    fn a_guess_is_named_before_a_short_history() {
+        let known = Known {
+            guessed: true,
+            days: 0.2,
+            unmeasured: vec!["proxy".to_owned()],
+            ..Known::default()
+        };
+        let cause = low_confidence(&known, Some("metrics.k8s.io: gone")).unwrap();
+        assert_eq!(cause.reason, "PodLevelMetrics");
+        assert!(
+            cause
+                .message
+                .contains("not measured yet: proxy (metrics.k8s.io: gone)")
+        );
+        assert!(cause.message.contains("less than a day"));
+    }
+}
