@@ -1,7 +1,7 @@
 //! The command line, with upstream's names and defaults.
 
 use crate::webhook::{Serve, Settings};
-use crate::{GATES, Options, OptionsError};
+use crate::{GATES, Options, OptionsError, recommender};
 use clap::{ArgAction, Parser};
 use koord_app::features::Gates;
 use koord_app::flags::{self, Selection};
@@ -72,6 +72,9 @@ pub struct Args {
     /// Features to switch, name=true|false, comma-separated
     #[arg(long, default_value = "")]
     pub feature_gates: String,
+    /// Of the recommender.
+    #[command(flatten)]
+    pub recommender: recommender::RecommenderArgs,
 }
 
 impl Args {
@@ -112,6 +115,7 @@ impl Args {
             config_name: self.slo_config_name.clone(),
             gates,
             webhooks: Serve::Https(Settings::from_env(|name| std::env::var(name).ok())?),
+            recommender: self.recommender.options()?,
             ..defaults
         })
     }

@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     PriorityClasses,
     Quotas,
     QuotaProfiles,
+    Recommendations,
 }
 
 impl Kind {
@@ -39,6 +40,7 @@ impl Kind {
             Self::PriorityClasses => "priorityclasses",
             Self::Quotas => "elasticquotas",
             Self::QuotaProfiles => "elasticquotaprofiles",
+            Self::Recommendations => "recommendations",
         }
     }
 }

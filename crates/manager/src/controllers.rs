@@ -5,7 +5,7 @@
 
 use crate::cache::Kind;
 use crate::replica::Replica;
-use crate::{Error, nodemetric, noderesource, nodeslo};
+use crate::{Error, nodemetric, noderesource, nodeslo, recommender};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::features::Gates;
@@ -44,13 +44,19 @@ pub(crate) struct Row {
 }
 
 /// All controllers.
-const TABLE: [Row; 3] = [nodemetric::ROW, nodeslo::ROW, noderesource::ROW];
+const TABLE: [Row; 4] = [
+    nodemetric::ROW,
+    nodeslo::ROW,
+    noderesource::ROW,
+    recommender::ROW,
+];
 
 /// The names that `--controllers` may say. The last two do nothing yet.
-pub(crate) const NAMES: [&str; 5] = [
+pub(crate) const NAMES: [&str; 6] = [
     nodemetric::ROW.name,
     nodeslo::ROW.name,
     noderesource::ROW.name,
+    recommender::ROW.name,
     "quotaprofile",
     "colocationprofile",
 ];

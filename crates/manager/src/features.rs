@@ -36,6 +36,10 @@ pub const GATES: &[Gate] = &[
     Gate::alpha("PriorityTransformer", false),
     Gate::alpha("PreemptionPolicyTransformer", false),
     Gate::alpha("ReplaceResourcesTransformer", false),
+    // Ours: recommendations are made where Recommendation objects ask for them, ...
+    Gate::beta("Recommender", true),
+    // ... and tell the scheduler how much of their requests new pods will use.
+    Gate::alpha("RecommendationAdmission", false),
 ];
 
 #[cfg(test)]
@@ -44,7 +48,7 @@ mod tests {
     use koord_app::features::Gates;
 
     #[test]
-    fn defaults_are_upstreams_but_for_one() {
+    fn defaults_are_upstreams_but_for_two() {
         let gates = Gates::new(GATES);
         let on: Vec<_> = gates
             .iter()
@@ -59,6 +63,8 @@ mod tests {
             "WebhookFramework",
             // Off upstream.
             "ConfigMapValidatingWebhook",
+            // Unknown upstream.
+            "Recommender",
         ];
         assert_eq!(on, expected);
         assert!(Gates::parse(GATES, "NoSuchGate=true").is_err());

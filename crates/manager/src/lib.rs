@@ -4,6 +4,7 @@
 //! ConfigMap slo-controller-config ──┬─► nodemetric ───► NodeMetric.spec  (how koordlet measures)
 //!                                   ├─► nodeslo ──────► NodeSLO.spec     (what koordlet enforces)
 //! NodeMetric.status, Node, Pods ────┴─► noderesource ─► Node.status      (batch-*, mid-*)
+//! metrics.k8s.io or NodeMetric, Pods ─► recommender ──► Recommendation.status (what pods should request)
 //! ```
 //!
 //! Each controller is a pure `plan` from a view of the cluster to what shall be written, and a thin
@@ -24,6 +25,7 @@ mod nodemetric;
 mod noderesource;
 mod nodeslo;
 mod object;
+mod recommender;
 mod replica;
 mod settings;
 mod suppress;
@@ -32,6 +34,7 @@ pub mod webhook;
 pub use args::Args;
 use controllers::Controllers;
 pub use features::GATES;
+pub use recommender::{RecommenderArgs, RecommenderOptions};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -47,7 +50,7 @@ use std::net::SocketAddr;
 pub const LEASE_NAME: &str = "koordinator-manager";
 
 /// The controllers that `--controllers` may name.
-pub const CONTROLLERS: [&str; 5] = controllers::NAMES;
+pub const CONTROLLERS: [&str; 6] = controllers::NAMES;
 
 /// How the manager runs. The default is upstream's, without leader election and servers.
 #[derive(Debug, Clone)]
@@ -72,6 +75,8 @@ pub struct Options {
     pub gates: Gates,
     /// Where the webhooks are asked.
     pub webhooks: webhook::Serve,
+    /// How recommendations are made.
+    pub recommender: RecommenderOptions,
 }
 
 impl Default for Options {
@@ -87,6 +92,7 @@ impl Default for Options {
             config_name: "slo-controller-config".to_owned(),
             gates: Gates::new(GATES),
             webhooks: webhook::Serve::Nowhere,
+            recommender: RecommenderOptions::default(),
         }
     }
 }

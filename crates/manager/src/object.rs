@@ -59,7 +59,9 @@ fn unless_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_
 }
 
 /// What is gone need not be deleted.
-fn unless_gone<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
+pub(crate) fn unless_gone<T>(
+    result: Result<T, koord_kube::Error>,
+) -> Result<(), koord_kube::Error> {
     match result {
         Err(error) if !patch::is_not_found(&error) => Err(error),
         _ => Ok(()),

@@ -7,6 +7,7 @@ use crate::settings::Settings;
 use crate::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::analysis::Recommendation;
 use koord_api::config::ClusterColocationProfile;
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::{Device, ElasticQuota};
@@ -37,6 +38,7 @@ pub(crate) struct Caches {
     pub(crate) priority_classes: Cache<PriorityClass>,
     pub(crate) quotas: Cache<ElasticQuota>,
     pub(crate) quota_profiles: Cache<ElasticQuotaProfile>,
+    pub(crate) recommendations: Cache<Recommendation>,
 }
 
 impl Caches {
@@ -74,10 +76,11 @@ impl Caches {
             priority_classes: whole(Kind::PriorityClasses, client),
             quotas: whole(Kind::Quotas, client),
             quota_profiles: whole(Kind::QuotaProfiles, client),
+            recommendations: whole(Kind::Recommendations, client),
         }
     }
 
-    fn all(&self) -> [&dyn Follow; 12] {
+    fn all(&self) -> [&dyn Follow; 13] {
         [
             &self.settings,
             &self.nodes,
@@ -91,6 +94,7 @@ impl Caches {
             &self.priority_classes,
             &self.quotas,
             &self.quota_profiles,
+            &self.recommendations,
         ]
     }
 

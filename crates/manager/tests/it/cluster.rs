@@ -1,5 +1,7 @@
 //! A control plane, a clock that tests advance, and a manager.
 
+use axum::Router;
+use axum::http::StatusCode;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
 use koord_apiserver::{ApiServer, Config};
@@ -16,7 +18,7 @@ use std::time::Duration;
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) ctx: Context,
-    _server: Arc<ApiServer>,
+    server: Arc<ApiServer>,
 }
 
 impl Cluster {
@@ -38,8 +40,17 @@ impl Cluster {
         Self {
             client,
             ctx: Context::with_clock(clock),
-            _server: server,
+            server,
         }
+    }
+
+    /// A client of the same API server, as it is where no metrics server is installed.
+    pub(crate) fn without_metrics_api(&self) -> Client {
+        let absent = || async { StatusCode::SERVICE_UNAVAILABLE };
+        let service = Router::new()
+            .route("/apis/metrics.k8s.io/{*rest}", axum::routing::any(absent))
+            .fallback_service(self.server.service());
+        koord_kube::client::in_process(service)
     }
 
     /// Starts a manager with default options; it stops with the cluster's context.

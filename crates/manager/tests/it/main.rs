@@ -5,4 +5,5 @@
 mod cluster;
 mod colocation;
 mod leadership;
+mod recommender;
 mod shell;

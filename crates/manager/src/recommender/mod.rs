@@ -1,0 +1,87 @@
+//! Recommends what containers should request, from what they use.
+//!
+//! ```text
+//! Recommendation ─► target ──┐
+//! Pod, its owners ───────────┼─► learn ─► status ─► Recommendation.status, annotation, event
+//! metrics.k8s.io, NodeMetric ┘     │  ▲
+//!                         checkpoints: RecommendationCheckpoint
+//! ```
+//!
+//! One round a minute for all Recommendations; a new one is looked at at once. Without any, nothing
+//! is watched but Recommendations. Upstream defines the Recommendation and makes none.
+
+mod args;
+mod checkpoints;
+mod learn;
+mod pods;
+mod round;
+mod sources;
+mod status;
+mod target;
+
+pub use args::{RecommenderArgs, RecommenderOptions};
+
+use crate::cache::Kind;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::replica::Replica;
+use koord_api::analysis::{PERCENTILES, Recommendation};
+use koord_kube::queue::WorkQueue;
+use koord_kube::{Change, ObjectKey};
+use parking_lot::Mutex;
+use round::Rounds;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The controller. It runs in rounds, so its queue has one key.
+pub(crate) const ROW: Row = Row {
+    name: "recommender",
+    gate: Some("Recommender"),
+    needs: &[],
+    wants: &[Kind::Recommendations, Kind::NodeMetrics],
+    build,
+};
+
+/// Changes that come together are looked at together.
+const SOON: Duration = Duration::from_secs(1);
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue: WorkQueue<ObjectKey> = WorkQueue::default();
+    let everything = ObjectKey::new("", "recommendations");
+    let (waker, key) = (queue.clone(), everything.clone());
+    replica.caches.recommendations.on_change(move |change| {
+        if matters(change) {
+            waker.add_after(key.clone(), SOON);
+        }
+    });
+    queue.add(everything);
+    // A round takes them out and puts them back: should one panic, the next begins from checkpoints.
+    let rounds: Arc<Mutex<Option<Rounds>>> = Arc::default();
+    let replica = replica.clone();
+    Controller::new(queue, move |_| {
+        let (rounds, replica) = (rounds.clone(), replica.clone());
+        async move {
+            let taken = rounds.lock().take();
+            let mut current = taken.unwrap_or_else(|| Rounds::new(&replica));
+            let result = current.round(&replica).await;
+            *rounds.lock() = Some(current);
+            result?;
+            Ok(Outcome::Again(replica.options.recommender.interval))
+        }
+    })
+}
+
+/// Whether a change of a Recommendation is somebody else's: statuses are our own.
+fn matters(change: &Change<Recommendation>) -> bool {
+    let percentiles = |object: &Recommendation| {
+        let annotations = object.metadata.annotations.as_ref();
+        annotations.and_then(|all| all.get(PERCENTILES)).cloned()
+    };
+    match change {
+        Change::Applied { old: None, .. } => true,
+        Change::Applied {
+            old: Some(old),
+            new,
+        } => old.spec != new.spec || percentiles(old) != percentiles(new),
+        Change::Deleted(_) | Change::Synced => false,
+    }
+}
