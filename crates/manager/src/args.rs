@@ -75,6 +75,12 @@ pub struct Args {
     /// Of the recommender.
     #[command(flatten)]
     pub recommender: recommender::RecommenderArgs,
+    /// Of the pod webhooks.
+    #[command(flatten)]
+    pub pods: crate::webhook::pod::Flags,
+    /// Of the colocationprofile controller.
+    #[command(flatten)]
+    pub colocation_profile: crate::ProfileFlags,
 }
 
 impl Args {
@@ -116,6 +122,8 @@ impl Args {
             gates,
             webhooks: Serve::Https(Settings::from_env(|name| std::env::var(name).ok())?),
             recommender: self.recommender.options()?,
+            pods: self.pods.options(),
+            colocation_profile: self.colocation_profile.options(),
             ..defaults
         })
     }
@@ -166,6 +174,34 @@ mod tests {
             options.metrics_address,
             Some("0.0.0.0:8080".parse().unwrap())
         );
+    }
+
+    #[test]
+    fn flags_of_pods_have_upstreams_names_and_defaults() {
+        let options = parse("").unwrap();
+        assert_eq!(options.pods, crate::webhook::pod::Options::default());
+        assert_eq!(options.colocation_profile, crate::ProfileOptions::default());
+        let options = parse(
+            "--binding-admission-user-name=a,b --binding-admission-dry-run \
+             --binding-admission-namespaces=* --binding-admission-exclude-namespaces= \
+             --binding-admission-bypass-labels=x --binding-admission-bypass-annotations=y \
+             --pod-enhanced-validator-config-namespace=n --pod-enhanced-validator-config-name=c \
+             --pod-enhanced-validator-reconcile-interval=1m30s \
+             --colocation-profile-reconcile-by-default --colocation-profile-reconcile-interval=1m \
+             --colocation-profile-force-update-pod-duration=2m \
+             --colocation-profile-expire-pod-cache-duration=3m \
+             --colocation-profile-update-pod-qps=0.5 --colocation-profile-update-pod-qps-burst=7",
+        )
+        .unwrap();
+        let binding = options.pods.binding;
+        assert!(binding.users.contains("b") && binding.dry_run);
+        assert!(binding.exempt_namespaces.is_empty() && binding.bypass_annotations.contains("y"));
+        assert_eq!(options.pods.enhanced_source.to_string(), "n/c");
+        assert_eq!(options.pods.enhanced_interval.as_secs(), 90);
+        let profile = options.colocation_profile;
+        assert!(profile.by_default);
+        assert_eq!((profile.qps, profile.burst), (0.5, 7));
+        assert_eq!(profile.force_update.as_secs(), 120);
     }
 
     #[test]

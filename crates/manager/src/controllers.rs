@@ -5,7 +5,7 @@
 
 use crate::cache::Kind;
 use crate::replica::Replica;
-use crate::{Error, nodemetric, noderesource, nodeslo, recommender};
+use crate::{Error, colocationprofile, nodemetric, noderesource, nodeslo, recommender};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::features::Gates;
@@ -44,21 +44,22 @@ pub(crate) struct Row {
 }
 
 /// All controllers.
-const TABLE: [Row; 4] = [
+const TABLE: [Row; 5] = [
     nodemetric::ROW,
     nodeslo::ROW,
     noderesource::ROW,
+    colocationprofile::ROW,
     recommender::ROW,
 ];
 
-/// The names that `--controllers` may say. The last two do nothing yet.
+/// The names that `--controllers` may say. `quotaprofile` does nothing yet.
 pub(crate) const NAMES: [&str; 6] = [
     nodemetric::ROW.name,
     nodeslo::ROW.name,
     noderesource::ROW.name,
     recommender::ROW.name,
     "quotaprofile",
-    "colocationprofile",
+    colocationprofile::ROW.name,
 ];
 
 /// A queue that listens to caches, and what is done with its keys.

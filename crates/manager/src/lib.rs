@@ -15,6 +15,7 @@
 
 mod args;
 mod cache;
+mod colocationprofile;
 mod config;
 mod controllers;
 mod facts;
@@ -32,6 +33,7 @@ mod suppress;
 pub mod webhook;
 
 pub use args::Args;
+pub use colocationprofile::{Flags as ProfileFlags, Options as ProfileOptions};
 use controllers::Controllers;
 pub use features::GATES;
 pub use recommender::{RecommenderArgs, RecommenderOptions};
@@ -77,6 +79,10 @@ pub struct Options {
     pub webhooks: webhook::Serve,
     /// How recommendations are made.
     pub recommender: RecommenderOptions,
+    /// Flags of the pod webhooks.
+    pub pods: webhook::pod::Options,
+    /// Flags of the colocationprofile controller.
+    pub colocation_profile: colocationprofile::Options,
 }
 
 impl Default for Options {
@@ -93,6 +99,8 @@ impl Default for Options {
             gates: Gates::new(GATES),
             webhooks: webhook::Serve::Nowhere,
             recommender: RecommenderOptions::default(),
+            pods: webhook::pod::Options::default(),
+            colocation_profile: colocationprofile::Options::default(),
         }
     }
 }

@@ -1,14 +1,18 @@
 //! What handlers look up, from the caches of the replica.
 
 use super::pod::Lookup;
-use super::profile::Priority;
+use super::profile::{self, Priority};
 use crate::cache::Kind;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace;
 use koord_api::config::ClusterColocationProfile;
-use koord_kube::{Api, ObjectKey};
+use koord_kube::events::{self, Severity};
+use koord_kube::kube_core::Resource;
+use koord_kube::{Api, Change, ObjectKey};
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 /// A replica waits for its caches: a pod must not miss a profile because the manager has just
@@ -30,29 +34,53 @@ impl Lookup for Arc<Replica> {
             if let Some(found) = self.caches.namespaces.get(&ObjectKey::new("", name)) {
                 return Some(found.metadata.labels.clone().unwrap_or_default());
             }
-            // Perhaps it is newer than the cache.
-            let api: Api<Namespace> = Api::all(self.client.clone());
-            match api.get_opt(name).await {
-                Ok(found) => found.map(|found| found.metadata.labels.unwrap_or_default()),
-                Err(error) => {
-                    tracing::warn!(namespace = name, %error, "labels are not known");
-                    None
-                }
-            }
+            let found: Namespace = read(self, name).await?;
+            Some(found.metadata.labels.unwrap_or_default())
         })
     }
 
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>> {
         Box::pin(async move {
             self.wait_for(&[], &[Kind::PriorityClasses]).await;
-            let found = self
-                .caches
-                .priority_classes
-                .get(&ObjectKey::new("", name))?;
+            let found = self.caches.priority_classes.get(&ObjectKey::new("", name));
+            let found = match found {
+                Some(found) => found,
+                None => Arc::new(read(self, name).await?),
+            };
             Some(Priority {
                 value: found.value,
                 preemption_policy: found.preemption_policy.clone(),
             })
         })
     }
+}
+
+/// Reads what no cache has: what a pod refers to may be only a moment older than the pod.
+async fn read<K>(replica: &Replica, name: &str) -> Option<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let objects: Api<K> = Api::all(replica.client.clone());
+    let found = objects.get_opt(name).await.inspect_err(|error| {
+        let kind = K::kind(&());
+        tracing::warn!(%kind, name, %error, "it cannot be looked up");
+    });
+    found.ok().flatten()
+}
+
+/// From now on a profile that cannot be applied as it is gets an event, before a pod meets it.
+pub(super) fn report_profiles(replica: &Replica) {
+    let recorder = replica.recorder.clone();
+    replica.caches.profiles.on_change(move |change| {
+        let Change::Applied { old, new } = change else {
+            return;
+        };
+        if old.as_ref().is_some_and(|old| old.spec == new.spec) {
+            return;
+        }
+        for problem in profile::problems(new) {
+            let (about, problem) = (events::reference(&**new), problem.to_string());
+            recorder.event(about, Severity::Warning, "InvalidProfile", problem);
+        }
+    });
 }

@@ -5,11 +5,12 @@ mod json;
 mod lookup;
 mod metrics;
 pub mod pod;
-mod profile;
+pub(crate) mod profile;
 mod serving;
 mod settings;
 
 pub use metrics::WebhookMetrics;
+pub(crate) use pod::strategic as strategic_pod;
 pub use profile::Priority;
 pub use serving::Serve;
 pub(crate) use serving::start;
@@ -20,7 +21,7 @@ use koord_app::features::Gates;
 use koord_kube::webhook::FailurePolicy::{Fail, Ignore};
 use koord_kube::webhook::Operation::{Create, Delete, Update};
 use koord_kube::webhook::configuration::{Service, manifest};
-use koord_kube::webhook::{Handler, Registration, Selector};
+use koord_kube::webhook::{Handler, Registration, Selector, Webhook};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -257,6 +258,19 @@ pub fn configurations(gates: &Gates, service: &Service) -> [Value; 2] {
         let entries = rows.flat_map(|row| row.registrations.iter().map(|entry| (row.path, entry)));
         manifest(name, mutating, entries, service)
     })
+}
+
+/// Every webhook, for who asks it without a replica, such as a test.
+#[must_use]
+pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
+    let make = |row: &Row| {
+        Some(Webhook {
+            path: row.path,
+            mutating: row.mutating,
+            handler: row.handler?(deps),
+        })
+    };
+    TABLE.iter().filter_map(make).collect()
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ impl Deps {
             metrics: WebhookMetrics::new(&ctx.metrics)?,
             lookup: Arc::new(replica.clone()),
             quotas: None,
-            pods: super::pod::Options::default(),
+            pods: replica.options.pods.clone(),
         })
     }
 }
@@ -57,6 +57,7 @@ pub(crate) async fn start(
         return Ok(None);
     }
     let deps = Deps::of(replica, ctx)?;
+    super::lookup::report_profiles(replica);
     for row in &rows {
         replica.start(row.caches);
     }

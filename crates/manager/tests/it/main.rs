@@ -5,5 +5,6 @@
 mod cluster;
 mod colocation;
 mod leadership;
+mod pods;
 mod recommender;
 mod shell;

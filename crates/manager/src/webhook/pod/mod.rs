@@ -8,12 +8,15 @@ mod device;
 mod enhanced;
 mod extended;
 mod field;
+mod flags;
 mod mutate;
 mod rules;
 mod translate;
 mod validate;
 
 pub use binding::{BindingPolicy, Namespaces};
+pub use flags::Flags;
+pub(crate) use mutate::strategic;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;

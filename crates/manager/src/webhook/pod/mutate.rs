@@ -168,7 +168,7 @@ impl Profiles {
 ///
 /// # Errors
 /// The patch is malformed, or what comes out is no pod, which is the patch's fault.
-pub(super) fn strategic(pod: &Value, patch: &Value) -> Result<Value, String> {
+pub(crate) fn strategic(pod: &Value, patch: &Value) -> Result<Value, String> {
     static PODS: LazyLock<Option<Arc<Resource>>> =
         LazyLock::new(|| Registry::builtin().find("", "v1", "pods"));
     let pods = PODS.as_ref().ok_or("pods are not known")?;

@@ -293,7 +293,6 @@ pub(crate) fn roll(subject: &str, profile: &str) -> i64 {
 }
 
 /// What is wrong with a profile by itself, so that it can be said before a pod meets it.
-#[cfg_attr(not(test), expect(dead_code, reason = "the events of profiles follow"))]
 pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> {
     let spec = &profile.spec;
     let nothing = Labels::new();

@@ -1,0 +1,71 @@
+//! Flags of the controller, with upstream's names and defaults.
+
+use clap::{ArgAction, Args};
+use koord_app::flags;
+use std::time::Duration;
+
+/// The flags.
+#[derive(Debug, Clone, Args)]
+#[group(skip)]
+pub struct Flags {
+    /// Apply profiles to pending pods also without the label config.koordinator.sh/controller-managed
+    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub colocation_profile_reconcile_by_default: bool,
+    /// How often a profile is applied to the pods that wait
+    #[arg(long, default_value = "30s", value_parser = flags::duration)]
+    pub colocation_profile_reconcile_interval: Duration,
+    /// How long a profile leaves a pod alone that it was applied to
+    #[arg(long, default_value = "5m", value_parser = flags::duration)]
+    pub colocation_profile_force_update_pod_duration: Duration,
+    /// Accepted for compatibility; a pod is forgotten when it may be updated again
+    #[arg(long, default_value = "10m", value_parser = flags::duration)]
+    pub colocation_profile_expire_pod_cache_duration: Duration,
+    /// Pods updated per second
+    #[arg(long, default_value_t = 10.0)]
+    pub colocation_profile_update_pod_qps: f64,
+    /// Pods updated at once
+    #[arg(long, default_value_t = 100)]
+    pub colocation_profile_update_pod_qps_burst: u32,
+}
+
+/// What they mean.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Whether profiles without the label are applied.
+    pub by_default: bool,
+    /// How often.
+    pub interval: Duration,
+    /// How long a pod is left alone afterwards.
+    pub force_update: Duration,
+    /// Pods per second.
+    pub qps: f64,
+    /// Pods at once.
+    pub burst: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            by_default: false,
+            interval: Duration::from_secs(30),
+            force_update: Duration::from_secs(300),
+            qps: 10.0,
+            burst: 100,
+        }
+    }
+}
+
+impl Flags {
+    /// What they mean.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options {
+            by_default: self.colocation_profile_reconcile_by_default,
+            interval: self.colocation_profile_reconcile_interval,
+            force_update: self.colocation_profile_force_update_pod_duration,
+            qps: self.colocation_profile_update_pod_qps,
+            burst: self.colocation_profile_update_pod_qps_burst,
+        }
+    }
+}

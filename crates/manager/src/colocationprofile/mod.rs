@@ -1,0 +1,161 @@
+//! Applies ClusterColocationProfiles to pods that were there before them: pending ones, as the webhook
+//! never saw them with the profile.
+//!
+//! Of a profile only labels, annotations, QoS class, sub-priority and patch are applied; scheduler,
+//! priority class and resources of a pod cannot change any more. Source: Koordinator
+//! `pkg/controller/colocationprofile`.
+
+mod flags;
+mod plan;
+
+pub use flags::{Flags, Options};
+
+use crate::cache::Kind;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::replica::Replica;
+use crate::webhook::profile;
+use crate::webhook::strategic_pod;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::config::ClusterColocationProfile;
+use koord_kube::events::{self, Severity};
+use koord_kube::queue::WorkQueue;
+use koord_kube::{Api, Change, ObjectKey, patch};
+use parking_lot::Mutex;
+use plan::{Budget, Done};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The controller.
+pub(crate) const ROW: Row = Row {
+    name: "colocationprofile",
+    gate: Some("ColocationProfileController"),
+    needs: &[Kind::Profiles, Kind::Pods, Kind::Namespaces],
+    wants: &[],
+    build,
+};
+
+/// What the rounds remember.
+struct State {
+    budget: Budget,
+    done: Done,
+}
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue = WorkQueue::default();
+    let profiles = queue.clone();
+    replica.caches.profiles.on_change(move |change| {
+        if let Change::Applied { new, .. } = change {
+            profiles.add(ObjectKey::of(&**new));
+        }
+    });
+    let options = &replica.options.colocation_profile;
+    let state = Arc::new(Mutex::new(State {
+        budget: Budget::new(options.qps, options.burst),
+        done: Done::default(),
+    }));
+    let replica = replica.clone();
+    Controller::new(queue, move |key| {
+        reconcile(replica.clone(), state.clone(), key)
+    })
+}
+
+async fn reconcile(
+    replica: Arc<Replica>,
+    state: Arc<Mutex<State>>,
+    key: ObjectKey,
+) -> Result<Outcome, crate::Error> {
+    let options = &replica.options.colocation_profile;
+    let Some(profile) = replica.caches.profiles.get(&key) else {
+        return Ok(Outcome::Done);
+    };
+    if !plan::is_managed(&profile, options.by_default) {
+        return Ok(Outcome::Done);
+    }
+    let pods = replica.caches.pods.list();
+    let namespace = |name: &str| {
+        let namespace = replica.caches.namespaces.get(&ObjectKey::new("", name))?;
+        Some(namespace.metadata.labels.clone().unwrap_or_default())
+    };
+    let chosen = match plan::pods(&profile, &pods, namespace) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            complain(&replica, &profile, "InvalidProfile", &error.to_string());
+            // It comes back when it is changed.
+            return Ok(Outcome::Done);
+        }
+    };
+    let version = profile
+        .metadata
+        .resource_version
+        .as_deref()
+        .unwrap_or_default();
+    for pod in chosen {
+        let uid = pod.uid.as_deref().unwrap_or_default();
+        {
+            let now = Instant::now();
+            let mut state = state.lock();
+            if state.done.has(version, uid, now, options.force_update) {
+                continue;
+            }
+            if !state.budget.take(now) {
+                // The rest has its turn in the next round.
+                break;
+            }
+        }
+        match apply(&replica, &profile, &pod.key, uid).await {
+            Ok(()) => {
+                let mut state = state.lock();
+                state
+                    .done
+                    .add(version, uid, Instant::now(), options.force_update);
+            }
+            Err(problem) => {
+                let message = format!("pod {}: {problem}", pod.key);
+                complain(&replica, &profile, "PodUpdateFailed", &message);
+            }
+        }
+    }
+    // Not at once, whatever the flag says.
+    Ok(Outcome::Again(options.interval.max(Duration::from_secs(1))))
+}
+
+/// Makes one pod what the profile says, if it is still there and waits.
+async fn apply(
+    replica: &Replica,
+    profile: &ClusterColocationProfile,
+    key: &ObjectKey,
+    uid: &str,
+) -> Result<(), String> {
+    let pods: Api<Pod> = Api::namespaced(replica.client.clone(), &key.namespace);
+    let read = pods
+        .get_opt(&key.name)
+        .await
+        .map_err(|error| error.to_string())?;
+    let same = |pod: &Pod| pod.metadata.uid.as_deref() == Some(uid) && plan::is_pending(pod);
+    let Some(pod) = read.filter(same) else {
+        return Ok(());
+    };
+    let old = serde_json::to_value(pod).map_err(|error| error.to_string())?;
+    let new = plan::applied(profile, &old, strategic_pod)?;
+    let Some(change) = patch::diff(&old, &new).map_err(|error| error.to_string())? else {
+        return Ok(());
+    };
+    let written = patch::retry_on_conflict(|| patch::merge(&pods, &key.name, &change)).await;
+    match written {
+        Ok(_) => {
+            tracing::info!(profile = profile::name(profile), pod = %key, %change, "pod changed");
+            Ok(())
+        }
+        Err(error) if patch::is_not_found(&error) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn complain(replica: &Replica, profile: &ClusterColocationProfile, reason: &str, message: &str) {
+    tracing::warn!(profile = profile::name(profile), reason, message);
+    let about = events::reference(profile);
+    replica
+        .recorder
+        .event(about, Severity::Warning, reason, message);
+}

@@ -1,0 +1,63 @@
+//! Flags of the pod webhooks, with upstream's names and defaults.
+
+use super::{BindingPolicy, Namespaces, Options, binding};
+use clap::{ArgAction, Args};
+use koord_app::flags;
+use koord_kube::ObjectKey;
+use std::time::Duration;
+
+/// The flags.
+#[derive(Debug, Clone, Args)]
+#[group(skip)]
+pub struct Flags {
+    /// Users who may bind pods to nodes, comma-separated; without any, everybody who has the right
+    #[arg(long, default_value = "")]
+    pub binding_admission_user_name: String,
+    /// Count bindings that would be denied, and allow them
+    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub binding_admission_dry_run: bool,
+    /// Namespaces where bindings are checked, comma-separated; * is all of them
+    #[arg(long, default_value = "")]
+    pub binding_admission_namespaces: String,
+    /// Namespaces where bindings are never checked, comma-separated
+    #[arg(long, default_value = "kube-system")]
+    pub binding_admission_exclude_namespaces: String,
+    /// Label keys of pods that anybody may bind, comma-separated
+    #[arg(long, default_value = koord_api::labels::BINDING_ADMISSION_BYPASS)]
+    pub binding_admission_bypass_labels: String,
+    /// Annotation keys of pods that anybody may bind, comma-separated
+    #[arg(long, default_value = "")]
+    pub binding_admission_bypass_annotations: String,
+    /// Namespace of the ConfigMap with the labels that pods must have
+    #[arg(long, default_value = "koordinator-system")]
+    pub pod_enhanced_validator_config_namespace: String,
+    /// Name of the ConfigMap with the labels that pods must have
+    #[arg(long, default_value = "pod-enhanced-validator-config")]
+    pub pod_enhanced_validator_config_name: String,
+    /// How often that ConfigMap is read
+    #[arg(long, default_value = "5m", value_parser = flags::duration)]
+    pub pod_enhanced_validator_reconcile_interval: Duration,
+}
+
+impl Flags {
+    /// What they mean.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options {
+            binding: BindingPolicy {
+                users: binding::set(&self.binding_admission_user_name),
+                namespaces: Namespaces::parse(&self.binding_admission_namespaces),
+                exempt_namespaces: binding::set(&self.binding_admission_exclude_namespaces),
+                bypass_labels: binding::set(&self.binding_admission_bypass_labels),
+                bypass_annotations: binding::set(&self.binding_admission_bypass_annotations),
+                dry_run: self.binding_admission_dry_run,
+            },
+            enhanced_source: ObjectKey::new(
+                &self.pod_enhanced_validator_config_namespace,
+                &self.pod_enhanced_validator_config_name,
+            ),
+            enhanced_interval: self.pod_enhanced_validator_reconcile_interval,
+        }
+    }
+}
