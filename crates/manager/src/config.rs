@@ -5,8 +5,9 @@
 
 use k8s_openapi::api::core::v1::Node;
 use koord_api::configmap::{
-    CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC, SloControllerConfig,
-    colocation_strategy_for_node, keys, system_strategy_for_node,
+    CPUNormalizationStrategy, CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC,
+    ResourceAmplificationStrategy, SloControllerConfig, colocation_strategy_for_node, keys,
+    system_strategy_for_node,
 };
 use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
 use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
@@ -88,6 +89,18 @@ impl Config {
         }
         let strategy = self.for_node(node);
         strategy.is_enabled().then(|| Strategy::of(&strategy))
+    }
+
+    /// How a node's CPU compares.
+    pub(crate) fn normalization(&self, node: &Node) -> &CPUNormalizationStrategy {
+        let (labels, _) = maps(node);
+        self.settings.cpu_normalization.for_node(&labels)
+    }
+
+    /// What a node shows more of than it has.
+    pub(crate) fn amplification(&self, node: &Node) -> &ResourceAmplificationStrategy {
+        let (labels, _) = maps(node);
+        self.settings.resource_amplification.for_node(&labels)
     }
 
     /// How koordlet measures on a node: the defaults where co-location is off.

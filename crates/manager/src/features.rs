@@ -40,6 +40,9 @@ pub const GATES: &[Gate] = &[
     Gate::beta("Recommender", true),
     // ... and tell the scheduler how much of their requests new pods will use.
     Gate::alpha("RecommendationAdmission", false),
+    // Services that were not measured yet count with their request.
+    Gate::beta("ChargeUnmeasuredPods", true),
+    Gate::alpha("DeviceResourceWithoutColocation", false),
 ];
 
 #[cfg(test)]
@@ -65,6 +68,7 @@ mod tests {
             "ConfigMapValidatingWebhook",
             // Unknown upstream.
             "Recommender",
+            "ChargeUnmeasuredPods",
         ];
         assert_eq!(on, expected);
         assert!(Gates::parse(GATES, "NoSuchGate=true").is_err());

@@ -1,7 +1,7 @@
 //! What every replica runs, leader or not: caches, settings, health; and the webhooks beside them.
 
 use crate::cache::{Cache, Follow, Kind, State};
-use crate::facts::{Keep, MetricFacts, PodFacts, PodsByNode, trim_node};
+use crate::facts::{Keep, MetricFacts, PodFacts, PodsByNode, trim_node, trim_topology};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{Error, Options};
@@ -55,7 +55,7 @@ impl Caches {
         let nodes = client.clone();
         let (pods, keep) = (client.clone(), Keep::of(options));
         let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);
-        let metrics = client.clone();
+        let (metrics, topologies) = (client.clone(), client.clone());
         let of_metric = |metric: NodeMetric| MetricFacts::of(&metric);
         Self {
             settings: Cache::new(Kind::Settings, settings),
@@ -70,7 +70,9 @@ impl Caches {
             }),
             node_slos: whole(Kind::NodeSlos, client),
             devices: whole(Kind::Devices, client),
-            topologies: whole(Kind::Topologies, client),
+            topologies: Cache::new(Kind::Topologies, move |stop| {
+                Informer::start_trimmed(topologies, all(), trim_topology, stop)
+            }),
             profiles: whole(Kind::Profiles, client),
             namespaces: whole(Kind::Namespaces, client),
             priority_classes: whole(Kind::PriorityClasses, client),

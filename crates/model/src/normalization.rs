@@ -7,6 +7,11 @@
 /// The smallest change of the ratio that is acted on. The ratio is written with two decimals.
 pub const RATIO_STEP: f64 = 0.01;
 
+/// The smallest ratio: a machine is never slower than the reference.
+pub const MIN_RATIO: f64 = 1.0;
+/// The largest ratio that is believed.
+pub const MAX_RATIO: f64 = 5.0;
+
 /// The ratio to go by: `new`, unless it differs from `old` by less than [`RATIO_STEP`].
 #[must_use]
 pub fn settled(old: Option<f64>, new: Option<f64>) -> Option<f64> {

@@ -8,6 +8,8 @@ pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+use koord_api::annotations;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
 
 /// Keeps of a node its metadata, its amounts, whether it is ready and whether it takes new pods.
 pub(crate) fn trim_node(node: &mut Node) {
@@ -29,5 +31,13 @@ pub(crate) fn trim_node(node: &mut Node) {
             conditions,
             ..NodeStatus::default()
         });
+    }
+}
+
+/// Keeps of a NodeResourceTopology its zones and what CPU the machine has; koordlet's lists of CPUs
+/// are most of it.
+pub(crate) fn trim_topology(topology: &mut NodeResourceTopology) {
+    if let Some(annotations) = &mut topology.metadata.annotations {
+        annotations.retain(|key, _| key == annotations::NODE_CPU_BASIC_INFO);
     }
 }

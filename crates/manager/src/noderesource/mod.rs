@@ -4,32 +4,33 @@
 //! time alone changes the answer (a report goes stale, a small change becomes due).
 
 mod plan;
+mod plugins;
 mod view;
 
 use crate::cache::Kind;
+use crate::config::Strategy;
 use crate::controllers::{Controller, Outcome, Row};
 use crate::node;
 use crate::replica::Replica;
 use jiff::Timestamp;
+use koord_api::annotations;
+use koord_api::quantity::Quantity;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
+use koord_api::scheduling::Device;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::{Change, Mirrored, ObjectKey, patch};
 use parking_lot::Mutex;
 use plan::{Input, Plan, Reset};
+use rustc_hash::FxHasher;
 use serde_json::Value;
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// The plugins that `--noderesource-plugins` may name.
-pub(crate) const PLUGINS: [&str; 6] = [
-    plan::MID,
-    plan::BATCH,
-    "CPUNormalization",
-    "ResourceAmplification",
-    "GPUDeviceResource",
-    "RDMADeviceResource",
-];
+pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;
 
-/// The resources this controller owns.
+/// The computed resources that have a gauge.
 pub(crate) const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
 
 /// The controller.
@@ -37,7 +38,12 @@ pub(crate) const ROW: Row = Row {
     name: "noderesource",
     gate: None,
     needs: &[Kind::Settings, Kind::Nodes],
-    wants: &[Kind::NodeMetrics, Kind::Pods],
+    wants: &[
+        Kind::NodeMetrics,
+        Kind::Pods,
+        Kind::Topologies,
+        Kind::Devices,
+    ],
     build,
 };
 
@@ -60,6 +66,35 @@ fn build(replica: &Arc<Replica>) -> Controller {
             }
             Change::Synced => {}
         });
+    let topologies = queue.clone();
+    replica
+        .caches
+        .topologies
+        .on_change(move |change| match change {
+            Change::Applied { old, new } => {
+                if old.as_ref().is_none_or(|old| is_relevant(old, new)) {
+                    topologies.add(new.key());
+                }
+            }
+            Change::Deleted(topology) => topologies.add(topology.key()),
+            Change::Synced => {}
+        });
+    let devices = queue.clone();
+    replica
+        .caches
+        .devices
+        .on_change(move |change| match change {
+            Change::Applied { old, new } => {
+                let same = |old: &Arc<Device>| {
+                    old.spec == new.spec && old.metadata.labels == new.metadata.labels
+                };
+                if !old.as_ref().is_some_and(same) {
+                    devices.add(new.key());
+                }
+            }
+            Change::Deleted(device) => devices.add(device.key()),
+            Change::Synced => {}
+        });
     Controller::new(queue, move |key| {
         let resources = resources.clone();
         async move { resources.reconcile(&key).await }
@@ -69,6 +104,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
 /// The controller's own state: when each node was last brought up to date.
 struct Resources {
     replica: Arc<Replica>,
+    started: Timestamp,
     synced: Mutex<HashMap<String, Timestamp>>,
     /// The version of each node that the last write left.
     written: Mutex<HashMap<String, Option<String>>>,
@@ -77,10 +113,27 @@ struct Resources {
 impl Resources {
     fn new(replica: Arc<Replica>) -> Self {
         Self {
+            started: replica.clock.now(),
             replica,
             synced: Mutex::default(),
             written: Mutex::default(),
         }
+    }
+
+    /// When a node was brought up to date. Those that this process never touched are due one after the
+    /// other, so that a new leader does not write all of them at once.
+    fn synced(&self, node: &str, strategy: Option<&Strategy>) -> Timestamp {
+        if let Some(synced) = self.synced.lock().get(node) {
+            return *synced;
+        }
+        let interval = strategy
+            .map_or(300, |strategy| strategy.update_threshold_secs)
+            .max(1);
+        let mut hasher = FxHasher::default();
+        node.hash(&mut hasher);
+        let place = i64::try_from(hasher.finish() >> 1).unwrap_or_default() % interval;
+        let due = self.started.as_second().saturating_add(place);
+        Timestamp::from_second(due.saturating_sub(interval)).unwrap_or(Timestamp::MIN)
     }
 
     /// Forgets when a node was brought up to date, so that the next change is written at once.
@@ -100,16 +153,26 @@ impl Resources {
         if !config.is_available() {
             return Ok(Outcome::Done);
         }
-        let strategy = config.strategy(&node);
-        let metric = replica.caches.node_metrics.get(key);
-        let pods = replica.pods_by_node.get(name);
+        let gates = &replica.options.gates;
+        let mut strategy = config.strategy(&node);
+        if let Some(strategy) = &mut strategy {
+            strategy.batch.charge_unmeasured = gates.enabled("ChargeUnmeasuredPods");
+        }
+        let caches = &replica.caches;
+        let metric = caches.node_metrics.get(key);
         let plan = plan::plan(&Input {
             node: &node,
             strategy: strategy.as_ref(),
+            normalization: config.normalization(&node),
+            amplification: config.amplification(&node),
             report: metric.as_ref().and_then(|metric| metric.report.as_ref()),
-            pods: &pods,
+            pods: &replica.pods_by_node.get(name),
+            topology: caches.topologies.get(key).as_deref(),
+            device: caches.devices.get(key).as_deref(),
             plugins: &replica.options.noderesource_plugins,
-            synced: self.synced.lock().get(name).copied(),
+            share_gpus: gates.enabled("EnableSyncGPUSharedResource"),
+            devices_always: gates.enabled("DeviceResourceWithoutColocation"),
+            synced: Some(self.synced(name, strategy.as_ref())),
             now: replica.clock.now(),
         });
         self.report(name, &plan);
@@ -128,9 +191,10 @@ impl Resources {
         } else {
             "ResourceCalculate"
         };
-        for plugin in [plan::MID, plan::BATCH] {
-            if self.replica.options.noderesource_plugins.enabled(plugin) {
-                self.replica.metrics.plugin(plugin, true, phase);
+        for (plugin, result) in &plan.fared {
+            self.replica.metrics.plugin(plugin, result.is_ok(), phase);
+            if let Err(why) = result {
+                tracing::debug!(node, plugin, why, "plugin skipped");
             }
         }
         for (resource, amount) in &plan.computed {
@@ -144,12 +208,28 @@ impl Resources {
     }
 
     async fn apply(&self, node: &str, plan: &Plan) -> Result<(), crate::Error> {
-        if let Some(change) = &plan.meta {
-            patch::retry_on_conflict(|| patch::merge_node(&self.replica.client, node, change))
-                .await?;
+        let client = &self.replica.client;
+        if let Some(change) = &plan.topology {
+            let topologies = koord_kube::Api::<NodeResourceTopology>::all(client.clone());
+            let written = patch::merge(&topologies, node, change).await;
+            // Whoever was faster brings the node back here.
+            if let Err(error) = written
+                && !patch::is_conflict(&error)
+                && !patch::is_not_found(&error)
+            {
+                return Err(error.into());
+            }
         }
-        if let Some(change) = &plan.status {
-            let write = || patch::merge_node_status(&self.replica.client, node, change);
+        // The API server keeps metadata that comes with a status: one write for both.
+        let change = merged(plan.meta.as_ref(), plan.status.as_ref());
+        if let Some(change) = &change {
+            let write = || async {
+                if plan.status.is_some() {
+                    patch::merge_node_status(client, node, change).await
+                } else {
+                    patch::merge_node(client, node, change).await
+                }
+            };
             let written = patch::retry_on_conflict(write).await?;
             // Planned from a cache that lags behind the last write, the same is written again and
             // the node stays what it is: nothing to say.
@@ -166,6 +246,40 @@ impl Resources {
         }
         Ok(())
     }
+}
+
+/// Both patches as one.
+fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
+    let mut both = serde_json::Map::new();
+    for patch in [meta, status].into_iter().flatten() {
+        both.extend(
+            patch
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(k, v)| (k.clone(), v.clone())),
+        );
+    }
+    (!both.is_empty()).then_some(Value::Object(both))
+}
+
+/// Whether a change of a NodeResourceTopology, batch resources aside, can change anything.
+fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
+    let info = |topology: &NodeResourceTopology| {
+        let annotations = topology.metadata.annotations.as_ref();
+        annotations.and_then(|all| all.get(annotations::NODE_CPU_BASIC_INFO).cloned())
+    };
+    let amounts = |topology: &NodeResourceTopology| -> Vec<(String, Quantity, bool)> {
+        let zones = topology.spec.zones.iter();
+        let all = zones.flat_map(|zone| zone.resources.iter().map(move |r| (zone, r)));
+        all.map(|(zone, r)| {
+            let ours = r.name == BATCH_CPU || r.name == BATCH_MEMORY;
+            let amount = if ours { Quantity::ZERO } else { r.allocatable };
+            (format!("{}/{}", zone.name, r.name), amount, ours)
+        })
+        .collect()
+    };
+    info(old) != info(new) || amounts(old) != amounts(new)
 }
 
 /// Logs what was published on `node`.

@@ -1,36 +1,41 @@
 //! What to write to a node: a pure function of the node, its report, its pods and the settings.
 
+use super::plugins::{self, Draft, ZoneAmounts};
 use super::view;
 use crate::config::Strategy;
 use crate::facts::{PodFacts, Report};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use koord_api::annotations;
-use koord_api::quantity::{Quantity, ResourceList};
-use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
+use koord_api::configmap::{CPUNormalizationStrategy, ResourceAmplificationStrategy};
+use koord_api::quantity::Quantity;
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
+use koord_api::scheduling::Device;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::{ResourceInfo, Zone};
 use koord_app::flags::Selection;
-use koord_model::reclaim;
-use serde::Deserialize;
+use koord_model::reclaim::{self, NodeView};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The plugin that computes mid resources.
-pub(crate) const MID: &str = "MidResource";
-/// The plugin that computes batch resources.
-pub(crate) const BATCH: &str = "BatchResource";
-
 /// Everything a decision is made from.
-#[derive(Debug)]
 pub(crate) struct Input<'a> {
     pub(crate) node: &'a Node,
     /// `None` where co-location is off for the node.
     pub(crate) strategy: Option<&'a Strategy>,
+    pub(crate) normalization: &'a CPUNormalizationStrategy,
+    pub(crate) amplification: &'a ResourceAmplificationStrategy,
     /// The node's newest report.
     pub(crate) report: Option<&'a Report>,
     pub(crate) pods: &'a [Arc<PodFacts>],
+    pub(crate) topology: Option<&'a NodeResourceTopology>,
+    pub(crate) device: Option<&'a Device>,
     pub(crate) plugins: &'a Selection,
+    /// Gate `EnableSyncGPUSharedResource`.
+    pub(crate) share_gpus: bool,
+    /// Gate `DeviceResourceWithoutColocation`.
+    pub(crate) devices_always: bool,
     /// When the node's status was last brought up to date.
     pub(crate) synced: Option<Timestamp>,
     pub(crate) now: Timestamp,
@@ -52,6 +57,8 @@ pub(crate) struct Plan {
     pub(crate) meta: Option<Value>,
     /// A merge patch for the node's status.
     pub(crate) status: Option<Value>,
+    /// A merge patch for the node's NodeResourceTopology, good for the version it was made from.
+    pub(crate) topology: Option<Value>,
     /// The status is up to date as of now, written or not.
     pub(crate) in_sync: bool,
     /// The computed amount of each resource, before thresholds and third parties.
@@ -59,6 +66,8 @@ pub(crate) struct Plan {
     /// The arithmetic, for the operator.
     pub(crate) messages: Vec<String>,
     pub(crate) reset: Option<Reset>,
+    /// How the plugins fared.
+    pub(crate) fared: Vec<(&'static str, Result<(), String>)>,
     /// When time alone will change the answer.
     pub(crate) recheck: Option<Duration>,
 }
@@ -66,36 +75,36 @@ pub(crate) struct Plan {
 /// Decides what to write to a node.
 pub(crate) fn plan(input: &Input<'_>) -> Plan {
     let mut plan = Plan::default();
-    let mut wanted: BTreeMap<&'static str, Option<Quantity>> = BTreeMap::new();
-    let (mid, batch) = (input.plugins.enabled(MID), input.plugins.enabled(BATCH));
-    plan.reset = calculate(input, mid, batch, &mut plan, &mut wanted);
+    let view = match reclaimable(input, &mut plan) {
+        Ok(view) => Some(view),
+        Err(reset) => {
+            plan.reset = Some(reset);
+            None
+        }
+    };
+    let mut draft = Draft::default();
+    plan.fared = plugins::run(input, view.as_ref(), &mut draft);
 
-    let mut original = None;
-    if batch {
-        let published;
-        (original, published) = origin(input.node, &wanted);
-        wanted.extend(published);
-    }
     let (diff_threshold, update_threshold) = input.strategy.map_or((0.1, 300), |strategy| {
         (strategy.diff_threshold, strategy.update_threshold_secs)
     });
     let status = input.node.status.as_ref();
     let allocatable = status.and_then(|status| status.allocatable.as_ref());
-    let differs = wanted.iter().any(|(name, amount)| {
+    let differs = draft.resources.iter().any(|(name, amount)| {
         reclaim::differs(view::read(allocatable, name), *amount, diff_threshold)
     });
     let next_sync = input
         .synced
         .map(|synced| synced.as_second().saturating_add(update_threshold))
         .filter(|due| *due >= input.now.as_second());
+    let zones = input.topology.map(|known| &known.spec.zones[..]);
+    let zones = zones.and_then(|zones| zones_after(zones, &draft.zones, diff_threshold));
+    let status_change = status_patch(input.node, &draft.resources);
     if differs || next_sync.is_none() {
-        plan.meta = original.map(|value| {
-            let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
-            json!({ "metadata": { "annotations": { key: value } } })
-        });
-        plan.status = status_patch(input.node, &wanted);
+        draft.annotations.append(&mut draft.with_status);
+        plan.status = status_change;
         plan.in_sync = true;
-    } else if status_patch(input.node, &wanted).is_some() {
+    } else if status_change.is_some() {
         // A change too small to write now is written when the node is due.
         let due = next_sync
             .unwrap_or_default()
@@ -103,71 +112,41 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
             .saturating_add(1);
         plan.recheck = earliest(plan.recheck, u64::try_from(due).ok());
     }
+    if let (Some((zones, far)), Some(topology)) = (zones, input.topology)
+        && (far || next_sync.is_none())
+    {
+        // The list is written as a whole, and not over what koordlet wrote meanwhile.
+        let version = &topology.metadata.resource_version;
+        plan.topology = Some(json!({
+            "metadata": { "resourceVersion": version }, "zones": zones,
+        }));
+    }
+    plan.meta = meta_patch(&draft);
+    plan.computed = draft.computed;
+    plan.messages = draft.messages;
     plan
 }
 
-/// Computes the wanted amounts; `None` for a resource means that it is to be taken away.
-fn calculate(
-    input: &Input<'_>,
-    mid: bool,
-    batch: bool,
-    plan: &mut Plan,
-    wanted: &mut BTreeMap<&'static str, Option<Quantity>>,
-) -> Option<Reset> {
-    let mut take_away = |reset| {
-        wanted.extend(
-            [MID_CPU, MID_MEMORY]
-                .into_iter()
-                .filter(|_| mid)
-                .map(|name| (name, None)),
-        );
-        let names = [BATCH_CPU, BATCH_MEMORY];
-        wanted.extend(names.into_iter().filter(|_| batch).map(|name| (name, None)));
-        Some(reset)
-    };
-    let Some(strategy) = input.strategy else {
-        return take_away(Reset::Disabled);
-    };
-    let Some(report) = input.report else {
-        return take_away(Reset::Degraded("there is no report"));
-    };
+/// What resources can be reclaimed from, or why none can.
+pub(crate) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView, Reset> {
+    let strategy = input.strategy.ok_or(Reset::Disabled)?;
+    let report = input.report.ok_or(Reset::Degraded("there is no report"))?;
     let now = input.now.as_second();
     if reclaim::is_stale(report.updated, now, strategy.degrade_minutes) {
-        return take_away(Reset::Degraded("the report is too old"));
+        return Err(Reset::Degraded("the report is too old"));
     }
     if !report.measured {
-        return take_away(Reset::Degraded("the report is empty"));
+        return Err(Reset::Degraded("the report is empty"));
     }
     let patience = strategy.degrade_minutes.saturating_mul(60);
     let stale_in = report.updated.map(|updated| {
         let last = updated.saturating_add(patience);
         last.saturating_sub(now).saturating_add(1)
     });
-    plan.recheck = earliest(
-        plan.recheck,
-        stale_in.and_then(|secs| u64::try_from(secs).ok()),
-    );
-
-    let view = view::node_view(input.node, report, input.pods.iter().map(|pod| &**pod));
-    if mid {
-        let amount = reclaim::mid(&view, &strategy.mid);
-        wanted.insert(MID_CPU, Some(amount.milli_cpu()));
-        wanted.insert(MID_MEMORY, Some(whole(amount.memory)));
-        plan.computed.insert(MID_CPU, amount.cpu);
-        plan.computed.insert(MID_MEMORY, amount.memory);
-        plan.messages
-            .extend([amount.cpu_message, amount.memory_message]);
-    }
-    if batch {
-        let amount = reclaim::batch(&view, &strategy.batch);
-        wanted.insert(BATCH_CPU, Some(amount.milli_cpu()));
-        wanted.insert(BATCH_MEMORY, Some(whole(amount.memory)));
-        plan.computed.insert(BATCH_CPU, amount.cpu);
-        plan.computed.insert(BATCH_MEMORY, amount.memory);
-        let (cpu, memory) = reclaim::explain(&amount, &strategy.batch);
-        plan.messages.extend([cpu, memory]);
-    }
-    None
+    let stale_in = stale_in.and_then(|secs| u64::try_from(secs).ok());
+    plan.recheck = earliest(plan.recheck, stale_in);
+    let pods = input.pods.iter().map(|pod| &**pod);
+    Ok(view::node_view(input.node, report, pods))
 }
 
 fn earliest(known: Option<Duration>, secs: Option<u64>) -> Option<Duration> {
@@ -175,71 +154,66 @@ fn earliest(known: Option<Duration>, secs: Option<u64>) -> Option<Duration> {
     known.into_iter().chain(new).min()
 }
 
-/// Whole units: extended resources must not be fractional.
-fn whole(quantity: Quantity) -> Quantity {
-    Quantity::from_value(quantity.value()).with_format(quantity.format())
+/// The merge patch for what a draft changes of the metadata.
+fn meta_patch(draft: &Draft) -> Option<Value> {
+    let mut metadata = Map::new();
+    if !draft.annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), json!(draft.annotations));
+    }
+    if !draft.labels.is_empty() {
+        metadata.insert("labels".to_owned(), json!(draft.labels));
+    }
+    (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
 }
 
-/// The annotation that keeps what was computed (a change to it, `Null` to remove it), and the
-/// batch resources that are left after third parties' allocations.
-fn origin(
-    node: &Node,
-    wanted: &BTreeMap<&'static str, Option<Quantity>>,
-) -> (Option<Value>, BTreeMap<&'static str, Option<Quantity>>) {
-    let all = node.metadata.annotations.as_ref();
-    let get = |key| all.and_then(|annotations| annotations.get(key));
-    let current = get(annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE);
-    let amount = |name| wanted.get(name).copied().flatten();
-    let (Some(cpu), Some(memory)) = (amount(BATCH_CPU), amount(BATCH_MEMORY)) else {
-        return (current.map(|_| Value::Null), BTreeMap::new());
-    };
-    let text = json!({ "resources": { BATCH_CPU: cpu, BATCH_MEMORY: memory } }).to_string();
-    let change = (current != Some(&text)).then_some(Value::String(text));
-    let taken = get(annotations::NODE_THIRD_PARTY_ALLOCATIONS).map(|text| third_parties(text));
-    let mut published = BTreeMap::new();
-    if let Some(taken) = taken {
-        for (name, original) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
-            let taken = taken.get(name).copied().unwrap_or_default();
-            published.insert(
-                name,
-                Some(whole(reclaim::after_third_parties(original, taken))),
-            );
+/// The zones with the amounts in them, and whether any changes by more than `threshold`; `None` if
+/// nothing changes. Zones without an amount have what they had of it taken away.
+fn zones_after(
+    zones: &[Zone],
+    amounts: &[ZoneAmounts],
+    threshold: f64,
+) -> Option<(Vec<Zone>, bool)> {
+    let (mut changed, mut far) = (false, false);
+    let mut after = zones.to_vec();
+    for zone in &mut after {
+        let found = amounts.iter().find(|amounts| amounts.zone == zone.name);
+        let wanted = [
+            (BATCH_CPU, found.map(|amounts| amounts.cpu)),
+            (BATCH_MEMORY, found.map(|amounts| amounts.memory)),
+        ];
+        for (name, wanted) in wanted {
+            let known = zone
+                .resources
+                .iter_mut()
+                .find(|resource| resource.name == name);
+            let (old, amount) = match (&known, wanted) {
+                (None, None) => continue,
+                (known, wanted) => {
+                    let old = known
+                        .as_ref()
+                        .map(|known| [known.capacity, known.allocatable, known.available]);
+                    (old, wanted.unwrap_or_default())
+                }
+            };
+            changed |= old != Some([amount; 3]);
+            far |= old.is_none_or(|old| {
+                old.iter()
+                    .any(|old| reclaim::differs(Some(*old), Some(amount), threshold))
+            });
+            let resource = ResourceInfo {
+                name: name.to_owned(),
+                capacity: amount,
+                allocatable: amount,
+                available: amount,
+            };
+            match known {
+                Some(known) => *known = resource,
+                None => zone.resources.push(resource),
+            }
         }
+        zone.resources.sort_by(|a, b| a.name.cmp(&b.name));
     }
-    (change, published)
-}
-
-/// What other schedulers have allocated of the batch resources, by their annotation.
-fn third_parties(text: &str) -> ResourceList {
-    #[derive(Deserialize, Default)]
-    struct Allocations {
-        #[serde(default)]
-        allocations: Vec<Allocation>,
-    }
-    #[derive(Deserialize)]
-    struct Allocation {
-        #[serde(default)]
-        priority: String,
-        #[serde(default)]
-        resources: ResourceList,
-    }
-    let parsed: Allocations = serde_json::from_str(text).unwrap_or_else(|error| {
-        let annotation = annotations::NODE_THIRD_PARTY_ALLOCATIONS;
-        tracing::warn!(annotation, value = text, %error, "ignored");
-        Allocations::default()
-    });
-    let batch = koord_api::PriorityClass::Batch.as_str();
-    let mut sum = ResourceList::new();
-    for allocation in parsed
-        .allocations
-        .into_iter()
-        .filter(|one| one.priority == batch)
-    {
-        for (name, amount) in allocation.resources {
-            *sum.entry(name).or_default() += amount;
-        }
-    }
-    sum
+    changed.then_some((after, far))
 }
 
 /// The merge patch that brings capacity and allocatable to the wanted amounts, owned keys only, so
@@ -282,5 +256,4 @@ fn status_patch(node: &Node, wanted: &BTreeMap<&'static str, Option<Quantity>>) 
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;

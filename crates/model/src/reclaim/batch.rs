@@ -30,7 +30,8 @@ pub enum MemoryPolicy {
 /// How batch resources are computed. Percents are whole percents of the capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchPolicy {
-    /// How far CPU may be filled; the rest is the safety margin. May exceed 100.
+    /// How far CPU may be filled; the rest is the safety margin. Above 100 the margin is negative;
+    /// batch never exceeds the capacity all the same.
     pub cpu_reclaim_percent: i64,
     /// How far memory may be filled.
     pub memory_reclaim_percent: i64,
@@ -200,7 +201,7 @@ fn left(
     services: Services,
     policy: &BatchPolicy,
 ) -> Batch {
-    // Negative above 100 %: more than the capacity may be promised.
+    // Negative above 100 %: services and batch together may be promised more than there is.
     let safety = Amount {
         cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),
         memory: scale(capacity.memory, ratio(100 - policy.memory_reclaim_percent)),
@@ -224,9 +225,10 @@ fn left(
     if let Some(percent) = policy.memory_limit_percent {
         memory = memory.min(scale(capacity.memory, ratio(percent)));
     }
+    // A margin below zero must not promise what does not exist.
     Batch {
-        cpu,
-        memory,
+        cpu: cpu.min(capacity.cpu),
+        memory: memory.min(capacity.memory),
         capacity,
         safety,
         system,

@@ -256,7 +256,8 @@ fn limits_and_extremes() {
         cpu_reclaim_percent: 150,
         ..policy_65()
     };
-    check(&node_a(), &over, 110_000, "33G");
+    // 110 cores upstream; the node has 100.
+    check(&node_a(), &over, 100_000, "33G");
     let nothing = BatchPolicy {
         cpu_reclaim_percent: 0,
         memory_reclaim_percent: 0,
@@ -399,4 +400,28 @@ fn third_parties_take_their_part() {
         after_third_parties(quantity("10"), quantity("30")),
         quantity("0")
     );
+}
+
+#[test]
+fn batch_never_exceeds_what_there_is() {
+    let policy = BatchPolicy {
+        cpu_reclaim_percent: 300,
+        memory_reclaim_percent: i64::MAX,
+        ..BatchPolicy::default()
+    };
+    let node = NodeView {
+        capacity: Amount::new("2".parse().unwrap(), "8Gi".parse().unwrap()),
+        ..NodeView::default()
+    };
+    let zones = [Zone {
+        index: 0,
+        allocatable: node.capacity,
+    }];
+    for batch in [
+        batch(&node, &policy),
+        batch_by_zone(&node, &zones, &policy)[0],
+    ] {
+        assert_eq!(batch.cpu, node.capacity.cpu);
+        assert_eq!(batch.memory, node.capacity.memory);
+    }
 }

@@ -1,5 +1,10 @@
 use super::*;
+
+mod numa;
+mod plugins;
 use crate::config::Strategy;
+use koord_api::annotations;
+use koord_api::resources::{MID_CPU, MID_MEMORY};
 use koord_api::slo::NodeMetric;
 use serde_json::json;
 
@@ -10,7 +15,14 @@ struct Case {
     node: Node,
     metric: Option<NodeMetric>,
     strategy: Option<Strategy>,
+    pods: Vec<Arc<PodFacts>>,
     plugins: Selection,
+    normalization: CPUNormalizationStrategy,
+    amplification: ResourceAmplificationStrategy,
+    topology: Option<NodeResourceTopology>,
+    device: Option<Device>,
+    share_gpus: bool,
+    devices_always: bool,
     synced: Option<Timestamp>,
 }
 
@@ -33,7 +45,14 @@ fn case() -> Case {
         node: node(json!({}), json!({})),
         metric: Some(serde_json::from_value(metric).unwrap()),
         strategy: Some(strategy),
-        plugins: Selection::all(),
+        pods: Vec::new(),
+        plugins: koord_app::flags::selection("MidResource,BatchResource").unwrap(),
+        normalization: CPUNormalizationStrategy::defaults(),
+        amplification: ResourceAmplificationStrategy::defaults(),
+        topology: None,
+        device: None,
+        share_gpus: false,
+        devices_always: false,
         synced: None,
     }
 }
@@ -64,8 +83,14 @@ impl Case {
         plan(&Input {
             node: &self.node,
             strategy: self.strategy.as_ref(),
+            normalization: &self.normalization,
+            amplification: &self.amplification,
+            topology: self.topology.as_ref(),
+            device: self.device.as_ref(),
+            share_gpus: self.share_gpus,
+            devices_always: self.devices_always,
             report: report.as_ref(),
-            pods: &[],
+            pods: &self.pods,
             plugins: &self.plugins,
             synced: self.synced,
             now: NOW.parse().unwrap(),
@@ -94,18 +119,12 @@ fn resources_are_published_with_their_origin() {
     let plan = case().plan();
     let list = published();
     assert_eq!(
-        plan.status.unwrap(),
-        json!({"status": {"capacity": list, "allocatable": list}})
+        plan.status.as_ref().unwrap(),
+        &json!({"status": {"capacity": list, "allocatable": list}})
     );
-    let meta = plan.meta.unwrap();
-    let text = meta["metadata"]["annotations"][annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE]
-        .as_str()
-        .unwrap();
-    let origin: Value = serde_json::from_str(text).unwrap();
-    assert_eq!(
-        origin,
-        json!({"resources": {BATCH_CPU: "9k", BATCH_MEMORY: "9G"}})
-    );
+    // Upstream writes memory in binary form.
+    let amounts = json!({BATCH_CPU: "9k", BATCH_MEMORY: "9000000000"});
+    assert_eq!(origin_of(&plan), json!({"resources": amounts}));
     assert!(plan.in_sync);
     assert_eq!(plan.reset, None);
     assert!(
@@ -190,24 +209,43 @@ fn a_report_is_good_for_exactly_the_degrade_time() {
     assert_eq!(plan.recheck, Some(Duration::from_secs(1)));
 }
 
+/// The annotation that a plan writes.
+fn origin_of(plan: &Plan) -> Value {
+    let meta = plan.meta.as_ref().unwrap();
+    let text = &meta["metadata"]["annotations"][annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE];
+    serde_json::from_str(text.as_str().unwrap()).unwrap()
+}
+
 #[test]
-fn taking_away_also_removes_the_origin_and_only_what_is_there() {
+fn an_origin_that_says_the_same_is_left_alone() {
+    let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
+    let text = |cpu: &str, memory: &str| {
+        let amounts = json!({BATCH_CPU: cpu, "foreign": "3", BATCH_MEMORY: memory});
+        json!({ key: json!({ "Resources": amounts }).to_string() })
+    };
+    let mut case = case();
+    case.node = node(text("9000", "9G"), published());
+    assert_eq!(case.plan().meta, None);
+    case.node = node(text("9001", "9G"), published());
+    assert_eq!(origin_of(&case.plan())["resources"]["foreign"], "3");
+}
+
+#[test]
+fn taking_away_also_empties_the_origin_and_only_what_is_there() {
     let mut case = case();
     case.strategy = None;
     assert_eq!(case.plan().status, None);
-    let origin = json!({annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE: "{}"});
+    let text = format!("{{\"resources\":{{\"{BATCH_CPU}\":\"1\",\"yarn\":\"7\"}}}}");
+    let origin = json!({annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE: text});
     case.node = node(origin, json!({BATCH_CPU: "1"}));
     let plan = case.plan();
     let none = json!({BATCH_CPU: null});
     assert_eq!(
-        plan.status.unwrap(),
-        json!({"status": {"capacity": none, "allocatable": none}})
+        plan.status.as_ref().unwrap(),
+        &json!({"status": {"capacity": none, "allocatable": none}})
     );
-    let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
-    assert_eq!(
-        plan.meta.unwrap(),
-        json!({"metadata": {"annotations": {key: null}}})
-    );
+    let nothing = json!({BATCH_CPU: "0", BATCH_MEMORY: "0", "yarn": "7"});
+    assert_eq!(origin_of(&plan), json!({"resources": nothing}));
 }
 
 #[test]

@@ -1,0 +1,245 @@
+//! CPU normalization, amplification and devices, by the facts of upstream's tables.
+
+use super::*;
+use koord_api::configmap::ModelRatioCfg;
+use koord_api::{labels, resources};
+use std::collections::BTreeMap;
+
+fn with(plugins: &str) -> Case {
+    Case {
+        plugins: koord_app::flags::selection(plugins).unwrap(),
+        ..case()
+    }
+}
+
+fn annotation<'a>(plan: &'a Plan, key: &str) -> Option<&'a Value> {
+    plan.meta.as_ref()?["metadata"]["annotations"].get(key)
+}
+
+fn labelled(case: &mut Case, key: &str, value: &str) {
+    let labels = case.node.metadata.labels.get_or_insert_default();
+    labels.insert(key.to_owned(), value.to_owned());
+}
+
+fn topology(info: Value) -> NodeResourceTopology {
+    let key = annotations::NODE_CPU_BASIC_INFO;
+    serde_json::from_value(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
+        "metadata": {"name": "n", "annotations": {key: info.to_string()}},
+        "topologyPolicies": [], "zones": [],
+    }))
+    .unwrap()
+}
+
+/// Normalised by the model that upstream's tables use.
+fn normalised(hyper_threads: bool, turbo: bool) -> Case {
+    let mut case = with("CPUNormalization,BatchResource,ResourceAmplification");
+    case.normalization.enable = Some(true);
+    let ratios = ModelRatioCfg {
+        base_ratio: Some(1.5),
+        hyper_thread_enabled_ratio: Some(1.0),
+        turbo_enabled_ratio: Some(1.8),
+        hyper_thread_turbo_enabled_ratio: Some(1.2),
+    };
+    case.normalization.ratio_model = BTreeMap::from([("XXX CPU".to_owned(), ratios)]);
+    case.topology = Some(topology(json!({
+        "cpuModel": "XXX CPU", "hyperThreadEnabled": hyper_threads, "turboEnabled": turbo,
+    })));
+    case
+}
+
+const RATIO: &str = annotations::NODE_CPU_NORMALIZATION_RATIO;
+const FACTORS: &str = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
+
+#[test]
+fn a_cpus_ratio_is_found_by_its_model_and_what_is_switched_on() {
+    for (threads, turbo, ratio, milli) in [
+        (false, false, "1.50", "13500"),
+        (true, false, "1.00", "9k"),
+        (false, true, "1.80", "16200"),
+        (true, true, "1.20", "10800"),
+    ] {
+        let plan = normalised(threads, turbo).plan();
+        assert_eq!(annotation(&plan, RATIO), Some(&json!(ratio)));
+        let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
+        assert_eq!(allocatable[BATCH_CPU], milli, "{ratio}");
+        // The factor of the CPU is of the same pass.
+        let factors = (ratio != "1.00").then(|| json!(format!("{{\"cpu\":{ratio}}}")));
+        assert_eq!(annotation(&plan, FACTORS), factors.as_ref(), "{ratio}");
+    }
+}
+
+#[test]
+fn a_node_without_normalization_says_one() {
+    let plan = with("CPUNormalization").plan();
+    assert_eq!(annotation(&plan, RATIO), Some(&json!("1.00")));
+    let mut off = normalised(false, true);
+    labelled(&mut off, labels::NODE_CPU_NORMALIZATION_ENABLED, "false");
+    assert_eq!(annotation(&off.plan(), RATIO), Some(&json!("1.00")));
+    let mut on = normalised(false, true);
+    on.normalization.enable = None;
+    labelled(&mut on, labels::NODE_CPU_NORMALIZATION_ENABLED, "true");
+    assert_eq!(annotation(&on.plan(), RATIO), Some(&json!("1.80")));
+}
+
+#[test]
+fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
+    let check = |why: &str, change: &dyn Fn(&mut Case)| {
+        let mut case = normalised(false, false);
+        change(&mut case);
+        let plan = case.plan();
+        assert_eq!(annotation(&plan, RATIO), None, "{why}");
+        let failed: Vec<_> = plan
+            .fared
+            .iter()
+            .filter(|(_, fared)| fared.is_err())
+            .collect();
+        let [(name, Err(message))] = failed[..] else {
+            panic!("{why}: {failed:?}")
+        };
+        assert_eq!(*name, "CPUNormalization");
+        assert!(message.contains(why), "{message}");
+        // The others go on.
+        let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
+        assert_eq!(allocatable[BATCH_CPU], "9k");
+    };
+    check("no NodeResourceTopology", &|case| case.topology = None);
+    check("no annotation", &|case| {
+        case.topology.as_mut().unwrap().metadata.annotations = None;
+    });
+    check("invalid type", &|case| {
+        case.topology = Some(topology(json!({"cpuModel": 1})))
+    });
+    check("\"YYY\"", &|case| {
+        case.topology = Some(topology(json!({"cpuModel": "YYY"})))
+    });
+    for ratio in [0.99, 5.01, f64::NAN] {
+        check("not from 1 to 5", &|case| {
+            let models = &mut case.normalization.ratio_model;
+            models.get_mut("XXX CPU").unwrap().base_ratio = Some(ratio);
+        });
+    }
+    check("cpu-normalization-enabled is \"maybe\"", &|case| {
+        labelled(case, labels::NODE_CPU_NORMALIZATION_ENABLED, "maybe");
+    });
+    // A model that is not listed has the default.
+    let mut case = normalised(false, false);
+    case.normalization.default_ratio = Some(1.1);
+    case.topology = Some(topology(json!({"cpuModel": "YYY"})));
+    assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.10")));
+}
+
+#[test]
+fn factors_are_written_when_they_change_and_removed_when_there_are_none() {
+    let mut case = with("ResourceAmplification");
+    assert_eq!(case.plan().meta, None);
+    case.amplification.resource_amplification_ratio =
+        BTreeMap::from([("cpu".to_owned(), 1.5), ("memory".to_owned(), 1.25)]);
+    assert_eq!(case.plan().meta, None, "not enabled");
+    case.amplification.enable = Some(true);
+    let text = "{\"cpu\":1.50,\"memory\":1.25}";
+    assert_eq!(annotation(&case.plan(), FACTORS), Some(&json!(text)));
+    case.node = node(json!({FACTORS: text}), json!({}));
+    assert_eq!(case.plan().meta, None);
+    // Something less than 1 is an error and leaves what is there.
+    let ratios = &mut case.amplification.resource_amplification_ratio;
+    ratios.insert("memory".to_owned(), 0.9);
+    let plan = case.plan();
+    assert_eq!(plan.meta, None);
+    assert!(
+        plan.fared[0]
+            .1
+            .as_ref()
+            .unwrap_err()
+            .contains("memory is 0.9")
+    );
+    case.strategy = None;
+    assert_eq!(annotation(&case.plan(), FACTORS), Some(&Value::Null));
+}
+
+fn device(labels: Value, devices: Value) -> Device {
+    serde_json::from_value(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+        "metadata": {"name": "n", "labels": labels}, "spec": {"devices": devices},
+    }))
+    .unwrap()
+}
+
+fn gpu(health: bool, core: &str, memory: &str) -> Value {
+    json!({"type": "gpu", "health": health, "resources": {
+        "koordinator.sh/gpu-core": core, "koordinator.sh/gpu-memory": memory,
+        "koordinator.sh/gpu-memory-ratio": core}})
+}
+
+#[test]
+fn healthy_gpus_are_summed_up_and_their_labels_copied() {
+    let mut case = with("GPUDeviceResource");
+    let model = json!({labels::NODE_GPU_MODEL: "A100", labels::NODE_GPU_DRIVER_VERSION: "480"});
+    let gpus = json!([gpu(true, "100", "8Gi"), gpu(true, "100", "10Gi"), gpu(false, "100", "8Gi"),
+                      {"type": "rdma", "health": true}]);
+    case.device = Some(device(model.clone(), gpus.clone()));
+    let plan = case.plan();
+    let want = json!({
+        resources::GPU: "200", resources::GPU_CORE: "200", resources::GPU_MEMORY: "18Gi",
+        resources::GPU_MEMORY_RATIO: "200",
+    });
+    let status = &plan.status.as_ref().unwrap()["status"];
+    assert_eq!(
+        (&status["allocatable"], &status["capacity"]),
+        (&want, &want)
+    );
+    assert_eq!(plan.meta.as_ref().unwrap()["metadata"]["labels"], model);
+
+    case.share_gpus = true;
+    let plan = case.plan();
+    let shared = &plan.status.unwrap()["status"]["allocatable"][resources::GPU_SHARED];
+    assert_eq!(shared, "200");
+
+    // Other vendors have no `koordinator.sh/gpu`.
+    let vendor = json!({labels::NODE_GPU_VENDOR: "huawei"});
+    let npu = json!([{"type": "gpu", "health": true, "resources": {
+        "huawei.com/npu-core": "20", "huawei.com/npu-cpu": "7", "huawei.com/npu-dvpp": "100",
+        "vendor.com/other": "1"}}]);
+    case.share_gpus = false;
+    case.device = Some(device(vendor, npu));
+    let allocatable = &case.plan().status.unwrap()["status"]["allocatable"];
+    let want = json!({resources::HUAWEI_NPU_CORE: "20", resources::HUAWEI_NPU_CPU: "7",
+        resources::HUAWEI_NPU_DVPP: "100"});
+    assert_eq!(allocatable, &want);
+}
+
+#[test]
+fn devices_that_are_gone_or_sick_take_their_resources_with_them() {
+    let all = "GPUDeviceResource,RDMADeviceResource";
+    let had = json!({resources::GPU: "100", resources::RDMA: "100", resources::GPU_SHARED: "100"});
+    for devices in [
+        None,
+        Some(json!([])),
+        Some(json!([gpu(false, "100", "8Gi")])),
+    ] {
+        let mut case = with(all);
+        case.node = node(json!({}), had.clone());
+        case.device = devices.map(|devices| device(json!({}), devices));
+        let gone =
+            json!({resources::GPU: null, resources::RDMA: null, resources::GPU_SHARED: null});
+        let want = json!({"status": {"capacity": gone, "allocatable": gone}});
+        assert_eq!(case.plan().status, Some(want));
+        // Co-location is off: nobody looks at devices.
+        case.strategy = None;
+        assert_eq!(case.plan().status, None);
+        case.devices_always = true;
+        assert!(case.plan().status.is_some());
+    }
+}
+
+#[test]
+fn rdma_counts_a_hundred_for_each_healthy_adapter() {
+    let mut case = with("RDMADeviceResource");
+    let rdma = |health: bool| json!({"type": "rdma", "health": health});
+    case.device = Some(device(
+        json!({}),
+        json!([rdma(true), rdma(false), rdma(true)]),
+    ));
+    let allocatable = &case.plan().status.unwrap()["status"]["allocatable"];
+    assert_eq!(allocatable, &json!({resources::RDMA: "200"}));
+}

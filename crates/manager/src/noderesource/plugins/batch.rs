@@ -1,0 +1,173 @@
+//! Batch resources of the node and of its NUMA nodes.
+
+use super::{Draft, Plugin, whole};
+use crate::noderesource::plan::Input;
+use koord_api::extension::{self, OriginAllocatable, ThirdPartyAllocations};
+use koord_api::quantity::{Format, Quantity, ResourceList};
+use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY};
+use koord_api::topology::{self, Zone};
+use koord_api::{PriorityClass, annotations};
+use koord_model::reclaim::{self, Amount, NodeView};
+
+pub(super) const PLUGIN: Plugin = Plugin {
+    name: "BatchResource",
+    runs_without_colocation: |_| true,
+    run,
+};
+
+/// Batch resources of one zone of the NodeResourceTopology.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::noderesource) struct ZoneAmounts {
+    /// The zone's name.
+    pub(in crate::noderesource) zone: String,
+    /// Milli-cores.
+    pub(in crate::noderesource) cpu: Quantity,
+    /// Bytes.
+    pub(in crate::noderesource) memory: Quantity,
+}
+
+fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
+    let (Some(strategy), Some(view)) = (input.strategy, view) else {
+        draft
+            .resources
+            .extend([(BATCH_CPU, None), (BATCH_MEMORY, None)]);
+        origin(input, None, draft);
+        nothing_by_zone(input, draft);
+        return Ok(());
+    };
+    let amount = reclaim::batch(view, &strategy.batch);
+    let cpu = normalised(amount.milli_cpu(), draft.cpu_ratio);
+    let memory = whole(amount.memory);
+    draft.computed.insert(BATCH_CPU, amount.cpu);
+    draft.computed.insert(BATCH_MEMORY, amount.memory);
+    let (cpu_message, memory_message) = reclaim::explain(&amount, &strategy.batch);
+    draft.messages.extend([cpu_message, memory_message]);
+    origin(input, Some((cpu, memory)), draft);
+    let taken = third_parties(input);
+    for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
+        let left = match taken.get(name) {
+            Some(taken) => whole(reclaim::after_third_parties(amount, *taken)),
+            None => amount,
+        };
+        draft.resources.insert(name, Some(left));
+    }
+    by_zone(input, view, draft);
+    Ok(())
+}
+
+/// Milli-cores, more of them where a core counts for more than one.
+fn normalised(milli: Quantity, ratio: Option<f64>) -> Quantity {
+    match ratio {
+        Some(ratio) if ratio > 1.0 => whole(reclaim::scale_milli(milli, ratio)),
+        _ => milli,
+    }
+}
+
+/// The annotation that keeps what was computed, whatever third parties have allocated of it. What
+/// others keep in it stays, and a text that says the same stays as it is.
+fn origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &mut Draft) {
+    let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
+    let present = input.node.metadata.annotations.as_ref();
+    let text = present.and_then(|all| all.get(key));
+    let known: Option<OriginAllocatable> = extension::read(present, key).ok().flatten();
+    let (cpu, memory) = match amounts {
+        Some(amounts) => amounts,
+        // Where there never was an annotation nothing needs to be taken back.
+        None if text.is_none() => return,
+        None => (Quantity::ZERO, Quantity::ZERO),
+    };
+    let mut wanted = known.clone().unwrap_or_default();
+    // As upstream writes it.
+    let memory = memory.with_format(Format::BinarySi);
+    wanted.resources.insert(BATCH_CPU.to_owned(), cpu);
+    wanted.resources.insert(BATCH_MEMORY.to_owned(), memory);
+    if known.as_ref() != Some(&wanted)
+        && let Ok(text) = serde_json::to_string(&wanted)
+    {
+        draft.with_status.insert(key, Some(text));
+    }
+}
+
+/// What other schedulers have allocated of the batch resources, by their annotation.
+fn third_parties(input: &Input<'_>) -> ResourceList {
+    let key = annotations::NODE_THIRD_PARTY_ALLOCATIONS;
+    let present = input.node.metadata.annotations.as_ref();
+    let parsed: Option<ThirdPartyAllocations> =
+        extension::read(present, key).unwrap_or_else(|error| {
+            tracing::warn!(node = input.node.metadata.name, %error, "ignored");
+            None
+        });
+    let batch = PriorityClass::Batch.as_str();
+    let mut sum = ResourceList::new();
+    for allocation in parsed.into_iter().flat_map(|parsed| parsed.allocations) {
+        if allocation.priority == batch {
+            for (name, amount) in allocation.resources {
+                *sum.entry(name).or_default() += amount;
+            }
+        }
+    }
+    sum
+}
+
+/// The zones that can be divided: all of them, if any has CPU or memory.
+fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
+    let zones = input.topology.map_or(&[][..], |known| &known.spec.zones);
+    let counts = |name: &str| name == resources::CPU || name == resources::MEMORY;
+    let mut all = zones.iter().flat_map(|zone| &zone.resources);
+    if all.any(|resource| counts(&resource.name)) {
+        zones
+    } else {
+        &[]
+    }
+}
+
+fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
+    let (Some(strategy), zones) = (input.strategy, zones(input)) else {
+        return;
+    };
+    let amount = |zone: &Zone, name: &str| {
+        let found = zone.resources.iter().find(|resource| resource.name == name);
+        found
+            .map(|resource| resource.allocatable)
+            .unwrap_or_default()
+    };
+    let numbered: Vec<_> = zones
+        .iter()
+        .enumerate()
+        .map(|(position, zone)| reclaim::Zone {
+            // The list is sorted by name, so `node-10` comes before `node-2`.
+            index: topology::zone_id(&zone.name)
+                .and_then(|id| usize::try_from(id).ok())
+                .unwrap_or(position),
+            allocatable: Amount::new(
+                amount(zone, resources::CPU),
+                amount(zone, resources::MEMORY),
+            ),
+        })
+        .collect();
+    let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
+    draft.zones = zones
+        .iter()
+        .zip(computed)
+        .map(|(zone, batch)| ZoneAmounts {
+            zone: zone.name.clone(),
+            cpu: normalised(batch.milli_cpu(), draft.cpu_ratio),
+            memory: whole(batch.memory),
+        })
+        .collect();
+}
+
+/// Zones that have batch resources have none of them any more.
+fn nothing_by_zone(input: &Input<'_>, draft: &mut Draft) {
+    let batch = |name: &str| name == BATCH_CPU || name == BATCH_MEMORY;
+    let left = zones(input)
+        .iter()
+        .filter(|zone| zone.resources.iter().any(|resource| batch(&resource.name)));
+    draft.zones = left
+        .map(|zone| ZoneAmounts {
+            zone: zone.name.clone(),
+            cpu: Quantity::ZERO,
+            memory: Quantity::ZERO,
+        })
+        .collect();
+}
