@@ -1,10 +1,11 @@
 //! The shell: watches, queues and writes. What to write is decided in the other modules.
 
+use crate::kept::Kept;
 use crate::lifecycle::{self, Addresses, Step};
 use crate::telemetry::Telemetry;
 use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
 use koord_app::Context;
 use koord_kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
@@ -12,7 +13,7 @@ use koord_kube::events::{Recorder, Severity};
 use koord_kube::kube_core::Resource as _;
 use koord_kube::patch::{is_conflict, is_not_found, is_status, merge_node_status, merge_status};
 use koord_kube::queue::WorkQueue;
-use koord_kube::{Api, Change, Client, Informer, ObjectKey, Scope, Store};
+use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey, Scope, Store};
 use serde_json::json;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ struct Shared {
     ctx: Context,
     options: Options,
     nodes: Store<Node>,
-    pods: Store<Pod>,
+    pods: Store<Kept>,
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
     next_address: AtomicU32,
@@ -62,7 +63,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         fields: Some("spec.nodeName!=".to_owned()),
         ..Scope::default()
     };
-    let mut pods = Informer::<Pod>::start_trimmed(client.clone(), bound, trim_pod, shutdown());
+    let mut pods = Informer::start_kept(client.clone(), bound, Kept::of, shutdown());
     let mut metrics = Informer::<NodeMetric>::start_trimmed(
         client.clone(),
         Scope::default(),
@@ -224,20 +225,24 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
     }
 }
 
-fn on_pod(change: Change<Pod>, telemetry: &mut Telemetry, shared: &Shared) {
+fn on_pod(change: Change<Kept>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { old, new } => {
-            let key = ObjectKey::of(&*new);
-            telemetry.pod(&key, &new);
-            shared.remember_address(&new);
-            let deleting = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
-            if deleting(&new) && old.is_some_and(|old| !deleting(&old)) {
+            let key = new.key();
+            match new.pod() {
+                Ok(pod) => {
+                    telemetry.pod(&key, &pod);
+                    shared.remember_address(&pod);
+                }
+                Err(error) => tracing::error!(pod = %key, %error, "a kept pod cannot be read"),
+            }
+            if new.deleting && old.is_some_and(|old| !old.deleting) {
                 shared.pod_queue.add_after(key, STOPPING);
             } else {
                 shared.pod_queue.add(key);
             }
         }
-        Change::Deleted(last) => telemetry.pod_gone(&ObjectKey::of(&*last)),
+        Change::Deleted(last) => telemetry.pod_gone(&last.key()),
         Change::Synced => {}
     }
 }
@@ -289,9 +294,10 @@ impl Shared {
     }
 
     async fn handle_pod(&self, key: &ObjectKey) -> Result<(), koord_kube::Error> {
-        let Some(pod) = self.pods.get(key) else {
+        let Some(kept) = self.pods.get(key) else {
             return Ok(());
         };
+        let pod = kept.pod()?;
         let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let node = node_name.and_then(|name| self.nodes.get(&ObjectKey::new("", name)));
         let Some(node) = node.filter(|node| node::is_managed(node)) else {
@@ -300,7 +306,10 @@ impl Shared {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let fresh = !has_started(&pod) && !refusal::ended(&pod);
         if fresh && pod.metadata.deletion_timestamp.is_none() {
-            let refused = refusal::of(&pod, &node, || self.pods.list());
+            let refused = refusal::of(&pod, &node, || {
+                let all = self.pods.list();
+                all.into_iter().filter_map(|kept| kept.pod().ok())
+            });
             if let Some((reason, message)) = refused {
                 let generation = pod.metadata.generation;
                 let patch = json!({ "status": { "phase": "Failed", "reason": reason,
@@ -407,43 +416,6 @@ async fn write_reports(
 fn has_started(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     status.is_some_and(|status| status.start_time.is_some())
-}
-
-/// Drops what nothing here reads: most of a pod's size is in its containers.
-fn trim_pod(pod: &mut Pod) {
-    let Some(spec) = &mut pod.spec else { return };
-    spec.volumes = None;
-    spec.affinity = None;
-    spec.tolerations = None;
-    // Only pods that are not started again end as their commands say.
-    let ends = spec.restart_policy.as_deref() != Some("Always");
-    let init = spec.init_containers.iter_mut().flatten();
-    for container in spec.containers.iter_mut().chain(init) {
-        *container = Container {
-            name: std::mem::take(&mut container.name),
-            image: container.image.take(),
-            command: container.command.take().filter(|_| ends),
-            args: container.args.take().filter(|_| ends),
-            ports: container.ports.take().and_then(|mut ports| {
-                ports.retain(|port| port.host_port.is_some());
-                (!ports.is_empty()).then_some(ports)
-            }),
-            resources: container.resources.take(),
-            restart_policy: container.restart_policy.take(),
-            ..Container::default()
-        };
-    }
-    // Lists are read with room for four large items, and mostly have one.
-    spec.containers.shrink_to_fit();
-    if let Some(status) = &mut pod.status {
-        for list in [
-            &mut status.container_statuses,
-            &mut status.init_container_statuses,
-        ] {
-            list.iter_mut().for_each(Vec::shrink_to_fit);
-        }
-        status.conditions.iter_mut().for_each(Vec::shrink_to_fit);
-    }
 }
 
 fn trim_node(node: &mut Node) {

@@ -16,6 +16,7 @@
 
 mod driver;
 mod heartbeat;
+mod kept;
 mod lifecycle;
 mod node;
 mod refusal;

@@ -6,7 +6,6 @@ use koord_api::quantity::Quantity;
 use koord_api::requests::{self, Total};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
 
 /// Amounts by resource, in billionths of its unit.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +43,7 @@ impl Need {
 /// no scheduler chose the node.
 pub(crate) fn of<I>(pod: &Pod, node: &Node, others: impl FnOnce() -> I) -> Option<(String, String)>
 where
-    I: IntoIterator<Item = Arc<Pod>>,
+    I: IntoIterator<Item = Pod>,
 {
     let spec = pod.spec.as_ref()?;
     let Ok(need) = requests::peak(spec, |_, c| Ok::<_, Infallible>(Need::of(c)));
@@ -118,15 +117,15 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn pod(name: &str, container: Value, status: Value) -> Arc<Pod> {
+    fn pod(name: &str, container: Value, status: Value) -> Pod {
         let mut container = container;
         container["name"] = "c".into();
         let pod = json!({"metadata": {"name": name, "uid": name},
             "spec": {"nodeName": "n", "containers": [container]}, "status": status});
-        Arc::new(serde_json::from_value(pod).unwrap())
+        serde_json::from_value(pod).unwrap()
     }
 
-    fn refused(pod: &Pod, others: &[Arc<Pod>]) -> Option<String> {
+    fn refused(pod: &Pod, others: &[Pod]) -> Option<String> {
         let node = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}});
         let node = serde_json::from_value(node).unwrap();
         of(pod, &node, || others.to_vec()).map(|(reason, _)| reason)
@@ -149,7 +148,7 @@ mod tests {
         let port = json!({"containerPort": 80, "hostPort": 80});
         let first = with("a", port.clone(), json!({"phase": "Running"}));
         let second = with("b", port.clone(), json!({}));
-        let is = |others: &[Arc<Pod>]| refused(&second, others);
+        let is = |others: &[Pod]| refused(&second, others);
         assert_eq!(
             is(std::slice::from_ref(&first)).as_deref(),
             Some("NodePorts")

@@ -1,0 +1,76 @@
+//! A pod as it is kept: as text. The object is several kilobytes even when most of it is empty, and
+//! is read only when something happens to its pod.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_kube::{Mirrored, ObjectKey};
+
+/// What is kept of a pod.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    key: ObjectKey,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    /// Whether it is being deleted.
+    pub(crate) deleting: bool,
+    text: Box<[u8]>,
+}
+
+impl Kept {
+    pub(crate) fn of(mut pod: Pod) -> Self {
+        trim(&mut pod);
+        let text = serde_json::to_vec(&pod).unwrap_or_default();
+        Self {
+            key: ObjectKey::of(&pod),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            uid: pod.metadata.uid,
+            resource_version: pod.metadata.resource_version,
+            text: text.into(),
+        }
+    }
+
+    /// The object, without what nothing here reads.
+    ///
+    /// # Errors
+    /// None that a pod which was read once can cause.
+    pub(crate) fn pod(&self) -> Result<Pod, koord_kube::Error> {
+        serde_json::from_slice(&self.text).map_err(koord_kube::Error::SerdeError)
+    }
+}
+
+impl Mirrored for Kept {
+    fn key(&self) -> ObjectKey {
+        self.key.clone()
+    }
+    fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}
+
+/// Drops what nothing here reads: most of a pod's size is in its containers.
+fn trim(pod: &mut Pod) {
+    let Some(spec) = &mut pod.spec else { return };
+    spec.volumes = None;
+    spec.affinity = None;
+    spec.tolerations = None;
+    // Only pods that are not started again end as their commands say.
+    let ends = spec.restart_policy.as_deref() != Some("Always");
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in spec.containers.iter_mut().chain(init) {
+        *container = Container {
+            name: std::mem::take(&mut container.name),
+            image: container.image.take(),
+            command: container.command.take().filter(|_| ends),
+            args: container.args.take().filter(|_| ends),
+            ports: container.ports.take().and_then(|mut ports| {
+                ports.retain(|port| port.host_port.is_some());
+                (!ports.is_empty()).then_some(ports)
+            }),
+            resources: container.resources.take(),
+            restart_policy: container.restart_policy.take(),
+            ..Container::default()
+        };
+    }
+}
