@@ -23,7 +23,7 @@ impl Default for HistoryLimits {
     fn default() -> Self {
         Self {
             events: 100_000,
-            bytes: 32 << 20,
+            bytes: 16 << 20,
             age: Duration::from_secs(300),
         }
     }
