@@ -1,7 +1,13 @@
-//! Types of the API group `quota.koordinator.sh`: quota profiles.
+//! Types of the API group `quota.koordinator.sh`: quota profiles; and what the labels and annotations
+//! of an ElasticQuota say.
 //!
-//! Source: Koordinator `apis/quota/v1alpha1/elastic_quota_profile_types.go`.
+//! Source: Koordinator `apis/quota/v1alpha1/elastic_quota_profile_types.go`,
+//! `apis/extension/elastic_quota.go`.
 
+use crate::extension::{self, AnnotationError};
+use crate::quantity::ResourceList;
+use crate::scheduling::ElasticQuota;
+use crate::{annotations, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -47,3 +53,126 @@ pub struct ElasticQuotaProfileSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ElasticQuotaProfileStatus {}
+
+/// Whether the quota is one of the three that every cluster has.
+#[must_use]
+pub fn is_built_in(name: &str) -> bool {
+    matches!(name, ROOT_QUOTA | SYSTEM_QUOTA | DEFAULT_QUOTA)
+}
+
+/// A label or annotation; empty if it is missing.
+fn text<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> &'a str {
+    map.and_then(|all| all.get(key)).map_or("", String::as_str)
+}
+
+/// What labels and annotations say.
+impl ElasticQuota {
+    /// The value of a label; empty if it is missing.
+    #[must_use]
+    pub fn label(&self, key: &str) -> &str {
+        text(self.metadata.labels.as_ref(), key)
+    }
+
+    /// The value of an annotation; empty if it is missing.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> &str {
+        text(self.metadata.annotations.as_ref(), key)
+    }
+
+    /// Name of the parent: the root, if none is named. The root itself has none.
+    #[must_use]
+    pub fn parent(&self) -> &str {
+        match self.label(labels::QUOTA_PARENT) {
+            "" if self.metadata.name.as_deref() != Some(ROOT_QUOTA) => ROOT_QUOTA,
+            parent => parent,
+        }
+    }
+
+    /// Whether it has children and takes no pods.
+    #[must_use]
+    pub fn is_parent(&self) -> bool {
+        self.label(labels::QUOTA_IS_PARENT) == "true"
+    }
+
+    /// Whether it is the root of a tree of its own.
+    #[must_use]
+    pub fn is_tree_root(&self) -> bool {
+        self.label(labels::QUOTA_IS_ROOT) == "true"
+    }
+
+    /// Whether others may use what it is guaranteed and does not ask for.
+    #[must_use]
+    pub fn is_lendable(&self) -> bool {
+        self.label(labels::QUOTA_ALLOW_LENT_RESOURCE) != "false"
+    }
+
+    /// Whether its minimum may break the sums of the tree.
+    #[must_use]
+    pub fn is_forced(&self) -> bool {
+        self.label(labels::QUOTA_ALLOW_FORCE_UPDATE) == "true"
+    }
+
+    /// The namespaces whose pods belong to it, if they name no quota.
+    ///
+    /// # Errors
+    /// The annotation is no JSON list of names; the error shows it.
+    pub fn namespaces(&self) -> Result<Vec<String>, AnnotationError> {
+        self.list(annotations::QUOTA_NAMESPACES)
+    }
+
+    /// An annotation that is a JSON list of texts; empty if it is missing.
+    ///
+    /// # Errors
+    /// The annotation is no such list; the error shows it.
+    pub fn list(&self, key: &str) -> Result<Vec<String>, AnnotationError> {
+        let read: Option<Option<_>> = extension::read(self.metadata.annotations.as_ref(), key)?;
+        Ok(read.flatten().unwrap_or_default())
+    }
+
+    /// An annotation that is a resource list; empty if it is missing.
+    ///
+    /// # Errors
+    /// The annotation is no resource list; the error shows it.
+    pub fn amounts(&self, key: &str) -> Result<ResourceList, AnnotationError> {
+        let read: Option<Option<_>> = extension::read(self.metadata.annotations.as_ref(), key)?;
+        Ok(read.flatten().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn quota(metadata: serde_json::Value) -> ElasticQuota {
+        serde_json::from_value(json!({"metadata": metadata, "spec": {}})).unwrap()
+    }
+
+    #[test]
+    fn a_quota_without_labels_is_a_lending_leaf_below_the_root() {
+        let plain = quota(json!({"name": "a"}));
+        assert_eq!(plain.parent(), ROOT_QUOTA);
+        assert!(!plain.is_parent() && !plain.is_tree_root() && !plain.is_forced());
+        assert!(plain.is_lendable());
+        assert_eq!(plain.namespaces(), Ok(Vec::new()));
+        assert_eq!(quota(json!({"name": ROOT_QUOTA})).parent(), "");
+    }
+
+    #[test]
+    fn malformed_annotations_are_shown() {
+        let bad = quota(json!({"name": "a", "annotations": {
+            annotations::QUOTA_NAMESPACES: "team-a",
+            annotations::QUOTA_ADMISSION: "{\"cpu\":\"many\"}",
+        }}));
+        let error = bad.namespaces().unwrap_err().to_string();
+        assert!(
+            error.contains("/namespaces") && error.contains("team-a"),
+            "{error}"
+        );
+        let error = bad
+            .amounts(annotations::QUOTA_ADMISSION)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("cpu") && error.contains("many"), "{error}");
+    }
+}

@@ -1,7 +1,11 @@
 //! How the amounts of a pod's containers add up over its life. One rule, used by everybody who sums
 //! requests or limits.
 
+use crate::quantity::{self, ParseQuantityError, Quantity, ResourceList};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
+use std::collections::BTreeMap;
+use std::convert::identity;
 use std::fmt;
 
 /// Where a container stands in the spec; prints as its field path.
@@ -39,6 +43,67 @@ impl Total for i64 {
     fn raise(&mut self, other: &Self) {
         *self = (*self).max(*other);
     }
+}
+
+/// Every resource either side names.
+impl Total for ResourceList {
+    fn add(&mut self, other: &Self) {
+        for (name, amount) in other {
+            *self.entry(name.clone()).or_insert(Quantity::ZERO) += *amount;
+        }
+    }
+
+    fn raise(&mut self, other: &Self) {
+        for (name, amount) in other {
+            let own = self.entry(name.clone()).or_insert(*amount);
+            *own = (*own).max(*amount);
+        }
+    }
+}
+
+/// An amount in a pod that is no quantity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct RequestError {
+    /// Where it stands, such as `spec.containers[0].resources.requests.cpu`.
+    pub field: String,
+    /// What is wrong; shows the value.
+    pub problem: ParseQuantityError,
+}
+
+/// Everything a pod asks for: [`peak`] of what its containers request, of which pod-level requests
+/// replace cpu, memory and huge pages, and the overhead. The status is not looked at.
+/// Source: `k8s.io/component-helpers/resource`, `PodRequests` with default options.
+///
+/// # Errors
+/// The first amount that is no quantity.
+pub fn of_pod(spec: &PodSpec) -> Result<ResourceList, RequestError> {
+    let read = |list: Option<&BTreeMap<String, Written>>, place: &dyn fmt::Display| {
+        let parsed = list.map(quantity::parse_list).transpose();
+        let parsed = parsed.map_err(|(name, problem)| RequestError {
+            field: format!("{place}.{name}"),
+            problem,
+        });
+        parsed.map(Option::unwrap_or_default)
+    };
+    let mut total = peak(spec, |place, container| {
+        let requests = container
+            .resources
+            .as_ref()
+            .map(|all| all.requests.as_ref());
+        read(
+            requests.and_then(identity),
+            &format_args!("{place}.resources.requests"),
+        )
+    })?;
+    let level = spec.resources.as_ref().map(|all| all.requests.as_ref());
+    let mut level = read(level.and_then(identity), &"spec.resources.requests")?;
+    level.retain(|name, _| {
+        matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-")
+    });
+    total.append(&mut level);
+    total.add(&read(spec.overhead.as_ref(), &"spec.overhead")?);
+    Ok(total)
 }
 
 /// Whether an init container goes on running beside the main ones (`restartPolicy: Always`).
@@ -113,5 +178,34 @@ mod tests {
             assert_eq!(cpu(main, init), Ok(want), "{main:?} {init:?}");
         }
         assert_eq!(cpu(&["1"], &["x"]), Err("spec.initContainers[0]".into()));
+    }
+
+    #[test]
+    fn a_pods_list_has_every_resource() {
+        let asks =
+            |requests: serde_json::Value| json!({"name": "c", "resources": {"requests": requests}});
+        let of = |spec| of_pod(&serde_json::from_value(spec).unwrap());
+        let list = |text: serde_json::Value| Ok(serde_json::from_value(text).unwrap());
+        let two = json!([
+            asks(json!({"cpu": "1", "memory": "1Gi"})),
+            asks(json!({"cpu": "500m", "x.io/gpu": "2"}))
+        ]);
+        assert_eq!(
+            of(json!({"containers": two, "initContainers": [asks(json!({"cpu": "3"}))]})),
+            list(json!({"cpu": "3", "memory": "1Gi", "x.io/gpu": "2"}))
+        );
+        assert_eq!(
+            of(json!({"containers": two, "overhead": {"cpu": "100m"},
+                "resources": {"requests": {"memory": "4Gi", "x.io/gpu": "9"}}})),
+            list(json!({"cpu": "1600m", "memory": "4Gi", "x.io/gpu": "2"}))
+        );
+        let error = of(json!({"containers": [asks(json!({"cpu": "lots"}))]})).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("spec.containers[0].resources.requests.cpu: "),
+            "{error}"
+        );
+        assert!(error.to_string().contains("lots"), "{error}");
     }
 }
