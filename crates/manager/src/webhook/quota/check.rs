@@ -1,0 +1,472 @@
+//! Whether a quota may be written: the checks of upstream's validating webhook, in its order and with
+//! its messages.
+//!
+//! Source: Koordinator `pkg/webhook/elasticquota/quota_topology.go`, `quota_topology_check.go`.
+
+use super::info::Info;
+use super::topology::Topology;
+use koord_api::quantity::ResourceList;
+use koord_api::quota::{ROOT_QUOTA, SYSTEM_QUOTA, is_built_in};
+use koord_api::requests::Total;
+use koord_api::scheduling::ElasticQuota;
+use koord_api::{annotations, labels};
+use koord_model::list;
+
+/// Which pods belong to quotas, for checks that depend on it.
+pub(crate) trait Bound {
+    /// The names of the pods whose label names the quota, in order.
+    fn labelled(&self, quota: &str) -> Vec<String>;
+    /// Whether there is a pod in the namespace.
+    fn any_in(&self, namespace: &str) -> bool;
+}
+
+/// What is checked beyond the basics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Rules {
+    /// Gate `ElasticQuotaGuaranteeUsage`: a minimum may grow only as far as an ancestor can back it.
+    pub(crate) guarantee_usage: bool,
+    /// Gate `ElasticQuotaEnableUpdateResourceKey`: a child may limit fewer resources than its parent.
+    pub(crate) fewer_keys: bool,
+}
+
+/// Why a quota may not be written, for its author.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Refusal(pub(crate) String);
+
+/// Refuses with a message.
+macro_rules! refuse {
+    ($($message:tt)*) => {
+        return Err(Refusal(format!($($message)*)))
+    };
+}
+
+/// Whether `quota` may be created.
+pub(crate) fn create(
+    topology: &Topology,
+    quota: &ElasticQuota,
+    rules: Rules,
+    pods: &dyn Bound,
+) -> Result<Info, Refusal> {
+    malformed(None, quota)?;
+    let info = Info::of(quota);
+    let name = &info.name;
+    if topology.get(name).is_some() {
+        refuse!("AddQuota quota already exist:{name}");
+    }
+    for namespace in &info.namespaces {
+        if let Some(other) = topology.other_claimant(namespace, name) {
+            refuse!(
+                "AddQuota quota {name}'s annotation namespace {namespace} is already bound to quota {other}"
+            );
+        }
+    }
+    of_itself(quota)?;
+    in_tree(topology, None, &info, rules, pods)?;
+    Ok(info)
+}
+
+/// Whether `old` may become `new`; `None` when nothing that counts here changes.
+pub(crate) fn update(
+    topology: &Topology,
+    old: &ElasticQuota,
+    new: &ElasticQuota,
+    rules: Rules,
+    pods: &dyn Bound,
+) -> Result<Option<Info>, Refusal> {
+    malformed(Some(old), new)?;
+    let counts = |quota: &ElasticQuota| {
+        let text = [
+            quota.label(labels::QUOTA_PARENT),
+            quota.label(labels::QUOTA_IS_PARENT),
+            quota.label(labels::QUOTA_TREE_ID),
+            quota.annotation(annotations::QUOTA_NAMESPACES),
+        ];
+        text.map(str::to_owned)
+    };
+    if counts(old) == counts(new) && old.spec == new.spec {
+        return Ok(None);
+    }
+    let mut info = Info::of(new);
+    info.version = super::info::version(old);
+    let name = &info.name;
+    if matches!(name.as_str(), ROOT_QUOTA | SYSTEM_QUOTA) {
+        refuse!("invalid quota {name}");
+    }
+    for namespace in &info.namespaces {
+        if let Some(other) = topology.other_claimant(namespace, name) {
+            // The first word is upstream's.
+            refuse!(
+                "UpdadteQuota, quota {name} update namespaces, but namespace {namespace} is already bound to quota {other}"
+            );
+        }
+    }
+    let Some(known) = topology.get(name) else {
+        refuse!("UpdateQuota quota not exist in quotaInfoMap:{name}");
+    };
+    if known.namespace != info.namespace {
+        refuse!(
+            "UpdateQuota metadata.name {name:?} of the quota in namespace {} is taken by the quota in namespace {}",
+            info.namespace,
+            known.namespace
+        );
+    }
+    of_itself(new)?;
+    let bound = old.namespaces().unwrap_or_default();
+    in_tree(topology, Some((known, &bound)), &info, rules, pods)?;
+    Ok(Some(info))
+}
+
+/// Whether `quota` may be deleted; `None` when another quota has its name, and this one never counted.
+pub(crate) fn delete(
+    topology: &Topology,
+    quota: &ElasticQuota,
+    pods: &dyn Bound,
+) -> Result<Option<Info>, Refusal> {
+    let info = Info::of(quota);
+    let name = &info.name;
+    if is_built_in(name) {
+        refuse!("can not delete quotaGroup :{name}");
+    }
+    let Some(known) = topology.get(name) else {
+        refuse!("not found quota:{name}");
+    };
+    if known.namespace != info.namespace {
+        return Ok(None);
+    }
+    let children = topology.children(name).count();
+    if children > 0 {
+        refuse!("delete quota failed, quota {name} has {children} child quotas");
+    }
+    let bound = pods.labelled(name);
+    if !bound.is_empty() {
+        let count = bound.len();
+        let mut shown = bound;
+        if count > 2 {
+            shown.truncate(2);
+            shown.push("...".to_owned());
+        }
+        refuse!(
+            "delete quota failed, quota {name} has {count} child pods: {}",
+            shown.join(", ")
+        );
+    }
+    Ok(Some(info))
+}
+
+/// Refuses annotations that people write and nobody can read. On an update only those that change:
+/// who corrects one of two mistakes is not stopped.
+fn malformed(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(), Refusal> {
+    let changed = |key: &str| old.is_none_or(|old| old.annotation(key) != new.annotation(key));
+    let lists = [
+        annotations::QUOTA_NAMESPACES,
+        annotations::QUOTA_MAX_STRICT_CHECK_RESOURCE_KEYS,
+    ];
+    for key in lists.into_iter().filter(|key| changed(key)) {
+        if let Err(error) = new.list(key) {
+            refuse!("{} {error}", new.metadata.name.as_deref().unwrap_or(""));
+        }
+    }
+    let amounts = [
+        annotations::QUOTA_SHARED_WEIGHT,
+        annotations::QUOTA_ADMISSION,
+    ];
+    for key in amounts.into_iter().filter(|key| changed(key)) {
+        if let Err(error) = new.amounts(key) {
+            refuse!("{} {error}", new.metadata.name.as_deref().unwrap_or(""));
+        }
+    }
+    Ok(())
+}
+
+/// What can be said of a quota without the others.
+pub(crate) fn of_itself(quota: &ElasticQuota) -> Result<(), Refusal> {
+    let name = quota.metadata.name.as_deref().unwrap_or_default();
+    let (min, max) = (&quota.spec.min, &quota.spec.max);
+    for (list, amounts) in [("Max", max), ("Min", min)] {
+        let below = list::negative(amounts);
+        if !below.is_empty() {
+            let below = below.join(" ");
+            refuse!("{name} quota.Spec.{list}'s value < 0, in dimensions :[{below}]");
+        }
+    }
+    let read = |error: koord_api::extension::AnnotationError| Refusal(format!("{name} {error}"));
+    let key = annotations::QUOTA_SHARED_WEIGHT;
+    let weight = quota.amounts(key).map_err(read)?;
+    let below = list::negative(&weight);
+    if !below.is_empty() {
+        let below = below.join(" ");
+        refuse!("{name} quota.Annotation[{key}]'s value < 0, in dimension :[{below}]");
+    }
+    for (resource, amount) in min {
+        match max.get(resource) {
+            Some(most) if amount > most => {
+                refuse!("resourceKey {resource} of quota {name} min {amount} > max {most}")
+            }
+            Some(_) => {}
+            None => refuse!(
+                "resourceKey {resource} of quota {name} is included in min, which is not included in max"
+            ),
+        }
+    }
+    let strict = quota
+        .list(annotations::QUOTA_MAX_STRICT_CHECK_RESOURCE_KEYS)
+        .map_err(read)?;
+    let used = quota.status.as_ref().map(|status| &status.used);
+    for resource in strict {
+        let Some(used) = used.and_then(|used| used.get(&resource)) else {
+            continue;
+        };
+        match max.get(&resource) {
+            Some(most) if used > most => {
+                refuse!("resourceKey {resource} of quota {name} max {most} < used {used}")
+            }
+            Some(_) => {}
+            None => refuse!(
+                "resourceKey {resource} of quota {name} is included in used, which is not included in max but should check max >= used"
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// What a quota must fit among its relatives. `old` is what it is now and the namespaces that the
+/// object claims.
+fn in_tree(
+    topology: &Topology,
+    old: Option<(&Info, &[String])>,
+    new: &Info,
+    rules: Rules,
+    pods: &dyn Bound,
+) -> Result<(), Refusal> {
+    let name = &new.name;
+    if name == ROOT_QUOTA {
+        return Ok(());
+    }
+    if let Some((old, claimed)) = old {
+        parenthood(topology, old, new, claimed, pods)?;
+    }
+    tree_id(topology, old.map(|(old, _)| old), new)?;
+    if new.parent == ROOT_QUOTA && !new.is_parent {
+        return Ok(());
+    }
+    parent_exists(topology, new)?;
+    if is_own_ancestor(topology, new) {
+        refuse!(
+            "{name} has parentName {} but that is {name} itself or below it",
+            new.parent
+        );
+    }
+    keys(topology, new, rules).map_err(|why| {
+        Refusal(format!(
+            "failed to check sub and parent group quotaKey, err: {why}"
+        ))
+    })?;
+    min_sums(topology, new)?;
+    if rules.guarantee_usage {
+        guaranteed(topology, new).map_err(|why| Refusal(format!("{why} {name}")))?;
+    }
+    Ok(())
+}
+
+/// Whether it may become, or cease to be, a parent.
+fn parenthood(
+    topology: &Topology,
+    old: &Info,
+    new: &Info,
+    claimed: &[String],
+    pods: &dyn Bound,
+) -> Result<(), Refusal> {
+    let name = &old.name;
+    if old.is_parent == new.is_parent {
+        return Ok(());
+    }
+    if !new.is_parent && topology.children(name).next().is_some() {
+        refuse!("quota has children, isParent is forbidden to modify as false, quotaName:{name}");
+    }
+    if new.is_parent {
+        let has_pods = !pods.labelled(name).is_empty()
+            || pods.any_in(name)
+            || claimed.iter().any(|namespace| pods.any_in(namespace));
+        if has_pods {
+            refuse!(
+                "quota has bound pods, isParent is forbidden to modify as true, quotaName: {name}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A tree id never changes, and is the same in all of a tree.
+fn tree_id(topology: &Topology, old: Option<&Info>, new: &Info) -> Result<(), Refusal> {
+    let (name, tree) = (&new.name, &new.tree);
+    if let Some(old) = old.filter(|old| old.tree != *tree) {
+        refuse!("{name} tree id changed [{}] vs [{tree}]", old.tree);
+    }
+    let parent = Some(&new.parent).filter(|parent| *parent != ROOT_QUOTA);
+    if let Some(parent) = parent.and_then(|parent| topology.get(parent))
+        && parent.tree != *tree
+    {
+        refuse!(
+            "{name} tree id is different from parent {}, [{tree}] vs [{}]",
+            parent.name,
+            parent.tree
+        );
+    }
+    if let Some(child) = topology.children(name).find(|child| child.tree != *tree) {
+        refuse!(
+            "{name} tree id is different from child {}, [{}] vs [{tree}]",
+            child.name,
+            child.tree
+        );
+    }
+    Ok(())
+}
+
+fn parent_exists(topology: &Topology, new: &Info) -> Result<(), Refusal> {
+    let (name, parent) = (&new.name, &new.parent);
+    if parent == ROOT_QUOTA {
+        return Ok(());
+    }
+    match topology.get(parent) {
+        None => refuse!("{name} has parentName {parent} but not find parentInfo in quotaInfoMap"),
+        Some(found) if !found.is_parent => {
+            refuse!("{name} has parentName {parent} but the parentQuotaInfo's IsParent is false")
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Whether the way up from its parent comes back to the quota.
+fn is_own_ancestor(topology: &Topology, new: &Info) -> bool {
+    ancestors(topology, new).any(|ancestor| ancestor.name == new.name)
+}
+
+/// The quotas above `quota`, nearest first. Ends, also where a cluster has a circle already.
+fn ancestors<'a>(topology: &'a Topology, quota: &Info) -> impl Iterator<Item = &'a Info> {
+    let first = topology.get(&quota.parent);
+    let all = std::iter::successors(first, |above| topology.get(&above.parent));
+    all.take(topology.len())
+}
+
+/// The resources of the maximum are the parent's and the children's; those of the minimum are among
+/// the parent's.
+fn keys(topology: &Topology, new: &Info, rules: Rules) -> Result<(), String> {
+    let name = &new.name;
+    let same = |above: &Info, below: &Info| {
+        list::names_within(&below.max, &above.max)
+            && (rules.fewer_keys || list::names_within(&above.max, &below.max))
+    };
+    let mut pairs = Vec::new();
+    if new.parent != ROOT_QUOTA
+        && let Some(parent) = topology.get(&new.parent)
+    {
+        // Upstream names the two the other way round here.
+        let strict = (&parent.name, name);
+        pairs.push((parent, new, strict));
+    }
+    for child in topology.children(name) {
+        pairs.push((new, child, (&child.name, name)));
+    }
+    for (above, below, strict) in pairs {
+        if !same(above, below) {
+            return Err(if rules.fewer_keys {
+                format!(
+                    "checkSubAndParentGroupQuotaKey failed: {}'s max keys are not all included in {}'s",
+                    below.name, above.name
+                )
+            } else {
+                format!(
+                    "checkSubAndParentGroupQuotaKey failed: {}'s max keys are not the same with {}'s",
+                    strict.0, strict.1
+                )
+            });
+        }
+        if !list::names_within(&below.min, &above.min) {
+            return Err(format!(
+                "checkSubAndParentGroupQuotaKey failed: {}'s min keys are not all included in {}'s",
+                below.name, above.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What siblings are guaranteed together is guaranteed to their parent.
+fn min_sums(topology: &Topology, new: &Info) -> Result<(), Refusal> {
+    if new.forced || new.tree_root {
+        return Ok(());
+    }
+    if new.parent != ROOT_QUOTA
+        && let Some(parent) = topology.get(&new.parent)
+    {
+        let mut sum = sum(topology, &new.parent, &new.name, |quota| &quota.min);
+        sum.add(&new.min);
+        if !list::fits_in(&sum, &parent.min) {
+            refuse!(
+                "checkMinQuotaSum all brothers' MinQuota > parent MinQuota, parent: {}",
+                new.parent
+            );
+        }
+    }
+    let sum = sum(topology, &new.name, "", |quota| &quota.min);
+    if !list::fits_in(&sum, &new.min) {
+        refuse!(
+            "checkMinQuotaSum all children's MinQuota > current MinQuota, current: {}",
+            new.name
+        );
+    }
+    Ok(())
+}
+
+/// What the children of `parent`, but for one, have together.
+fn sum(
+    topology: &Topology,
+    parent: &str,
+    without: &str,
+    of: impl Fn(&Info) -> &ResourceList,
+) -> ResourceList {
+    let children = topology.children(parent);
+    let mut sum = ResourceList::new();
+    for child in children.filter(|child| child.name != without) {
+        sum.add(of(child));
+    }
+    sum
+}
+
+/// Whether an ancestor has enough guaranteed for what a new minimum takes: on the way up, each must
+/// be guaranteed what its children are then, until one has it already.
+fn guaranteed(topology: &Topology, new: &Info) -> Result<(), String> {
+    if new.forced || new.tree.is_empty() || new.tree_root {
+        return Ok(());
+    }
+    if list::fits_in(&new.min, &new.guaranteed) {
+        return Ok(());
+    }
+    let mut needed = new.min.clone();
+    needed.raise(&new.guaranteed);
+    let mut below = new;
+    let mut above = ancestors(topology, new);
+    loop {
+        if below.parent == ROOT_QUOTA {
+            return Err(format!(
+                "tree root quota {} can't guarantee for min",
+                below.name
+            ));
+        }
+        let Some(parent) = above.next() else {
+            return Err(format!("parent {} not found", below.parent));
+        };
+        needed.add(&sum(topology, &parent.name, &below.name, |quota| {
+            &quota.guaranteed
+        }));
+        needed.raise(&parent.min);
+        if list::fits_in(&needed, &parent.guaranteed) {
+            return Ok(());
+        }
+        below = parent;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,677 @@
+//! Upstream's tables of `pkg/webhook/elasticquota/quota_topology_test.go`, and the property that
+//! whatever is admitted keeps the trees whole.
+
+mod property;
+
+use super::*;
+use crate::webhook::quota::testing::{Pods, quota, topology};
+use crate::webhook::quota::topology::Write;
+use koord_api::quota::DEFAULT_QUOTA;
+use serde_json::{Value, json};
+
+const NO_PODS: &Pods = &Pods(Vec::new());
+
+fn text(result: Result<impl Sized, Refusal>) -> String {
+    result.err().map(|why| why.0).unwrap_or_default()
+}
+
+#[test]
+fn a_quota_must_make_sense_by_itself() {
+    let rows = [
+        (json!({"max": [120, 1048576]}), ""),
+        (
+            json!({"max": [-1, 1048576]}),
+            "temp quota.Spec.Max's value < 0, in dimensions :[cpu]",
+        ),
+        (
+            json!({"min": [-1, 1048576], "max": [1, 1048576]}),
+            "temp quota.Spec.Min's value < 0, in dimensions :[cpu]",
+        ),
+        (
+            json!({"min": [1, 1048576], "max": {"cpu": 10}}),
+            "resourceKey memory of quota temp is included in min, which is not included in max",
+        ),
+        (
+            json!({"min": {"cpu": 12}, "max": {"cpu": 10}}),
+            "resourceKey cpu of quota temp min 12 > max 10",
+        ),
+        (
+            json!({"weight": [-1, 1048576], "max": [0, 1048576]}),
+            "temp quota.Annotation[quota.scheduling.koordinator.sh/shared-weight]'s value < 0, in dimension :[cpu]",
+        ),
+        (
+            json!({"strict": ["cpu", "memory"], "max": [0, 1048576], "used": [0, 10485760]}),
+            "resourceKey memory of quota temp max 1048576 < used 10485760",
+        ),
+        (
+            json!({"strict": ["cpu"], "max": [0, 1048576], "used": [0, 10485760]}),
+            "",
+        ),
+        (
+            json!({"strict": ["cpu", "memory"], "max": [0, 1048576], "used": {"cpu": 0}}),
+            "",
+        ),
+        (
+            json!({"strict": ["cpu", "memory"], "max": {"cpu": 0}, "used": [0, 10485760]}),
+            "resourceKey memory of quota temp is included in used, which is not included in max but should check max >= used",
+        ),
+    ];
+    for (words, want) in rows {
+        assert_eq!(
+            text(of_itself(&quota("temp", words.clone()))),
+            want,
+            "{words}"
+        );
+    }
+}
+
+/// Upstream's row whose maps contradict each other has no counterpart: ours cannot.
+#[test]
+fn relatives_limit_the_same_resources() {
+    let big = [120, 1048576];
+    let parent = |words: Value| quota("temp", words);
+    let child = |words: Value| {
+        let mut words = words;
+        words["parent"] = json!("temp");
+        quota("temp-bu1", words)
+    };
+    // (the relatives, which of them is written, whether children may have fewer keys, allowed)
+    let rows = [
+        (
+            vec![parent(json!({"max": big})), child(json!({"max": big}))],
+            0,
+            false,
+            true,
+        ),
+        (
+            vec![quota("temp-bu1", json!({"parent": ROOT_QUOTA, "max": big}))],
+            0,
+            false,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"max": [10, 120]})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            0,
+            false,
+            false,
+        ),
+        (
+            vec![
+                parent(json!({"max": {"cpu": 10}})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            0,
+            false,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"max": [10, 120]})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            0,
+            true,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"max": {"memory": 120}})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            0,
+            true,
+            false,
+        ),
+        (
+            vec![
+                parent(json!({"max": [10, 120]})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            1,
+            false,
+            false,
+        ),
+        (
+            vec![
+                parent(json!({"max": {"cpu": 10}})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            1,
+            false,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"max": [10, 120]})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            1,
+            true,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"max": {"memory": 120}})),
+                child(json!({"max": {"cpu": 120}})),
+            ],
+            1,
+            true,
+            false,
+        ),
+        (
+            vec![
+                parent(json!({"min": [10, 120]})),
+                child(json!({"min": {"cpu": 120}})),
+            ],
+            1,
+            false,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"min": {"cpu": 10}})),
+                child(json!({"min": [120, 120]})),
+            ],
+            1,
+            false,
+            false,
+        ),
+        (
+            vec![
+                parent(json!({"min": [10, 120]})),
+                child(json!({"min": {"cpu": 120}})),
+            ],
+            1,
+            true,
+            true,
+        ),
+        (
+            vec![
+                parent(json!({"min": {"cpu": 10}})),
+                child(json!({"min": [120, 120]})),
+            ],
+            1,
+            true,
+            false,
+        ),
+    ];
+    for (at, (quotas, written, fewer_keys, allowed)) in rows.into_iter().enumerate() {
+        let rules = Rules {
+            fewer_keys,
+            ..Rules::default()
+        };
+        let result = keys(&topology(&quotas), &Info::of(&quotas[written]), rules);
+        assert_eq!(result.is_ok(), allowed, "row {at}: {result:?}");
+    }
+}
+
+#[test]
+fn a_tree_has_one_id() {
+    let own = [10, 20];
+    let rows = [
+        (["", "", ""], true),
+        (["tree-1", "tree-1", "tree-1"], true),
+        (["", "tree-1", "tree-1"], false),
+        (["tree-1", "", "tree-1"], false),
+        (["tree-1", "tree-1", ""], false),
+    ];
+    for (trees, allowed) in rows {
+        let quotas = [
+            quota(
+                "parent",
+                json!({"max": own, "min": own, "isParent": true, "tree": trees[0]}),
+            ),
+            quota(
+                "temp",
+                json!({"parent": "parent", "max": own, "min": own, "isParent": true, "tree": trees[1]}),
+            ),
+            quota(
+                "child",
+                json!({"parent": "temp", "max": own, "min": own, "tree": trees[2]}),
+            ),
+        ];
+        let result = tree_id(&topology(&quotas), None, &Info::of(&quotas[1]));
+        assert_eq!(result.is_ok(), allowed, "{trees:?}: {result:?}");
+    }
+}
+
+/// Upstream's row whose maps contradict each other has no counterpart: ours cannot.
+#[test]
+fn siblings_are_not_guaranteed_more_than_their_parent() {
+    let max = [120, 1048576];
+    let above = |min: Value| quota("temp", json!({"max": max, "min": min, "isParent": true}));
+    let below = |min: Value| quota("sub-1", json!({"parent": "temp", "max": max, "min": min}));
+    let rows = [
+        (
+            vec![above(json!([10, 51200])), below(json!([16, 12800]))],
+            0,
+            false,
+        ),
+        (
+            vec![above(json!([10, 51200])), below(json!([16, 12800]))],
+            1,
+            false,
+        ),
+        (
+            vec![above(json!([16, 12800])), below(json!([16, 12801]))],
+            0,
+            false,
+        ),
+        (
+            vec![above(json!([19, 51200])), below(json!([16, 12800]))],
+            0,
+            true,
+        ),
+        (
+            vec![
+                quota("temp", json!({"isParent": true})),
+                below(json!([19, 51200])),
+            ],
+            1,
+            false,
+        ),
+    ];
+    for (at, (quotas, written, allowed)) in rows.into_iter().enumerate() {
+        let result = min_sums(&topology(&quotas), &Info::of(&quotas[written]));
+        assert_eq!(result.is_ok(), allowed, "row {at}: {result:?}");
+    }
+}
+
+#[test]
+fn a_minimum_grows_as_far_as_ancestors_back_it() {
+    let max = [120, 1048576];
+    for (min, sibling, allowed) in [
+        ([5, 25600], [2, 10000], true),
+        ([7, 25600], [3, 10000], true),
+        ([8, 25600], [3, 10000], false),
+    ] {
+        let quotas = [
+            quota(
+                "temp",
+                json!({"max": max, "min": [10, 51200], "isParent": true, "tree": "tree1",
+                "isRoot": true, "guaranteed": [10, 51200]}),
+            ),
+            quota(
+                "test1",
+                json!({"parent": "temp", "max": max, "min": min, "tree": "tree1",
+                "guaranteed": [6, 35600]}),
+            ),
+            quota(
+                "test2",
+                json!({"parent": "temp", "max": max, "min": [2, 10000], "tree": "tree1",
+                "guaranteed": sibling}),
+            ),
+        ];
+        let result = guaranteed(&topology(&quotas), &Info::of(&quotas[1]));
+        assert_eq!(result.is_ok(), allowed, "{min:?}: {result:?}");
+        let rules = |guarantee_usage| Rules {
+            guarantee_usage,
+            ..Rules::default()
+        };
+        let whole = |on| {
+            in_tree(
+                &topology(&quotas),
+                None,
+                &Info::of(&quotas[1]),
+                rules(on),
+                NO_PODS,
+            )
+        };
+        assert_eq!(whole(false), Ok(()), "the gate is off");
+        if !allowed {
+            assert_eq!(
+                text(whole(true)),
+                "tree root quota temp can't guarantee for min test1"
+            );
+        }
+    }
+}
+
+/// Admits and remembers, as the webhook does.
+struct Desk {
+    topology: Topology,
+    pods: Pods,
+}
+
+impl Desk {
+    fn create(&mut self, quota: &ElasticQuota) -> String {
+        let result = create(&self.topology, quota, Rules::default(), &self.pods);
+        if let Ok(info) = &result {
+            self.topology.admit(Write::Create(info.clone()));
+        }
+        text(result)
+    }
+
+    fn update(&mut self, old: &ElasticQuota, new: &ElasticQuota) -> String {
+        let result = update(&self.topology, old, new, Rules::default(), &self.pods);
+        if let Ok(Some(info)) = &result {
+            self.topology.admit(Write::Update(info.clone()));
+        }
+        text(result)
+    }
+
+    fn delete(&mut self, quota: &ElasticQuota) -> String {
+        let result = delete(&self.topology, quota, &self.pods);
+        if let Ok(Some(info)) = &result {
+            self.topology.admit(Write::Delete(info.clone()));
+        }
+        text(result)
+    }
+
+    fn children(&self, name: &str) -> Vec<&str> {
+        let children = self.topology.children(name);
+        children.map(|child| child.name.as_str()).collect()
+    }
+}
+
+fn desk() -> Desk {
+    Desk {
+        topology: Topology::default(),
+        pods: Pods::default(),
+    }
+}
+
+const MAX: [i64; 2] = [120, 1048576];
+
+fn parent(name: &str, more: &Value) -> ElasticQuota {
+    let mut words = json!({"max": MAX, "min": [64, 51200], "isParent": true});
+    words
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    quota(name, words)
+}
+
+#[test]
+fn creations_are_judged_one_after_the_other() {
+    let mut desk = desk();
+    let temp = parent("temp", &json!({}));
+    assert_eq!(desk.create(&temp), "");
+    assert_eq!(desk.create(&temp), "AddQuota quota already exist:temp");
+    for name in ["sub-1", "sub-2"] {
+        let sub = quota(
+            name,
+            json!({"parent": "temp", "max": MAX, "min": [16, 12800]}),
+        );
+        assert_eq!(desk.create(&sub), "");
+    }
+    assert_eq!(desk.children("temp"), ["sub-1", "sub-2"]);
+    assert_eq!(
+        desk.create(&parent("temp2", &json!({"tree": "tree-1"}))),
+        ""
+    );
+    assert_eq!(
+        desk.create(&parent("sub-3", &json!({"parent": "temp2"}))),
+        "sub-3 tree id is different from parent temp2, [] vs [tree-1]"
+    );
+    assert_eq!(
+        desk.create(&quota(
+            "sub-4",
+            json!({"parent": "temp", "max": MAX, "min": [33, 12800]})
+        )),
+        "checkMinQuotaSum all brothers' MinQuota > parent MinQuota, parent: temp"
+    );
+    assert_eq!(
+        desk.create(&quota(
+            "sub-5",
+            json!({"parent": "temp", "max": {"cpu": 1}})
+        )),
+        "failed to check sub and parent group quotaKey, err: checkSubAndParentGroupQuotaKey failed: temp's max keys are not the same with sub-5's"
+    );
+    assert_eq!(
+        desk.create(&quota("sub-6", json!({"parent": "sub-1", "max": MAX}))),
+        "sub-6 has parentName sub-1 but the parentQuotaInfo's IsParent is false"
+    );
+    assert_eq!(
+        desk.create(&quota("sub-7", json!({"parent": "none", "max": MAX}))),
+        "sub-7 has parentName none but not find parentInfo in quotaInfoMap"
+    );
+}
+
+#[test]
+fn updates_are_judged_by_what_was_admitted_before() {
+    let mut desk = desk();
+    let temp = parent("temp", &json!({}));
+    assert_eq!(desk.create(&temp), "");
+    assert_eq!(desk.update(&temp, &temp), "");
+    let weighted = parent("temp", &json!({"weight": [96, 655360]}));
+    assert_eq!(desk.update(&temp, &weighted), "");
+    let temp2 = parent("temp2", &json!({}));
+    assert_eq!(desk.create(&temp2), "");
+    let sub = |parent: &str, min: [i64; 2]| {
+        quota("sub-1", json!({"parent": parent, "max": MAX, "min": min}))
+    };
+    let sub1 = sub("temp", [60, 12800]);
+    assert_eq!(desk.create(&sub1), "");
+    assert_eq!(desk.children("temp"), ["sub-1"]);
+    let moved = sub("temp2", [60, 12800]);
+    assert_eq!(desk.update(&sub1, &moved), "");
+    assert!(desk.children("temp").is_empty());
+    assert_eq!(desk.children("temp2"), ["sub-1"]);
+    assert_eq!(
+        desk.update(&sub1, &sub("temp", [121, 1048576])),
+        "resourceKey cpu of quota sub-1 min 121 > max 120"
+    );
+    assert_eq!(
+        desk.children("temp2"),
+        ["sub-1"],
+        "a refusal changes nothing"
+    );
+    let unknown = quota("tmp", json!({"parent": "temp", "max": MAX}));
+    assert_eq!(
+        desk.update(&sub1, &unknown),
+        "UpdateQuota quota not exist in quotaInfoMap:tmp"
+    );
+    for name in [ROOT_QUOTA, SYSTEM_QUOTA] {
+        let changed = quota(name, json!({"parent": "temp", "max": MAX}));
+        assert_eq!(
+            desk.update(&sub1, &changed),
+            format!("invalid quota {name}")
+        );
+    }
+    let leaf = parent("temp", &json!({"isParent": false}));
+    assert_eq!(desk.update(&temp, &leaf), "");
+    assert_eq!(
+        desk.update(&temp2, &parent("temp2", &json!({"isParent": false}))),
+        "quota has children, isParent is forbidden to modify as false, quotaName:temp2"
+    );
+}
+
+#[test]
+fn a_quota_with_pods_becomes_no_parent() {
+    let sub = |more: Value| parent("sub-1", &more);
+    let plain = sub(json!({"isParent": false}));
+    let claiming = sub(json!({"isParent": false, "namespaces": ["namespace1", "namespace2"]}));
+    let rows = [
+        (&plain, vec![("", "pod1", "sub-1")], true),
+        (&plain, vec![("sub-1", "pod2", "")], true),
+        (&claiming, vec![("sub-2", "pod3", "sub-1")], true),
+        (&claiming, vec![("namespace2", "pod4", "")], true),
+        (&plain, vec![("namespace2", "pod4", "other")], false),
+    ];
+    for (old, pods, refused) in rows {
+        let mut desk = desk();
+        assert_eq!(desk.create(old), "");
+        desk.pods = Pods(pods);
+        let want = if refused {
+            "quota has bound pods, isParent is forbidden to modify as true, quotaName: sub-1"
+        } else {
+            ""
+        };
+        assert_eq!(desk.update(old, &sub(json!({}))), want, "{:?}", desk.pods);
+    }
+    let mut desk = desk();
+    assert_eq!(desk.create(&plain), "");
+    let in_tree = sub(json!({"isParent": false, "tree": "tree-1"}));
+    assert_eq!(
+        desk.update(&plain, &in_tree),
+        "sub-1 tree id changed [] vs [tree-1]"
+    );
+}
+
+#[test]
+fn a_namespace_belongs_to_one_quota() {
+    let mut desk = desk();
+    let claims = |name: &str, namespaces: Value| quota(name, json!({"namespaces": namespaces}));
+    let temp = claims("temp", json!(["test1", "test2"]));
+    assert_eq!(desk.create(&temp), "");
+    assert_eq!(desk.topology.claimant("test1"), Some("temp"));
+    assert_eq!(
+        desk.create(&claims("temp2", json!(["test1", "test2"]))),
+        "AddQuota quota temp2's annotation namespace test1 is already bound to quota temp"
+    );
+    let changed = claims("temp", json!(["test2", "test3"]));
+    assert_eq!(desk.update(&temp, &changed), "");
+    let of = |namespace| desk.topology.claimant(namespace);
+    assert_eq!(
+        [of("test1"), of("test2"), of("test3")],
+        [None, Some("temp"), Some("temp")]
+    );
+    let temp5 = quota("temp5", json!({}));
+    assert_eq!(desk.create(&temp5), "");
+    assert_eq!(
+        desk.update(&temp5, &claims("temp5", json!(["test2"]))),
+        "UpdadteQuota, quota temp5 update namespaces, but namespace test2 is already bound to quota temp"
+    );
+    assert_eq!(desk.delete(&changed), "");
+    assert_eq!(desk.topology.claimant("test2"), None);
+}
+
+#[test]
+fn deletions_leave_no_orphans() {
+    let mut desk = desk();
+    let (temp, temp2) = (parent("temp", &json!({})), parent("temp2", &json!({})));
+    let sub = quota(
+        "sub-1",
+        json!({"parent": "temp", "max": MAX, "min": [60, 12800]}),
+    );
+    for quota in [&temp, &temp2, &sub] {
+        assert_eq!(desk.create(quota), "");
+    }
+    assert_eq!(
+        desk.delete(&temp),
+        "delete quota failed, quota temp has 1 child quotas"
+    );
+    assert_eq!(desk.children("temp"), ["sub-1"]);
+    assert_eq!(desk.delete(&temp2), "");
+    desk.pods = Pods(vec![("sub-1", "pod1", "sub-1")]);
+    assert_eq!(
+        desk.delete(&sub),
+        "delete quota failed, quota sub-1 has 1 child pods: pod1"
+    );
+    desk.pods = Pods(vec![
+        ("a", "p1", "sub-1"),
+        ("a", "p2", "sub-1"),
+        ("b", "p3", "sub-1"),
+    ]);
+    assert_eq!(
+        desk.delete(&sub),
+        "delete quota failed, quota sub-1 has 3 child pods: p1, p2, ..."
+    );
+    desk.pods = Pods::default();
+    assert_eq!(desk.delete(&sub), "");
+    assert_eq!(desk.delete(&temp), "");
+    assert_eq!(desk.delete(&temp), "not found quota:temp");
+    for name in [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA] {
+        assert_eq!(
+            desk.delete(&quota(name, json!({}))),
+            format!("can not delete quotaGroup :{name}")
+        );
+    }
+}
+
+#[test]
+fn malformed_annotations_are_refused_with_field_and_value() {
+    let with = |annotation: &str, value: &str| {
+        quota(
+            "bad",
+            json!({"max": MAX, "annotations": {annotation: value}}),
+        )
+    };
+    for (key, value, shown) in [
+        (annotations::QUOTA_SHARED_WEIGHT, "heavy", "heavy"),
+        (
+            annotations::QUOTA_SHARED_WEIGHT,
+            "{\"cpu\":\"a lot\"}",
+            "a lot",
+        ),
+        (annotations::QUOTA_ADMISSION, "{\"cpu\":[1]}", "cpu"),
+        (
+            annotations::QUOTA_NAMESPACES,
+            "team-a,team-b",
+            "team-a,team-b",
+        ),
+        (annotations::QUOTA_NAMESPACES, "[7]", "7"),
+        (
+            annotations::QUOTA_MAX_STRICT_CHECK_RESOURCE_KEYS,
+            "cpu",
+            "cpu",
+        ),
+    ] {
+        let mut desk = desk();
+        let bad = with(key, value);
+        let refusal = desk.create(&bad);
+        assert!(
+            refusal.contains(key) && refusal.contains(shown),
+            "{key}={value}: {refusal}"
+        );
+        // It may have come while no webhook was there: then it stops only who touches it.
+        desk.topology.observe(Info::of(&bad));
+        let mut mended = bad.clone();
+        mended
+            .spec
+            .min
+            .insert("cpu".to_owned(), koord_api::Quantity::from_value(1));
+        if key == annotations::QUOTA_NAMESPACES || key == annotations::QUOTA_ADMISSION {
+            assert_eq!(desk.update(&bad, &mended), "", "{key}");
+        }
+        let good = quota("bad", json!({"max": MAX}));
+        let refusal = desk.update(&good, &bad);
+        assert!(
+            refusal.contains(key) && refusal.contains(shown),
+            "{key}={value}: {refusal}"
+        );
+    }
+}
+
+#[test]
+fn nobody_is_his_own_ancestor() {
+    let mut desk = desk();
+    let below = |name: &str, parent_name: &str| {
+        parent(name, &json!({"parent": parent_name, "min": [0, 0]}))
+    };
+    let a = parent("a", &json!({"min": [0, 0]}));
+    assert_eq!(desk.create(&a), "");
+    assert_eq!(desk.create(&below("b", "a")), "");
+    assert_eq!(desk.create(&below("c", "b")), "");
+    for parent_name in ["a", "b", "c"] {
+        assert_eq!(
+            desk.update(&a, &below("a", parent_name)),
+            format!("a has parentName {parent_name} but that is a itself or below it")
+        );
+    }
+}
+
+#[test]
+fn of_two_quotas_with_one_name_the_first_counts() {
+    let mut desk = desk();
+    let first = parent("same", &json!({}));
+    let second = parent("same", &json!({"namespace": "other"}));
+    assert_eq!(desk.create(&first), "");
+    assert_eq!(desk.create(&second), "AddQuota quota already exist:same");
+    let changed = parent("same", &json!({"namespace": "other", "min": [1, 1]}));
+    assert_eq!(
+        desk.update(&second, &changed),
+        "UpdateQuota metadata.name \"same\" of the quota in namespace other is taken by the quota in namespace ns"
+    );
+    assert_eq!(desk.delete(&second), "", "whatever got in can be deleted");
+    assert_eq!(
+        desk.topology
+            .get("same")
+            .map(|quota| quota.namespace.as_str()),
+        Some("ns")
+    );
+}
