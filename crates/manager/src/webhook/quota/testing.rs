@@ -1,0 +1,85 @@
+//! Quotas in few words, for tests.
+
+use super::check::Bound;
+use super::info::Info;
+use super::topology::Topology;
+use koord_api::scheduling::ElasticQuota;
+use koord_api::{annotations, labels};
+use serde_json::{Value, json};
+
+/// A quota of namespace `ns` that says what `words` do: `parent`, `tree` and `version` texts;
+/// `isParent`, `isRoot` and `forced` booleans; `max`, `min`, `used`, `weight`, `guaranteed`,
+/// `admission`, `childRequest` resource lists, of which `[cpu, memory]` is short; `namespaces` and
+/// `strict` lists; `annotations` as they are.
+pub(crate) fn quota(name: &str, words: Value) -> ElasticQuota {
+    let mut object = json!({"metadata": {
+        "name": name, "namespace": "ns", "labels": {}, "annotations": {}}, "spec": {}});
+    for (word, value) in words.as_object().unwrap() {
+        let amounts = amounts(value);
+        let mut annotate = |key: &str, value: &Value| {
+            object["metadata"]["annotations"][key] = json!(value.to_string());
+        };
+        match word.as_str() {
+            "weight" => annotate(annotations::QUOTA_SHARED_WEIGHT, &amounts),
+            "guaranteed" => annotate(annotations::QUOTA_GUARANTEED, &amounts),
+            "admission" => annotate(annotations::QUOTA_ADMISSION, &amounts),
+            "childRequest" => annotate(annotations::QUOTA_CHILD_REQUEST, &amounts),
+            "namespaces" => annotate(annotations::QUOTA_NAMESPACES, value),
+            "strict" => annotate(annotations::QUOTA_MAX_STRICT_CHECK_RESOURCE_KEYS, value),
+            "annotations" => {
+                let all = object["metadata"]["annotations"].as_object_mut().unwrap();
+                all.extend(value.as_object().unwrap().clone());
+            }
+            "max" | "min" => object["spec"][word] = amounts,
+            "used" => object["status"]["used"] = amounts,
+            "parent" => object["metadata"]["labels"][labels::QUOTA_PARENT] = value.clone(),
+            "tree" => object["metadata"]["labels"][labels::QUOTA_TREE_ID] = value.clone(),
+            "isParent" => {
+                object["metadata"]["labels"][labels::QUOTA_IS_PARENT] = json!(value.to_string())
+            }
+            "isRoot" => {
+                object["metadata"]["labels"][labels::QUOTA_IS_ROOT] = json!(value.to_string())
+            }
+            "forced" => {
+                object["metadata"]["labels"][labels::QUOTA_ALLOW_FORCE_UPDATE] =
+                    json!(value.to_string())
+            }
+            "version" => object["metadata"]["resourceVersion"] = value.clone(),
+            "uid" => object["metadata"]["uid"] = value.clone(),
+            "namespace" => object["metadata"]["namespace"] = value.clone(),
+            other => panic!("{other} says nothing about a quota"),
+        }
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+fn amounts(value: &Value) -> Value {
+    match value.as_array().map(Vec::as_slice) {
+        Some([cpu, memory]) => json!({"cpu": cpu, "memory": memory}),
+        _ => value.clone(),
+    }
+}
+
+/// A topology that has seen `quotas`.
+pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -> Topology {
+    let mut topology = Topology::default();
+    for quota in quotas {
+        topology.observe(Info::of(quota));
+    }
+    topology
+}
+
+/// Pods: namespace, name and the quota that the label names.
+#[derive(Debug, Default)]
+pub(crate) struct Pods(pub(crate) Vec<(&'static str, &'static str, &'static str)>);
+
+impl Bound for Pods {
+    fn labelled(&self, quota: &str) -> Vec<String> {
+        let named = self.0.iter().filter(|(_, _, label)| *label == quota);
+        named.map(|(_, name, _)| (*name).to_owned()).collect()
+    }
+
+    fn any_in(&self, namespace: &str) -> bool {
+        self.0.iter().any(|(own, _, _)| *own == namespace)
+    }
+}
