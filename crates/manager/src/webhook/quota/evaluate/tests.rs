@@ -1,0 +1,435 @@
+//! Upstream's tables of `pkg/webhook/quotaevaluate` and `pkg/webhook/pod/validating/evaluate_quota`,
+//! and many writers on two replicas against an API server.
+
+mod writers;
+
+use super::batch::Charge;
+use super::*;
+use crate::webhook::quota::testing::quota;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use koord_api::annotations;
+use koord_api::scheduling::ElasticQuota;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+
+fn list(value: &Value) -> ResourceList {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// One pod against one quota: what is written, or the refusal; `None` when it is allowed as it is.
+fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, String> {
+    let mut asked = [Asked::new(list(request))];
+    let charge = Batch::default().judge(quota, &mut asked);
+    let [asked] = asked;
+    match (charge, asked.verdict) {
+        (Some(charge), None) => Ok(Some(charge.used)),
+        (None, Some(verdict)) => verdict.map(|()| None).map_err(|refusal| refusal.0),
+        odd => panic!("{odd:?}"),
+    }
+}
+
+#[test]
+fn a_quota_has_room_or_says_what_is_exceeded() {
+    let two = json!({"cpu": "2", "memory": "4Gi"});
+    let four = json!({"cpu": "4", "memory": "8Gi"});
+    let batch = json!({"kubernetes.io/batch-cpu": "4", "kubernetes.io/batch-memory": "8Gi"});
+    let gpus = json!({"nvidia.com/gpu": "2"});
+    let gpu_pod = json!({"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "2"});
+    let wrote = |value: Value| Ok(Some(list(&value)));
+    let exceeded = |rest: &str| Err(format!("exceeded quota: ns/quota1, {rest}"));
+    let rows = [
+        (json!({"max": four}), &two, wrote(two.clone())),
+        (
+            json!({"max": four, "childRequest": {"cpu": "2", "memory": "2Gi"}}),
+            &two,
+            wrote(json!({"cpu": "4", "memory": "6Gi"})),
+        ),
+        (
+            json!({"max": four, "childRequest": {"cpu": "4", "memory": "2Gi"}}),
+            &two,
+            exceeded("requested: cpu=2, used: cpu=4, limited: cpu=4"),
+        ),
+        (
+            json!({"max": four, "childRequest": four}),
+            &two,
+            exceeded(
+                "requested: cpu=2,memory=4Gi, used: cpu=4,memory=8Gi, limited: cpu=4,memory=8Gi",
+            ),
+        ),
+        (
+            json!({"max": four, "childRequest": {"cpu": "4", "memory": "2Gi"}, "admission": {"cpu": "8", "memory": "16Gi"}}),
+            &two,
+            wrote(json!({"cpu": "6", "memory": "6Gi"})),
+        ),
+        (
+            json!({"max": four, "childRequest": four, "admission": {"cpu": "8", "memory": "16Gi"}}),
+            &two,
+            wrote(json!({"cpu": "6", "memory": "12Gi"})),
+        ),
+        (json!({"max": batch, "childRequest": batch}), &two, Ok(None)),
+        (
+            json!({"max": batch, "childRequest": batch}),
+            &json!({"kubernetes.io/batch-cpu": "1", "kubernetes.io/batch-memory": "2Gi"}),
+            exceeded(
+                "requested: kubernetes.io/batch-cpu=1,kubernetes.io/batch-memory=2Gi, used: kubernetes.io/batch-cpu=4,kubernetes.io/batch-memory=8Gi, limited: kubernetes.io/batch-cpu=4,kubernetes.io/batch-memory=8Gi",
+            ),
+        ),
+        (
+            json!({"max": {"cpu": "1", "memory": "2Gi"}}),
+            &two,
+            exceeded("requested: cpu=2,memory=4Gi, used: , limited: cpu=1,memory=2Gi"),
+        ),
+        (
+            json!({"max": {"cpu": "1", "memory": "2Gi"}, "admission": {}}),
+            &two,
+            exceeded("requested: cpu=2,memory=4Gi, used: , limited: cpu=1,memory=2Gi"),
+        ),
+        (
+            json!({"max": four, "admission": {"cpu": "0", "memory": "0Gi"}}),
+            &two,
+            exceeded("requested: cpu=2,memory=4Gi, used: , limited: cpu=0,memory=0"),
+        ),
+        (
+            json!({"max": four, "admission": {"kubernetes.io/batch-cpu": "0"}}),
+            &two,
+            wrote(two.clone()),
+        ),
+        (
+            json!({"max": {"memory": "0Gi", "example.io/cpu": "4k", "example.io/gpu": "3"}}),
+            &json!({"example.io/cpu": "2k", "example.io/gpu": "1"}),
+            wrote(json!({"example.io/cpu": "2k", "example.io/gpu": "1"})),
+        ),
+        (json!({"max": gpus}), &gpu_pod, wrote(gpus.clone())),
+        (
+            json!({"max": gpus, "childRequest": gpus}),
+            &gpu_pod,
+            exceeded(
+                "requested: nvidia.com/gpu=2, used: nvidia.com/gpu=2, limited: nvidia.com/gpu=2",
+            ),
+        ),
+        (
+            json!({"max": {"cpu": "4"}, "childRequest": {"cpu": "3"}}),
+            &json!({"cpu": "2"}),
+            exceeded("requested: cpu=2, used: cpu=3, limited: cpu=4"),
+        ),
+        // Resources that no pod of the list has are not limited.
+        (
+            json!({"max": {"example.io/gpu": "1"}}),
+            &json!({"example.io/gpu": "2"}),
+            Ok(None),
+        ),
+        (json!({"max": {"cpu": "1"}}), &json!({"cpu": "0"}), Ok(None)),
+        // What is used of other resources, and too much of it, is nobody's business here.
+        (
+            json!({"max": four, "childRequest": {"cpu": "9", "example.io/x": "1"}}),
+            &json!({"memory": "1Gi"}),
+            wrote(json!({"cpu": "9", "memory": "1Gi", "example.io/x": "1"})),
+        ),
+    ];
+    for (words, request, want) in rows {
+        assert_eq!(
+            alone(&quota("quota1", words.clone()), request),
+            want,
+            "{words} {request}"
+        );
+    }
+    for key in [
+        annotations::QUOTA_CHILD_REQUEST,
+        annotations::QUOTA_ADMISSION,
+    ] {
+        let bad = quota(
+            "quota1",
+            json!({"max": four, "annotations": {key: "{\"cpu\":\"lots\"}"}}),
+        );
+        let refusal = alone(&bad, &two).unwrap_err();
+        assert!(
+            refusal.starts_with("elastic quota ns/quota1: annotation ")
+                && refusal.contains(key)
+                && refusal.contains("lots"),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
+fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
+    let of = |used: &str| {
+        quota(
+            "q",
+            json!({"max": {"cpu": "20"}, "childRequest": {"cpu": used}}),
+        )
+    };
+    let ask = |all: &[&str]| -> Vec<Asked> {
+        all.iter()
+            .map(|cpu| Asked::new(list(&json!({"cpu": cpu}))))
+            .collect()
+    };
+    let charge = |cpu: &str, pods| {
+        Some(Charge {
+            used: list(&json!({"cpu": cpu})),
+            pods,
+        })
+    };
+    let mut batch = Batch::default();
+    let mut asked = ask(&["2", "9", "3", "0"]);
+    assert_eq!(batch.judge(&of("10"), &mut asked), charge("15", Some(2)));
+    assert_eq!(
+        asked
+            .iter()
+            .map(|asked| asked.verdict.as_ref().map(Result::is_ok))
+            .collect::<Vec<_>>(),
+        [None, Some(false), None, Some(true)]
+    );
+    assert_eq!(
+        batch.judge(&of("12"), &mut asked),
+        charge("17", None),
+        "both still fit"
+    );
+    assert_eq!(
+        batch.judge(&of("17"), &mut asked),
+        charge("19", Some(1)),
+        "one of them does"
+    );
+    assert!(asked[2].verdict.as_ref().is_some_and(Result::is_err));
+    assert_eq!(batch.judge(&of("19"), &mut asked), None);
+    assert!(asked.iter().all(|asked| asked.verdict.is_some()));
+    // Another maximum: what was summed up may not be what counts.
+    let mut asked = ask(&["2"]);
+    let mut batch = Batch::default();
+    assert_eq!(batch.judge(&of("10"), &mut asked), charge("12", Some(1)));
+    let other = quota("q", json!({"max": {"memory": "1Gi"}}));
+    assert_eq!(batch.judge(&other, &mut asked), None);
+    assert_eq!(asked[0].verdict, Some(Ok(())));
+}
+
+#[test]
+fn retries_grow_with_the_batch() {
+    let with = |max, pods| {
+        Retries {
+            max,
+            ..Retries::default()
+        }
+        .of_batch(pods)
+    };
+    for (max, pods, want) in [
+        (10, 0, 3),
+        (10, 1, 3),
+        (10, 2, 4),
+        (10, 3, 4),
+        (10, 4, 5),
+        (10, 8, 6),
+        (10, 1024, 10),
+        (10, 1 << 20, 10),
+        (5, 1 << 10, 5),
+        (5, 1, 3),
+        (1, 1 << 10, 3),
+    ] {
+        assert_eq!(with(max, pods), want, "max {max}, {pods} pods");
+    }
+}
+
+#[test]
+fn pauses_are_bounded() {
+    let ms = Duration::from_millis;
+    for (jitter, total, spent, left, want) in [
+        (ms(50), ms(1000), ms(0), 1, ms(50)),
+        (ms(50), ms(1000), ms(0), 0, ms(0)),
+        (ms(50), ms(1000), ms(951), 5, ms(0)),
+        (ms(0), ms(1000), ms(0), 5, ms(0)),
+        (ms(50), ms(0), ms(0), 5, ms(0)),
+        (ms(50), ms(75), ms(0), 5, ms(50)),
+        (ms(50), ms(75), ms(50), 5, ms(0)),
+        (Duration::MAX, Duration::MAX, ms(50), 5, Duration::MAX),
+    ] {
+        let retries = Retries {
+            jitter,
+            max_total_jitter: total,
+            ..Retries::default()
+        };
+        assert_eq!(
+            retries.pause(spent, left),
+            want,
+            "{jitter:?} of {total:?} after {spent:?}, {left} left"
+        );
+    }
+}
+
+/// A quota that others write: each write here fails while `others` has a new `child-request` for it.
+struct Contended {
+    quota: Mutex<ElasticQuota>,
+    others: Mutex<VecDeque<Value>>,
+    writes: Mutex<u32>,
+    slow: Option<Duration>,
+}
+
+impl Contended {
+    fn new(quota: ElasticQuota, others: &[Value]) -> Arc<Self> {
+        Arc::new(Self {
+            quota: Mutex::new(quota),
+            others: Mutex::new(others.iter().cloned().collect()),
+            writes: Mutex::default(),
+            slow: None,
+        })
+    }
+
+    fn set(&self, used: &str) {
+        let mut quota = self.quota.lock();
+        let all = quota.metadata.annotations.get_or_insert_default();
+        all.insert(annotations::QUOTA_CHILD_REQUEST.to_owned(), used.to_owned());
+    }
+
+    fn used(&self) -> ResourceList {
+        self.quota
+            .lock()
+            .amounts(annotations::QUOTA_CHILD_REQUEST)
+            .unwrap()
+    }
+}
+
+impl Access for Contended {
+    fn get<'a>(&'a self, _: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
+        async {
+            if let Some(slow) = self.slow {
+                tokio::time::sleep(slow).await;
+            }
+            Ok(Arc::new(self.quota.lock().clone()))
+        }
+        .boxed()
+    }
+
+    fn charge<'a>(
+        &'a self,
+        _: &'a ElasticQuota,
+        used: &'a ResourceList,
+        _: Duration,
+    ) -> BoxFuture<'a, Result<(), Refusal>> {
+        async {
+            *self.writes.lock() += 1;
+            if let Some(other) = self.others.lock().pop_front() {
+                self.set(&other.to_string());
+                return Err(Refusal("conflict".to_owned()));
+            }
+            self.set(&serde_json::to_string(used).unwrap());
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+fn key() -> ObjectKey {
+    ObjectKey::new("ns", "q")
+}
+
+async fn ask(evaluator: &Evaluator, cpu: &str) -> Result<(), String> {
+    let asked = evaluator.evaluate(key(), list(&json!({"cpu": cpu}))).await;
+    asked.map_err(|denial| denial.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_after_the_other_adds_up() {
+    let access = Contended::new(
+        quota(
+            "q",
+            json!({"max": {"cpu": "10"}, "childRequest": {"cpu": "8"}}),
+        ),
+        &[],
+    );
+    let evaluator = Evaluator::new(access.clone(), Retries::default());
+    assert_eq!(ask(&evaluator, "1").await, Ok(()));
+    let denied = ask(&evaluator, "3").await.unwrap_err();
+    assert_eq!(
+        denied,
+        "exceeded quota: ns/q, requested: cpu=3, used: cpu=9, limited: cpu=10"
+    );
+    assert_eq!(access.used(), list(&json!({"cpu": "9"})));
+    let fits = async |cpu: &str| {
+        evaluator
+            .would_fit(&key(), list(&json!({"cpu": cpu})))
+            .await
+    };
+    assert_eq!(fits("1").await, Ok(()));
+    assert!(fits("2").await.is_err());
+    assert_eq!(
+        access.used(),
+        list(&json!({"cpu": "9"})),
+        "a question charges nothing"
+    );
+    assert!(evaluator.queues.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_together_are_one_write() {
+    let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    let evaluator = Evaluator::new(access.clone(), Retries::default());
+    let all = (0..30).map(|_| ask(&evaluator, "1"));
+    let granted = futures::future::join_all(all).await;
+    assert_eq!(granted.iter().filter(|granted| granted.is_ok()).count(), 20);
+    assert_eq!(
+        (access.used(), *access.writes.lock()),
+        (list(&json!({"cpu": "20"})), 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
+    let run = async |others: &[Value]| {
+        let access = Contended::new(
+            quota(
+                "q",
+                json!({"max": {"cpu": "20"}, "childRequest": {"cpu": "10"}}),
+            ),
+            others,
+        );
+        let evaluator = Evaluator::new(
+            access.clone(),
+            Retries {
+                max: 10,
+                ..Retries::default()
+            },
+        );
+        (
+            ask(&evaluator, "5").await,
+            access.used(),
+            *access.writes.lock(),
+        )
+    };
+    let used = |cpu: &str| json!({"cpu": cpu});
+    assert_eq!(run(&[used("12")]).await, (Ok(()), list(&used("17")), 2));
+    let (denied, left, writes) = run(&[used("18")]).await;
+    assert_eq!(
+        denied.unwrap_err(),
+        "exceeded quota: ns/q, requested: cpu=5, used: cpu=18, limited: cpu=20"
+    );
+    assert_eq!((left, writes), (list(&used("18")), 1));
+    let busy: Vec<_> = (0..9).map(|_| used("11")).collect();
+    assert_eq!(
+        run(&busy).await,
+        (Err("conflict".to_owned()), list(&used("11")), 4)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_ten_seconds_and_who_left_is_not_charged() {
+    let mut access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    Arc::get_mut(&mut access).unwrap().slow = Some(Duration::from_secs(11));
+    let evaluator = Evaluator::new(access.clone(), Retries::default());
+    let start = tokio::time::Instant::now();
+    let first = ask(&evaluator, "1");
+    let second = async {
+        // In the queue behind the first, whose batch is being worked on.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        ask(&evaluator, "2").await
+    };
+    let late = Err("Internal error occurred: elastic quota evaluation timed out".to_owned());
+    assert_eq!(futures::join!(first, second), (late.clone(), late));
+    assert!(start.elapsed() < Duration::from_secs(11));
+    while !evaluator.queues.lock().is_empty() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(
+        access.used(),
+        list(&json!({"cpu": "1"})),
+        "the second had gone before it was judged"
+    );
+}
