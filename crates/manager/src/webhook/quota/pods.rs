@@ -1,0 +1,130 @@
+//! Which quota a pod belongs to, and whether it may.
+//!
+//! Source: Koordinator `pkg/webhook/elasticquota/pod_check.go`,
+//! `pkg/webhook/pod/validating/evaluate_quota.go`.
+
+use super::check::Refusal;
+use super::topology::Topology;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::quantity::ResourceList;
+use koord_api::quota::{DEFAULT_QUOTA, is_built_in};
+use koord_api::{labels, requests};
+use koord_kube::ObjectKey;
+use koord_model::replace::replace_resources;
+
+/// How pods are charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Rules {
+    /// Gate `DisableDefaultQuota`: a pod that names no quota belongs to none.
+    pub(crate) no_default: bool,
+    /// Gate `SupportParentQuotaSubmitPod`: quotas with children may own pods.
+    pub(crate) parents_take_pods: bool,
+    /// Gate `EnableQuotaAdmission`: pods are admitted only where their quota has room.
+    pub(crate) admission: bool,
+    /// Gate `EnableQuotaAdmissionOnUpdate`: also when they change quota.
+    pub(crate) admission_on_update: bool,
+    /// Gate `ElasticQuotaEvaluationTransformPod`: resources are replaced first, as an annotation says.
+    pub(crate) replace_resources: bool,
+}
+
+fn label<'a>(pod: &'a Pod, key: &str) -> &'a str {
+    let labels = pod.metadata.labels.as_ref();
+    labels
+        .and_then(|all| all.get(key))
+        .map_or("", String::as_str)
+}
+
+fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+/// The quota that a pod names, or belongs to by its namespace; empty when it belongs to none. There
+/// need not be such a quota.
+pub(crate) fn quota_of<'a>(topology: &'a Topology, pod: &'a Pod, rules: Rules) -> &'a str {
+    match label(pod, labels::POD_QUOTA_NAME) {
+        "" if !rules.no_default => topology.of_namespace(namespace(pod)),
+        named => named,
+    }
+}
+
+/// Whether a pod may be what it is to become: its quota takes pods, and whether it can be preempted
+/// stays as it was. A pod that is being deleted must be able to go.
+pub(crate) fn check(
+    topology: &Topology,
+    old: Option<&Pod>,
+    new: &Pod,
+    rules: Rules,
+) -> Result<(), Refusal> {
+    if new.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let key = labels::POD_PREEMPTIBLE;
+    if let Some(old) = old
+        && label(old, key) != label(new, key)
+    {
+        return Err(Refusal(format!(
+            "Preemptible label is forbidden modify now: labels.{key} {:?} to {:?}",
+            label(old, key),
+            label(new, key)
+        )));
+    }
+    if rules.parents_take_pods {
+        return Ok(());
+    }
+    let quota = quota_of(topology, new, rules);
+    if quota != DEFAULT_QUOTA && topology.get(quota).is_some_and(|quota| quota.is_parent) {
+        return Err(Refusal(format!(
+            "pod can not be linked to a parentQuotaGroup,quota:{quota}, pod:{}",
+            new.metadata.name.as_deref().unwrap_or_default()
+        )));
+    }
+    Ok(())
+}
+
+/// The quota that must have room for a pod; `None` when no quota is asked. With `old` the pod is
+/// changed, and charged only when it goes to another quota.
+pub(crate) fn to_charge(
+    topology: &Topology,
+    old: Option<&Pod>,
+    new: &Pod,
+    rules: Rules,
+) -> Result<Option<ObjectKey>, Refusal> {
+    if !rules.admission || (old.is_some() && !rules.admission_on_update) {
+        return Ok(None);
+    }
+    let name = quota_of(topology, new, rules);
+    if old.is_some_and(|old| quota_of(topology, old, rules) == name) {
+        return Ok(None);
+    }
+    if name.is_empty() || is_built_in(name) {
+        return Ok(None);
+    }
+    match &*topology.homes(name) {
+        [] => Err(Refusal(format!("elastic quota {name} not found"))),
+        [home] => Ok(Some(ObjectKey::new(*home, name))),
+        _ => Err(Refusal(format!("more than one elastic quota {name} found"))),
+    }
+}
+
+/// What a pod asks its quota for. A pod that has ended asks for nothing.
+pub(crate) fn request(pod: &Pod, rules: Rules) -> Result<ResourceList, Refusal> {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Failed" | "Succeeded")) {
+        return Ok(ResourceList::new());
+    }
+    let replaced = rules.replace_resources.then(|| {
+        let mut pod = pod.clone();
+        replace_resources(&mut pod);
+        pod
+    });
+    let pod = replaced.as_ref().unwrap_or(pod);
+    let spec = pod.spec.as_ref().map(requests::of_pod).transpose();
+    let spec = spec.map_err(|error| Refusal(error.to_string()))?;
+    Ok(spec.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Pods of a quota tree go to the nodes of the tree (gate `MultiQuotaTree`).
+//!
+//! Source: Koordinator `pkg/webhook/pod/mutating/multi_quota_tree_affinity.go`.
+
+use super::check::Refusal;
+use super::topology::Topology;
+use koord_api::labels;
+use koord_api::quota::ElasticQuotaProfile;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Adds to a pod of `namespace` the node affinity that its quota asks for, and changes nothing else.
+///
+/// The quota is the one that the pod names, or that is named like its namespace, or that claims the
+/// namespace; of the profiles of its tree the first by namespace and name counts.
+///
+/// # Errors
+/// A part of the pod is of the wrong kind.
+pub(crate) fn bind_to_tree(
+    topology: &Topology,
+    profiles: &[Arc<ElasticQuotaProfile>],
+    namespace: &str,
+    pod: &mut Value,
+) -> Result<(), Refusal> {
+    let label = pod.pointer("/metadata/labels");
+    let label = label.and_then(|all| all.get(labels::POD_QUOTA_NAME)?.as_str());
+    let named = label.filter(|name| !name.is_empty());
+    let quota = topology.named_or_claiming(named.unwrap_or(namespace), namespace);
+    let Some(quota) = quota.filter(|quota| !quota.tree.is_empty()) else {
+        return Ok(());
+    };
+    let of_tree = |profile: &&Arc<ElasticQuotaProfile>| {
+        let labels = profile.metadata.labels.as_ref();
+        labels.and_then(|all| all.get(labels::QUOTA_TREE_ID)) == Some(&quota.tree)
+    };
+    let key = |profile: &&Arc<ElasticQuotaProfile>| koord_kube::ObjectKey::of(&***profile);
+    let Some(profile) = profiles.iter().filter(of_tree).min_by_key(key) else {
+        return Ok(());
+    };
+    let wanted = requirements(profile);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let mut at = pod;
+    let mut path = String::new();
+    for name in [
+        "spec",
+        "affinity",
+        "nodeAffinity",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "nodeSelectorTerms",
+    ] {
+        let parent = object(at, &path)?;
+        at = parent.entry(name).or_insert(Value::Null);
+        path = format!("{path}.{name}");
+    }
+    let terms = list(at, &path)?;
+    if terms.is_empty() {
+        terms.push(json!({}));
+    }
+    for (index, term) in terms.iter_mut().enumerate() {
+        let path = format!("{path}[{index}]");
+        let term = object(term, &path)?;
+        let all = term.entry("matchExpressions").or_insert(Value::Null);
+        let all = list(all, &format!("{path}.matchExpressions"))?;
+        all.extend(wanted.iter().cloned());
+    }
+    Ok(())
+}
+
+/// An object; what is not there becomes one.
+fn object<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Value>, Refusal> {
+    if value.is_null() {
+        *value = json!({});
+    }
+    let shown = if value.is_object() {
+        String::new()
+    } else {
+        value.to_string()
+    };
+    let wrong = || {
+        Refusal(format!(
+            "{}: want an object, is {shown}",
+            path.trim_start_matches('.')
+        ))
+    };
+    value.as_object_mut().ok_or_else(wrong)
+}
+
+/// A list; what is not there becomes one.
+fn list<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Vec<Value>, Refusal> {
+    if value.is_null() {
+        *value = json!([]);
+    }
+    let shown = if value.is_array() {
+        String::new()
+    } else {
+        value.to_string()
+    };
+    let wrong = || {
+        Refusal(format!(
+            "{}: want a list, is {shown}",
+            path.trim_start_matches('.')
+        ))
+    };
+    value.as_array_mut().ok_or_else(wrong)
+}
+
+/// A profile's node selector in the words of node affinity.
+fn requirements(profile: &ElasticQuotaProfile) -> Vec<Value> {
+    let selector = &profile.spec.node_selector;
+    let labels = selector.match_labels.iter().flatten();
+    let equal = labels.map(|(key, value)| json!({"key": key, "operator": "In", "values": [value]}));
+    let expressions = selector.match_expressions.iter().flatten();
+    let others = expressions.map(|expression| {
+        let mut requirement = json!({"key": expression.key, "operator": expression.operator});
+        if let Some(values) = &expression.values {
+            requirement["values"] = json!(values);
+        }
+        requirement
+    });
+    equal.chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests;
