@@ -1,0 +1,320 @@
+//! Keeps one root quota per ElasticQuotaProfile: as large as the nodes that the profile selects.
+//!
+//! Source: Koordinator `pkg/quota-controller/profile`.
+
+use crate::cache::Kind;
+use crate::controllers::{Controller, Outcome, Row};
+use crate::replica::Replica;
+use k8s_openapi::api::core::v1::Node;
+use koord_api::quantity::{self, Format, Quantity, ResourceList};
+use koord_api::quota::ElasticQuotaProfile;
+use koord_api::requests::Total;
+use koord_api::scheduling::{ElasticQuota, ElasticQuotaSpec};
+use koord_api::{annotations, extension, labels, resources, selector};
+use koord_kube::events::{self, Severity};
+use koord_kube::queue::WorkQueue;
+use koord_kube::{Api, Change, ObjectKey, patch};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the nodes are summed up.
+const PERIOD: Duration = Duration::from_secs(10);
+/// How soon a write that failed is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// No limit: so large that a cluster's sum in milli-cores still fits.
+const NO_LIMIT: i64 = i64::MAX / 2000;
+
+/// The tree of the profile `namespace/name`: 64-bit FNV-1a, in decimal.
+fn tree_id(key: &ObjectKey) -> String {
+    let text = format!("{}/{}", key.namespace, key.name);
+    let hash = text
+        .bytes()
+        .fold(14_695_981_039_346_656_037_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)
+        });
+    hash.to_string()
+}
+
+/// What a profile's quota shall be.
+#[derive(Debug, Clone, PartialEq)]
+struct Plan {
+    /// The tree id, if the profile has none yet.
+    new_tree: Option<String>,
+    labels: BTreeMap<String, String>,
+    spec: ElasticQuotaSpec,
+    total: ResourceList,
+    unschedulable: ResourceList,
+    /// What in the profile could not be used.
+    problems: Vec<String>,
+}
+
+/// Sums up the nodes of a profile.
+///
+/// # Errors
+/// The selector is malformed: then no nodes can be told from others, and the quota stays.
+fn plan<'a>(
+    profile: &ElasticQuotaProfile,
+    nodes: impl IntoIterator<Item = &'a Node>,
+) -> Result<Plan, String> {
+    let key = ObjectKey::of(profile);
+    let spec = &profile.spec;
+    let none = BTreeMap::new();
+    let mut problems = Vec::new();
+    let (mut total, mut unschedulable) = (ResourceList::new(), ResourceList::new());
+    for node in nodes {
+        let own = node.metadata.labels.as_ref().unwrap_or(&none);
+        let selected = selector::matches(&spec.node_selector, own);
+        if !selected.map_err(|error| format!("spec.nodeSelector: {error}"))? {
+            continue;
+        }
+        let status = node.status.as_ref();
+        let allocatable = status.and_then(|status| status.allocatable.as_ref());
+        let allocatable = match allocatable.map(quantity::parse_list).transpose() {
+            Ok(list) => list.unwrap_or_default(),
+            Err((resource, error)) => {
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                problems.push(format!(
+                    "node {name} status.allocatable.{resource}: {error}"
+                ));
+                continue;
+            }
+        };
+        total.add(&allocatable);
+        if !takes_pods(node) {
+            unschedulable.add(&allocatable);
+        }
+    }
+    if let Some(text) = &spec.resource_ratio {
+        let ratio = text
+            .parse()
+            .ok()
+            .filter(|ratio| *ratio > 0.0 && *ratio <= 1.0);
+        if ratio.is_none() {
+            problems.push(format!(
+                "spec.resourceRatio {text:?} is not above 0 and at most 1: it counts as 1"
+            ));
+        }
+        let ratio = ratio.unwrap_or(1.0);
+        for list in [&mut total, &mut unschedulable] {
+            for (resource, amount) in list {
+                *amount = part(resource, *amount, ratio);
+            }
+        }
+    }
+    let (keys, problem) = resource_keys(profile);
+    problems.extend(problem);
+    let amounts = |of: &dyn Fn(&str) -> Quantity| {
+        let keys = keys.iter();
+        keys.map(|key| (key.clone(), of(key)))
+            .collect::<ResourceList>()
+    };
+    let label = profile.metadata.labels.as_ref();
+    let tree = label.and_then(|all| all.get(labels::QUOTA_TREE_ID));
+    let tree = tree.filter(|tree| !tree.is_empty());
+    let new_tree = tree.is_none().then(|| tree_id(&key));
+    let mut quota_labels = BTreeMap::from([(labels::QUOTA_PROFILE.to_owned(), key.name)]);
+    quota_labels.extend(spec.quota_labels.clone());
+    let tree = tree.or(new_tree.as_ref()).cloned().unwrap_or_default();
+    quota_labels.insert(labels::QUOTA_TREE_ID.to_owned(), tree);
+    quota_labels.insert(labels::QUOTA_IS_ROOT.to_owned(), "true".to_owned());
+    Ok(Plan {
+        new_tree,
+        labels: quota_labels,
+        spec: ElasticQuotaSpec {
+            min: amounts(&|key| total.get(key).copied().unwrap_or(Quantity::ZERO)),
+            max: amounts(&|_| Quantity::from_value(NO_LIMIT)),
+        },
+        total,
+        unschedulable,
+        problems,
+    })
+}
+
+/// Whether a node takes new pods: it is ready, and nobody has cordoned it.
+fn takes_pods(node: &Node) -> bool {
+    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let is_ready =
+        conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    cordoned != Some(true) && is_ready
+}
+
+/// A share of an amount, cut off: CPU to milli-cores, everything else to whole units.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "upstream's arithmetic; an f64 too large saturates"
+)]
+fn part(resource: &str, amount: Quantity, ratio: f64) -> Quantity {
+    let share = |value: i64| (value as f64 * ratio) as i64;
+    match resource {
+        resources::CPU => Quantity::from_milli(share(amount.milli_value())),
+        resources::MEMORY => Quantity::from_bytes(share(amount.value())),
+        _ => Quantity::from_value(share(amount.value())).with_format(Format::DecimalSi),
+    }
+}
+
+/// The resources that the quota limits, and what is wrong with the annotation that names them.
+fn resource_keys(profile: &ElasticQuotaProfile) -> (Vec<String>, Option<String>) {
+    let of = profile.metadata.annotations.as_ref();
+    let (named, problem) = match extension::read(of, annotations::QUOTA_RESOURCE_KEYS) {
+        Ok(named) => (named, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let usual = || vec![resources::CPU.to_owned(), resources::MEMORY.to_owned()];
+    (named.unwrap_or_else(usual), problem)
+}
+
+impl Plan {
+    /// The change of `quota` that makes it what it shall be; `None` if it is. Amounts that mean the
+    /// same stay as they are written.
+    fn change(&self, quota: &ElasticQuota) -> Option<Value> {
+        let mut change = json!({});
+        for (key, value) in &self.labels {
+            if quota.label(key) != value {
+                change["metadata"]["labels"][key] = json!(value);
+            }
+        }
+        for (key, list) in self.sums() {
+            let is = quota.amounts(key);
+            if quota.annotation(key).is_empty() || is.as_ref() != Ok(list) {
+                change["metadata"]["annotations"][key] = json!(text(list));
+            }
+        }
+        for (field, is, wanted) in [
+            ("min", &quota.spec.min, &self.spec.min),
+            ("max", &quota.spec.max, &self.spec.max),
+        ] {
+            if is != wanted {
+                let gone = is.keys().filter(|key| !wanted.contains_key(*key));
+                change["spec"][field] = json!(wanted);
+                for key in gone {
+                    change["spec"][field][key] = Value::Null;
+                }
+            }
+        }
+        change
+            .as_object()
+            .is_some_and(|all| !all.is_empty())
+            .then_some(change)
+    }
+
+    fn sums(&self) -> [(&'static str, &ResourceList); 2] {
+        [
+            (annotations::QUOTA_TOTAL_RESOURCE, &self.total),
+            (
+                annotations::QUOTA_UNSCHEDULABLE_RESOURCE,
+                &self.unschedulable,
+            ),
+        ]
+    }
+
+    /// The quota, new.
+    fn quota(&self, key: &ObjectKey) -> ElasticQuota {
+        let mut quota = ElasticQuota::new(&key.name, self.spec.clone());
+        quota.metadata.namespace = Some(key.namespace.clone());
+        quota.metadata.labels = Some(self.labels.clone());
+        let sums = self.sums().map(|(key, list)| (key.to_owned(), text(list)));
+        quota.metadata.annotations = Some(BTreeMap::from(sums));
+        quota
+    }
+}
+
+fn text(list: &ResourceList) -> String {
+    serde_json::to_string(list).unwrap_or_default()
+}
+
+/// The controller.
+pub(crate) const ROW: Row = Row {
+    name: "quotaprofile",
+    gate: None,
+    needs: &[Kind::Nodes, Kind::Quotas, Kind::QuotaProfiles],
+    wants: &[],
+    build,
+};
+
+fn build(replica: &Arc<Replica>) -> Controller {
+    let queue = WorkQueue::default();
+    let profiles = queue.clone();
+    replica.caches.quota_profiles.on_change(move |change| {
+        if let Change::Applied { old, new } = change {
+            // What else changes is looked at every few seconds.
+            let generation = |profile: &ElasticQuotaProfile| profile.metadata.generation;
+            if old
+                .as_ref()
+                .is_none_or(|old| generation(old) != generation(new))
+            {
+                profiles.add(ObjectKey::of(&**new));
+            }
+        }
+    });
+    let replica = replica.clone();
+    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+}
+
+async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
+    let caches = &replica.caches;
+    // The quota of a profile that is gone stays.
+    let Some(profile) = caches.quota_profiles.get(&key) else {
+        return Ok(Outcome::Done);
+    };
+    let warn = |reason: &str, message: String| {
+        tracing::warn!(profile = %key, reason, message);
+        let about = events::reference(&*profile);
+        replica
+            .recorder
+            .event(about, Severity::Warning, reason, message);
+    };
+    let nodes = caches.nodes.list();
+    let plan = match plan(&profile, nodes.iter().map(|node| &**node)) {
+        Ok(plan) => plan,
+        Err(problem) => {
+            warn("InvalidProfile", problem);
+            return Ok(Outcome::Again(PERIOD));
+        }
+    };
+    for problem in &plan.problems {
+        warn("InvalidProfile", problem.clone());
+    }
+    if let Some(tree) = &plan.new_tree {
+        let profiles: Api<ElasticQuotaProfile> =
+            Api::namespaced(replica.client.clone(), &key.namespace);
+        let change = json!({"metadata": {"labels": {labels::QUOTA_TREE_ID: tree}}});
+        patch::merge(&profiles, &key.name, &change).await?;
+    }
+    let quota = ObjectKey::new(&key.namespace, &profile.spec.quota_name);
+    let quotas: Api<ElasticQuota> = Api::namespaced(replica.client.clone(), &key.namespace);
+    let (reason, doing, written) = match caches.quotas.get(&quota) {
+        None => {
+            let new = plan.quota(&quota);
+            let created = quotas.create(&Default::default(), &new).await;
+            ("CreateQuotaFailed", "create", created.map(drop))
+        }
+        Some(existing) => match plan.change(&existing) {
+            None => return Ok(Outcome::Again(PERIOD)),
+            Some(change) => {
+                let updated = patch::merge(&quotas, &quota.name, &change).await;
+                ("UpdateQuotaFailed", "update", updated.map(drop))
+            }
+        },
+    };
+    match written {
+        Ok(()) => Ok(Outcome::Again(PERIOD)),
+        Err(error) => {
+            warn(
+                reason,
+                format!("failed to {doing} quota {quota}, err: {error}"),
+            );
+            Ok(Outcome::Again(RETRY))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
