@@ -1,8 +1,9 @@
 //! The command line, with upstream's names and defaults.
 
-use crate::webhook::{Serve, Settings};
+use crate::webhook::{QuotaRetries, Serve, Settings};
 use crate::{GATES, Options, OptionsError, recommender};
 use clap::{ArgAction, Parser};
+use koord_api::GoDuration;
 use koord_app::features::Gates;
 use koord_app::flags::{self, Selection};
 use koord_kube::lease::Election;
@@ -69,6 +70,19 @@ pub struct Args {
     /// Whether node strategies must have names
     #[arg(long, default_value = "false")]
     pub node_strategy_name_need_check: String,
+    /// How often the write of a quota is repeated for one batch of pods, at most
+    #[arg(long, default_value_t = 3)]
+    pub quota_update_max_retries: u32,
+    /// Longest pause before such a repetition, as a Go duration; 0 is none
+    #[arg(long, default_value = "0s")]
+    pub quota_update_retry_jitter: GoDuration,
+    /// Longest pause of all repetitions for one batch together
+    #[arg(long, default_value = "1s")]
+    pub quota_update_max_total_jitter: GoDuration,
+    /// Read a quota from the API server after every conflict
+    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub quota_update_conflict_fresh_get: bool,
     /// Features to switch, name=true|false, comma-separated
     #[arg(long, default_value = "")]
     pub feature_gates: String,
@@ -124,6 +138,15 @@ impl Args {
             recommender: self.recommender.options()?,
             pods: self.pods.options(),
             colocation_profile: self.colocation_profile.options(),
+            quota_retries: QuotaRetries {
+                max: self.quota_update_max_retries,
+                jitter: self.quota_update_retry_jitter.to_std().unwrap_or_default(),
+                max_total_jitter: self
+                    .quota_update_max_total_jitter
+                    .to_std()
+                    .unwrap_or_default(),
+                fresh_get: self.quota_update_conflict_fresh_get,
+            },
             ..defaults
         })
     }
@@ -205,6 +228,25 @@ mod tests {
     }
 
     #[test]
+    fn quota_flags_have_upstreams_names() {
+        assert_eq!(parse("").unwrap().quota_retries, QuotaRetries::default());
+        let options = parse(
+            "--quota-update-max-retries=10 --quota-update-retry-jitter=50ms \
+             --quota-update-max-total-jitter=2s --quota-update-conflict-fresh-get",
+        )
+        .unwrap();
+        let want = QuotaRetries {
+            max: 10,
+            jitter: std::time::Duration::from_millis(50),
+            max_total_jitter: std::time::Duration::from_secs(2),
+            fresh_get: true,
+        };
+        assert_eq!(options.quota_retries, want);
+        let negative = parse("--quota-update-retry-jitter=-1ms").unwrap();
+        assert!(negative.quota_retries.jitter.is_zero());
+    }
+
+    #[test]
     fn mistakes_name_the_flag() {
         for (line, names) in [
             ("--controllers=nodemetrics", "nodemetrics"),
@@ -213,6 +255,7 @@ mod tests {
             ("--metrics-addr=nowhere", "metrics-addr"),
             ("--leader-elect-resource-lock=endpoints", "endpoints"),
             ("--rest-config-qps=fast", "fast"),
+            ("--quota-update-retry-jitter=soon", "soon"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(names), "{line}: {error}");

@@ -5,7 +5,9 @@
 
 use crate::cache::Kind;
 use crate::replica::Replica;
-use crate::{Error, colocationprofile, nodemetric, noderesource, nodeslo, recommender};
+use crate::{
+    Error, colocationprofile, nodemetric, noderesource, nodeslo, quotaprofile, recommender,
+};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::features::Gates;
@@ -44,21 +46,22 @@ pub(crate) struct Row {
 }
 
 /// All controllers.
-const TABLE: [Row; 5] = [
+const TABLE: [Row; 6] = [
     nodemetric::ROW,
     nodeslo::ROW,
     noderesource::ROW,
     colocationprofile::ROW,
     recommender::ROW,
+    quotaprofile::ROW,
 ];
 
-/// The names that `--controllers` may say. `quotaprofile` does nothing yet.
+/// The names that `--controllers` may say.
 pub(crate) const NAMES: [&str; 6] = [
     nodemetric::ROW.name,
     nodeslo::ROW.name,
     noderesource::ROW.name,
     recommender::ROW.name,
-    "quotaprofile",
+    quotaprofile::ROW.name,
     colocationprofile::ROW.name,
 ];
 

@@ -26,6 +26,7 @@ mod nodemetric;
 mod noderesource;
 mod nodeslo;
 mod object;
+mod quotaprofile;
 mod recommender;
 mod replica;
 mod settings;
@@ -83,6 +84,8 @@ pub struct Options {
     pub pods: webhook::pod::Options,
     /// Flags of the colocationprofile controller.
     pub colocation_profile: colocationprofile::Options,
+    /// How writes of quotas are repeated, when pods are charged to them.
+    pub quota_retries: webhook::QuotaRetries,
 }
 
 impl Default for Options {
@@ -101,6 +104,7 @@ impl Default for Options {
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),
             colocation_profile: colocationprofile::Options::default(),
+            quota_retries: webhook::QuotaRetries::default(),
         }
     }
 }

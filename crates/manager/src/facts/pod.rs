@@ -3,9 +3,9 @@
 use crate::Options;
 use crate::cache::Cache;
 use k8s_openapi::api::core::v1::Pod;
-use koord_api::annotations;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, QosClass};
+use koord_api::{annotations, labels};
 use koord_kube::{Change, Mirrored, ObjectKey};
 use koord_model::reclaim::{Amount, pod_request};
 use parking_lot::RwLock;
@@ -45,6 +45,8 @@ pub(crate) struct PodFacts {
     /// QoS class, with default.
     pub(crate) qos: QosClass,
     pub(crate) request: Amount,
+    /// The quota that the label names; empty if none.
+    pub(crate) quota: Box<str>,
     /// The NUMA nodes in the scheduler's annotation.
     pub(crate) numa_nodes: Box<[usize]>,
     /// Empty unless [`Keep::labels`].
@@ -67,6 +69,7 @@ impl PodFacts {
             priority: priority::of_pod_with_default(pod),
             qos: qos::of_pod_with_default(pod),
             request: pod_request(pod),
+            quota: boxed_label(pod, labels::POD_QUOTA_NAME),
             numa_nodes: numa_nodes(pod),
             labels: if keep.labels {
                 meta.labels.clone().unwrap_or_default()
@@ -87,6 +90,12 @@ impl Mirrored for PodFacts {
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()
     }
+}
+
+fn boxed_label(pod: &Pod, key: &str) -> Box<str> {
+    let labels = pod.metadata.labels.as_ref();
+    let value = labels.and_then(|all| all.get(key));
+    value.map(String::as_str).unwrap_or_default().into()
 }
 
 fn numa_nodes(pod: &Pod) -> Box<[usize]> {

@@ -1,6 +1,8 @@
 //! What webhooks are measured by, with upstream's names.
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets,
+};
 use tokio::time::Instant;
 
 const SUBSYSTEM: &str = "koord_manager_webhook";
@@ -11,6 +13,8 @@ pub struct WebhookMetrics {
     durations: HistogramVec,
     /// Decisions about bindings.
     pub(crate) bindings: IntCounterVec,
+    /// Shared weights that were filled in, by quota and resource, in the resource's unit.
+    pub(crate) shared_weight: GaugeVec,
 }
 
 impl WebhookMetrics {
@@ -41,11 +45,16 @@ impl WebhookMetrics {
             "Decisions about who may bind pods",
         );
         let bindings = IntCounterVec::new(options.subsystem(SUBSYSTEM), &["decision"])?;
+        let options = Opts::new("quota_shared_weight", "The shared weight of a quota");
+        let labels = ["elasticquota_name", "resource_name"];
+        let shared_weight = GaugeVec::new(options.subsystem(SUBSYSTEM), &labels)?;
         registry.register(Box::new(durations.clone()))?;
+        registry.register(Box::new(shared_weight.clone()))?;
         registry.register(Box::new(bindings.clone()))?;
         Ok(Self {
             durations,
             bindings,
+            shared_weight,
         })
     }
 

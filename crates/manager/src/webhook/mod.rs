@@ -6,12 +6,14 @@ mod lookup;
 mod metrics;
 pub mod pod;
 pub(crate) mod profile;
+mod quota;
 mod serving;
 mod settings;
 
 pub use metrics::WebhookMetrics;
 pub(crate) use pod::strategic as strategic_pod;
 pub use profile::Priority;
+pub use quota::{Admission as QuotaAdmission, Retries as QuotaRetries};
 pub use serving::Serve;
 pub(crate) use serving::start;
 pub use settings::{MUTATING, Settings, VALIDATING};
@@ -36,6 +38,8 @@ pub struct Deps {
     pub metrics: WebhookMetrics,
     /// Profiles and what they refer to.
     pub lookup: Arc<dyn pod::Lookup>,
+    /// Quotas; without them every quota is let through.
+    pub admission: Option<Arc<QuotaAdmission>>,
     /// Quotas of pods; without them no pod is held against one.
     pub quotas: Option<Arc<dyn pod::Quotas>>,
     /// Flags of the pod webhooks.
@@ -114,7 +118,13 @@ pub(crate) const TABLE: &[Row] = &[
                 ..CORE
             },
         ],
-        caches: &[Kind::Profiles, Kind::Namespaces, Kind::PriorityClasses],
+        caches: &[
+            Kind::Profiles,
+            Kind::Namespaces,
+            Kind::PriorityClasses,
+            Kind::Quotas,
+            Kind::QuotaProfiles,
+        ],
         handler: Some(pod::mutating),
     },
     Row {
@@ -128,7 +138,7 @@ pub(crate) const TABLE: &[Row] = &[
             namespace_selector: NOT_CONTROL_PLANE,
             ..CORE
         }],
-        caches: &[],
+        caches: &[Kind::Quotas],
         handler: Some(pod::validating),
     },
     Row {
@@ -157,8 +167,8 @@ pub(crate) const TABLE: &[Row] = &[
             resource: "elasticquotas",
             ..CORE
         }],
-        caches: &[],
-        handler: None,
+        caches: &[Kind::Quotas],
+        handler: Some(quota::mutating),
     },
     Row {
         path: "/validate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",
@@ -172,8 +182,8 @@ pub(crate) const TABLE: &[Row] = &[
             resource: "elasticquotas",
             ..CORE
         }],
-        caches: &[],
-        handler: None,
+        caches: &[Kind::Quotas, Kind::Pods],
+        handler: Some(quota::validating),
     },
     Row {
         path: "/mutate-node-status",

@@ -1,7 +1,7 @@
 //! How a replica's webhooks come to be asked.
 
 use super::settings::Settings;
-use super::{Deps, Row, WebhookMetrics, enabled};
+use super::{Deps, QuotaAdmission, Row, WebhookMetrics, enabled};
 use crate::Error;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
@@ -34,12 +34,14 @@ impl std::fmt::Debug for Serve {
 
 impl Deps {
     fn of(replica: &Arc<Replica>, ctx: &Context) -> Result<Self, Error> {
+        let quotas = QuotaAdmission::of(replica);
         Ok(Self {
             client: replica.client.clone(),
             gates: replica.options.gates.clone(),
             metrics: WebhookMetrics::new(&ctx.metrics)?,
             lookup: Arc::new(replica.clone()),
-            quotas: None,
+            admission: Some(quotas.clone()),
+            quotas: Some(quotas),
             pods: replica.options.pods.clone(),
         })
     }

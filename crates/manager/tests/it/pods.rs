@@ -102,6 +102,7 @@ fn deps(cluster: &Cluster, gates: &str) -> Deps {
         gates: Gates::parse(GATES, gates).unwrap(),
         metrics: WebhookMetrics::new(&cluster.ctx.metrics).unwrap(),
         lookup: Arc::new(Known(typed(profile()))),
+        admission: None,
         quotas: None,
         pods: Options::default(),
     }

@@ -1,0 +1,173 @@
+//! The two webhooks of quotas.
+
+use super::Admission;
+use super::check::{self, Refusal};
+use super::fill;
+use super::topology::Write;
+use crate::webhook::WebhookMetrics;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use koord_api::lenient;
+use koord_api::scheduling::ElasticQuota;
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Fills in what a new quota lacks.
+pub(crate) struct Mutating {
+    pub(super) admission: Arc<Admission>,
+    pub(super) metrics: WebhookMetrics,
+}
+
+/// Decides whether a quota may be written.
+pub(crate) struct Validating {
+    pub(super) admission: Arc<Admission>,
+    pub(super) metrics: WebhookMetrics,
+}
+
+/// Lets everything through, where quotas are not followed.
+pub(crate) struct Nothing;
+
+impl Handler for Nothing {
+    fn handle(&self, _: Request) -> BoxFuture<'_, Answer> {
+        async { Answer::allow() }.boxed()
+    }
+}
+
+/// The metric's words for the object and the one step.
+const OBJECT: &str = "elasticquota";
+const PLUGIN: &str = "QuotaMetaChecker";
+
+fn is_about_quotas(request: &Request) -> bool {
+    request.sub_resource.is_empty() && request.resource.resource == "elasticquotas"
+}
+
+/// Reads a quota of a request; the error names the field and shows the value.
+fn read(quota: Option<&Value>, what: &str) -> Result<ElasticQuota, Refusal> {
+    let Some(quota) = quota else {
+        return Err(Refusal(format!("{what}: the request has none")));
+    };
+    lenient::from_value(quota).map_err(|error| Refusal(format!("{what}: {error}")))
+}
+
+impl Handler for Mutating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        async move {
+            if !is_about_quotas(&request) {
+                return Answer::allow();
+            }
+            let timer = self
+                .metrics
+                .of("mutate", OBJECT, request.operation.as_str());
+            let timer = timer.start(PLUGIN);
+            match timer.stop(self.fill(request)) {
+                Ok(answer) => answer,
+                Err(refusal) => Answer::deny(400, refusal.0),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Mutating {
+    fn fill(&self, request: Request) -> Result<Answer, Refusal> {
+        let quota = read(request.object.as_ref(), "object")?;
+        if request.operation != Operation::Create {
+            return Ok(Answer::allow());
+        }
+        let set = fill::defaults(&self.admission.topology.read(), &quota)?;
+        let mut object = request.object.unwrap_or_default();
+        if set.weight_is_max && !request.dry_run {
+            let name = quota.metadata.name.as_deref().unwrap_or_default();
+            for (resource, amount) in &quota.spec.max {
+                let gauge = self
+                    .metrics
+                    .shared_weight
+                    .with_label_values(&[name, resource]);
+                #[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
+                gauge.set(amount.value() as f64);
+            }
+        }
+        for (field, values) in [("labels", set.labels), ("annotations", set.annotations)] {
+            if values.is_empty() {
+                continue;
+            }
+            if let Some(all) = members(&mut object, field) {
+                let values = values.into_iter();
+                all.extend(values.map(|(key, value)| (key.to_owned(), value.into())));
+            }
+        }
+        Ok(Answer::mutate(object))
+    }
+}
+
+/// The members of a map in the metadata of an object, which need not be there yet.
+fn members<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
+    let metadata = object.get_mut("metadata")?.as_object_mut()?;
+    let value = metadata.entry(field).or_insert(Value::Null);
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    value.as_object_mut()
+}
+
+impl Handler for Validating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        async move {
+            if !is_about_quotas(&request) {
+                return Answer::allow();
+            }
+            let timer = self
+                .metrics
+                .of("validate", OBJECT, request.operation.as_str());
+            let timer = timer.start(PLUGIN);
+            match timer.stop(self.check(&request)) {
+                Ok(()) => Answer::allow(),
+                Err(refusal) => {
+                    let (namespace, name) = (&request.namespace, &request.name);
+                    let operation = request.operation.as_str();
+                    tracing::info!(namespace, name, operation, %refusal, "quota refused");
+                    Answer::deny(400, refusal.0)
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Validating {
+    /// Checks, and remembers what is admitted, in one step: of two requests that together are too much
+    /// the second is refused.
+    fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let Admission {
+            bound, quota_rules, ..
+        } = &*self.admission;
+        let object = || read(request.object.as_ref(), "object");
+        let old_object = || read(request.old_object.as_ref(), "oldObject");
+        let (old, new) = match request.operation {
+            Operation::Create => (None, Some(object()?)),
+            Operation::Update => (Some(old_object()?), Some(object()?)),
+            Operation::Delete => (Some(old_object()?), None),
+            Operation::Connect => return Ok(()),
+        };
+        let mut topology = self.admission.topology.write();
+        let write = match (&old, &new) {
+            (None, Some(new)) => {
+                let admitted = check::create(&topology, new, *quota_rules, bound)?;
+                Some(Write::Create(admitted))
+            }
+            (Some(old), Some(new)) => {
+                check::update(&topology, old, new, *quota_rules, bound)?.map(Write::Update)
+            }
+            (Some(old), None) => check::delete(&topology, old, bound)?.map(Write::Delete),
+            (None, None) => None,
+        };
+        if let Some(write) = write.filter(|_| !request.dry_run) {
+            topology.admit(write);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! ElasticQuotas under admission: whether a quota may be written, and what pods may do with quotas.
+//!
+//! [`Admission`] holds what this replica knows; everything that is decided is decided by pure parts:
+//! [`check`] and [`fill`] for quotas, [`pods`], [`tree`] and [`evaluate`] for pods.
+
+mod bound;
+mod check;
+mod evaluate;
+mod fill;
+mod handlers;
+mod info;
+mod pods;
+#[cfg(test)]
+mod testing;
+mod topology;
+mod tree;
+
+pub use evaluate::Retries;
+
+use super::Deps;
+use super::pod::Quotas;
+use crate::cache::{Cache, Follow, State};
+use crate::replica::Replica;
+use bound::BoundPods;
+use evaluate::{ClusterQuotas, Denial, Evaluator};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use info::Info;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::quota::ElasticQuotaProfile;
+use koord_api::scheduling::ElasticQuota;
+use koord_kube::webhook::{Handler, Request};
+use koord_kube::{Change, ObjectKey};
+use parking_lot::RwLock;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use topology::Topology;
+
+/// How often what was admitted is compared with what there is.
+const RESYNC: Duration = Duration::from_secs(30);
+
+/// What a replica knows of quotas, and decides by it.
+pub struct Admission {
+    topology: RwLock<Topology>,
+    bound: BoundPods,
+    evaluator: Evaluator,
+    quota_rules: check::Rules,
+    pod_rules: pods::Rules,
+    quotas: Cache<ElasticQuota>,
+    profiles: Cache<ElasticQuotaProfile>,
+}
+
+impl Admission {
+    /// Follows the caches of a replica, which somebody else starts.
+    pub(crate) fn of(replica: &Replica) -> Arc<Self> {
+        let caches = &replica.caches;
+        let options = &replica.options;
+        let (gates, retries) = (&options.gates, options.quota_retries.clone());
+        let cached = caches.quotas.clone();
+        let cached = Box::new(move |key: &ObjectKey| cached.get(key));
+        let access = ClusterQuotas::new(replica.client.clone(), cached, retries.fresh_get);
+        let on = |gate: &str| gates.enabled(gate);
+        let admission = Arc::new(Self {
+            topology: RwLock::default(),
+            bound: BoundPods::default(),
+            evaluator: Evaluator::new(Arc::new(access), retries),
+            quota_rules: check::Rules {
+                guarantee_usage: on("ElasticQuotaGuaranteeUsage"),
+                fewer_keys: on("ElasticQuotaEnableUpdateResourceKey"),
+            },
+            pod_rules: pods::Rules {
+                no_default: on("DisableDefaultQuota"),
+                parents_take_pods: on("SupportParentQuotaSubmitPod"),
+                admission: on("EnableQuotaAdmission"),
+                admission_on_update: on("EnableQuotaAdmissionOnUpdate"),
+                replace_resources: on("ElasticQuotaEvaluationTransformPod"),
+            },
+            quotas: caches.quotas.clone(),
+            profiles: caches.quota_profiles.clone(),
+        });
+        let weak = Arc::downgrade(&admission);
+        caches.pods.on_change(move |change| {
+            if let Some(admission) = weak.upgrade() {
+                admission.bound.change(change);
+            }
+        });
+        let weak = Arc::downgrade(&admission);
+        admission.quotas.on_change(move |change| {
+            if let Some(admission) = weak.upgrade() {
+                admission.change(change);
+            }
+        });
+        let stop = replica.stop.clone();
+        let weak = Arc::downgrade(&admission);
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(RESYNC) => {}
+                }
+                let Some(admission) = weak.upgrade() else {
+                    return;
+                };
+                admission.resync();
+            }
+        });
+        admission
+    }
+
+    fn change(&self, change: &Change<ElasticQuota>) {
+        match change {
+            Change::Applied { new, .. } => self.topology.write().observe(Info::of(new)),
+            Change::Deleted(quota) => {
+                let gone = Info::of(quota);
+                // Another object may have waited for the name.
+                let heirs = self.quotas.list();
+                let heirs = heirs
+                    .iter()
+                    .filter(|other| other.metadata.name.as_deref() == Some(&gone.name));
+                let heirs: Vec<_> = heirs.map(|heir| Info::of(heir)).collect();
+                let mut topology = self.topology.write();
+                topology.observe_deleted(&gone);
+                for heir in heirs {
+                    topology.observe(heir);
+                }
+            }
+            Change::Synced => {}
+        }
+    }
+
+    fn resync(&self) {
+        if *self.quotas.state().borrow() == State::Synced {
+            let all = self.quotas.list();
+            let all = all.iter().map(|quota| Info::of(quota));
+            self.topology.write().resync(all);
+        }
+    }
+
+    /// What `/elasticQuota` shows, as JSON.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        serde_json::to_string(&self.topology.read().summary()).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admission").finish_non_exhaustive()
+    }
+}
+
+impl Quotas for Admission {
+    fn place(&self, request: &Request, pod: &mut Value) -> Result<(), String> {
+        let topology = self.topology.read();
+        let profiles = self.profiles.list();
+        let bound = tree::bind_to_tree(&topology, &profiles, &request.namespace, pod);
+        bound.map_err(|refusal| refusal.0)
+    }
+
+    fn may_own(&self, _: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String> {
+        let checked = pods::check(&self.topology.read(), old, pod, self.pod_rules);
+        checked.map_err(|refusal| refusal.0)
+    }
+
+    fn charge<'a>(
+        &'a self,
+        request: &'a Request,
+        pod: &'a Pod,
+        old: Option<&'a Pod>,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        async move {
+            let charged = self.charge(old, pod, request.dry_run).await;
+            charged.map_err(|denial| denial.to_string())
+        }
+        .boxed()
+    }
+}
+
+impl Admission {
+    /// Whether there is room for a new or changed pod; charges its quota, unless this is a dry run.
+    async fn charge(&self, old: Option<&Pod>, new: &Pod, dry_run: bool) -> Result<(), Denial> {
+        let quota = pods::to_charge(&self.topology.read(), old, new, self.pod_rules)?;
+        let Some(quota) = quota else {
+            return Ok(());
+        };
+        let request = pods::request(new, self.pod_rules)?;
+        if dry_run {
+            self.evaluator.would_fit(&quota, request).await
+        } else {
+            self.evaluator.evaluate(quota, request).await
+        }
+    }
+}
+
+/// Makes the handler of new quotas.
+pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
+    let metrics = deps.metrics.clone();
+    match deps.admission.clone() {
+        Some(admission) => Arc::new(handlers::Mutating { admission, metrics }),
+        None => Arc::new(handlers::Nothing),
+    }
+}
+
+/// Makes the handler that decides whether quotas may be written.
+pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
+    let metrics = deps.metrics.clone();
+    match deps.admission.clone() {
+        Some(admission) => Arc::new(handlers::Validating { admission, metrics }),
+        None => Arc::new(handlers::Nothing),
+    }
+}
