@@ -133,6 +133,17 @@ fn a_newcomers_session() {
         assert!(metric.contains(part), "{part} is missing in\n{metric}");
     }
 
+    let top = |args: &[&str]| {
+        let all = [&["top"], args, &["--no-headers"]].concat();
+        let output = kubectl.run(&all, None);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    eventually("what the nodes use", || {
+        let nodes = top(&["nodes"]);
+        let known = nodes.lines().filter(|row| row.contains('%')).count() == 3;
+        (known && nodes.contains(&this)).then_some(())
+    });
+
     let applied = kubectl.ok(&["apply", "-f", "-"], Some(BE_POD));
     assert_eq!(applied.trim(), "pod/crunch created");
     eventually("the BE pod to run", || {
@@ -145,6 +156,17 @@ fn a_newcomers_session() {
     eventually("the pod's log", || {
         let log = kubectl.ok(&["logs", "crunch"], None);
         (log == "started\n").then_some(())
+    });
+    eventually("what the pod uses", || {
+        let row = top(&["pods", "--containers"]);
+        let words: Vec<&str> = row.split_whitespace().collect();
+        // It spins, and others may be faster.
+        let [pod, container, cpu, memory] = words[..] else {
+            return None;
+        };
+        assert_eq!((pod, container), ("crunch", "job"));
+        let cpu: u64 = cpu.strip_suffix('m')?.parse().ok()?;
+        (cpu > 0 && memory.ends_with("Mi")).then_some(())
     });
     commands_in_containers(&kubectl, dir.path());
     assert!(
