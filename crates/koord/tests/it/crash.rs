@@ -4,10 +4,14 @@ use crate::harness::{Up, eventually, exclusive};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, ResourceExt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::mpsc;
 
 const ROUNDS: usize = 50;
+/// So many write at the same time.
+const WRITERS: usize = 8;
 
 fn revision(map: &ConfigMap) -> u64 {
     map.resource_version()
@@ -33,6 +37,7 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
     let mut highest = 0;
+    let mut revisions = BTreeSet::new();
     for round in 0..ROUNDS {
         let mut up = Up::start(dir.path(), &[]);
         let written = runtime.block_on(async {
@@ -50,10 +55,11 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
             }
             write_until_killed(&maps, round, &mut up).await
         });
+        let before = highest;
         for (name, revision) in written {
             assert!(
-                revision > highest,
-                "round {round}: {revision} was used before ({highest})"
+                revision > before && revisions.insert(revision),
+                "round {round}: {revision} was used before ({before})"
             );
             highest = highest.max(revision);
             acknowledged.insert(name, revision);
@@ -66,29 +72,40 @@ fn fifty_kills_lose_nothing_that_was_acknowledged() {
     leftovers(dir.path(), &runtime, &found);
 }
 
-/// Writes as fast as acknowledgements come, kills after a number of them that differs by round,
-/// and returns what was acknowledged, in order.
+/// Many write as fast as acknowledgements come; kills after a number of them that differs by round,
+/// while a request of each writer is on its way, and returns what was acknowledged.
 async fn write_until_killed(
     maps: &Api<ConfigMap>,
     round: usize,
     up: &mut Up,
 ) -> Vec<(String, u64)> {
+    let (sender, mut acknowledged) = mpsc::unbounded_channel();
+    for writer in 0..WRITERS {
+        let (maps, sender) = (maps.clone(), sender.clone());
+        tokio::spawn(async move {
+            for number in 0.. {
+                let map = config_map(&format!("load-{round}-{writer}-{number}"));
+                let defaults = PostParams::default();
+                let create = maps.create(&defaults, &map);
+                // After the kill nobody answers.
+                let Ok(Ok(stored)) = tokio::time::timeout(Duration::from_secs(5), create).await
+                else {
+                    return;
+                };
+                if sender.send((stored.name_any(), revision(&stored))).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(sender);
     let mut written = Vec::new();
-    let limit = 3 + round * 7 % 40;
-    let defaults = PostParams::default();
-    for number in 0.. {
-        let map = config_map(&format!("load-{round}-{number}"));
-        let create = maps.create(&defaults, &map);
-        if number == limit {
-            // The kill lands while this request is on its way: it may or may not be stored.
-            let (_, ()) = tokio::join!(
-                tokio::time::timeout(std::time::Duration::from_secs(5), create),
-                async { up.kill() }
-            );
-            break;
-        }
-        let stored = create.await.expect("the server is up");
-        written.push((stored.name_any(), revision(&stored)));
+    for _ in 0..3 + round * 7 % 40 {
+        written.push(acknowledged.recv().await.expect("the server is up"));
+    }
+    up.kill();
+    while let Some(last) = acknowledged.recv().await {
+        written.push(last);
     }
     written
 }
