@@ -20,6 +20,10 @@ use std::sync::Arc;
 /// Size of the chunks a long list is sent in.
 const CHUNK: usize = 256 * 1024;
 
+/// How old the first page of a list may be when the next one is asked for, in seconds. Upstream forgets
+/// older states every five minutes.
+const MAX_AGE: i64 = 300;
+
 /// What upstream says when a continue token is too old.
 const CONTINUE_EXPIRED: &str = "The provided continue parameter is too old to display a consistent \
     list result. You can start a new list without the continue parameter, or use the continue token \
@@ -38,6 +42,8 @@ struct Position {
     continued: bool,
     /// What the page before said of how much was left.
     left: Option<u64>,
+    /// When the first page was read, seconds since the epoch; `None`: now.
+    since: Option<i64>,
 }
 
 /// `resourceVersion` of a query: `None` when absent, an error when it is not a number.
@@ -107,13 +113,14 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let Token { at, after, left } = Token::decode(token)?;
+        let token = Token::decode(token)?;
         return Ok(Position {
-            at,
-            after: Some(after),
+            at: token.at,
+            after: Some(token.after),
             limit,
             continued: true,
-            left,
+            left: token.left,
+            since: token.since,
         });
     }
     if let Some(v) = rv
@@ -132,6 +139,7 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
         limit,
         continued: false,
         left: None,
+        since: None,
     })
 }
 
@@ -143,6 +151,8 @@ struct Token {
     after: Key,
     /// Entries after `after`, as counted for the first page.
     left: Option<u64>,
+    /// When the first page was read, in seconds since the epoch.
+    since: Option<i64>,
 }
 
 impl Token {
@@ -152,6 +162,9 @@ impl Token {
         let mut token = json!({ "v": "meta.k8s.io/v1", "rv": rv, "start": start });
         if let Some(left) = self.left {
             token["left"] = left.into();
+        }
+        if let Some(since) = self.since {
+            token["since"] = since.into();
         }
         URL_SAFE_NO_PAD.encode(token.to_string())
     }
@@ -178,6 +191,7 @@ impl Token {
             at: Revision::try_from(rv).ok(),
             after: Key::new(namespace.as_str(), name.as_str()),
             left: value.get("left").and_then(Value::as_u64),
+            since: value.get("since").and_then(Value::as_i64),
         })
     }
 }
@@ -235,6 +249,12 @@ impl Api {
         negotiated: Negotiated,
     ) -> Result<Response, ApiError> {
         let position = position(query, self.store().revision())?;
+        let age = position
+            .since
+            .map(|since| self.clock().now().as_second() - since);
+        if position.at.is_some() && age.is_some_and(|age| age > MAX_AGE) {
+            return Ok(expired_continue(&position));
+        }
         let found = match self.read(resource, selection, &position) {
             Ok(found) => found,
             Err(StoreError::Expired { .. }) if position.continued => {
@@ -340,15 +360,16 @@ impl Api {
             position.limit,
             &|e| selection.matches(e),
         )?;
-        let inconsistent = position.continued && position.at.is_none();
         let here = page.items.len() as u64;
         let left = position.left.map(|left| left.saturating_sub(here));
         let left = page.remaining.or(left);
+        let since = position.at.and(position.since);
         let token = page.next.as_ref().map(|next| {
             let token = Token {
-                at: Some(page.revision).filter(|_| !inconsistent),
+                at: Some(page.revision),
                 after: next.clone(),
                 left,
+                since: since.or_else(|| Some(self.clock().now().as_second())),
             };
             token.encode()
         });
@@ -386,7 +407,8 @@ fn expired_continue(position: &Position) -> Response {
         let token = Token {
             at: None,
             after: after.clone(),
-            left: position.left,
+            left: None,
+            since: None,
         };
         status["metadata"] = json!({ "continue": token.encode() });
     }
@@ -525,9 +547,14 @@ mod tests {
 
     #[test]
     fn tokens_round_trip_and_foreign_ones_are_refused() {
-        for (at, left) in [(Some(7), None), (None, Some(3))] {
+        for (at, left, since) in [(Some(7), None, Some(9)), (None, Some(3), None)] {
             let after = Key::new("ns", "a/b");
-            let token = Token { at, after, left };
+            let token = Token {
+                at,
+                after,
+                left,
+                since,
+            };
             assert_eq!(Token::decode(&token.encode()).unwrap(), token);
         }
         for bad in ["", "x", "e30", "bm90IGpzb24"] {

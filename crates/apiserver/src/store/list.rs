@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
                         return Step::End;
                     }
                     // To count is to walk over all of them: once for a list, not once a page.
-                    let first = self.query.after.is_none();
+                    let first = self.query.after.is_none() || self.query.at.is_none();
                     let remaining = first.then(|| 1 + rest.count() as u64);
                     return Step::Full(key.clone(), remaining);
                 }

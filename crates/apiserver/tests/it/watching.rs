@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::runtime::watcher::{self, Event};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -97,6 +98,39 @@ async fn an_old_continue_token_gives_an_inconsistent_one() {
         version(&first)
     );
     cluster.get(&exact).await.fails(410, "Expired");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_may_be_read_for_five_minutes() {
+    let cluster = Cluster::bare().await;
+    for i in 0..6 {
+        make(&cluster, &format!("m{i}"), json!({})).await;
+    }
+    let token = |body: &Value| body["metadata"]["continue"].as_str().unwrap().to_owned();
+    let page = async |token: &str| {
+        let path = format!("{MAPS}?limit=1&continue={token}");
+        cluster.get(&path).await
+    };
+    let wait = async |seconds| tokio::time::sleep(Duration::from_secs(seconds)).await;
+    let first = cluster.get(&format!("{MAPS}?limit=1")).await.expect(200);
+    wait(299).await;
+    let second = page(&token(&first)).await.expect(200);
+    assert_eq!(version(&second), version(&first));
+    wait(2).await;
+    // It is the first page that counts.
+    let late = page(&token(&second)).await;
+    let fresh = token(&late.body);
+    late.fails(410, "Expired");
+    // From here on the list is another one, which is consistent in itself.
+    make(&cluster, "z", json!({})).await;
+    let third = page(&fresh).await.expect(200);
+    assert_eq!(third["items"][0]["metadata"]["name"], "m2");
+    assert_eq!(third["metadata"]["remainingItemCount"], 4);
+    assert!(version(&third) > version(&first));
+    make(&cluster, "zz", json!({})).await;
+    let fourth = page(&token(&third)).await.expect(200);
+    assert_eq!(fourth["metadata"]["remainingItemCount"], 3);
+    assert_eq!(version(&fourth), version(&third));
 }
 
 #[tokio::test(start_paused = true)]
