@@ -8,6 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};
 use serde_saphyr::DuplicateKeyPolicy;
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -181,12 +182,48 @@ fn yaml_value(
     duplicate_keys: DuplicateKeyPolicy,
     problems: &mut Problems,
 ) -> Result<Value, serde_saphyr::Error> {
-    let mut path = Vec::new();
-    let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
-    serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
-        let path = &mut path;
-        Seed { path, problems }.deserialize(de)
-    })
+    let mut text = Cow::Borrowed(text);
+    let mut rereads = REREAD_BYTES / (text.len() + 1);
+    loop {
+        *problems = Problems::default();
+        let mut path = Vec::new();
+        let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
+        let read = serde_saphyr::with_deserializer_from_str_with_options(&text, options, |de| {
+            let path = &mut path;
+            Seed { path, problems }.deserialize(de)
+        });
+        let line = match &read {
+            Err(e) if rereads > 0 && e.without_snippet().to_string().contains(QUOTED_INDENT) => {
+                e.location().map(|at| at.line())
+            }
+            _ => None,
+        };
+        let Some(line) = line else {
+            return read;
+        };
+        rereads -= 1;
+        text = Cow::Owned(indented(&text, line));
+    }
+}
+
+/// What the parser says of quoted text that goes on no deeper than its key. Go's parser takes it, and definitions
+/// of Koordinator are written so.
+const QUOTED_INDENT: &str = "invalid indentation in multiline quoted scalar";
+/// The parser names one such line at a time; so many bytes are read again at most.
+const REREAD_BYTES: usize = 4 << 20;
+
+/// `text` with a line (from 1) of quoted text moved right, which does not change what it says.
+fn indented(text: &str, line: u64) -> String {
+    let mut out = String::with_capacity(text.len() + 64);
+    let mut before = 0;
+    for (number, content) in (1..).zip(text.split_inclusive('\n')) {
+        if number == line {
+            out.extend(std::iter::repeat_n(' ', before + 1));
+        }
+        before = content.len() - content.trim_start_matches(' ').len();
+        out.push_str(content);
+    }
+    out
 }
 
 /// The first bytes of a body in hex, as upstream shows what it could not read.
@@ -339,6 +376,32 @@ mod tests {
         assert_eq!(e.code, 415);
         let e = decode("application/yaml", &Bytes::from_static(b"a: [")).unwrap_err();
         assert_eq!(e.code, 400);
+    }
+
+    #[test]
+    fn quoted_text_may_go_on_below_its_key() {
+        let decode =
+            |text: &str| decode("application/yaml", &Bytes::copy_from_slice(text.as_bytes()));
+        let text = "\
+spec:
+  - a: 'it''s one
+    more: than
+
+    one'
+    b: \"x
+y\"
+    c: |
+      'kept
+      as it is
+d: 1
+";
+        let want = serde_json::json!({"spec": [
+            {"a": "it's one more: than\none", "b": "x y", "c": "'kept\nas it is\n"}
+        ], "d": 1});
+        assert_eq!(decode(text).unwrap().value, want);
+        let endless = format!("a:\n  b: '{}'", "x\n".repeat(1_000_000));
+        assert_eq!(decode(&endless).unwrap_err().code, 400);
+        assert_eq!(decode("a:\n  b: 'x\n  y\n").unwrap_err().code, 400);
     }
 
     #[test]
