@@ -123,7 +123,6 @@ pub(super) const METRICS: &str = "metrics.k8s.io";
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
     row("", "Binding", "bindings", "core/v1.Binding").ns().virt(),
-    row("", "ComponentStatus", "componentstatuses", "core/v1.ComponentStatus").short(&["cs"]).virt(),
     row("", "ConfigMap", "configmaps", "core/v1.ConfigMap").ns().short(&["cm"]),
     row("", "Endpoints", "endpoints", "core/v1.Endpoints").ns().short(&["ep"]),
     row("", "Event", "events", "core/v1.Event").ns().short(&["ev"]),
@@ -244,7 +243,7 @@ fn build(row: &Row) -> Resource {
     }
     subresources.sort_by(|a, b| a.name.cmp(&b.name));
     let verbs = match (row.stored, row.plural) {
-        (false, "componentstatuses" | "nodes" | "pods") => READ,
+        (false, "nodes" | "pods") => READ,
         (false, _) => CREATE,
         (true, "namespaces") => NO_COLLECTION_DELETE,
         (true, _) => ALL_VERBS,

@@ -124,6 +124,12 @@ impl DeleteOptions {
         Ok(())
     }
 
+    /// What a client should know of a default that it may not have meant.
+    pub(super) fn warning(&self, resource: &Resource) -> Option<String> {
+        let unsaid = self.propagation.is_none() && resource.is("batch", "jobs");
+        unsaid.then(|| PODS_STAY.to_owned())
+    }
+
     /// Deletes now, without grace, only the object with this uid.
     pub(crate) fn now(uid: &str) -> Self {
         Self {
@@ -144,6 +150,10 @@ enum Plan {
     /// Store this and wait.
     Mark(Value),
 }
+
+/// What upstream says to who deletes Jobs and leaves it to the default what becomes of their pods.
+const PODS_STAY: &str = "child pods are preserved by default when jobs are deleted; set \
+    propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
 /// What such an object made stays when a client deletes it without saying otherwise.
 fn orphans(resource: &Resource) -> bool {

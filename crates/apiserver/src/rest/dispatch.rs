@@ -209,6 +209,7 @@ impl Api {
                 let deleted = self
                     .delete_and_warn(resource, &key, &options, &mut warnings)
                     .await?;
+                warnings.extend(options.warning(resource));
                 let mut response = self.reply_deleted(resource, call, &deleted);
                 respond::warn(&mut response, &warnings);
                 Ok(response)
@@ -224,7 +225,8 @@ impl Api {
     ) -> Result<Response, ApiError> {
         let options = call.delete_options()?;
         let selection = Selection::parse(resource, &call.path, &call.query)?;
-        let (mut items, mut warnings) = (Vec::new(), Vec::new());
+        let mut items = Vec::new();
+        let mut warnings = Vec::from_iter(options.warning(resource));
         for entry in self.selected(resource, &selection) {
             let mut said = Vec::new();
             let deleted = self
@@ -351,19 +353,6 @@ impl Api {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Response, ApiError> {
-        let get = matches!(*method, Method::GET | Method::HEAD);
-        if get && &*resource.plural == "componentstatuses" {
-            let list = json!({
-                "kind": &*resource.list_kind,
-                "apiVersion": resource.api_version(),
-                "metadata": { "resourceVersion": self.store().revision().to_string() },
-                "items": [],
-            });
-            return match &call.path.name {
-                None => Ok(respond::value(200, &list, call.style())),
-                Some(name) => Err(ApiError::not_found(&resource.group, &resource.plural, name)),
-            };
-        }
         if &*resource.group == usage::GROUP {
             return self.serve_usage(method, resource, call);
         }

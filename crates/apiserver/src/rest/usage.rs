@@ -1,9 +1,11 @@
 //! `metrics.k8s.io`: what nodes and pods use, for `kubectl top`. The NodeMetric of each node says it;
 //! it is read when somebody asks, and nothing is kept.
 
+use super::accept::{Endpoint, Form};
 use super::call::{Call, method_not_allowed};
 use super::selection::Selection;
-use super::{Api, guard, meta, respond};
+use super::write::{Object, Outcome};
+use super::{Api, guard, meta, respond, transform};
 use crate::store::{Entry, Key};
 use axum::response::Response;
 use http::Method;
@@ -220,11 +222,12 @@ impl Api {
             let entry = self.store().get(&measured.table, &key);
             let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
             let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
-            return Ok(respond::value(
-                200,
-                &object.ok_or_else(unknown)?,
-                call.style(),
-            ));
+            let found = Outcome {
+                object: Object::Computed(object.ok_or_else(unknown)?),
+                created: false,
+                warnings: Vec::new(),
+            };
+            return self.reply(resource, call, &found);
         }
         let matches = |entry: &Entry| selection.matches(entry);
         let namespace = selection.namespace.as_deref();
@@ -237,12 +240,19 @@ impl Api {
             .iter()
             .filter_map(|entry| usage_of(resource, entry, &mut reports))
             .collect();
-        let list = json!({
-            "kind": &*resource.list_kind,
-            "apiVersion": resource.api_version(),
-            "metadata": {},
-            "items": items,
-        });
+        let list = match call.negotiate(Endpoint::List)?.form {
+            Form::Table(version) => {
+                let include = transform::include(&call.query)?;
+                let now = self.clock().now();
+                transform::table(resource, &items, include, version, json!({}), now)
+            }
+            _ => json!({
+                "kind": &*resource.list_kind,
+                "apiVersion": resource.api_version(),
+                "metadata": {},
+                "items": items,
+            }),
+        };
         Ok(respond::value(200, &list, call.style()))
     }
 }

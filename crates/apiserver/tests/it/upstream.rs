@@ -702,3 +702,42 @@ async fn who_replaces_tolerations_keeps_those_that_every_pod_has() {
     assert_eq!(after.len(), before + 1);
     assert_eq!(changed["metadata"]["generation"], 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_deletes_a_job_and_does_not_say_how_hears_that_its_pods_stay() {
+    let cluster = Cluster::bare().await;
+    let warnings = |answer: crate::support::Answer| -> Vec<String> {
+        let all = answer.headers.get_all("warning").iter();
+        let all = all
+            .map(|value| value.to_str().unwrap().to_owned())
+            .collect();
+        answer.expect(200);
+        all
+    };
+    let said = "299 - \"child pods are preserved by default when jobs are deleted; set \
+        propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning\"";
+    let path = format!("{JOBS}/j");
+    let cases = [
+        (&path, json!({}), vec![said]),
+        (&path, json!({"propagationPolicy": "Orphan"}), vec![]),
+        (&path, json!({"orphanDependents": false}), vec![]),
+        (&JOBS.to_owned(), json!({}), vec![said]),
+        (
+            &JOBS.to_owned(),
+            json!({"propagationPolicy": "Background"}),
+            vec![],
+        ),
+    ];
+    for (path, options, wanted) in cases {
+        for name in ["j", "k"] {
+            cluster.post(JOBS, job(name, &json!({}))).await;
+        }
+        let answer = cluster.delete(path, options.clone()).await;
+        assert_eq!(warnings(answer), wanted, "{path} {options}");
+    }
+    cluster
+        .post("/api/v1/namespaces/default/pods", pod("p"))
+        .await;
+    let answer = cluster.delete(&format!("{PODS}/p"), json!({})).await;
+    assert_eq!(warnings(answer), [""; 0]);
+}

@@ -1,6 +1,9 @@
 //! `metrics.k8s.io`: what `kubectl top` shows.
 
 use crate::support::{Cluster, MERGE, pod};
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
 use koord_apiserver::ApiServer;
 use serde_json::{Value, json};
 
@@ -111,6 +114,34 @@ async fn nodes_and_pods_use_what_the_node_measured() {
     let message = cluster.get(&format!("{path}/unmeasured")).await;
     let message = message.fails(404, "NotFound");
     assert_eq!(message, "pods.metrics.k8s.io \"unmeasured\" not found");
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_is_a_table_for_kubectl_get() {
+    let cluster = measured().await;
+    let nodes = format!("{USAGE}/nodes");
+    for (path, rows) in [
+        (&nodes, json!([["n", "1500m", "2Gi", "30s"]])),
+        (&format!("{nodes}/n"), json!([["n", "1500m", "2Gi", "30s"]])),
+        (
+            &format!("{USAGE}/pods"),
+            json!([["one", "250m", "1Mi", "30s"], ["two", "400m", "3Mi", "30s"]]),
+        ),
+    ] {
+        let accept = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json";
+        let request = Request::builder().uri(path).header("accept", accept);
+        let answer = cluster.raw(request.body(Body::empty()).unwrap()).await;
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let table: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(table["kind"], "Table", "{table}");
+        let all = |list: &str, member: &str| -> Value {
+            let all = table[list].as_array().unwrap().iter();
+            all.map(|entry| entry[member].clone()).collect()
+        };
+        let heads = json!(["Name", "cpu", "memory", "Window"]);
+        assert_eq!(all("columnDefinitions", "name"), heads);
+        assert_eq!(all("rows", "cells"), rows);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -39,7 +39,6 @@ macro_rules! types {
 #[rustfmt::skip]
 const TYPES: &[(&str, Add)] = types! {
     "core/v1.Binding" => core::Binding,
-    "core/v1.ComponentStatus" => core::ComponentStatus,
     "core/v1.ConfigMap" => core::ConfigMap,
     "core/v1.Endpoints" => core::Endpoints,
     "core/v1.Event" => core::Event,

@@ -44,14 +44,17 @@ pub fn binary(registry: &Registry) -> Vec<u8> {
 }
 
 /// A kind that keeps unknown fields is any object here: clients that check against this document know
-/// nothing of `x-kubernetes-preserve-unknown-fields`.
-fn bounded(schema: Value) -> Value {
+/// nothing of `x-kubernetes-preserve-unknown-fields`, nor of alternatives.
+fn bounded(mut schema: Value) -> Value {
     const GVK: &str = "x-kubernetes-group-version-kind";
     match schema.get(GVK) {
         Some(gvk) if schema["x-kubernetes-preserve-unknown-fields"] == true => {
             json!({"type": "object", GVK: gvk})
         }
-        _ => schema,
+        _ => {
+            schema.as_object_mut().map(|map| map.remove("oneOf"));
+            schema
+        }
     }
 }
 
@@ -148,6 +151,8 @@ mod tests {
         for name in ["io.k8s.api.core.v1.Pod", "io.k8s.api.apps.v1.Deployment"] {
             assert!(definitions.contains_key(name), "{name}");
         }
+        let alternatives = definitions.values().filter(|d| d.get("oneOf").is_some());
+        assert_eq!(alternatives.count(), 0, "v2 has none");
         let text = document.to_string();
         assert!(!text.contains(V3) && !text.contains("requestBody"));
         for part in text.split("\"$ref\":\"").skip(1) {

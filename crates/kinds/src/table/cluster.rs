@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{Printer, age, created, int_at, labels_text, list_at, or_none};
 use crate::meta::{self, str_at};
+use crate::quantity;
 
 pub(super) const NODE: Printer = Printer {
     heads: &[
@@ -20,6 +21,30 @@ pub(super) const NODE: Printer = Printer {
         ("Container-Runtime", "string", 1),
     ],
     cells: node,
+};
+
+/// Of `metrics.k8s.io`, as the metrics server heads it. A pod uses what its containers do.
+pub(super) const USAGE: Printer = Printer {
+    heads: &[
+        ("Name", "string", 0),
+        ("cpu", "string", 0),
+        ("memory", "string", 0),
+        ("Window", "string", 0),
+    ],
+    cells: |o, _| {
+        let sum = |name: &str| -> Value {
+            let all = list_at(o, &["containers"]).iter().chain([o]);
+            let all = all.filter_map(|part| quantity::parse(meta::at(part, &["usage", name])?));
+            let sum = all.reduce(|sum, part| sum + part);
+            sum.map_or(Value::Null, |sum| sum.to_string().into())
+        };
+        vec![
+            meta::name(o).into(),
+            sum("cpu"),
+            sum("memory"),
+            str_at(o, &["window"]).into(),
+        ]
+    },
 };
 
 fn node(o: &Value, now: Timestamp) -> Vec<Value> {

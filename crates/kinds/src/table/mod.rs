@@ -9,6 +9,7 @@ mod workload;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::builtin::METRICS;
 use super::meta;
 use super::resource::Resource;
 
@@ -73,6 +74,7 @@ fn printer(resource: &Resource) -> &'static Printer {
         ("", "persistentvolumeclaims") => &cluster::CLAIM,
         ("", "replicationcontrollers") => &workload::REPLICATION_CONTROLLER,
         ("coordination.k8s.io", "leases") => &cluster::LEASE,
+        (METRICS, _) => &cluster::USAGE,
         ("policy", "poddisruptionbudgets") => &cluster::DISRUPTION_BUDGET,
         ("scheduling.k8s.io", "priorityclasses") => &cluster::PRIORITY_CLASS,
         ("storage.k8s.io", "storageclasses") => &cluster::STORAGE_CLASS,
