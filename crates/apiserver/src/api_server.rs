@@ -57,6 +57,9 @@ pub struct Config {
     pub authorization: Authorization,
     /// Which of the built-in [`controllers`] run. Default: all.
     pub controllers: Selection,
+    /// Pods that have ended are kept up to this number, the newest of them; 0: all. Default: 12,500, as
+    /// of kube-controller-manager.
+    pub terminated_pod_gc_threshold: usize,
     /// When a write in a directory counts as durable.
     pub durability: Durability,
     /// How much history is kept for watches.
@@ -80,6 +83,7 @@ impl Config {
             pod_exec: None,
             authorization: Authorization::default(),
             controllers: Selection::all(),
+            terminated_pod_gc_threshold: 12_500,
             durability: Durability::default(),
             history: HistoryLimits::default(),
             metrics: prometheus::Registry::new(),
@@ -191,7 +195,8 @@ impl ApiServer {
         api.bootstrap().await.map_err(Error::Bootstrap)?;
         let published = api.publish_authority(&authority).await;
         published.map_err(Error::Bootstrap)?;
-        let controllers = controllers::start(&api, &authority, &config.controllers, &stop);
+        let (wanted, ended_pods) = (&config.controllers, config.terminated_pod_gc_threshold);
+        let controllers = controllers::start(&api, &authority, wanted, ended_pods, &stop);
         server.set_ready();
         Ok(Arc::new(Self {
             api,

@@ -1,12 +1,10 @@
 //! Cluster roles that are the sum of others (`aggregationRule`).
 
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::authz::bootstrap::GROUP;
 use crate::rest::Api;
-use crate::store::{Key, TableId};
+use crate::store::Key;
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use koord_kinds::status::ApiError;
 
 /// Keeps the sums.
 pub(super) struct Aggregation;
@@ -17,26 +15,19 @@ impl Reconcile for Aggregation {
     }
 
     fn sources(&self) -> Vec<Source> {
-        vec![Source {
-            table: TableId::new(GROUP, "clusterroles"),
-            // There are few, and any may be a part of any sum.
-            keys: |api, entry| {
-                let all = |e: &crate::store::Entry| {
-                    let key = b"\"clusterRoleSelectors\"";
-                    e.bytes.windows(key.len()).any(|window| window == key)
-                };
-                let sums = api.store().list(&entry.table, None, None, None, None, &all);
-                let sums = sums.map(|page| page.items).unwrap_or_default();
-                sums.iter().map(|sum| sum.key.clone()).collect()
-            },
-        }]
+        // There are few, and any may be a part of any sum.
+        vec![Source::new(GROUP, "clusterroles", |api, entry| {
+            let all = |e: &crate::store::Entry| {
+                let key = b"\"clusterRoleSelectors\"";
+                e.bytes.windows(key.len()).any(|window| window == key)
+            };
+            let sums = api.store().list(&entry.table, None, None, None, None, &all);
+            let sums = sums.map(|page| page.items).unwrap_or_default();
+            sums.iter().map(|sum| sum.key.clone()).collect()
+        })]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move { api.aggregate_role(&key.name).await.map(|()| None) }.boxed()
     }
 }

@@ -1,13 +1,13 @@
 //! CronJobs: a Job each time that a schedule says.
 
 use super::cron::Schedule;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::Again;
 use super::recorder::About;
+use super::workload::Workload;
 use super::{objects, pods};
 use crate::rest::{Api, meta};
-use crate::store::{Entry, Key, TableId};
+use crate::store::{Entry, Key};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use koord_kinds::Resource;
@@ -20,31 +20,16 @@ use std::time::Duration;
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 
 /// Runs CronJobs.
-pub(super) struct CronJobs;
-
-impl Reconcile for CronJobs {
-    fn name(&self) -> &'static str {
-        "cronjob-controller"
-    }
-
-    fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("batch", "cronjobs"),
-            Source {
-                table: TableId::new("batch", "jobs"),
-                keys: |_, entry| pods::controller_key(entry, "CronJob"),
-            },
-        ]
-    }
-
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
-        sync(api, key).boxed()
-    }
-}
+pub(super) const CRON_JOBS: Workload = Workload {
+    name: "cronjob-controller",
+    group: "batch",
+    plural: "cronjobs",
+    kind: "CronJob",
+    owns: ("batch", "jobs"),
+    adopts: false,
+    also: || None,
+    sync: |about, key| sync(about, key).boxed(),
+};
 
 type Owned = (Arc<Entry>, Value);
 
@@ -55,25 +40,15 @@ fn ended(job: &Value) -> Option<&'static str> {
     })
 }
 
-async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
-    let resource = api.builtin("batch", "v1", "cronjobs")?;
+async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
+    let (api, resource, cron) = (about.api, about.resource, about.object);
     let jobs = api.builtin("batch", "v1", "jobs")?;
-    let Some(entry) = api.store().get(&resource.table, key) else {
-        return Ok(None);
-    };
-    let cron = entry.value();
-    if meta::deleting(&cron) {
+    if meta::deleting(cron) {
         return Ok(None);
     }
-    let about = About {
-        api,
-        resource: &resource,
-        object: &cron,
-        component: "cronjob-controller",
-    };
-    let owned = pods::owned(api, &jobs, &key.namespace, meta::uid(&cron));
+    let owned = pods::owned(api, &jobs, &key.namespace, meta::uid(cron));
     say_ended(&about, &owned).await;
-    clean_up(api, &cron, &jobs, &owned).await?;
+    clean_up(api, cron, &jobs, &owned).await?;
     let mut active: Vec<Owned> = owned;
     active.retain(|(_, job)| ended(job).is_none());
     let due = due(&about).await;
@@ -82,9 +57,9 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         started = start(&about, &jobs, &mut active, time).await?;
     }
     let references: Vec<Value> = active.iter().map(|(_, job)| reference(job)).collect();
-    let last_success = meta::at(&cron, &["status", "lastSuccessfulTime"]).cloned();
-    let success = succeeded(api, &cron, &jobs).or(last_success);
-    pods::write_status(api, &resource, key, meta::uid(&cron), |status| {
+    let last_success = meta::at(cron, &["status", "lastSuccessfulTime"]).cloned();
+    let success = succeeded(api, cron, &jobs).or(last_success);
+    pods::write_status(api, resource, key, meta::uid(cron), |status| {
         if references.is_empty() {
             status.remove("active");
         } else {
@@ -98,7 +73,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         }
     })
     .await?;
-    Ok(next(&cron, api.clock().now()))
+    Ok(next(cron, api.clock().now()))
 }
 
 /// The schedule and its zone; `Err` names what cannot be read.

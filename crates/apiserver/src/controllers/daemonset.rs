@@ -5,13 +5,13 @@ use super::deployment::resolve;
 use super::nodes::tolerates;
 use super::objects::hash;
 use super::pods;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Again, Source};
 use super::recorder::About;
 use super::revisions;
-use crate::rest::{Api, meta};
+use super::workload::Workload;
+use crate::rest::meta;
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_kinds::status::ApiError;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -22,41 +22,23 @@ use std::time::Duration;
 const HASH_LABEL: &str = "controller-revision-hash";
 
 /// Keeps the pods of DaemonSets.
-pub(super) struct DaemonSets;
-
-impl Reconcile for DaemonSets {
-    fn name(&self) -> &'static str {
-        "daemonset-controller"
-    }
-
-    fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("apps", "daemonsets"),
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |_, entry| pods::controller_key(entry, "DaemonSet"),
-            },
-            Source {
-                table: TableId::new("", "nodes"),
-                keys: |api, _| {
-                    let table = TableId::new("apps", "daemonsets");
-                    api.store()
-                        .list(&table, None, None, None, None, &|_| true)
-                        .map(|page| page.items.iter().map(|e| e.key.clone()).collect())
-                        .unwrap_or_default()
-                },
-            },
-        ]
-    }
-
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
-        sync(api, key).boxed()
-    }
-}
+pub(super) const DAEMON_SETS: Workload = Workload {
+    name: "daemonset-controller",
+    group: "apps",
+    plural: "daemonsets",
+    kind: "DaemonSet",
+    owns: ("", "pods"),
+    adopts: false,
+    also: || {
+        Some(Source::new("", "nodes", |api, _| {
+            let table = TableId::new("apps", "daemonsets");
+            let sets = api.store().list(&table, None, None, None, None, &|_| true);
+            let sets = sets.map(|page| page.items).unwrap_or_default();
+            sets.iter().map(|set| set.key.clone()).collect()
+        }))
+    },
+    sync: |about, key| sync(about, key).boxed(),
+};
 
 /// The tolerations that every daemon pod gets.
 fn tolerations(host_network: bool) -> Vec<Value> {
@@ -209,29 +191,19 @@ fn pin(pod: &mut Value, node: &str, hash: &str) {
     }
 }
 
-async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
-    let resource = api.builtin("apps", "v1", "daemonsets")?;
+async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
+    let (api, resource, set) = (about.api, about.resource, about.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
     let nodes = api.builtin("", "v1", "nodes")?;
-    let Some(entry) = api.store().get(&resource.table, key) else {
-        return Ok(None);
-    };
-    let set = entry.value();
-    if meta::deleting(&set) {
+    if meta::deleting(set) {
         return Ok(None);
     }
-    let uid = meta::uid(&set).to_owned();
-    let template = meta::at(&set, &["spec", "template"])
+    let uid = meta::uid(set).to_owned();
+    let template = meta::at(set, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let spec = template.get("spec").cloned().unwrap_or_default();
     let version = hash(&template);
-    let about = About {
-        api,
-        resource: &resource,
-        object: &set,
-        component: "daemonset-controller",
-    };
     let mut by_node: FxHashMap<String, Vec<(Arc<Entry>, Value)>> = FxHashMap::default();
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         if pods::ended(&pod) {
@@ -244,9 +216,9 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     let has =
         |pod: &Value, hash: &str| meta::text(pod, &["metadata", "labels", HASH_LABEL]) == hash;
     let used = |hash: &str| by_node.values().flatten().any(|(_, pod)| has(pod, hash));
-    revisions::record(api, &resource, &set, &template, &version, used).await?;
+    revisions::record(api, resource, set, &template, &version, used).await?;
     let now = api.clock().now();
-    let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
+    let min_ready = meta::at(set, &["spec", "minReadySeconds"])
         .and_then(Value::as_i64)
         .unwrap_or(0);
     let mut counts = Counts::default();
@@ -270,7 +242,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             continue;
         }
         if live.is_empty() {
-            let mut pod = pods::from_template(&template, &resource, &set);
+            let mut pod = pods::from_template(&template, resource, set);
             pin(&mut pod, meta::name(&node), &version);
             pods::create_of(&about, &pods_resource, pod).await?;
             counts.current += 1;
@@ -289,9 +261,9 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         }
     }
     // What is left belongs to nodes that are gone: the pod collector deletes it.
-    if meta::text(&set, &["spec", "updateStrategy", "type"]) != "OnDelete" {
+    if meta::text(set, &["spec", "updateStrategy", "type"]) != "OnDelete" {
         let limit = meta::at(
-            &set,
+            set,
             &["spec", "updateStrategy", "rollingUpdate", "maxUnavailable"],
         );
         let limit = resolve(limit, "1", counts.desired, true).max(1);
@@ -307,8 +279,8 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             pods::delete_of(&about, &pods_resource, &entry).await?;
         }
     }
-    let generation = meta::at(&set, &["metadata", "generation"]).cloned();
-    pods::write_status(api, &resource, key, &uid, |s| {
+    let generation = meta::at(set, &["metadata", "generation"]).cloned();
+    pods::write_status(api, resource, key, &uid, |s| {
         counts.write(s, generation.clone())
     })
     .await?;

@@ -1,10 +1,9 @@
 //! Deleting a custom resource definition deletes its objects first.
 
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, CRD_FINALIZER, CRDS, DeleteOptions, meta};
 use crate::store::{Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_kinds::status::ApiError;
 use std::time::Duration;
 
@@ -23,11 +22,7 @@ impl Reconcile for Definitions {
         vec![Source::own(CRDS.0, CRDS.1)]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let crds = api.builtin(CRDS.0, "v1", CRDS.1)?;
             let Some(entry) = api.store().get(&crds.table, key) else {

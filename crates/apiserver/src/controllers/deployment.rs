@@ -4,12 +4,12 @@ use super::adoption;
 use super::objects::{self, hash, strip};
 use super::pods;
 use super::progress;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::Again;
 use super::recorder::About;
+use super::workload::Workload;
 use crate::rest::{Api, Input, WriteOptions, meta};
-use crate::store::{Entry, Key, TableId};
+use crate::store::{Entry, Key};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -21,35 +21,16 @@ const HASH_LABEL: &str = "pod-template-hash";
 const REVISION: &str = "deployment.kubernetes.io/revision";
 
 /// Rolls Deployments out.
-pub(super) struct Deployments;
-
-impl Reconcile for Deployments {
-    fn name(&self) -> &'static str {
-        "deployment-controller"
-    }
-
-    fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("apps", "deployments"),
-            Source {
-                table: TableId::new("apps", "replicasets"),
-                keys: |api, entry| {
-                    let mut keys = pods::controller_key(entry, "Deployment");
-                    keys.extend(adoption::candidates(api, entry, "apps", "deployments"));
-                    keys
-                },
-            },
-        ]
-    }
-
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
-        sync(api, key).boxed()
-    }
-}
+pub(super) const DEPLOYMENTS: Workload = Workload {
+    name: "deployment-controller",
+    group: "apps",
+    plural: "deployments",
+    kind: "Deployment",
+    owns: ("apps", "replicasets"),
+    adopts: true,
+    also: || None,
+    sync: |about, key| sync(about, key).boxed(),
+};
 
 /// One ReplicaSet of a Deployment.
 #[derive(Debug, Clone)]
@@ -78,39 +59,29 @@ impl Version {
     }
 }
 
-async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
-    let resource = api.builtin("apps", "v1", "deployments")?;
+async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
+    let (api, resource, deployment) = (about.api, about.resource, about.object);
     let sets = api.builtin("apps", "v1", "replicasets")?;
-    let Some(entry) = api.store().get(&resource.table, key) else {
-        return Ok(None);
-    };
-    let deployment = entry.value();
-    let uid = meta::uid(&deployment).to_owned();
-    adoption::claim(api, &resource, &deployment, &sets, &|_| true).await?;
-    let about = About {
-        api,
-        resource: &resource,
-        object: &deployment,
-        component: "deployment-controller",
-    };
+    let uid = meta::uid(deployment).to_owned();
+    adoption::claim(api, resource, deployment, &sets, &|_| true).await?;
     let mut versions: Vec<Version> = pods::owned(api, &sets, &key.namespace, &uid)
         .into_iter()
         .map(|(entry, value)| Version { entry, value })
         .collect();
-    let template = meta::at(&deployment, &["spec", "template"])
+    let template = meta::at(deployment, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let current = versions
         .iter()
         .position(|v| same_template(&v.value, &template));
-    let paused = meta::at(&deployment, &["spec", "paused"]).and_then(Value::as_bool) == Some(true);
-    if meta::deleting(&deployment) {
-        return report(api, key, &deployment, &versions, current).await;
+    let paused = meta::at(deployment, &["spec", "paused"]).and_then(Value::as_bool) == Some(true);
+    if meta::deleting(deployment) {
+        return report(api, key, deployment, &versions, current).await;
     }
-    let wanted = meta::at(&deployment, &["spec", "replicas"])
+    let wanted = meta::at(deployment, &["spec", "replicas"])
         .and_then(Value::as_i64)
         .unwrap_or(1);
-    let recreate = meta::text(&deployment, &["spec", "strategy", "type"]) == "Recreate";
+    let recreate = meta::text(deployment, &["spec", "strategy", "type"]) == "Recreate";
     let newest = versions.iter().map(Version::revision).max().unwrap_or(0);
     let current = match current {
         Some(at) => {
@@ -133,14 +104,14 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                 0
             } else {
                 initial(
-                    &deployment,
+                    deployment,
                     wanted,
                     versions.iter().map(Version::wanted).sum(),
                 )
             };
             let set = new_version(
-                &resource,
-                &deployment,
+                resource,
+                deployment,
                 &template,
                 replicas,
                 newest.saturating_add(1),
@@ -158,19 +129,19 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         }
     };
     if let Some(current) = current {
-        explain(api, &sets, &versions[current].entry.key, &deployment).await?;
+        explain(api, &sets, &versions[current].entry.key, deployment).await?;
     }
     if let Some(current) = current.filter(|_| !paused) {
         let revision = versions[current].revision().max(newest);
-        annotate(api, &resource, key, revision).await?;
+        annotate(api, resource, key, revision).await?;
     }
-    for (at, replicas) in plan(&deployment, &versions, current, wanted, recreate, paused) {
+    for (at, replicas) in plan(deployment, &versions, current, wanted, recreate, paused) {
         let version = &versions[at];
         scale(api, &sets, &version.entry.key, replicas).await?;
         say_scaled(&about, &version.entry.key.name, version.wanted(), replicas).await;
     }
-    clean_up(api, &sets, &deployment, &versions, current).await?;
-    report(api, key, &deployment, &versions, current).await
+    clean_up(api, &sets, deployment, &versions, current).await?;
+    report(api, key, deployment, &versions, current).await
 }
 
 /// The template of a ReplicaSet is this one, but for the hash label.
@@ -576,7 +547,7 @@ mod tests {
             let clock = koord_app::Clock::system();
             let options = crate::store::StoreOptions::memory(clock);
             let store = crate::store::Store::open(options).await.unwrap();
-            let table = TableId::new("apps", "replicasets");
+            let table = crate::store::TableId::new("apps", "replicasets");
             let key = Key::new("default", format!("v{n}"));
             store
                 .create(table, key, json!({}), Index::default())

@@ -1,14 +1,12 @@
 //! Keeps the status of disruption budgets, from which evictions take.
 
 use super::pods;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use koord_kinds::selector::LabelSelector;
-use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,34 +28,19 @@ impl Reconcile for Disruption {
 
     fn sources(&self) -> Vec<Source> {
         vec![
-            Source {
-                table: budgets(),
-                keys: |_, entry| vec![entry.key.clone()],
-            },
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |api, entry| {
-                    api.store()
-                        .list(
-                            &budgets(),
-                            Some(&entry.key.namespace),
-                            None,
-                            None,
-                            None,
-                            &|_| true,
-                        )
-                        .map(|page| page.items.iter().map(|e| e.key.clone()).collect())
-                        .unwrap_or_default()
-                },
-            },
+            Source::own("policy", "poddisruptionbudgets"),
+            Source::new("", "pods", |api, entry| {
+                let namespace = Some(&*entry.key.namespace);
+                let found = api
+                    .store()
+                    .list(&budgets(), namespace, None, None, None, &|_| true);
+                let found = found.map(|page| page.items).unwrap_or_default();
+                found.iter().map(|budget| budget.key.clone()).collect()
+            }),
         ]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let resource = api.builtin("policy", "v1", "poddisruptionbudgets")?;
             let Some(entry) = api.store().get(&resource.table, key) else {

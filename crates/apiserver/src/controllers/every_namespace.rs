@@ -1,12 +1,10 @@
 //! What every namespace has: a service account called `default`, and the certificate of the
 //! server's authority in a ConfigMap.
 
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use koord_kinds::status::ApiError;
 use serde_json::json;
 
 const ACCOUNT: &str = "default";
@@ -36,23 +34,17 @@ impl Reconcile for EveryNamespace {
 
     fn sources(&self) -> Vec<Source> {
         let kept = match self {
-            Self::Account => Source {
-                table: TableId::new("", "serviceaccounts"),
-                keys: |_, entry| namespace_of(entry, ACCOUNT),
-            },
-            Self::RootCa(_) => Source {
-                table: TableId::new("", "configmaps"),
-                keys: |_, entry| namespace_of(entry, ROOT_CA),
-            },
+            Self::Account => Source::new("", "serviceaccounts", |_, entry| {
+                namespace_of(entry, ACCOUNT)
+            }),
+            Self::RootCa(_) => {
+                Source::new("", "configmaps", |_, entry| namespace_of(entry, ROOT_CA))
+            }
         };
         vec![Source::own("", "namespaces"), kept]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let namespace = api.store().get(&TableId::new("", "namespaces"), key);
             let active =

@@ -3,13 +3,13 @@
 use super::adoption;
 use super::job_rules::{self, Verdict};
 use super::pods;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::Again;
 use super::recorder::About;
 use super::replicaset::remove_condition;
+use super::workload::Workload;
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
-use crate::store::{Key, TableId};
+use crate::store::Key;
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
@@ -28,35 +28,16 @@ const MAX_BACKOFF: i64 = 600;
 const BURST: usize = 500;
 
 /// Runs Jobs.
-pub(super) struct Jobs;
-
-impl Reconcile for Jobs {
-    fn name(&self) -> &'static str {
-        "job-controller"
-    }
-
-    fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("batch", "jobs"),
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |api, entry| {
-                    let mut keys = pods::controller_key(entry, "Job");
-                    keys.extend(adoption::candidates(api, entry, "batch", "jobs"));
-                    keys
-                },
-            },
-        ]
-    }
-
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
-        sync(api, key).boxed()
-    }
-}
+pub(super) const JOBS: Workload = Workload {
+    name: "job-controller",
+    group: "batch",
+    plural: "jobs",
+    kind: "Job",
+    owns: ("", "pods"),
+    adopts: true,
+    also: || None,
+    sync: |about, key| sync(about, key).boxed(),
+};
 
 /// What the pods of a job say.
 #[derive(Debug, Default)]
@@ -245,34 +226,30 @@ fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
     (pause - now.duration_since(last).as_secs()).max(0)
 }
 
-async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
-    let jobs = api.builtin("batch", "v1", "jobs")?;
+async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
+    let (api, jobs, job) = (about.api, about.resource, about.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
-    let Some(entry) = api.store().get(&jobs.table, key) else {
-        return Ok(None);
-    };
-    let job = entry.value();
     // A job that another controller manages is that one's alone.
-    let manager = meta::text(&job, &["spec", "managedBy"]);
-    if meta::deleting(&job) || !matches!(manager, "" | "kubernetes.io/job-controller") {
+    let manager = meta::text(job, &["spec", "managedBy"]);
+    if meta::deleting(job) || !matches!(manager, "" | "kubernetes.io/job-controller") {
         return Ok(None);
     }
     let now = api.clock().now();
     let finished = ["Complete", "Failed"]
         .iter()
-        .any(|c| meta::condition(&job, c).is_some_and(|c| meta::text(c, &["status"]) == "True"));
-    let uid = meta::uid(&job).to_owned();
-    adoption::claim(api, &jobs, &job, &pods_resource, &|_| true).await?;
+        .any(|c| meta::condition(job, c).is_some_and(|c| meta::text(c, &["status"]) == "True"));
+    let uid = meta::uid(job).to_owned();
+    adoption::claim(api, jobs, job, &pods_resource, &|_| true).await?;
     let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
     let values: Vec<Value> = owned.iter().map(|(_, v)| v.clone()).collect();
-    let mut tally = Tally::of(&job, &values, now);
+    let mut tally = Tally::of(job, &values, now);
     if finished {
-        return expire(api, key, &jobs, &job, &uid, now).await;
+        return expire(api, key, jobs, job, &uid, now).await;
     }
-    let suspended = meta::at(&job, &["spec", "suspend"]).and_then(Value::as_bool) == Some(true);
+    let suspended = meta::at(job, &["spec", "suspend"]).and_then(Value::as_bool) == Some(true);
     // The times of the job begin with its first sync.
     let mut job_with_start = job.clone();
-    if meta::text(&job, &["status", "startTime"]).is_empty() && !suspended {
+    if meta::text(job, &["status", "startTime"]).is_empty() && !suspended {
         meta::section(&mut job_with_start, "status")
             .insert("startTime".to_owned(), meta::time(now).into());
     }
@@ -280,17 +257,11 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     let target = if end.is_some() || suspended {
         0
     } else {
-        wanted(&job, &tally)
+        wanted(job, &tally)
     };
     // Replacements wait for the end of what is deleted, if they shall.
-    let late = meta::text(&job, &["spec", "podReplacementPolicy"]) == "Failed";
+    let late = meta::text(job, &["spec", "podReplacementPolicy"]) == "Failed";
     let room = target.saturating_sub(if late { tally.terminating } else { 0 });
-    let about = About {
-        api,
-        resource: &jobs,
-        object: &job,
-        component: "job-controller",
-    };
     let mut again = None;
     if tally.active > target {
         owned.retain(|(_, v)| pods::active(v));
@@ -302,7 +273,7 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
     }
     let mut failure = None;
     if tally.active < room {
-        let pause = backoff_left(&job, &tally, now);
+        let pause = backoff_left(job, &tally, now);
         if pause > 0 {
             again = Some(Duration::from_secs(pause.unsigned_abs()));
         } else {
@@ -317,16 +288,16 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         }
     }
     if end.is_none()
-        && let Some(seconds) = number(&job, "activeDeadlineSeconds")
+        && let Some(seconds) = number(job, "activeDeadlineSeconds")
     {
         let left = Duration::from_secs(seconds.max(1).unsigned_abs());
         again = Some(again.map_or(left, |a: Duration| a.min(left)));
     }
-    pods::write_status(api, &jobs, key, &uid, |status| {
-        write(status, &job, &tally, end.as_ref(), suspended, now);
+    pods::write_status(api, jobs, key, &uid, |status| {
+        write(status, job, &tally, end.as_ref(), suspended, now);
     })
     .await?;
-    if end.is_some() && number(&job, "ttlSecondsAfterFinished").is_some() {
+    if end.is_some() && number(job, "ttlSecondsAfterFinished").is_some() {
         again = Some(Duration::from_secs(1));
     }
     match failure {

@@ -29,6 +29,7 @@ mod recorder;
 mod replicaset;
 mod revisions;
 mod statefulset;
+mod workload;
 
 use crate::rest::Api;
 use every_namespace::EveryNamespace;
@@ -44,6 +45,8 @@ struct Start<'a> {
     api: &'a Api,
     /// The certificate (PEM) that clients are to trust.
     authority: &'a str,
+    /// So many pods that have ended are kept.
+    ended_pods: usize,
     stop: &'a CancellationToken,
 }
 
@@ -86,7 +89,7 @@ const ALL: [Row; 18] = [
         s.queue(quota::Quotas::new(s.api))
     }),
     ("pod-garbage-collector-controller", |s| {
-        s.queue(pod_gc::PodGc::default())
+        s.queue(pod_gc::PodGc::new(s.ended_pods))
     }),
     ("node-lifecycle-controller", |s| s.task(nodes::run)),
     ("event-ttl-controller", |s| s.task(events::run)),
@@ -97,13 +100,13 @@ const ALL: [Row; 18] = [
         s.queue(replicaset::Replicas::Controllers(Default::default()))
     }),
     ("deployment-controller", |s| {
-        s.queue(deployment::Deployments)
+        s.queue(deployment::DEPLOYMENTS)
     }),
-    ("job-controller", |s| s.queue(job::Jobs)),
-    ("cronjob-controller", |s| s.queue(cronjob::CronJobs)),
-    ("daemonset-controller", |s| s.queue(daemonset::DaemonSets)),
+    ("job-controller", |s| s.queue(job::JOBS)),
+    ("cronjob-controller", |s| s.queue(cronjob::CRON_JOBS)),
+    ("daemonset-controller", |s| s.queue(daemonset::DAEMON_SETS)),
     ("statefulset-controller", |s| {
-        s.queue(statefulset::StatefulSets)
+        s.queue(statefulset::STATEFUL_SETS)
     }),
 ];
 
@@ -114,17 +117,19 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// Starts the controllers of `wanted`; `authority` is the certificate (PEM) that clients are to
-/// trust. They end when `shutdown` is cancelled; the tracker tells when.
+/// trust; of the pods that have ended the newest `ended_pods` are kept, 0: all. They end when `shutdown` is cancelled; the tracker tells when.
 pub fn start(
     api: &Api,
     authority: &str,
     wanted: &Selection,
+    ended_pods: usize,
     shutdown: &CancellationToken,
 ) -> TaskTracker {
     let tracker = TaskTracker::new();
     let start = Start {
         api,
         authority,
+        ended_pods,
         stop: shutdown,
     };
     for (name, run) in ALL {

@@ -1,10 +1,9 @@
 //! Deleting a namespace deletes what is in it first.
 
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
 use crate::store::{Key, StoreError};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
@@ -29,11 +28,7 @@ impl Reconcile for Namespaces {
         vec![Source::own("", "namespaces")]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let namespaces = api.builtin("", "v1", "namespaces")?;
             let Some(entry) = api.store().get(&namespaces.table, key) else {

@@ -1,21 +1,22 @@
-//! Pods of nodes that no longer exist are deleted: no kubelet will ever do it.
+//! Pods of nodes that no longer exist are deleted: no kubelet will ever do it. Of those that have ended so many
+//! are kept.
 
-use super::queue::{Again, Reconcile, Source};
-use crate::rest::{Api, DeleteOptions};
+use super::queue::{Again, Reconcile, Source, Work};
+use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
-use koord_kinds::status::ApiError;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Deletes orphaned pods.
-#[derive(Default)]
-pub(super) struct PodGc(Mutex<State>);
+/// Deletes orphaned pods, and ended ones above `keep`; 0 keeps all of these.
+pub(super) struct PodGc {
+    keep: usize,
+    state: Mutex<State>,
+}
 
 #[derive(Default)]
 struct State {
@@ -39,6 +40,29 @@ fn nodes() -> TableId {
     TableId::new("", "nodes")
 }
 
+impl PodGc {
+    pub(super) fn new(keep: usize) -> Self {
+        Self {
+            keep,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The ended pods that are too many: evicted ones first, then the oldest.
+    fn surplus(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
+        let page = api.store().list(pods, None, None, None, None, &has_ended);
+        let mut found = page.map(|page| page.items).unwrap_or_default();
+        let surplus = found.len().saturating_sub(self.keep);
+        if self.keep == 0 || surplus == 0 {
+            return Vec::new();
+        }
+        let evicted = |pod: &Entry| meta::text(&pod.value(), &["status", "reason"]) == "Evicted";
+        found.sort_by_cached_key(|pod| (!evicted(pod), pod.created));
+        found.truncate(surplus);
+        found
+    }
+}
+
 impl Reconcile for PodGc {
     fn name(&self) -> &'static str {
         "pod-garbage-collector-controller"
@@ -46,42 +70,36 @@ impl Reconcile for PodGc {
 
     fn sources(&self) -> Vec<Source> {
         vec![
-            Source {
-                table: nodes(),
+            Source::new("", "nodes", |api, node| {
                 // One that came may have been missing, one that went has left its pods.
-                keys: |api, node| {
-                    let came = node.created == node.revision;
-                    let concerns = came || api.store().get(&nodes(), &node.key).is_none();
-                    Vec::from_iter(concerns.then(all))
-                },
-            },
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |api, pod| {
-                    let lost = node_of(pod).is_some_and(|node| !exists(api, node));
-                    Vec::from_iter(lost.then(all))
-                },
-            },
+                let came = node.created == node.revision;
+                let concerns = came || api.store().get(&nodes(), &node.key).is_none();
+                Vec::from_iter(concerns.then(all))
+            }),
+            Source::new("", "pods", |api, pod| {
+                let lost = node_of(pod).is_some_and(|node| !exists(api, node));
+                Vec::from_iter((lost || has_ended(pod)).then(all))
+            }),
         ]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, _: &'a Key) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, _: &'a Key) -> Work<'a> {
         async move {
             let began = Instant::now();
-            if let Some(rest) = self.0.lock().rest.filter(|rest| *rest > began) {
+            if let Some(rest) = self.state.lock().rest.filter(|rest| *rest > began) {
                 return Ok(Some(rest - began));
             }
             let pods = api.builtin("", "v1", "pods")?;
             let found = orphans(api, &pods.table);
+            let surplus = self.surplus(api, &pods.table);
             let (due, next) = {
-                let mut state = self.0.lock();
+                let mut state = self.state.lock();
                 state.rest = Some(Instant::now() + began.elapsed() * REST);
                 state.wait(found, api.clock().now())
             };
-            for pod in due {
-                if node_of(&pod).is_some_and(|node| exists(api, node)) {
-                    continue;
-                }
+            let returned = |pod: &Entry| node_of(pod).is_some_and(|node| exists(api, node));
+            let due = due.into_iter().filter(|pod| !returned(pod));
+            for pod in due.chain(surplus) {
                 match api
                     .delete_object(&pods, &pod.key, &DeleteOptions::now(&pod.index.uid))
                     .await
@@ -124,6 +142,13 @@ fn exists(api: &Api, node: &Arc<str>) -> bool {
     api.store().get(&nodes(), &key).is_some()
 }
 
+fn has_ended(pod: &Entry) -> bool {
+    matches!(
+        pod.index.field("status.phase"),
+        Some("Succeeded" | "Failed")
+    )
+}
+
 fn node_of(pod: &Entry) -> Option<&Arc<str>> {
     let fields = &pod.index.fields;
     let (_, node) = fields.iter().find(|(path, _)| &**path == "spec.nodeName")?;
@@ -158,6 +183,64 @@ mod tests {
     use serde_json::{Value, json};
     use std::time::Duration;
     use tower::ServiceExt as _;
+
+    #[tokio::test(start_paused = true)]
+    async fn of_ended_pods_evicted_ones_go_first_then_the_oldest() {
+        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
+        let mut config = Config::memory(clock);
+        config.controllers =
+            koord_app::flags::selection("pod-garbage-collector-controller").unwrap();
+        config.terminated_pod_gc_threshold = 2;
+        let server = ApiServer::open(config).await.unwrap();
+        let send = async |method: &str, path: &str, body: Value| {
+            let patch = if method == "PATCH" {
+                "merge-patch+"
+            } else {
+                ""
+            };
+            let request = Request::builder()
+                .method(method)
+                .uri(format!("/api/v1/namespaces/default/pods{path}"))
+                .header("content-type", format!("application/{patch}json"))
+                .body(Body::from(body.to_string()));
+            let answer = server.service().oneshot(request.unwrap()).await.unwrap();
+            assert!(answer.status().is_success(), "{method} {path}");
+        };
+        let names = ["runs", "first", "second", "third", "evicted"];
+        for name in names {
+            let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+            send(
+                "POST",
+                "",
+                json!({"metadata": {"name": name}, "spec": spec}),
+            )
+            .await;
+        }
+        let left = async || {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let pods = TableId::new("", "pods");
+            let there = |name: &&str| {
+                let key = Key::new("default", *name);
+                server.store().get(&pods, &key).is_some()
+            };
+            names.into_iter().filter(there).collect::<Vec<_>>()
+        };
+        let end = async |name: &str, status: Value| {
+            send(
+                "PATCH",
+                &format!("/{name}/status"),
+                json!({"status": status}),
+            )
+            .await;
+        };
+        end("third", json!({"phase": "Succeeded"})).await;
+        end("first", json!({"phase": "Failed"})).await;
+        assert_eq!(left().await, names);
+        end("evicted", json!({"phase": "Failed", "reason": "Evicted"})).await;
+        assert_eq!(left().await, ["runs", "first", "second", "third"]);
+        end("second", json!({"phase": "Succeeded"})).await;
+        assert_eq!(left().await, ["runs", "second", "third"]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn pods_go_when_their_node_was_gone_for_a_while() {

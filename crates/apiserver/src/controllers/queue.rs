@@ -23,26 +23,47 @@ pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Longest time a key can ask to be left alone: what objects say can be more than a clock can count.
 const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
+/// The keys to reconcile when an entry came, changed or went.
+type Keys = Box<dyn Fn(&Api, &Entry) -> Vec<Key> + Send + Sync>;
+
 /// A table to watch and which keys a change in it concerns.
 pub(super) struct Source {
-    /// The table.
-    pub(super) table: TableId,
-    /// The keys to reconcile when this entry came, changed or went.
-    pub(super) keys: fn(&Api, &Entry) -> Vec<Key>,
+    table: TableId,
+    keys: Keys,
 }
 
 impl Source {
+    /// A table with the keys that one of its entries concerns.
+    pub(super) fn new(
+        group: &str,
+        plural: &str,
+        keys: impl Fn(&Api, &Entry) -> Vec<Key> + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(TableId::new(group, plural), keys)
+    }
+
+    /// The same of a table that is known.
+    pub(super) fn of(
+        table: TableId,
+        keys: impl Fn(&Api, &Entry) -> Vec<Key> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            table,
+            keys: Box::new(keys),
+        }
+    }
+
     /// A source whose keys are those of its own entries.
     pub(super) fn own(group: &str, plural: &str) -> Self {
-        Self {
-            table: TableId::new(group, plural),
-            keys: |_, entry| vec![entry.key.clone()],
-        }
+        Self::new(group, plural, |_, entry| vec![entry.key.clone()])
     }
 }
 
 /// When to look at a key again without having been told of a change.
 pub(super) type Again = Option<Duration>;
+
+/// What a controller does about a key.
+pub(super) type Work<'a> = BoxFuture<'a, Result<Again, ApiError>>;
 
 /// A controller.
 pub(super) trait Reconcile: Send + Sync + 'static {
@@ -55,11 +76,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         Vec::new()
     }
     /// Brings the world of one key to what it should be.
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>>;
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a>;
 }
 
 /// Keys that wait for work, each once.

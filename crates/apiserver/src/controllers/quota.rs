@@ -3,15 +3,13 @@
 //! Admission charges what is written; this controller counts anew when a quota is made or changed,
 //! when something it counts went or ended, and from time to time.
 
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_kinds::Resource;
 use koord_kinds::quota::Quota;
-use koord_kinds::status::ApiError;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,10 +80,7 @@ impl Reconcile for Quotas {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let source = |table: &TableId| Source {
-            table: table.clone(),
-            keys: concerned,
-        };
+        let source = |table: &TableId| Source::of(table.clone(), concerned);
         self.sources.iter().map(source).collect()
     }
 
@@ -95,11 +90,7 @@ impl Reconcile for Quotas {
         entries.iter().map(|e| e.key.clone()).collect()
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let quotas = api.builtin("", "v1", "resourcequotas")?;
             if api.store().get(&quotas.table, key).is_none() {

@@ -11,7 +11,7 @@ use koord_kinds::status::ApiError;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ const OBJECTS: usize = 4096;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct About<'a> {
     pub(super) api: &'a Api,
-    pub(super) resource: &'a Resource,
+    pub(super) resource: &'a Arc<Resource>,
     pub(super) object: &'a Value,
     /// Such as `replicaset-controller`.
     pub(super) component: &'a str,

@@ -2,12 +2,12 @@
 
 use super::adoption;
 use super::pods;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::{Reconcile, Source, Work};
 use super::recorder::About;
+use super::workload;
 use crate::rest::{Api, meta};
-use crate::store::{Entry, Key, TableId};
+use crate::store::{Entry, Key};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use koord_kinds::Resource;
 use koord_kinds::selector::LabelSelector;
@@ -91,13 +91,6 @@ impl Replicas {
     }
 }
 
-/// The owners that a change of a pod concerns.
-fn owners_of(api: &Api, pod: &Entry, group: &str, plural: &str, kind: &str) -> Vec<Key> {
-    let mut keys = pods::controller_key(pod, kind);
-    keys.extend(adoption::candidates(api, pod, group, plural));
-    keys
-}
-
 impl Reconcile for Replicas {
     fn name(&self) -> &'static str {
         match self {
@@ -107,33 +100,15 @@ impl Reconcile for Replicas {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let table = TableId::new("", "pods");
-        match self {
-            Self::Sets(_) => vec![
-                Source::own("apps", "replicasets"),
-                Source {
-                    table,
-                    keys: |api, pod| owners_of(api, pod, "apps", "replicasets", "ReplicaSet"),
-                },
-            ],
-            Self::Controllers(_) => vec![
-                Source::own("", "replicationcontrollers"),
-                Source {
-                    table,
-                    keys: |api, pod| {
-                        let kind = "ReplicationController";
-                        owners_of(api, pod, "", "replicationcontrollers", kind)
-                    },
-                },
-            ],
-        }
+        let (group, plural, kind) = match self {
+            Self::Sets(_) => ("apps", "replicasets", "ReplicaSet"),
+            Self::Controllers(_) => ("", "replicationcontrollers", "ReplicationController"),
+        };
+        let pods = workload::owned(("", "pods"), (group, plural, kind), true);
+        vec![Source::own(group, plural), pods]
     }
 
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
         async move {
             let resource = self.resource(api)?;
             let pods_resource = api.builtin("", "v1", "pods")?;

@@ -5,13 +5,13 @@
 use super::adoption;
 use super::objects::{self, hash};
 use super::pods;
-use super::queue::{Again, Reconcile, Source};
+use super::queue::Again;
 use super::recorder::About;
 use super::revisions;
+use super::workload::Workload;
 use crate::rest::{Api, meta};
-use crate::store::{Entry, Key, TableId};
+use crate::store::{Entry, Key};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,35 +25,16 @@ const BURST: usize = 500;
 const HASH_LABEL: &str = "controller-revision-hash";
 
 /// Keeps the pods of StatefulSets.
-pub(super) struct StatefulSets;
-
-impl Reconcile for StatefulSets {
-    fn name(&self) -> &'static str {
-        "statefulset-controller"
-    }
-
-    fn sources(&self) -> Vec<Source> {
-        vec![
-            Source::own("apps", "statefulsets"),
-            Source {
-                table: TableId::new("", "pods"),
-                keys: |api, entry| {
-                    let mut keys = pods::controller_key(entry, "StatefulSet");
-                    keys.extend(adoption::candidates(api, entry, "apps", "statefulsets"));
-                    keys
-                },
-            },
-        ]
-    }
-
-    fn reconcile<'a>(
-        &'a self,
-        api: &'a Api,
-        key: &'a Key,
-    ) -> BoxFuture<'a, Result<Again, ApiError>> {
-        sync(api, key).boxed()
-    }
-}
+pub(super) const STATEFUL_SETS: Workload = Workload {
+    name: "statefulset-controller",
+    group: "apps",
+    plural: "statefulsets",
+    kind: "StatefulSet",
+    owns: ("", "pods"),
+    adopts: true,
+    also: || None,
+    sync: |about, key| sync(about, key).boxed(),
+};
 
 /// The next step towards what a set shall be.
 #[derive(Debug, PartialEq, Eq)]
@@ -164,29 +145,25 @@ fn ordinal(set: &str, pod: &str) -> Option<i64> {
     pod.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
 }
 
-async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
-    let resource = api.builtin("apps", "v1", "statefulsets")?;
+async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
+    let (api, resource, set) = (about.api, about.resource, about.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
-    let Some(entry) = api.store().get(&resource.table, key) else {
-        return Ok(None);
-    };
-    let set = entry.value();
-    if meta::deleting(&set) {
+    if meta::deleting(set) {
         return Ok(None);
     }
-    let uid = meta::uid(&set).to_owned();
-    let name = meta::name(&set).to_owned();
-    let template = meta::at(&set, &["spec", "template"])
+    let uid = meta::uid(set).to_owned();
+    let name = meta::name(set).to_owned();
+    let template = meta::at(set, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let version = format!("{name}-{}", hash(&template));
-    let wish = Wish::of(&set);
-    let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
+    let wish = Wish::of(set);
+    let min_ready = meta::at(set, &["spec", "minReadySeconds"])
         .and_then(Value::as_i64)
         .unwrap_or(0);
     let now = api.clock().now();
     let member = |pod: &Key| ordinal(&name, &pod.name).is_some();
-    adoption::claim(api, &resource, &set, &pods_resource, &member).await?;
+    adoption::claim(api, resource, set, &pods_resource, &member).await?;
     let mut again: Again = None;
     let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
     let mut state: BTreeMap<i64, Pod> = BTreeMap::new();
@@ -227,19 +204,13 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
         );
         entries.insert(ordinal, entry);
     }
-    let about = About {
-        api,
-        resource: &resource,
-        object: &set,
-        component: "statefulset-controller",
-    };
     let used = |hash: &str| {
         hashes
             .iter()
             .any(|have| have.as_str() == format!("{name}-{hash}"))
     };
-    revisions::record(api, &resource, &set, &template, &hash(&template), used).await?;
-    let before = before(api, &set, &version);
+    revisions::record(api, resource, set, &template, &hash(&template), used).await?;
+    let before = before(api, set, &version);
     for step in plan(&wish, &state) {
         match step {
             Step::Create(ordinal) => {
@@ -247,8 +218,8 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
                     Some((template, version)) if wish.keeps(ordinal) => (template, version),
                     _ => (&template, &version),
                 };
-                let mut pod = pods::from_template(template, &resource, &set);
-                number(&mut pod, &set, ordinal, version);
+                let mut pod = pods::from_template(template, resource, set);
+                number(&mut pod, set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
                 let done = objects::create(api, &pods_resource, &key.namespace, pod).await;
                 tell(&about, "create", &pod_name, &done).await;
@@ -265,8 +236,8 @@ async fn sync(api: &Api, key: &Key) -> Result<Again, ApiError> {
             }
         }
     }
-    let generation = meta::at(&set, &["metadata", "generation"]).cloned();
-    pods::write_status(api, &resource, key, &uid, |s| {
+    let generation = meta::at(set, &["metadata", "generation"]).cloned();
+    pods::write_status(api, resource, key, &uid, |s| {
         status.write(s, &version, wish.replicas, generation.clone());
     })
     .await?;
