@@ -1,7 +1,7 @@
 //! `koord audit`: what the node agent did, and why.
 
 use crate::cluster::runtime;
-use crate::{console, plain};
+use crate::{console, plain, running};
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -16,9 +16,9 @@ const FOLLOW: Duration = Duration::from_secs(1);
 /// Which records to show, and whom to ask.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where koordlet serves its health and metrics.
-    #[arg(long, default_value = "127.0.0.1:9316", value_name = "HOST:PORT")]
-    pub address: String,
+    /// Where koordlet serves its health and metrics [default: as `koord up` here says, else 127.0.0.1:9316]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Option<String>,
     /// Only records about this pod.
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     pub pod: Option<String>,
@@ -111,15 +111,15 @@ async fn read(args: &Args, wanted: &Wanted) -> Result<(Vec<Value>, Place)> {
 }
 
 async fn ask(args: &Args, path: &str) -> Result<Answer> {
-    let (code, body) = plain::get(&args.address, "koordlet", path).await?;
+    let address = running::koordlet(args.address.as_deref());
+    let (code, body) = plain::get(&address, "koordlet", path).await?;
     match code {
         200 => serde_json::from_str(&body).context("koordlet's answer"),
         404 => bail!(
-            "koordlet at {} does not serve its audit log; start it with \
-             --feature-gates=AuditEvents=true,AuditEventsHTTPHandler=true",
-            args.address
+            "koordlet at {address} does not serve its audit log; start it with \
+             --feature-gates=AuditEvents=true,AuditEventsHTTPHandler=true"
         ),
-        _ => bail!("koordlet at {} answers {code}: {body}", args.address),
+        _ => bail!("koordlet at {address} answers {code}: {body}"),
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
 
     fn args(address: String) -> Args {
         Args {
-            address,
+            address: Some(address),
             pod: None,
             reason: None,
             since: None,

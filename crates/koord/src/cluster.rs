@@ -34,6 +34,8 @@ pub const ADDRESSES_NAME: &str = "koord-up";
 const SCHEDULER_PORT: u16 = 10251;
 /// Where koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
+/// The same on this machine.
+pub(crate) const KOORDLET: &str = "127.0.0.1:9316";
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -46,6 +48,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Which controllers of the API server run.
     pub controllers: Selection,
+    /// Pods that have ended and are kept; 0: all.
+    pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
     /// The first content of `slo-controller-config`, by key.
@@ -76,6 +80,8 @@ pub struct Cluster {
     pub scheduler_address: Option<SocketAddr>,
     /// Where koordlet serves its health, metrics, state and audit events.
     pub koordlet_address: Option<SocketAddr>,
+    /// Cancelled while the cluster stops, pods are killed instead of waited for.
+    pub hurry: CancellationToken,
     groups: Groups,
     components: JoinSet<(&'static str, Result<()>)>,
     serving: JoinHandle<Result<(), koord_apiserver::Error>>,
@@ -138,6 +144,7 @@ impl Cluster {
         config.bind = options.listen;
         config.limits = options.limits.clone();
         config.controllers = options.controllers.clone();
+        config.terminated_pod_gc_threshold = options.terminated_pod_gc_threshold;
         let execs = koord_node::Execs::default();
         let side = Arc::new(NodeSide {
             logs: node_logs.clone(),
@@ -178,6 +185,7 @@ impl Cluster {
             node_name,
             scheduler_address: None,
             koordlet_address: None,
+            hurry: CancellationToken::new(),
             groups,
             components: JoinSet::new(),
             serving,
@@ -252,6 +260,7 @@ impl Cluster {
             cgroup_parent: self.groups.parent.clone(),
             logs: Some(node_logs),
             execs: Some(execs),
+            hurry: self.hurry.clone(),
             ..Default::default()
         };
         spawn(

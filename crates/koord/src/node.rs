@@ -2,7 +2,7 @@
 //! this kernel lacks.
 
 use crate::cluster::runtime;
-use crate::{console, plain};
+use crate::{console, plain, running};
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{ColumnConstraint, Table, Width, presets};
 use koordlet::status::{Collector, Guard, GuardService, State, Status, Strategy};
@@ -18,9 +18,9 @@ pub enum Command {
 /// Whom to ask.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where koordlet serves its health and metrics.
-    #[arg(long, default_value = "127.0.0.1:9316", value_name = "HOST:PORT")]
-    pub address: String,
+    /// Where koordlet serves its health and metrics [default: as `koord up` here says, else 127.0.0.1:9316]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Option<String>,
     /// Print all of it as JSON.
     #[arg(long)]
     pub json: bool,
@@ -32,7 +32,7 @@ pub struct Args {
 /// Koordlet cannot be asked.
 pub fn main(command: &Command) -> Result<()> {
     let Command::Status(args) = command;
-    let status = runtime()?.block_on(ask(&args.address))?;
+    let status = runtime()?.block_on(ask(&running::koordlet(args.address.as_deref())))?;
     if args.json {
         console::say(serde_json::to_string_pretty(&status)?);
     } else {

@@ -133,6 +133,21 @@ impl Args {
     }
 }
 
+/// Where to ask koordlet of this machine: as `given`, else where a cluster of `koord up` in a usual directory
+/// says, else at koordlet's own port.
+pub(crate) fn koordlet(given: Option<&str>) -> String {
+    if let Some(given) = given {
+        return given.to_owned();
+    }
+    let known = [false, true].into_iter().find_map(|memory| {
+        let dir = cluster::default_data_dir(memory);
+        let holder = place::holder(&dir).ok()??;
+        let running = Running::read(&dir).ok()??;
+        running.koordlet.filter(|_| running.pid == holder.pid)
+    });
+    known.map_or_else(|| cluster::KOORDLET.to_owned(), |at| at.to_string())
+}
+
 /// How long `koord down` waits: twice what the parts of a cluster may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 

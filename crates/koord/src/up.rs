@@ -8,6 +8,7 @@ use koord_app::flags::{FlagValueError, Selection, selection};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -32,6 +33,9 @@ pub struct Args {
     /// kube-controller-manager.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
     pub controllers: Selection,
+    /// Pods that have ended and are kept, the newest of them; 0: all.
+    #[arg(long, default_value_t = 12_500, value_name = "N")]
+    pub terminated_pod_gc_threshold: usize,
     /// Reading requests that the API server takes at once, watches aside; 0: any number. More are
     /// told to come again.
     #[arg(long, default_value_t = 400, value_name = "N")]
@@ -100,6 +104,7 @@ async fn run(args: &Args) -> Result<()> {
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
         controllers: args.controllers.clone(),
+        terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
@@ -124,13 +129,17 @@ async fn run(args: &Args) -> Result<()> {
         }
     };
     Running::remove(&data_dir);
+    let ended = failure.map_or(Ok(()), Err);
+    let hurry = cluster.hurry.clone();
+    let mut stopping = pin!(cluster.stop());
     tokio::select! {
-        () = cluster.stop() => {}
-        signal = stop.next() => bail!("{signal} again: stopped before everything had ended"),
+        () = &mut stopping => return ended,
+        signal = stop.next() => console::say(format_args!("{signal} again: pods are killed")),
     }
-    match failure {
-        None => Ok(()),
-        Some(error) => Err(error),
+    hurry.cancel();
+    tokio::select! {
+        () = stopping => ended,
+        signal = stop.next() => bail!("{signal} once more: stopped before everything had ended"),
     }
 }
 

@@ -6,6 +6,7 @@ use koord_host::{CgroupPath, Root};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 /// Settings of the node. The defaults are the kubelet's where it has the setting.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ pub struct Options {
     pub root: Option<Root>,
     /// Run containers without control groups even where they could be used.
     pub unconfined: bool,
+    /// Cancelled, containers that are being stopped are killed at once.
+    pub hurry: CancellationToken,
 }
 
 impl Default for Options {
@@ -68,6 +71,7 @@ impl Default for Options {
             execs: None,
             root: None,
             unconfined: false,
+            hurry: CancellationToken::new(),
         }
     }
 }

@@ -481,6 +481,7 @@ impl Worker {
             }
         }
         let shutdown = self.shared.shutdown.clone();
+        let hurry = self.shared.options.hurry.clone();
         let (mut killed, mut hurried) = (false, false);
         while !self.running.is_empty() {
             let next = async {
@@ -491,6 +492,7 @@ impl Worker {
             };
             tokio::select! {
                 Some(exited) = self.exits.next() => self.ended(exited).await,
+                () = hurry.cancelled(), if deadline > Instant::now() => deadline = Instant::now(),
                 () = tokio::time::sleep_until(deadline), if !killed => {
                     killed = true;
                     for running in &self.running {

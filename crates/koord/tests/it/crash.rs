@@ -114,7 +114,7 @@ async fn write_until_killed(
 /// stop leaves nothing.
 fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
     let mut up = Up::start(dir, &[]);
-    runtime.block_on(run_a_pod(&up));
+    runtime.block_on(run_a_pod(&up, &["/bin/sleep", SECONDS]));
     assert_eq!(sleepers(), 1);
     up.kill();
     drop(up);
@@ -126,9 +126,34 @@ fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
     eventually("the pod's process to end", || {
         (sleepers() == 0).then_some(())
     });
+    nothing_is_left(found);
+}
+
+fn nothing_is_left(found: &[PathBuf]) {
     for group in kubepods() {
         assert!(found.contains(&group), "{} is left behind", group.display());
     }
+}
+
+#[test]
+fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
+    let _machine = exclusive();
+    let found = kubepods();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut up = Up::start(dir.path(), &["--memory"]);
+    // It does not end when it is asked to.
+    let script = format!("trap '' TERM; exec /bin/sleep {SECONDS}");
+    runtime.block_on(run_a_pod(&up, &["/bin/sh", "-c", &script]));
+    eventually("the pod's process", || (sleepers() == 1).then_some(()));
+    up.send(rustix::process::Signal::INT);
+    let file = dir.path().join("cluster.json");
+    eventually("the cluster to be stopping", || {
+        (!file.exists()).then_some(())
+    });
+    assert_eq!(up.interrupt(), Some(0));
+    assert_eq!(sleepers(), 0);
+    nothing_is_left(&found);
 }
 
 /// The `kubepods` groups of this machine.
@@ -141,13 +166,13 @@ fn kubepods() -> Vec<PathBuf> {
 /// The odd number of seconds that makes the pod's process findable.
 const SECONDS: &str = "98761.5";
 
-async fn run_a_pod(up: &Up) {
+async fn run_a_pod(up: &Up, command: &[&str]) {
     let pods: Api<Pod> = Api::default_namespaced(up.client().await);
     let pod = serde_json::from_value(serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "sleeper"},
         "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
-            "name": "main", "image": "host", "command": ["/bin/sleep", SECONDS],
+            "name": "main", "image": "host", "command": command,
         }]},
     }))
     .expect("a pod");

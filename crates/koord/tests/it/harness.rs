@@ -70,9 +70,14 @@ impl Up {
 
     /// Any signal, and the exit code.
     pub(crate) fn signal(&mut self, signal: rustix::process::Signal) -> Option<i32> {
+        self.send(signal);
+        self.child.wait().expect("exit status").code()
+    }
+
+    /// Any signal, and no waiting.
+    pub(crate) fn send(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("signal");
-        self.child.wait().expect("exit status").code()
     }
 
     pub(crate) async fn client(&self) -> Client {
