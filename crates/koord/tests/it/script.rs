@@ -32,306 +32,40 @@ const MAP: &str = r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"nam
 const BAD: &str =
     r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "Not_A_Name"}}"#;
 
-/// One command: its words, its standard input, its exit code, and a part of what it prints.
-type Step = (&'static str, &'static str, i32, &'static str);
+/// One command.
+struct Step<'a> {
+    command: &'a str,
+    /// Its standard input.
+    input: &'a str,
+    code: i32,
+    /// A part of what it prints.
+    says: String,
+}
 
-/// `-n shop` where nothing else is said. What fails prints on standard error, all else on standard
-/// output.
-const STEPS: &[Step] = &[
-    ("version", "", 0, "Server Version: v1.35"),
-    ("cluster-info", "", 0, "is running at"),
-    ("api-versions", "", 0, "slo.koordinator.sh/v1alpha1"),
-    (
-        "api-resources --api-group=slo.koordinator.sh -o name",
-        "",
-        0,
-        "nodemetrics.slo.koordinator.sh",
-    ),
-    ("get --raw /healthz", "", 0, "ok"),
-    ("get --raw /readyz", "", 0, "ok"),
-    ("create namespace shop", "", 0, "namespace/shop created"),
-    (
-        "create namespace shop",
-        "",
-        1,
-        "(AlreadyExists): namespaces \"shop\" already exists",
-    ),
-    (
-        "get namespace shop -o jsonpath={.status.phase}",
-        "",
-        0,
-        "Active",
-    ),
-    (
-        "get namespaces -o name",
-        "",
-        0,
-        "namespace/koordinator-system\n",
-    ),
-    // Who may what.
-    (
-        "auth whoami -o jsonpath={.status.userInfo.username}",
-        "",
-        0,
-        "kubernetes-admin",
-    ),
-    ("auth can-i delete nodes", "", 0, "yes"),
-    ("auth can-i delete nodes --as=nobody", "", 1, ""),
-    (
-        "get nodes --as=nobody",
-        "",
-        1,
-        "(Forbidden): nodes is forbidden: User \"nobody\" cannot list",
-    ),
-    (
-        "create serviceaccount bot",
-        "",
-        0,
-        "serviceaccount/bot created",
-    ),
-    (
-        "create role reader --verb=get,list --resource=pods",
-        "",
-        0,
-        "reader created",
-    ),
-    (
-        "create rolebinding bot --role=reader --serviceaccount=shop:bot",
-        "",
-        0,
-        "bot created",
-    ),
-    (
-        "auth can-i list pods --as=system:serviceaccount:shop:bot",
-        "",
-        0,
-        "yes",
-    ),
-    (
-        "auth can-i delete pods --as=system:serviceaccount:shop:bot",
-        "",
-        1,
-        "",
-    ),
-    (
-        "get pods -n default --as=system:serviceaccount:shop:bot",
-        "",
-        1,
-        "(Forbidden)",
-    ),
-    ("create token bot", "", 0, "."),
-    // Writing and reading one object.
-    (
-        "create configmap cm --from-literal=a=1",
-        "",
-        0,
-        "configmap/cm created",
-    ),
-    ("get cm cm -o jsonpath={.data.a}", "", 0, "1"),
-    (
-        "patch cm cm -p {\"data\":{\"b\":\"2\"}}",
-        "",
-        0,
-        "configmap/cm patched",
-    ),
-    (
-        "patch cm cm -p {\"data\":{\"b\":\"2\"}}",
-        "",
-        0,
-        "configmap/cm patched (no change)",
-    ),
-    (
-        "patch cm cm --type=json -p [{\"op\":\"remove\",\"path\":\"/data/a\"}]",
-        "",
-        0,
-        "patched",
-    ),
-    ("get cm cm -o jsonpath={.data}", "", 0, "{\"b\":\"2\"}"),
-    ("label cm cm team=a", "", 0, "configmap/cm labeled"),
-    ("label cm cm team=b", "", 1, "already has a value (a)"),
-    ("label cm cm team=b --overwrite", "", 0, "labeled"),
-    ("annotate cm cm note=x", "", 0, "configmap/cm annotated"),
-    ("get cm -l team=b -o name", "", 0, "configmap/cm\n"),
-    ("get cm -l team=a -o name", "", 0, ""),
-    (
-        "create configmap dry --from-literal=a=1 --dry-run=server -o name",
-        "",
-        0,
-        "configmap/dry",
-    ),
-    (
-        "get cm dry",
-        "",
-        1,
-        "(NotFound): configmaps \"dry\" not found",
-    ),
-    ("apply -f -", MAP, 0, "configmap/side created"),
-    ("apply -f -", MAP, 0, "configmap/side unchanged"),
-    ("diff -f -", MAP, 0, ""),
-    (
-        "apply --server-side -f - --field-manager=other --force-conflicts",
-        MAP,
-        0,
-        "serverside-applied",
-    ),
-    (
-        "apply -f -",
-        BAD,
-        1,
-        "metadata.name: Invalid value: \"Not_A_Name\"",
-    ),
-    (
-        "create secret generic s --from-literal=p=q",
-        "",
-        0,
-        "secret/s created",
-    ),
-    ("get secret s -o jsonpath={.data.p}", "", 0, "cQ=="),
-    ("delete secret s", "", 0, "secret \"s\" deleted"),
-    ("delete secret s", "", 1, "(NotFound)"),
-    ("delete secret s --ignore-not-found", "", 0, ""),
-    // Workloads.
-    ("apply -f -", WEB, 0, "deployment.apps/web created"),
-    (
-        "rollout status deployment/web --timeout=90s",
-        "",
-        0,
-        "successfully rolled out",
-    ),
-    (
-        "scale deployment web --replicas=3",
-        "",
-        0,
-        "deployment.apps/web scaled",
-    ),
-    (
-        "wait --for=jsonpath={.status.readyReplicas}=3 deployment/web --timeout=90s",
-        "",
-        0,
-        "condition met",
-    ),
-    ("get deployment web", "", 0, "3/3"),
-    (
-        "get pods -l app=web -o jsonpath={.items[*].spec.nodeName}",
-        "",
-        0,
-        "sim-",
-    ),
-    ("get pods -l app=web -o wide", "", 0, "Running"),
-    ("set image deployment/web web=j", "", 0, "image updated"),
-    (
-        "rollout status deployment/web --timeout=90s",
-        "",
-        0,
-        "successfully rolled out",
-    ),
-    ("rollout history deployment/web", "", 0, "REVISION"),
-    ("rollout undo deployment/web", "", 0, "rolled back"),
-    (
-        "rollout status deployment/web --timeout=90s",
-        "",
-        0,
-        "successfully rolled out",
-    ),
-    (
-        "get deployment web -o jsonpath={.spec.template.spec.containers[0].image}",
-        "",
-        0,
-        "i",
-    ),
-    ("rollout restart deployment/web", "", 0, "restarted"),
-    (
-        "rollout status deployment/web --timeout=90s",
-        "",
-        0,
-        "successfully rolled out",
-    ),
-    (
-        "expose deployment web --port=80",
-        "",
-        0,
-        "service/web exposed",
-    ),
-    (
-        "get service web -o jsonpath={.spec.ports[0].port}",
-        "",
-        0,
-        "80",
-    ),
-    (
-        "create pdb web --selector=app=web --min-available=1",
-        "",
-        0,
-        "web created",
-    ),
-    ("apply -f -", JOB, 0, "job.batch/once created"),
-    (
-        "wait --for=condition=Complete job/once --timeout=90s",
-        "",
-        0,
-        "condition met",
-    ),
-    ("get job once -o jsonpath={.status.succeeded}", "", 0, "1"),
-    (
-        "logs deployment/web",
-        "",
-        1,
-        "a simulated node: nothing runs there",
-    ),
-    ("get events", "", 0, "Simulated"),
-    // Nodes.
-    ("describe node sim-0", "", 0, "sim.koordinator.sh/node=true"),
-    ("cordon sim-0", "", 0, "node/sim-0 cordoned"),
-    ("get node sim-0", "", 0, "SchedulingDisabled"),
-    ("uncordon sim-0", "", 0, "node/sim-0 uncordoned"),
-    (
-        "taint nodes sim-0 k=v:NoSchedule",
-        "",
-        0,
-        "node/sim-0 tainted",
-    ),
-    ("taint nodes sim-0 k-", "", 0, "node/sim-0 untainted"),
-    (
-        "drain sim-1 --ignore-daemonsets --timeout=90s",
-        "",
-        0,
-        "node/sim-1 drained",
-    ),
-    (
-        "get priorityclass koord-batch -o jsonpath={.value}",
-        "",
-        0,
-        "5999",
-    ),
-    ("explain pod.spec.nodeName", "", 0, "nodeName"),
-    // The end, and what is not there.
-    (
-        "delete deployment web",
-        "",
-        0,
-        "deployment.apps \"web\" deleted",
-    ),
-    (
-        "get nosuch",
-        "",
-        1,
-        "the server doesn't have a resource type \"nosuch\"",
-    ),
-    ("logs absent", "", 1, "pods \"absent\" not found"),
-    ("uncordon sim-1", "", 0, "node/sim-1 uncordoned"),
-    (
-        "delete namespace shop --timeout=90s",
-        "",
-        0,
-        "namespace \"shop\" deleted",
-    ),
-    (
-        "get namespace shop",
-        "",
-        1,
-        "(NotFound): namespaces \"shop\" not found",
-    ),
-];
+/// The steps of `script.txt`, which says how they are written.
+fn steps() -> Vec<Step<'static>> {
+    let lines = include_str!("script.txt").lines();
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(step).collect()
+}
+
+fn step(line: &str) -> Step<'_> {
+    let (code, rest) = line.split_once(' ').expect("a code and a command");
+    let (rest, says) = rest.split_once(" => ").unwrap_or((rest, ""));
+    let (command, input) = match rest.split_once(" < ") {
+        Some((command, "WEB")) => (command, WEB),
+        Some((command, "JOB")) => (command, JOB),
+        Some((command, "MAP")) => (command, MAP),
+        Some((command, "BAD")) => (command, BAD),
+        _ => (rest, ""),
+    };
+    Step {
+        command,
+        input,
+        code: code.parse().expect("an exit code"),
+        says: says.replace("\\n", "\n"),
+    }
+}
 
 /// Runs one command line with the kubeconfig and these variables.
 fn run(kubeconfig: &Path, line: &str, input: &str, environment: &[(&str, &str)]) -> Output {
@@ -357,9 +91,14 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// What goes wrong with a step.
-fn fault(kubeconfig: &Path, step: &Step, environment: &[(&str, &str)]) -> Option<String> {
-    let (line, input, code, says) = step;
-    let output = run(kubeconfig, line, input, environment);
+fn fault(kubeconfig: &Path, step: &Step<'_>, environment: &[(&str, &str)]) -> Option<String> {
+    let Step {
+        command,
+        input,
+        code,
+        says,
+    } = step;
+    let output = run(kubeconfig, command, input, environment);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     let told = if *code == 0 { &stdout } else { &stderr };
     let fits = output.status.code() == Some(*code)
@@ -367,13 +106,15 @@ fn fault(kubeconfig: &Path, step: &Step, environment: &[(&str, &str)]) -> Option
         && (*code != 0 || !says.is_empty() || stdout.is_empty());
     (!fits).then(|| {
         let got = output.status.code();
-        format!("kubectl {line}\n  wanted {code} and {says:?}, got {got:?}\n{stdout}{stderr}")
+        format!("kubectl {command}\n  wanted {code} and {says:?}, got {got:?}\n{stdout}{stderr}")
     })
 }
 
 /// All steps; what goes wrong ends the test.
 fn script(what: &str, kubeconfig: &Path, environment: &[(&str, &str)]) {
-    let faults: Vec<String> = STEPS
+    let steps = steps();
+    assert!(steps.len() > 80, "{} steps", steps.len());
+    let faults: Vec<String> = steps
         .iter()
         .filter_map(|step| fault(kubeconfig, step, environment))
         .collect();
@@ -409,12 +150,13 @@ fn a_day_of_kubectl() {
     };
     script("as it is", &up.kubeconfig, &[]);
     for wrong in [
-        ("get --raw /healthz", "", 1, ""),
-        ("get --raw /healthz", "", 0, "ill"),
-        ("get --raw /healthz", "", 0, ""),
-        ("get nodes --as=nobody", "", 0, ""),
+        "1 get --raw /healthz",
+        "0 get --raw /healthz => ill",
+        "0 get --raw /healthz",
+        "0 get nodes --as=nobody",
     ] {
-        assert!(fault(&up.kubeconfig, &wrong, &[]).is_some(), "{wrong:?}");
+        let found = fault(&up.kubeconfig, &step(wrong), &[]);
+        assert!(found.is_some(), "{wrong}");
     }
     token(&up, dir.path());
     assert_eq!(up.interrupt(), Some(0));
@@ -452,30 +194,19 @@ fn token(up: &Up, dir: &Path) {
         ok(&kubeconfig, &line);
     }
     let bot = "system:serviceaccount:default:bot";
-    let steps: &[Step] = &[
-        (
-            "auth whoami -o jsonpath={.status.userInfo.username}",
-            "",
-            0,
-            bot,
-        ),
-        ("create configmap mine --from-literal=a=1", "", 0, "created"),
-        ("get configmaps -o name", "", 0, "configmap/mine\n"),
-        ("auth can-i create configmaps", "", 0, "yes"),
-        ("auth can-i create configmaps -n shop", "", 1, ""),
-        ("get secrets", "", 1, "(Forbidden): secrets is forbidden"),
-        ("delete configmap mine", "", 1, "(Forbidden)"),
-        (
-            "get nodes --as=kubernetes-admin",
-            "",
-            1,
-            "cannot impersonate",
-        ),
-    ];
-    let faults: Vec<String> = steps
-        .iter()
-        .filter_map(|step| fault(&kubeconfig, step, &[]))
-        .collect();
+    let faults: Vec<String> = [
+        &format!("0 auth whoami -o jsonpath={{.status.userInfo.username}} => {bot}"),
+        "0 create configmap mine --from-literal=a=1 => created",
+        "0 get configmaps -o name => configmap/mine\\n",
+        "0 auth can-i create configmaps => yes",
+        "1 auth can-i create configmaps -n shop",
+        "1 get secrets => (Forbidden): secrets is forbidden",
+        "1 delete configmap mine => (Forbidden)",
+        "1 get nodes --as=kubernetes-admin => cannot impersonate",
+    ]
+    .into_iter()
+    .filter_map(|line| fault(&kubeconfig, &step(line), &[]))
+    .collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
