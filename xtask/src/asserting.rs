@@ -147,14 +147,7 @@ impl Reader<'_> {
 impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
         let outside = self.in_tests;
-        self.in_tests |= module.attrs.iter().any(|attribute| {
-            attribute.path().is_ident("cfg")
-                && attribute
-                    .meta
-                    .to_token_stream()
-                    .to_string()
-                    .contains("test")
-        });
+        self.in_tests |= for_tests(&module.attrs);
         visit::visit_item_mod(self, module);
         self.in_tests = outside;
     }
@@ -179,19 +172,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         } else if item.mac.path.is_ident("proptest")
             && let Ok(file) = syn::parse2::<syn::File>(without_strategies(&item.mac.tokens))
         {
-            for item in &file.items {
-                self.visit_any(item);
-            }
-        }
-    }
-}
-
-impl Reader<'_> {
-    fn visit_any(&mut self, item: &syn::Item) {
-        if let syn::Item::Fn(function) = item {
-            let test = function.attrs.iter().any(is_test);
-            let body = function.block.to_token_stream();
-            self.note(function.sig.ident.to_string(), test, body);
+            Visit::visit_file(self, &file);
         }
     }
 }
