@@ -165,7 +165,19 @@ impl ApiServer {
         options.durability = config.durability;
         options.history = config.history;
         let store = Store::open(options).await?;
+        let started = Self::start(config, store.clone(), pki_dir).await;
+        if started.is_err() {
+            // Who tries again finds the directory free.
+            store.close().await;
+        }
+        started
+    }
 
+    async fn start(
+        config: Config,
+        store: Store,
+        pki_dir: Option<PathBuf>,
+    ) -> Result<Arc<Self>, Error> {
         let stop = CancellationToken::new();
         let registry = Registry::builtin();
         let key = server::token_key(pki_dir.as_deref())?;
