@@ -79,14 +79,40 @@ pub fn crd_values() -> Vec<Value> {
     ]
 }
 
+/// The PriorityClasses of Koordinator, one for each band.
+#[must_use]
+pub fn priority_class_values() -> [Value; 4] {
+    use crate::priority::PriorityClass::{Batch, Free, Mid, Prod};
+    [(Prod, 9999), (Mid, 7999), (Batch, 5999), (Free, 3999)].map(|(class, value)| {
+        let name = class.as_str();
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": name}, "value": value,
+            "description": format!("Koordinator's {} band", name.trim_start_matches("koord-")),
+        })
+    })
+}
+
 /// The definitions as one YAML stream, each document starting with `---`.
 ///
 /// # Errors
 /// A definition cannot be written as YAML; never happens for the built-in ones.
 pub fn crds_yaml() -> Result<String, serde_saphyr::ser::Error> {
+    yaml(&crd_values())
+}
+
+/// The PriorityClasses as [`crds_yaml`] writes the definitions.
+///
+/// # Errors
+/// As there.
+pub fn priority_classes_yaml() -> Result<String, serde_saphyr::ser::Error> {
+    yaml(&priority_class_values())
+}
+
+fn yaml(objects: &[Value]) -> Result<String, serde_saphyr::ser::Error> {
     let mut stream = String::new();
-    for crd in crd_values() {
-        let document = serde_saphyr::to_string(&crd)?;
+    for object in objects {
+        let document = serde_saphyr::to_string(object)?;
         // Writing to a String cannot fail.
         let _ = writeln!(stream, "---\n{}", document.trim_end());
     }

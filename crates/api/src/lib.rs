@@ -39,7 +39,9 @@ mod serde_util;
 pub mod slo;
 pub mod topology;
 
-pub use crds::{OWN_CRDS, crd_values, crds, crds_yaml};
+pub use crds::{
+    OWN_CRDS, crd_values, crds, crds_yaml, priority_class_values, priority_classes_yaml,
+};
 pub use duration::GoDuration;
 pub use priority::PriorityClass;
 pub use qos::QosClass;

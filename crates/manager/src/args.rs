@@ -39,11 +39,11 @@ pub struct Args {
     /// Accepted for compatibility; all namespaces are watched
     #[arg(long, default_value = "")]
     pub namespace: String,
-    /// Accepted for compatibility; there are no Go profiles
+    /// Accepted for compatibility: there are no Go profiles. perf(1) shows where time goes
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_pprof: bool,
-    /// Accepted for compatibility
+    /// Accepted for compatibility: nothing is served there
     #[arg(long, default_value = ":8090")]
     pub pprof_addr: String,
     /// Accepted for compatibility; changes are watched, not polled
@@ -133,7 +133,10 @@ impl Args {
             noderesource_plugins: self.noderesource_plugins.clone(),
             config_namespace: self.config_namespace.clone(),
             config_name: self.slo_config_name.clone(),
+            // Upstream's flag is a text that is compared with this one.
+            node_strategy_names_needed: self.node_strategy_name_need_check == "true",
             gates,
+            install: true,
             webhooks: Serve::Https(Settings::from_env(|name| std::env::var(name).ok())?),
             recommender: self.recommender.options()?,
             pods: self.pods.options(),

@@ -20,6 +20,7 @@ mod config;
 mod controllers;
 mod facts;
 mod features;
+mod install;
 mod metrics;
 mod node;
 mod nodemetric;
@@ -74,10 +75,14 @@ pub struct Options {
     pub config_namespace: String,
     /// Name of the ConfigMap with the settings.
     pub config_name: String,
+    /// Whether the webhook of the settings wants a name for every override.
+    pub node_strategy_names_needed: bool,
     /// Feature gates.
     pub gates: Gates,
     /// Where the webhooks are asked.
     pub webhooks: webhook::Serve,
+    /// Whether definitions and PriorityClasses that the cluster lacks are created at the start.
+    pub install: bool,
     /// How recommendations are made.
     pub recommender: RecommenderOptions,
     /// Flags of the pod webhooks.
@@ -99,8 +104,10 @@ impl Default for Options {
             noderesource_plugins: Selection::all(),
             config_namespace: "koordinator-system".to_owned(),
             config_name: "slo-controller-config".to_owned(),
+            node_strategy_names_needed: false,
             gates: Gates::new(GATES),
             webhooks: webhook::Serve::Nowhere,
+            install: false,
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),
             colocation_profile: colocationprofile::Options::default(),
@@ -175,6 +182,9 @@ pub fn run(
         let _stop_on_drop = replica.stop.clone().drop_guard();
         let controllers = Controllers::build(&replica);
         replica.start(&controllers.kinds());
+        if replica.options.install {
+            tokio::spawn(install::missing(replica.client.clone()));
+        }
         let webhooks = webhook::start(&replica, &ctx).await?;
         replica.serve(&ctx, webhooks).await?;
         let Some(election) = replica.options.election.clone() else {

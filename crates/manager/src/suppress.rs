@@ -57,6 +57,32 @@ pub(crate) fn extend(
     Ok(())
 }
 
+/// Name and selector of each override in `config`, the text of [`CONFIG_KEY`].
+///
+/// # Errors
+/// A text that cannot be read, or a malformed selector; the error names the key.
+pub(crate) fn overrides(
+    config: Option<&str>,
+) -> Result<Vec<(String, Option<LabelSelector>)>, String> {
+    let Some(config) = config.filter(|text| !text.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let wrong = |error: &dyn std::fmt::Display| format!("{CONFIG_KEY}: {error}");
+    let section: Section = serde_json::from_str(config).map_err(|error| wrong(&error))?;
+    let named = |(at, node): (usize, Override)| {
+        selector::matches(&node.node_selector, &BTreeMap::new()).map_err(|error| wrong(&error))?;
+        let name = node.strategy.get("name").and_then(Value::as_str);
+        let name = name.map_or_else(|| format!("#{at}"), str::to_owned);
+        Ok((name, Some(node.node_selector)))
+    };
+    section
+        .node_strategies
+        .into_iter()
+        .enumerate()
+        .map(named)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -119,6 +119,19 @@ fn the_yaml_stream_reads_back() {
     assert_eq!(documents, koord_api::crd_values());
 }
 
+/// Each class is in the band that its name says.
+#[test]
+fn priority_classes_are_in_their_bands() {
+    use koord_api::priority::PriorityClass;
+    let stream = koord_api::priority_classes_yaml().unwrap();
+    assert_eq!(stream.matches("---\n").count(), PriorityClass::ALL.len());
+    for class in koord_api::priority_class_values() {
+        let name = class["metadata"]["name"].as_str().unwrap();
+        let value = i32::try_from(class["value"].as_i64().unwrap()).unwrap();
+        assert_eq!(PriorityClass::from_value(value).as_str(), name);
+    }
+}
+
 /// The rules of a structural schema that the API server insists on.
 fn structural(schema: &Value, path: &str) {
     let object = schema

@@ -1,15 +1,19 @@
 //! The manager's admission webhooks: which there are, what gates them, how API servers learn of
 //! them.
 
+mod configmap;
 mod json;
 mod lookup;
 mod metrics;
+mod node;
 pub mod pod;
 pub(crate) mod profile;
 mod quota;
+mod reservation;
 mod serving;
 mod settings;
 
+pub use configmap::Source;
 pub use metrics::WebhookMetrics;
 pub(crate) use pod::strategic as strategic_pod;
 pub use profile::Priority;
@@ -44,6 +48,8 @@ pub struct Deps {
     pub quotas: Option<Arc<dyn pod::Quotas>>,
     /// Flags of the pod webhooks.
     pub pods: pod::Options,
+    /// `slo-controller-config`, and the nodes it is about.
+    pub settings: Arc<dyn configmap::Source>,
 }
 
 impl std::fmt::Debug for Deps {
@@ -197,7 +203,7 @@ pub(crate) const TABLE: &[Row] = &[
             ..CORE
         }],
         caches: &[],
-        handler: None,
+        handler: Some(node::mutating),
     },
     Row {
         path: "/validate-node",
@@ -210,8 +216,8 @@ pub(crate) const TABLE: &[Row] = &[
             failure_policy: Ignore,
             ..CORE
         }],
-        caches: &[],
-        handler: None,
+        caches: &[Kind::Settings],
+        handler: Some(node::validating),
     },
     Row {
         path: "/validate-configmap",
@@ -227,8 +233,8 @@ pub(crate) const TABLE: &[Row] = &[
             )),
             ..CORE
         }],
-        caches: &[],
-        handler: None,
+        caches: &[Kind::Nodes],
+        handler: Some(configmap::validating),
     },
     Row {
         path: "/mutate-reservation",
@@ -242,8 +248,8 @@ pub(crate) const TABLE: &[Row] = &[
             resource: "reservations",
             ..CORE
         }],
-        caches: &[],
-        handler: None,
+        caches: &[Kind::Profiles, Kind::PriorityClasses],
+        handler: Some(reservation::mutating),
     },
 ];
 
@@ -263,8 +269,22 @@ pub fn paths(gates: &Gates) -> impl Iterator<Item = &'static str> {
 /// The two webhook configurations of the paths that are served with these gates, as manifests.
 #[must_use]
 pub fn configurations(gates: &Gates, service: &Service) -> [Value; 2] {
+    of_rows(|| enabled(gates), service)
+}
+
+/// The two webhook configurations as a cluster installs them: with every path, of which a manager
+/// leaves out what it does not serve.
+#[must_use]
+pub fn manifests(service: &Service) -> [Value; 2] {
+    of_rows(|| TABLE.iter(), service)
+}
+
+fn of_rows<I: Iterator<Item = &'static Row>>(
+    rows: impl Fn() -> I,
+    service: &Service,
+) -> [Value; 2] {
     [(MUTATING, true), (VALIDATING, false)].map(|(name, mutating)| {
-        let rows = enabled(gates).filter(|row| row.mutating == mutating);
+        let rows = rows().filter(|row| row.mutating == mutating);
         let entries = rows.flat_map(|row| row.registrations.iter().map(|entry| (row.path, entry)));
         manifest(name, mutating, entries, service)
     })
@@ -286,6 +306,20 @@ pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_manifests_of_deploy_are_the_table() {
+        let text = include_str!("../../deploy/webhooks.yaml");
+        let documents = text.split("\n---\n").skip(1);
+        let documents: Vec<Value> = documents
+            .map(|text| serde_saphyr::from_str(text).unwrap())
+            .collect();
+        let service = Service {
+            namespace: "koordinator-system".to_owned(),
+            name: "koordinator-webhook-service".to_owned(),
+        };
+        assert_eq!(documents, manifests(&service));
+    }
 
     /// A gate that nobody declared would never be on.
     #[test]

@@ -43,6 +43,7 @@ impl Deps {
             admission: Some(quotas.clone()),
             quotas: Some(quotas),
             pods: replica.options.pods.clone(),
+            settings: Arc::new(replica.clone()),
         })
     }
 }

@@ -24,11 +24,20 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// An empty cluster with the custom resources installed.
     pub(crate) async fn start() -> Self {
+        Self::with(koord_api::crd_values()).await
+    }
+
+    /// A cluster without custom resources.
+    pub(crate) async fn bare() -> Self {
+        Self::with(Vec::new()).await
+    }
+
+    async fn with(definitions: Vec<Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
             .await
             .unwrap();
-        server.install_crds(koord_api::crd_values()).await.unwrap();
+        server.install_crds(definitions).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let namespace = json!({"metadata": {"name": "koordinator-system"}});

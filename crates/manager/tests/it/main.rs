@@ -8,3 +8,4 @@ mod leadership;
 mod pods;
 mod recommender;
 mod shell;
+mod webhooks;

@@ -8,7 +8,7 @@ use koord_api::config::ClusterColocationProfile;
 use koord_app::features::Gates;
 use koord_kube::api::PostParams;
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
-use koord_kube::{Api, patch};
+use koord_kube::{Api, ObjectKey, patch};
 use koord_manager::webhook::pod::{BindingPolicy, Lookup, Namespaces, Options, Quotas};
 use koord_manager::webhook::{Deps, Priority, WebhookMetrics, webhooks};
 use koord_manager::{GATES, ProfileOptions};
@@ -96,6 +96,23 @@ fn profile() -> Value {
     })
 }
 
+struct NoSettings;
+
+impl koord_manager::webhook::Source for NoSettings {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new("koordinator-system", "slo-controller-config")
+    }
+    fn data(&self) -> Option<BTreeMap<String, String>> {
+        None
+    }
+    fn nodes(&self) -> Vec<(String, BTreeMap<String, String>)> {
+        Vec::new()
+    }
+    fn names_needed(&self) -> bool {
+        false
+    }
+}
+
 fn deps(cluster: &Cluster, gates: &str) -> Deps {
     Deps {
         client: cluster.client.clone(),
@@ -105,6 +122,7 @@ fn deps(cluster: &Cluster, gates: &str) -> Deps {
         admission: None,
         quotas: None,
         pods: Options::default(),
+        settings: Arc::new(NoSettings),
     }
 }
 

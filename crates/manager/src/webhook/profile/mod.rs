@@ -26,10 +26,6 @@ pub(crate) enum Namespace<'a> {
     /// It could not be looked up.
     Unknown,
     /// Namespaces are not looked at.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the webhook of reservations follows")
-    )]
     Ignored,
 }
 

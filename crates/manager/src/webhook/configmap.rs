@@ -1,0 +1,364 @@
+//! `/validate-configmap`: `slo-controller-config` before it is stored.
+//!
+//! Every key is checked that has a text and changed, so that one old mistake does not lock the rest.
+//! Texts of refusals are upstream's JSON between three underscores; the message names key, field and
+//! value. Source: Koordinator `pkg/webhook/cm/plugins/sloconfig`.
+
+mod network;
+
+use super::metrics::WebhookMetrics;
+use super::{Deps, json};
+use crate::replica::Replica;
+use crate::suppress;
+use futures::future::BoxFuture;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::configmap::{ConfigProblem, NodeOverride, Section, SloControllerConfig, keys};
+use koord_api::selector;
+use koord_kube::ObjectKey;
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+type Strings = BTreeMap<String, String>;
+
+/// The order in which keys are looked at.
+const ORDER: [&str; 9] = [
+    keys::COLOCATION,
+    keys::RESOURCE_THRESHOLD,
+    keys::RESOURCE_QOS,
+    keys::SYSTEM,
+    keys::CPU_BURST,
+    // Upstream lets these pass.
+    keys::HOST_APPLICATION,
+    keys::CPU_NORMALIZATION,
+    keys::RESOURCE_AMPLIFICATION,
+    suppress::CONFIG_KEY,
+];
+
+/// Made-up nodes per selector: enough for any two values of any two requirements.
+const MOST_NODES: usize = 4096;
+
+/// What is known of settings and nodes.
+pub trait Source: Send + Sync {
+    /// Which ConfigMap it is.
+    fn key(&self) -> ObjectKey;
+    /// What it holds; `None` without one.
+    fn data(&self) -> Option<Strings>;
+    /// Names and labels of all nodes.
+    fn nodes(&self) -> Vec<(String, Strings)>;
+    /// Whether overrides must have names.
+    fn names_needed(&self) -> bool;
+}
+
+impl Source for Arc<Replica> {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new(&*self.options.config_namespace, &*self.options.config_name)
+    }
+
+    fn data(&self) -> Option<Strings> {
+        let found = self.caches.settings.get(&self.key())?;
+        Some(found.data.clone().unwrap_or_default())
+    }
+
+    fn nodes(&self) -> Vec<(String, Strings)> {
+        let nodes = self.caches.nodes.list().into_iter();
+        let known = nodes.map(|node| {
+            let labels = node.metadata.labels.clone().unwrap_or_default();
+            (node.metadata.name.clone().unwrap_or_default(), labels)
+        });
+        known.collect()
+    }
+
+    fn names_needed(&self) -> bool {
+        self.options.node_strategy_names_needed
+    }
+}
+
+/// Why a ConfigMap or a node is refused.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Refusal {
+    reason: &'static str,
+    message: Value,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { reason, message } = self;
+        let content = json!({ "reason": reason, "message": message });
+        write!(f, "___{content}___")
+    }
+}
+
+impl Refusal {
+    fn invalid(message: impl Into<String>) -> Self {
+        Self {
+            reason: "ConfigParamInvalid",
+            message: Value::String(message.into()),
+        }
+    }
+
+    fn conflict(reason: &'static str, key: &str, names: &[&str], node: Option<&str>) -> Self {
+        let mut message = json!({ "config": key, "strategies": names });
+        if let Some(node) = node {
+            message["exampleNodes"] = json!([node]);
+        }
+        Self { reason, message }
+    }
+}
+
+/// The overrides of one key.
+struct Overrides {
+    key: &'static str,
+    /// Name and selector.
+    of: Vec<(String, Option<LabelSelector>)>,
+}
+
+/// The overrides of all keys that can be read.
+pub(crate) struct Sections(Vec<Overrides>);
+
+impl Sections {
+    /// Those of a ConfigMap.
+    pub(crate) fn of(data: &Strings) -> Self {
+        let (config, _) = SloControllerConfig::parse(data);
+        Self::in_config(&config, data)
+    }
+
+    fn in_config(config: &SloControllerConfig, data: &Strings) -> Self {
+        fn of<T>(key: &'static str, section: &Section<T>) -> Overrides {
+            let named = |(at, node): (usize, &NodeOverride<T>)| {
+                let name = match node.name.as_str() {
+                    "" => format!("#{at}"),
+                    name => name.to_owned(),
+                };
+                (name, node.selector.clone())
+            };
+            let of = section.nodes.iter().enumerate().map(named).collect();
+            Overrides { key, of }
+        }
+        let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
+        Self(vec![
+            of(keys::COLOCATION, &config.colocation),
+            of(keys::RESOURCE_THRESHOLD, &config.resource_threshold),
+            of(keys::RESOURCE_QOS, &config.resource_qos),
+            of(keys::SYSTEM, &config.system),
+            of(keys::CPU_BURST, &config.cpu_burst),
+            of(keys::HOST_APPLICATION, &config.host_application),
+            of(keys::CPU_NORMALIZATION, &config.cpu_normalization),
+            of(keys::RESOURCE_AMPLIFICATION, &config.resource_amplification),
+            Overrides {
+                key: suppress::CONFIG_KEY,
+                of: suppress::overrides(own).unwrap_or_default(),
+            },
+        ])
+    }
+
+    fn only(mut self, keys: &BTreeSet<&str>) -> Self {
+        self.0.retain(|section| keys.contains(section.key));
+        self
+    }
+
+    /// # Errors
+    /// A node that two overrides of one key pick.
+    pub(crate) fn conflict<'a>(
+        &self,
+        nodes: impl IntoIterator<Item = (&'a str, &'a Strings)>,
+    ) -> Result<(), Refusal> {
+        let several: Vec<_> = self.0.iter().filter(|s| s.of.len() > 1).collect();
+        if several.is_empty() {
+            return Ok(());
+        }
+        for (node, labels) in nodes {
+            for section in &several {
+                let names = section.matching(labels);
+                if names.len() > 1 {
+                    // The spelling is upstream's.
+                    let reason = "ExistNodeConfict";
+                    return Err(Refusal::conflict(reason, section.key, &names, Some(node)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Overrides {
+    fn matching(&self, labels: &Strings) -> Vec<&str> {
+        let matches = |selector: &Option<LabelSelector>| {
+            let selector = selector.as_ref();
+            selector.is_some_and(|s| selector::matches(s, labels).unwrap_or(false))
+        };
+        let of = self.of.iter().filter(|(_, selector)| matches(selector));
+        of.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Names and selectors by themselves.
+    fn check(&self, names_needed: bool) -> Result<(), Refusal> {
+        let key = self.key;
+        let mut seen = BTreeSet::new();
+        for (at, (name, selector)) in self.of.iter().enumerate() {
+            let empty = |selector: &LabelSelector| {
+                selector
+                    .match_labels
+                    .as_ref()
+                    .is_none_or(BTreeMap::is_empty)
+                    && selector
+                        .match_expressions
+                        .as_ref()
+                        .is_none_or(Vec::is_empty)
+            };
+            if selector.as_ref().is_none_or(empty) {
+                let message = format!("{key}: override {name:?}: nodeSelector is empty");
+                return Err(Refusal::invalid(message));
+            }
+            if !names_needed {
+                continue;
+            }
+            if *name == format!("#{at}") {
+                return Err(Refusal::invalid(format!(
+                    "{key}: override {name:?} has no name"
+                )));
+            }
+            if !seen.insert(name) {
+                let message = format!("{key}: two overrides have the name {name:?}");
+                return Err(Refusal::invalid(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a node that one selector describes is picked by another, too.
+    fn overlap(&self) -> Result<(), Refusal> {
+        for labels in self.of.iter().flat_map(|(_, s)| made_up(s.as_ref())) {
+            let names = self.matching(&labels);
+            if names.len() > 1 {
+                let reason = "NodeStrategiesOverlap";
+                return Err(Refusal::conflict(reason, self.key, &names, None));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Nodes that a selector describes: with its labels and, in the k-th of them, the k-th value of each
+/// requirement that has values (round and round). Coarse, as upstream's.
+fn made_up(selector: Option<&LabelSelector>) -> Vec<Strings> {
+    let Some(selector) = selector else {
+        return Vec::new();
+    };
+    let with_values = || {
+        let all = selector.match_expressions.iter().flatten();
+        all.filter_map(|e| Some((&e.key, e.values.as_ref().filter(|v| !v.is_empty())?)))
+    };
+    let product = with_values().fold(1, |n: usize, (_, values)| n.saturating_mul(values.len()));
+    let labels = selector.match_labels.clone().unwrap_or_default();
+    (0..product.min(MOST_NODES))
+        .map(|k| {
+            let mut labels = labels.clone();
+            for (key, values) in with_values() {
+                if let Some(value) = values.get(k % values.len()) {
+                    labels.insert(key.clone(), value.clone());
+                }
+            }
+            labels
+        })
+        .collect()
+}
+
+/// Checks the keys of `data` that have a text and are not as in `old`.
+///
+/// # Errors
+/// The first key that is refused, and all that is wrong with it.
+fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<(), Refusal> {
+    let changed = |key: &&str| {
+        let text = data.get(*key).filter(|text| !text.is_empty());
+        text.is_some() && text != old.get(*key)
+    };
+    let changed: BTreeSet<&str> = ORDER.into_iter().filter(changed).collect();
+    let (config, report) = SloControllerConfig::parse(data);
+    let problems = || {
+        let refused = report.errors.iter().chain(&report.warnings);
+        refused.chain(&report.doubts)
+    };
+    for key in ORDER.into_iter().filter(|key| changed.contains(key)) {
+        let of_key = || problems().filter(|problem| problem.key == key);
+        let unreadable = of_key().find(|p| matches!(p.problem, ConfigProblem::Read(_)));
+        if let Some(problem) = unreadable {
+            return Err(Refusal {
+                reason: "ParseConfigFail",
+                message: problem.to_string().into(),
+            });
+        }
+        let mut messages: Vec<String> = of_key().map(ToString::to_string).collect();
+        if key == keys::RESOURCE_QOS {
+            let total = data.get(keys::SYSTEM).is_some_and(|text| !text.is_empty());
+            messages.extend(network::violations(&config, total));
+        }
+        if !messages.is_empty() {
+            return Err(Refusal::invalid(messages.join("; ")));
+        }
+    }
+    let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
+    if changed.contains(suppress::CONFIG_KEY)
+        && let Err(problem) = suppress::overrides(own)
+    {
+        return Err(Refusal {
+            reason: "ParseConfigFail",
+            message: problem.into(),
+        });
+    }
+    let sections = Sections::in_config(&config, data).only(&changed);
+    for section in &sections.0 {
+        section.check(settings.names_needed())?;
+        section.overlap()?;
+    }
+    let nodes = settings.nodes();
+    sections.conflict(nodes.iter().map(|(name, labels)| (name.as_str(), labels)))
+}
+
+/// Makes the handler.
+pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
+    Arc::new(Validating {
+        settings: deps.settings.clone(),
+        metrics: deps.metrics.clone(),
+    })
+}
+
+struct Validating {
+    settings: Arc<dyn Source>,
+    metrics: WebhookMetrics,
+}
+
+impl Handler for Validating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        Box::pin(std::future::ready(self.validate(&request)))
+    }
+}
+
+impl Validating {
+    fn validate(&self, request: &Request) -> Answer {
+        let key = self.settings.key();
+        let about_it = request.resource.resource == "configmaps"
+            && request.namespace == key.namespace
+            && request.name == key.name;
+        let (Some(object), true) = (&request.object, about_it) else {
+            return Answer::allow();
+        };
+        if request.operation == Operation::Delete {
+            return Answer::allow();
+        }
+        let data = |object: &Value| json::texts(object, &["data"]);
+        let old = request.old_object.as_ref().map(data).unwrap_or_default();
+        let steps = self
+            .metrics
+            .of("validate", "configmap", request.operation.as_str());
+        let step = steps.start("SLOConfig");
+        match step.stop(check(&data(object), &old, &*self.settings)) {
+            Ok(()) => Answer::allow(),
+            Err(refusal) => Answer::deny(400, refusal.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

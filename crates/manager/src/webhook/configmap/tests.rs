@@ -1,0 +1,225 @@
+use super::*;
+
+struct Fixed {
+    nodes: Vec<(String, Strings)>,
+    names_needed: bool,
+}
+
+impl Source for Fixed {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new("koordinator-system", "slo-controller-config")
+    }
+    fn data(&self) -> Option<Strings> {
+        None
+    }
+    fn nodes(&self) -> Vec<(String, Strings)> {
+        self.nodes.clone()
+    }
+    fn names_needed(&self) -> bool {
+        self.names_needed
+    }
+}
+
+fn strings(value: Value) -> Strings {
+    let object = value.as_object().unwrap().clone().into_iter();
+    object
+        .map(|(key, value)| match value {
+            Value::String(text) => (key, text),
+            other => (key, other.to_string()),
+        })
+        .collect()
+}
+
+fn refusal(data: Value, old: Value, names_needed: bool) -> Option<(&'static str, String)> {
+    let nodes = vec![
+        ("n1".to_owned(), strings(json!({"pool": "a", "zone": "x"}))),
+        ("n2".to_owned(), strings(json!({"pool": "b"}))),
+    ];
+    let settings = Fixed {
+        nodes,
+        names_needed,
+    };
+    let refused = check(&strings(data), &strings(old), &settings).err()?;
+    let text = refused.to_string();
+    assert!(text.starts_with("___{") && text.ends_with("}___"), "{text}");
+    Some((refused.reason, text))
+}
+
+fn picks(name: &str, label: &str, value: &str) -> Value {
+    json!({"name": name, "nodeSelector": {"matchLabels": {label: value}}})
+}
+
+#[test]
+fn good_settings_pass() {
+    for data in [
+        json!({}),
+        json!({"colocation-config": ""}),
+        json!({"colocation-config": {"enable": true, "nodeConfigs": [picks("a", "pool", "a"), picks("b", "pool", "b")]}}),
+        // Upstream asks for system-config beside it.
+        json!({"resource-qos-config": {"clusterStrategy": {"beClass": {"networkQOS": {"ingressRequest": 40}}}}}),
+        // Upstream refuses one side of a pair alone.
+        json!({"resource-threshold-config": {"clusterStrategy": {"memoryEvictThresholdPercent": 80}}}),
+        json!({"cpu-suppress-config": {"clusterStrategy": {"mode": "pressure"}}}),
+        json!({"somebody-elses": "{"}),
+    ] {
+        assert_eq!(refusal(data.clone(), json!({}), false), None, "{data}");
+    }
+}
+
+#[test]
+fn refusals_name_key_field_and_value() {
+    let threshold =
+        |strategy: Value| json!({"resource-threshold-config": {"clusterStrategy": strategy}});
+    let network =
+        |class: &str, share: Value| json!({class: {"networkQOS": {"ingressRequest": share}}});
+    let mut mixed = network("lsClass", json!("10M"));
+    mixed["beClass"] = network("beClass", json!(10))["beClass"].clone();
+    let mut much = network("lsClass", json!(60));
+    much["beClass"] = network("beClass", json!(60))["beClass"].clone();
+    let qos = |strategy: Value| json!({"resource-qos-config": {"clusterStrategy": strategy}});
+    let mut over = qos(network("beClass", json!("20M")));
+    over["system-config"] = json!({"clusterStrategy": {"totalNetworkBandwidth": "10M"}});
+    for (data, reason, names) in [
+        (
+            json!({"colocation-config": "{"}),
+            "ParseConfigFail",
+            vec!["colocation-config"],
+        ),
+        (
+            json!({"colocation-config": {"enable": "yes"}}),
+            "ParseConfigFail",
+            vec!["enable", "yes"],
+        ),
+        (
+            json!({"colocation-config": {"cpuReclaimThresholdPercent": -5}}),
+            "ConfigParamInvalid",
+            vec!["colocation-config", "cpuReclaimThresholdPercent", "-5"],
+        ),
+        (
+            threshold(json!({"cpuSuppressThresholdPercent": 650})),
+            "ConfigParamInvalid",
+            vec![
+                "resource-threshold-config",
+                "cpuSuppressThresholdPercent",
+                "650",
+            ],
+        ),
+        (
+            threshold(json!({"memoryEvictThresholdPercent": 60, "memoryEvictLowerPercent": 70})),
+            "ConfigParamInvalid",
+            vec!["memoryEvictLowerPercent", "70"],
+        ),
+        (
+            json!({"cpu-normalization-config": {"defaultRatio": -1}}),
+            "ConfigParamInvalid",
+            vec!["cpu-normalization-config", "defaultRatio", "-1"],
+        ),
+        (
+            json!({"host-application-config": {"applications": "all"}}),
+            "ParseConfigFail",
+            vec!["host-application-config", "applications", "all"],
+        ),
+        (
+            json!({"resource-amplification-config": "[1"}),
+            "ParseConfigFail",
+            vec!["resource-amplification-config"],
+        ),
+        (
+            json!({"cpu-suppress-config": "{"}),
+            "ParseConfigFail",
+            vec!["cpu-suppress-config"],
+        ),
+        (
+            json!({"system-config": {"nodeStrategies": [{"name": "a"}]}}),
+            "ConfigParamInvalid",
+            vec!["system-config", "nodeSelector"],
+        ),
+        (
+            json!({"system-config": {"nodeStrategies": [{"name": "a", "nodeSelector": {}}]}}),
+            "ConfigParamInvalid",
+            vec!["system-config", "\\\"a\\\"", "nodeSelector is empty"],
+        ),
+        (
+            qos(network("beClass", json!(101))),
+            "ConfigParamInvalid",
+            vec![
+                "resource-qos-config",
+                "beClass.networkQOS.ingressRequest",
+                "101",
+            ],
+        ),
+        (
+            qos(network("beClass", json!("fast"))),
+            "ConfigParamInvalid",
+            vec!["fast"],
+        ),
+        (
+            qos(mixed),
+            "ConfigParamInvalid",
+            vec!["ingressRequest", "percentages"],
+        ),
+        (qos(much), "ConfigParamInvalid", vec!["120", "at most 100"]),
+        (over, "ConfigParamInvalid", vec!["20M", "10M"]),
+    ] {
+        let Some((found, text)) = refusal(data.clone(), json!({}), false) else {
+            panic!("{data} passed");
+        };
+        assert_eq!(found, reason, "{text}");
+        for name in names {
+            assert!(text.contains(name), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn overrides_that_pick_the_same_node_are_refused() {
+    let data = |nodes: Value| json!({"colocation-config": {"nodeConfigs": nodes}});
+    // By the selectors themselves.
+    let narrow = json!({"name": "n", "nodeSelector": {"matchLabels": {"pool": "c", "zone": "z"}}});
+    let wide = picks("w", "pool", "c");
+    let (reason, text) = refusal(data(json!([narrow, wide])), json!({}), false).unwrap();
+    assert_eq!(reason, "NodeStrategiesOverlap");
+    assert!(text.contains(r#""strategies":["n","w"]"#), "{text}");
+    let among = json!({"name": "m", "nodeSelector": {"matchExpressions": [
+        {"key": "pool", "operator": "In", "values": ["x", "c"]}]}});
+    let (reason, _) = refusal(data(json!([among, wide])), json!({}), false).unwrap();
+    assert_eq!(reason, "NodeStrategiesOverlap");
+    // Only a node there is shows it.
+    let apart = json!([picks("a", "pool", "a"), picks("x", "zone", "x")]);
+    let (reason, text) = refusal(data(apart.clone()), json!({}), false).unwrap();
+    assert_eq!(reason, "ExistNodeConfict");
+    assert!(text.contains(r#""exampleNodes":["n1"]"#), "{text}");
+    // What was there before is not looked at.
+    let stored = strings(data(apart.clone()));
+    let stored = json!(stored);
+    assert_eq!(refusal(data(apart), stored, false), None);
+}
+
+#[test]
+fn names_are_needed_where_the_flag_says_so() {
+    let data = |nodes: Value| json!({"cpu-burst-config": {"nodeStrategies": nodes}});
+    for (nodes, says) in [
+        (json!([picks("", "pool", "c")]), "has no name"),
+        (
+            json!([picks("a", "pool", "c"), picks("a", "pool", "d")]),
+            "two overrides",
+        ),
+    ] {
+        assert_eq!(refusal(data(nodes.clone()), json!({}), false), None);
+        let (reason, text) = refusal(data(nodes), json!({}), true).unwrap();
+        assert_eq!(reason, "ConfigParamInvalid");
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+/// However many values selectors have, their nodes are few.
+#[test]
+fn made_up_nodes_are_limited() {
+    let values: Vec<String> = (0..200).map(|n| n.to_string()).collect();
+    let requirement = |key: &str| json!({"key": key, "operator": "In", "values": values});
+    let selector: LabelSelector = serde_json::from_value(
+        json!({"matchExpressions": [requirement("a"), requirement("b"), requirement("c")]}),
+    )
+    .unwrap();
+    assert_eq!(made_up(Some(&selector)).len(), MOST_NODES);
+}

@@ -1,0 +1,302 @@
+//! Webhooks of nodes: amplified resources in their status, and settings that would become ambiguous.
+
+use super::configmap::Sections;
+use super::metrics::WebhookMetrics;
+use super::{Deps, json};
+use futures::future::BoxFuture;
+use koord_api::annotations::{NODE_RAW_ALLOCATABLE, NODE_RESOURCE_AMPLIFICATION_RATIO};
+use koord_api::extension::AmplificationRatios;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What is amplified.
+const AMPLIFIED: [&str; 2] = ["cpu", "memory"];
+
+/// Makes the handler of `/mutate-node-status`.
+pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
+    Arc::new(Mutating(deps.metrics.clone()))
+}
+
+struct Mutating(WebhookMetrics);
+
+impl Handler for Mutating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        Box::pin(std::future::ready(self.mutate(request)))
+    }
+}
+
+impl Mutating {
+    fn mutate(&self, mut request: Request) -> Answer {
+        let about_status = request.resource.resource == "nodes" && request.sub_resource == "status";
+        let Some(mut node) = request.object.take() else {
+            return Answer::allow();
+        };
+        if !about_status || request.operation != Operation::Update {
+            return Answer::allow();
+        }
+        let steps = self.0.of("mutate", "node", request.operation.as_str());
+        let step = steps.start("NodeResourceAmplificationPlugin");
+        let by_kubelet = request.user.name.starts_with("system:node:")
+            || request
+                .user
+                .groups
+                .iter()
+                .any(|group| group == "system:nodes");
+        let old = request.old_object.as_ref();
+        match step.stop(amplify(&mut node, old, by_kubelet)) {
+            Ok(()) => Answer::mutate(node),
+            Err(problem) => Answer::deny(500, problem),
+        }
+    }
+}
+
+/// The amounts of [`AMPLIFIED`] in `list`.
+fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
+    let mut amounts = ResourceList::new();
+    for name in AMPLIFIED {
+        let Some(value) = list.get(name).filter(|value| !value.is_null()) else {
+            continue;
+        };
+        let amount: Quantity = serde_json::from_value(value.clone())
+            .map_err(|error| format!("{at}.{name}: {value}: {error}"))?;
+        amounts.insert(name.to_owned(), amount);
+    }
+    Ok(amounts)
+}
+
+/// Shows cpu and memory of `status.allocatable` amplified, as the node's annotation says, and keeps
+/// in another what they were before.
+///
+/// Only a kubelet says what a node has. It may repeat the amplified amounts, which it finds in the
+/// node; that says nothing new. Whoever else writes does not change what was known.
+///
+/// # Errors
+/// Names annotation or field, and its value.
+fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<(), String> {
+    const ANNOTATIONS: [&str; 2] = ["metadata", "annotations"];
+    let annotations = json::annotations(node);
+    let ratios = annotations.get(NODE_RESOURCE_AMPLIFICATION_RATIO);
+    let Some(ratios) = ratios.filter(|text| !text.is_empty()) else {
+        if annotations.contains_key(NODE_RAW_ALLOCATABLE)
+            && let Ok(map) = json::object_at(node, &ANNOTATIONS)
+        {
+            map.remove(NODE_RAW_ALLOCATABLE);
+        }
+        return Ok(());
+    };
+    let wrong = |key: &str, text: &str, error: &dyn std::fmt::Display| {
+        format!("metadata.annotations[{key}]: {text:?}: {error}")
+    };
+    let ratios = AmplificationRatios::parse(ratios)
+        .map_err(|error| wrong(NODE_RESOURCE_AMPLIFICATION_RATIO, ratios, &error))?;
+    let Some(allocatable) = node
+        .pointer("/status/allocatable")
+        .filter(|l| l.is_object())
+    else {
+        return Ok(());
+    };
+    let asked = amounts(allocatable, "status.allocatable")?;
+    let known = match annotations.get(NODE_RAW_ALLOCATABLE) {
+        None => None,
+        Some(text) => {
+            let list: Value = serde_json::from_str(text)
+                .map_err(|error| wrong(NODE_RAW_ALLOCATABLE, text, &error))?;
+            let list = amounts(&list, NODE_RAW_ALLOCATABLE);
+            Some(list.map_err(|error| wrong(NODE_RAW_ALLOCATABLE, text, &error))?)
+        }
+    };
+    let before = match old.and_then(|old| old.pointer("/status/allocatable")) {
+        Some(list) => amounts(list, "status.allocatable of the stored node")?,
+        None => ResourceList::new(),
+    };
+    let raw = match known {
+        Some(known) if !(by_kubelet && is_news(&asked, &before, &known, &ratios)) => known,
+        _ => asked,
+    };
+    if raw.is_empty() {
+        return Ok(());
+    }
+    let text = json!(raw).to_string();
+    if annotations.get(NODE_RAW_ALLOCATABLE) != Some(&text)
+        && let Ok(map) = json::object_at(node, &ANNOTATIONS)
+    {
+        map.insert(NODE_RAW_ALLOCATABLE.to_owned(), text.into());
+    }
+    for (name, amount) in &raw {
+        if let Some(ratio) = ratios.of(name)
+            && let Ok(list) = json::object_at(node, &["status", "allocatable"])
+        {
+            list.insert(name.clone(), json!(amplified(name, *amount, ratio)));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a kubelet's amounts are neither those that are stored nor the known ones amplified.
+fn is_news(
+    asked: &ResourceList,
+    before: &ResourceList,
+    known: &ResourceList,
+    ratios: &AmplificationRatios,
+) -> bool {
+    AMPLIFIED.into_iter().any(|name| {
+        let same = |a: Option<&Quantity>, b: Option<Quantity>| match (a, b) {
+            (Some(a), Some(b)) => a.milli_value().abs_diff(b.milli_value()) <= 1,
+            (None, None) => true,
+            _ => false,
+        };
+        let asked = asked.get(name);
+        let shown = known.get(name).map(|amount| match ratios.of(name) {
+            Some(ratio) => amplified(name, *amount, ratio),
+            None => *amount,
+        });
+        !same(asked, before.get(name).copied()) && !same(asked, shown)
+    })
+}
+
+/// `amount` times `ratio`, truncated to thousandths as upstream does it, but never a part of a byte.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "binary floating point and truncation are the rule; casts saturate"
+)]
+fn amplified(name: &str, amount: Quantity, ratio: f64) -> Quantity {
+    let milli = (amount.milli_value() as f64 * ratio) as i64;
+    let scaled = Quantity::from_milli(milli).with_format(amount.format());
+    if name == "memory" {
+        return Quantity::from_value(scaled.value()).with_format(amount.format());
+    }
+    scaled
+}
+
+/// Makes the handler of `/validate-node`.
+pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
+    Arc::new(Validating {
+        settings: deps.settings.clone(),
+        metrics: deps.metrics.clone(),
+    })
+}
+
+struct Validating {
+    settings: Arc<dyn super::configmap::Source>,
+    metrics: WebhookMetrics,
+}
+
+impl Handler for Validating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        Box::pin(std::future::ready(self.validate(&request)))
+    }
+}
+
+impl Validating {
+    /// A node whose labels change must not be picked by two overrides of one section.
+    fn validate(&self, request: &Request) -> Answer {
+        let (Some(node), Some(old)) = (&request.object, &request.old_object) else {
+            return Answer::allow();
+        };
+        let labels = json::labels(node);
+        if request.operation != Operation::Update
+            || !request.sub_resource.is_empty()
+            || labels == json::labels(old)
+        {
+            return Answer::allow();
+        }
+        let steps = self
+            .metrics
+            .of("validate", "node", request.operation.as_str());
+        let step = steps.start("SLOManagerConfigConflictForNode");
+        let Some(data) = self.settings.data() else {
+            return Answer::allow();
+        };
+        match step.stop(Sections::of(&data).conflict([(request.name.as_str(), &labels)])) {
+            Ok(()) => Answer::allow(),
+            Err(problem) => Answer::deny(400, problem.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATIO: &str = NODE_RESOURCE_AMPLIFICATION_RATIO;
+    const RAW: &str = NODE_RAW_ALLOCATABLE;
+
+    fn node(annotations: &[(&str, &str)], cpu: &str, memory: &str) -> Value {
+        let annotations: serde_json::Map<String, Value> = annotations
+            .iter()
+            .map(|(key, text)| ((*key).to_owned(), json!(text)))
+            .collect();
+        json!({"metadata": {"annotations": annotations},
+            "status": {"allocatable": {"cpu": cpu, "memory": memory, "pods": "110"}}})
+    }
+
+    fn shown(node: &Value) -> (&str, &str, &str) {
+        let text = |pointer: &str| node.pointer(pointer).and_then(Value::as_str).unwrap_or("");
+        let key = "/metadata/annotations/node.koordinator.sh~1raw-allocatable";
+        (
+            text("/status/allocatable/cpu"),
+            text("/status/allocatable/memory"),
+            text(key),
+        )
+    }
+
+    /// Facts of upstream's table: raw {cpu 1000, memory 2000} times {cpu 2, memory 3}.
+    #[test]
+    fn what_a_kubelet_reports_is_kept_and_shown_amplified() {
+        let both = (RATIO, r#"{"cpu":2,"memory":3}"#);
+        let raw = r#"{"cpu":"1k","memory":"2k"}"#;
+        #[rustfmt::skip]
+        let rows = [
+            // Without a ratio what was kept goes.
+            (node(&[(RAW, raw)], "1000", "2000"), node(&[], "1", "1"), true, ("1000", "2000", "")),
+            // Nothing was kept.
+            (node(&[both], "1000", "2000"), node(&[], "1000", "2000"), true, ("2k", "6k", raw)),
+            // The kubelet repeats what it finds.
+            (node(&[both, (RAW, raw)], "2k", "6k"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
+            // It has been given more.
+            (node(&[both, (RAW, raw)], "3k", "6k"), node(&[], "2k", "6k"), true,
+                ("6k", "18k", r#"{"cpu":"3k","memory":"6k"}"#)),
+            // It writes what was kept anew.
+            (node(&[both, (RAW, raw)], "1000", "2000"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
+            // Somebody else does.
+            (node(&[both, (RAW, raw)], "9", "9"), node(&[], "2k", "6k"), false, ("2k", "6k", raw)),
+            // Only cpu; a ratio of one and less changes nothing.
+            (node(&[(RATIO, r#"{"cpu":1.5,"memory":0.5}"#)], "3", "2000"), node(&[], "3", "2000"), true,
+                ("4500m", "2000", r#"{"cpu":"3","memory":"2k"}"#)),
+            // No part of a byte.
+            (node(&[(RATIO, r#"{"memory":1.5}"#)], "3", "33"), node(&[], "3", "33"), true,
+                ("3", "50", r#"{"cpu":"3","memory":"33"}"#)),
+        ];
+        for (mut new, old, by_kubelet, expected) in rows {
+            let before = new.clone();
+            amplify(&mut new, Some(&old), by_kubelet).unwrap();
+            assert_eq!(shown(&new), expected, "{before}");
+        }
+    }
+
+    #[test]
+    fn mistakes_name_annotation_and_value() {
+        for (annotations, names) in [
+            (vec![(RATIO, "twice")], ["amplification-ratio", "twice"]),
+            (
+                vec![(RATIO, r#"{"cpu":"2"}"#)],
+                ["amplification-ratio", "\\\"2\\\""],
+            ),
+            (
+                vec![(RATIO, r#"{"cpu":2}"#), (RAW, r#"{"cpu":"x"}"#)],
+                ["raw-allocatable", "x"],
+            ),
+        ] {
+            let error = amplify(&mut node(&annotations, "1", "1"), None, true).unwrap_err();
+            assert!(names.iter().all(|name| error.contains(name)), "{error}");
+        }
+        let error = amplify(&mut node(&[(RATIO, "{}")], "much", "1"), None, true).unwrap_err();
+        assert!(
+            error.contains("status.allocatable.cpu: \"much\""),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! `/mutate-reservation`: what ClusterColocationProfiles make of a new Reservation.
+
+use super::metrics::WebhookMetrics;
+use super::pod::{Lookup, strategic};
+use super::profile::{self, Means, Namespace, ProfileError};
+use super::{Deps, json};
+use futures::future::BoxFuture;
+use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Makes the handler.
+pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
+    Arc::new(Mutating {
+        lookup: deps.lookup.clone(),
+        metrics: deps.metrics.clone(),
+    })
+}
+
+struct Mutating {
+    lookup: Arc<dyn Lookup>,
+    metrics: WebhookMetrics,
+}
+
+impl Handler for Mutating {
+    fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
+        Box::pin(self.mutate(request))
+    }
+}
+
+impl Mutating {
+    /// Metadata is the Reservation's own; what a profile says of the pod goes into the template, if
+    /// there is one. Resources stay as they are, and namespaces are not looked at.
+    async fn mutate(&self, mut request: Request) -> Answer {
+        let about_it = request.resource.resource == "reservations"
+            && request.sub_resource.is_empty()
+            && request.operation == Operation::Create;
+        let (Some(mut object), true) = (request.object.take(), about_it) else {
+            return Answer::allow();
+        };
+        let steps = self
+            .metrics
+            .of("mutate", "reservation", request.operation.as_str());
+        let step = steps.start("ClusterReservation");
+        let profiles = self.lookup.profiles().await;
+        let labels = json::labels(&object);
+        let (matched, warnings) = profile::matching(profiles, &labels, Namespace::Ignored);
+        let mut priorities = BTreeMap::new();
+        for name in matched
+            .iter()
+            .map(|profile| &profile.spec.priority_class_name)
+        {
+            if !name.is_empty()
+                && let Some(priority) = self.lookup.priority_class(name).await
+            {
+                priorities.insert(name.clone(), priority);
+            }
+        }
+        let template = object
+            .pointer("/spec/template")
+            .is_some_and(Value::is_object);
+        let means = Means {
+            priority: &|name| priorities.get(name).cloned(),
+            merge: &merge,
+            roll: &|profile| profile::roll(&request.uid, profile),
+            pod_spec: template.then_some(&["spec", "template", "spec"]),
+        };
+        let applied: Result<(), ProfileError> = profile::apply(&matched, &mut object, &means);
+        match step.stop(applied) {
+            Ok(()) => Answer::Mutate { object, warnings },
+            Err(error) => Answer::deny(500, error.to_string()),
+        }
+    }
+}
+
+/// Merges a patch: lists of the pod template by their keys, everything else as JSON.
+fn merge(object: &Value, patch: &Value) -> Result<Value, String> {
+    let mut patch = patch.clone();
+    let spec = patch.get_mut("spec").and_then(Value::as_object_mut);
+    let of_template = spec.and_then(|spec| spec.remove("template"));
+    let merged = koord_kinds::patch::merge_patch(object, &patch);
+    let mut merged = merged.map_err(|error| error.to_string())?;
+    let Some(of_template) = of_template else {
+        return Ok(merged);
+    };
+    let spec = json::object_at(&mut merged, &["spec"]).map_err(|error| error.to_string())?;
+    if of_template.is_null() {
+        spec.remove("template");
+        return Ok(merged);
+    }
+    // A template is a pod without kind and status.
+    let old = spec.get("template").cloned().unwrap_or_else(|| json!({}));
+    let new = strategic(&old, &of_template)?;
+    spec.insert("template".to_owned(), new);
+    Ok(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_of_the_template_merge_by_name_and_owners_are_replaced() {
+        let object = json!({"spec": {"owners": [{"a": 1}], "ttl": "1h", "template": {"spec": {
+            "containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "j"}]}}}});
+        let patch = json!({"metadata": {"labels": {"x": "y"}}, "spec": {"owners": [{"b": 2}],
+            "template": {"spec": {"containers": [{"name": "d", "image": "k"}]}}}});
+        let merged = merge(&object, &patch).unwrap();
+        assert_eq!(merged["metadata"]["labels"]["x"], "y");
+        assert_eq!(merged["spec"]["owners"], json!([{"b": 2}]));
+        assert_eq!(merged["spec"]["ttl"], "1h");
+        let containers = merged["spec"]["template"]["spec"]["containers"]
+            .as_array()
+            .unwrap();
+        let images: Vec<_> = containers
+            .iter()
+            .map(|c| (&c["name"], &c["image"]))
+            .collect();
+        assert_eq!(images.len(), 2);
+        assert!(images.contains(&(&json!("c"), &json!("i"))));
+        assert!(images.contains(&(&json!("d"), &json!("k"))));
+        let gone = merge(&object, &json!({"spec": {"template": null}})).unwrap();
+        assert_eq!(gone["spec"].get("template"), None);
+    }
+}

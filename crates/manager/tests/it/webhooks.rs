@@ -1,0 +1,308 @@
+//! Webhooks as API servers see them: certificates, configurations, questions over HTTPS.
+
+use crate::cluster::{Cluster, typed};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::config::ClusterColocationProfile;
+use koord_app::Context;
+use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::certs::Keeper;
+use koord_kube::{Api, patch};
+use koord_manager::Options;
+use koord_manager::webhook::{MUTATING, Serve, Settings, VALIDATING, manifests};
+use serde_json::{Value, json};
+
+const SECRET: &str = "koordinator-webhook-certs";
+const HOST: &str = "koordinator-webhook-service.koordinator-system.svc";
+
+/// As upstream's defaults, but for where it listens.
+fn settings(host: Option<&str>) -> Settings {
+    let mut settings = Settings::from_env(|_| None).unwrap();
+    settings.address = "127.0.0.1:0".parse().unwrap();
+    settings.host = host.map(str::to_owned);
+    settings
+}
+
+fn options(settings: Settings) -> Options {
+    Options {
+        webhooks: Serve::Https(settings),
+        ..Options::default()
+    }
+}
+
+/// The configurations that a manifest brings.
+async fn install(cluster: &Cluster) {
+    let [mutating, validating] = manifests(&settings(None).service);
+    let api: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let params = PostParams::default();
+    api.create(&params, &typed(mutating)).await.unwrap();
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    api.create(&params, &typed(validating)).await.unwrap();
+}
+
+/// The `caBundle` that the API server uses for pods.
+fn bundle(configuration: &MutatingWebhookConfiguration) -> Option<Vec<u8>> {
+    let webhook = configuration.webhooks.as_ref()?.first()?;
+    Some(webhook.client_config.ca_bundle.as_ref()?.0.clone())
+}
+
+fn data(secret: &Secret, key: &str) -> Vec<u8> {
+    let data = secret.data.as_ref().and_then(|data| data.get(key));
+    data.map(|bytes| bytes.0.clone()).unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificates_are_made_told_and_mended() {
+    let cluster = Cluster::start().await;
+    let manager = cluster.manager(options(settings(None)));
+    let mut secrets = cluster.watch::<Secret>();
+    let secret = secrets
+        .until("the certificates", |secret| Some(secret.clone()))
+        .await;
+    assert_eq!(secret.metadata.name.as_deref(), Some(SECRET));
+    let keys: Vec<_> = secret
+        .data
+        .iter()
+        .flatten()
+        .map(|(key, _)| key.as_str())
+        .collect();
+    let expected = [
+        "ca-cert.pem",
+        "ca-key.pem",
+        "cert.pem",
+        "key.pem",
+        "tls.crt",
+        "tls.key",
+    ];
+    assert_eq!(keys, expected);
+    assert_eq!(data(&secret, "tls.crt"), data(&secret, "cert.pem"));
+
+    // The configurations come later than the manager, and are found at once.
+    let began = cluster.ctx.clock.now();
+    install(&cluster).await;
+    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
+    let configuration = told
+        .until("a caBundle", |c| bundle(c).map(|_| c.clone()))
+        .await;
+    let took = cluster.ctx.clock.now().duration_since(began);
+    assert!(took.as_secs() < 20, "{took}");
+    assert_eq!(bundle(&configuration), Some(data(&secret, "ca-cert.pem")));
+    let template = &configuration.metadata.annotations.unwrap()["template"];
+    let template: Value = serde_json::from_str(template).unwrap();
+    assert_eq!(template[0]["clientConfig"].get("caBundle"), None);
+    // What a gate switches off is in the template only.
+    let off = "/mutate-reservation";
+    assert!(template.to_string().contains(off));
+    let entries = serde_json::to_string(&configuration.webhooks).unwrap();
+    assert!(!entries.contains(off), "{entries}");
+
+    // Somebody breaks the key: both are mended, and the authority stays.
+    let api: Api<Secret> = Api::namespaced(cluster.client.clone(), "koordinator-system");
+    let broken = json!({"data": {"key.pem": "eA=="}});
+    patch::merge(&api, SECRET, &broken).await.unwrap();
+    let mended = secrets
+        .until("a new key", |s| {
+            (data(s, "key.pem") != b"x" && data(s, "key.pem") != data(&secret, "key.pem"))
+                .then(|| s.clone())
+        })
+        .await;
+    assert_eq!(data(&mended, "ca-cert.pem"), data(&secret, "ca-cert.pem"));
+
+    // Somebody takes the Secret away: there is another authority, and the API server is told.
+    api.delete(SECRET, &DeleteParams::default()).await.unwrap();
+    let other = told
+        .until("another caBundle", |c| {
+            bundle(c).filter(|b| *b != data(&secret, "ca-cert.pem"))
+        })
+        .await;
+    let stored = api.get(SECRET).await.unwrap();
+    assert_eq!(other, data(&stored, "ca-cert.pem"));
+
+    // Somebody takes an entry's certificate away.
+    let configs: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let mut validating = configs.get(VALIDATING).await.unwrap();
+    validating.webhooks = None;
+    configs
+        .replace(VALIDATING, &PostParams::default(), &validating)
+        .await
+        .unwrap();
+    let mut told = cluster.watch::<ValidatingWebhookConfiguration>();
+    told.until("the entries", |c| {
+        c.webhooks.as_ref().filter(|w| !w.is_empty()).map(|_| ())
+    })
+    .await;
+    cluster.ctx.shutdown.cancel();
+    manager.await.unwrap();
+}
+
+/// One writes and both have the same, also when they start at once; near the end of its life a
+/// certificate is replaced, and one that has expired is, too.
+#[tokio::test(start_paused = true)]
+async fn replicas_share_and_renew() {
+    let cluster = Cluster::start().await;
+    let keeper = || Keeper::in_secret(cluster.client.clone(), "koordinator-system", SECRET, HOST);
+    let (a, b) = (keeper(), keeper());
+    let now = |text: &str| text.parse().unwrap();
+    let start = now("2026-01-01T00:00:00Z");
+    let (first, second) = tokio::join!(a.ensure(start), b.ensure(start));
+    let first = first.unwrap();
+    assert_eq!(first, second.unwrap());
+    for (time, renewed, same_authority) in [
+        ("2035-06-01T00:00:00Z", false, true),
+        ("2035-08-01T00:00:00Z", true, false),
+    ] {
+        let (a, b) = tokio::join!(a.ensure(now(time)), b.ensure(now(time)));
+        let a = a.unwrap();
+        assert_eq!(a, b.unwrap());
+        assert_eq!(
+            (a != first, a.ca_cert == first.ca_cert),
+            (renewed, same_authority),
+            "{time}"
+        );
+    }
+    let expired = a.ensure(now("2060-01-01T00:00:00Z")).await.unwrap();
+    expired.check(HOST, now("2060-01-01T00:00:00Z")).unwrap();
+}
+
+/// The API server asks over the network, believes nobody but the manager's authority, and goes by
+/// the failure policy when nobody answers.
+#[tokio::test]
+async fn pods_are_admitted_over_https() {
+    let cluster = Cluster::start().await;
+    install(&cluster).await;
+    let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
+    for class in koord_api::priority_class_values() {
+        classes
+            .create(&PostParams::default(), &typed(class))
+            .await
+            .unwrap();
+    }
+    let profile: ClusterColocationProfile = typed(json!({
+        "apiVersion": "config.koordinator.sh/v1alpha1", "kind": "ClusterColocationProfile",
+        "metadata": {"name": "batch"},
+        "spec": {"selector": {"matchLabels": {"job": "yes"}}, "qosClass": "BE",
+            "priorityClassName": "koord-batch"},
+    }));
+    let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
+    profiles
+        .create(&PostParams::default(), &profile)
+        .await
+        .unwrap();
+    let mut settings = settings(Some("127.0.0.1"));
+    // With a host of its own the certificates would be in files.
+    settings.directory = None;
+    let ctx = Context::with_clock(cluster.ctx.clock.clone());
+    let run = koord_manager::run(options(settings), cluster.client.clone(), ctx.clone());
+    let manager = tokio::spawn(run);
+    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
+    let configuration = told
+        .until("a caBundle", |c| bundle(c).map(|_| c.clone()))
+        .await;
+    assert_eq!(configuration.metadata.name.as_deref(), Some(MUTATING));
+    let url = configuration.webhooks.unwrap()[0]
+        .client_config
+        .url
+        .clone()
+        .unwrap();
+    assert!(
+        url.starts_with("https://127.0.0.1:") && url.ends_with("/mutate-pod"),
+        "{url}"
+    );
+    let mut validated = cluster.watch::<ValidatingWebhookConfiguration>();
+    validated
+        .until("its caBundle", |c| {
+            c.webhooks
+                .as_ref()?
+                .first()?
+                .client_config
+                .ca_bundle
+                .clone()
+        })
+        .await;
+
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let pod = |name: &str, labels: Value| -> Pod {
+        typed(
+            json!({"metadata": {"name": name, "labels": labels}, "spec": {"containers": [
+            {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]}}),
+        )
+    };
+    let params = PostParams::default();
+    let created = pods
+        .create(&params, &pod("a", json!({"job": "yes"})))
+        .await
+        .unwrap();
+    assert_eq!(
+        created.metadata.labels.unwrap()["koordinator.sh/qosClass"],
+        "BE"
+    );
+    assert_eq!(created.spec.unwrap().priority, Some(5999));
+    let plain = pods.create(&params, &pod("b", json!({}))).await.unwrap();
+    assert_eq!(plain.metadata.annotations, None);
+    // BE without a class of its band.
+    let refused = pods
+        .create(&params, &pod("c", json!({"koordinator.sh/qosClass": "BE"})))
+        .await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("vpod.koordinator.sh") && refused.contains("BE"),
+        "{refused}"
+    );
+
+    ctx.shutdown.cancel();
+    manager.await.unwrap().unwrap();
+    let refused = pods
+        .create(&params, &pod("d", json!({})))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("failed calling webhook"), "{refused}");
+    let ignores =
+        json!([{"op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Ignore"}]);
+    let ignores: koord_kube::api::Patch<()> =
+        koord_kube::api::Patch::Json(serde_json::from_value(ignores).unwrap());
+    let configs: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    configs
+        .patch(MUTATING, &Default::default(), &ignores)
+        .await
+        .unwrap();
+    let configs: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    configs
+        .patch(VALIDATING, &Default::default(), &ignores)
+        .await
+        .unwrap();
+    pods.create(&params, &pod("d", json!({}))).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_gets_what_it_lacks_and_keeps_what_it_has() {
+    let cluster = Cluster::bare().await;
+    let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
+    let own: PriorityClass = typed(json!({"metadata": {"name": "koord-batch"}, "value": 5001}));
+    classes.create(&PostParams::default(), &own).await.unwrap();
+    let manager = cluster.manager(Options {
+        install: true,
+        ..Options::default()
+    });
+    let mut seen = cluster.watch::<PriorityClass>();
+    // The last one.
+    seen.until("koord-free", |c| {
+        (c.metadata.name.as_deref() == Some("koord-free")).then_some(())
+    })
+    .await;
+    assert_eq!(classes.get("koord-batch").await.unwrap().value, 5001);
+    let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
+    assert!(
+        profiles
+            .list(&Default::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    cluster.ctx.shutdown.cancel();
+    manager.await.unwrap();
+}
