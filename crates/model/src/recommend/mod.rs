@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`settings`] | every number of the rule, and the presets `peak` and `vpa` |
 //! | [`container`] | what is learned of one container: two histograms, memory peaks, OOM kills |
-//! | [`estimate`] | the recommendation, its bounds and how sure it is |
+//! | [`estimate()`] | the recommendation, its bounds and how sure it is |
 //! | [`checkpoint`] | what survives a restart |
 //! | [`admission`] | how much of its request a pod will use at its peak |
 //!
