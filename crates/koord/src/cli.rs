@@ -37,7 +37,7 @@ enum Command {
     Node(node::Command),
     /// Show what the node agent did, and why.
     Audit(audit::Args),
-    /// Print the CRDs as YAML.
+    /// Print the CRDs and PriorityClasses as YAML.
     Crds,
     /// Measure one component by itself.
     #[command(subcommand)]
@@ -123,7 +123,10 @@ fn run(args: Args) -> Result<ExitCode> {
             let outcome = workload::load::run(&args)?;
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
         }
-        Command::Crds => console::say(koord_api::crds_yaml()?.trim_end()),
+        Command::Crds => {
+            let (crds, classes) = (koord_api::crds_yaml()?, koord_api::priority_classes_yaml()?);
+            console::say(format!("{crds}{}", classes.trim_end()));
+        }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,
         Command::Status(args) => running::status(&args)?,

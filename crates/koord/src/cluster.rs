@@ -163,6 +163,8 @@ impl Cluster {
         // Set once, here.
         let _ = side.client.set(client.clone());
         first_objects(&client, &options.slo_config).await?;
+        let mut manager = koord_manager::Options::default();
+        manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;
 
         let server_stop = CancellationToken::new();
         let serving = tokio::spawn({
@@ -193,7 +195,9 @@ impl Cluster {
             _directory: directory,
         };
         cluster.retire_nodes(options.simulated_nodes).await?;
-        cluster.start_components(&options, node_logs, execs).await;
+        cluster
+            .start_components(&options, manager, node_logs, execs)
+            .await;
         cluster.tell_addresses().await?;
         Ok(cluster)
     }
@@ -225,6 +229,7 @@ impl Cluster {
     async fn start_components(
         &mut self,
         options: &Options,
+        manager: koord_manager::Options,
         node_logs: koord_node::Logs,
         execs: koord_node::Execs,
     ) {
@@ -232,7 +237,6 @@ impl Cluster {
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
         };
-        let manager = koord_manager::Options::default();
         spawn(
             &mut self.components,
             "manager",
@@ -589,20 +593,11 @@ pub fn install_crypto_provider() {
 
 /// The objects that a Koordinator installation brings along: priority classes and the manager's
 /// ConfigMap. Existing ones stay as the user left them.
-async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
+pub(crate) async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(client.clone());
-    for (name, value) in [
-        ("koord-prod", 9999),
-        ("koord-mid", 7999),
-        ("koord-batch", 5999),
-        ("koord-free", 3999),
-    ] {
-        let class: PriorityClass = serde_json::from_value(json!({
-            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-            "metadata": {"name": name}, "value": value,
-            "description": format!("Koordinator's {} band", name.trim_start_matches("koord-")),
-        }))
-        .context("priority class")?;
+    for class in koord_api::priority_class_values() {
+        let class: PriorityClass = serde_json::from_value(class).context("PriorityClass")?;
+        let name = class.name_any();
         create(&classes, &class)
             .await
             .with_context(|| format!("PriorityClass {name}"))?;
@@ -610,7 +605,10 @@ async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_NAMESPACE);
     let map: ConfigMap = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE},
+        "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE, "labels": {
+            // Sends its writes to the webhook.
+            "koordinator.sh/configmap-type": CONFIG_NAME,
+        }},
         "data": config_data(slo_config),
     }))
     .context("ConfigMap")?;

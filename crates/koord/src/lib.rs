@@ -14,4 +14,5 @@ pub mod plain;
 pub mod running;
 mod secure;
 pub mod up;
+mod webhooks;
 pub mod workload;

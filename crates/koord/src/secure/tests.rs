@@ -11,6 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// Trusts every server, as these tests look at clients.
 #[derive(Debug)]
@@ -544,13 +545,19 @@ async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
 }
 
 /// A server without a guard.
-async fn within(limits: Limits, stop: &CancellationToken) -> SocketAddr {
+async fn within(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
     crate::cluster::install_crypto_provider();
     let mut source = Source::new(None, Authorities::None).unwrap();
     let (_, configs) = watch::channel(source.first().await.unwrap());
     let listener = TcpListener::bind(ANY).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(accept(listener, routes(), configs, stop.clone(), limits));
+    tokio::spawn(tls::serve(
+        listener,
+        routes(),
+        configs,
+        stop.clone(),
+        limits,
+    ));
     address
 }
 
@@ -569,14 +576,14 @@ async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> 
 async fn silent_clients_are_left() {
     let long = Duration::from_secs(600);
     let short = Duration::from_millis(100);
-    let patient = Limits {
+    let patient = tls::Limits {
         clients: 9,
         handshake: long,
         head: long,
         idle: long,
         grace: short,
     };
-    let hurried = Limits {
+    let hurried = tls::Limits {
         head: short,
         ..patient
     };
@@ -585,11 +592,11 @@ async fn silent_clients_are_left() {
     let preface = request.clone();
     request.extend(b"\0\0\x0f\x01\x05\0\0\0\x01\x82\x87\x41\x01x\x04\x08/healthz");
     let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
-    let idle = Limits {
+    let idle = tls::Limits {
         idle: short,
         ..patient
     };
-    let mute = Limits {
+    let mute = tls::Limits {
         handshake: short,
         ..patient
     };
@@ -618,9 +625,9 @@ async fn silent_clients_are_left() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_oldest_client_makes_room() {
     let stop = CancellationToken::new();
-    let limits = Limits {
+    let limits = tls::Limits {
         clients: 2,
-        ..LIMITS
+        ..tls::LIMITS
     };
     let address = within(limits, &stop).await;
     let oldest = connect(address, None, "").await;

@@ -1,0 +1,248 @@
+//! The manager's webhooks, asked by the embedded API server without a socket.
+
+use anyhow::{Context as _, Result};
+use futures::future::BoxFuture;
+use koord_apiserver::{
+    ApiServer, InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
+};
+use koord_app::features::Gates;
+use koord_kube::api::{ApiResource, DynamicObject, PostParams};
+use koord_kube::webhook::configuration::Service;
+use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
+use koord_kube::{Api, Client};
+use koord_manager::webhook::{self, Serve};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// The API server has its own limit, which is never more.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+type Handlers = BTreeMap<&'static str, Webhook>;
+
+/// Registers every path of the manager with `server`, under the address of the service that the
+/// configurations name, and installs these. Questions wait for the manager that gets the result.
+///
+/// # Errors
+/// The configurations cannot be written.
+pub(crate) async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<Serve> {
+    let service = Service {
+        namespace: crate::cluster::CONFIG_NAMESPACE.to_owned(),
+        name: "koordinator-webhook-service".to_owned(),
+    };
+    let (sender, handlers) = watch::channel(Arc::new(Handlers::new()));
+    for path in webhook::paths(gates) {
+        let handlers = handlers.clone();
+        let url = service.url(path);
+        server
+            .api()
+            .register_webhook(&url, Arc::new(Late { path, handlers }));
+    }
+    for configuration in webhook::configurations(gates, &service) {
+        install(client, configuration).await?;
+    }
+    Ok(Serve::InProcess(Arc::new(move |webhooks| {
+        let webhooks = webhooks.into_iter();
+        let handlers = webhooks.map(|webhook| (webhook.path, webhook)).collect();
+        sender.send_replace(Arc::new(handlers));
+    })))
+}
+
+/// Writes a configuration, whatever another manager made of it.
+async fn install(client: &Client, configuration: Value) -> Result<()> {
+    let mut object: DynamicObject =
+        serde_json::from_value(configuration).context("webhook configuration")?;
+    let types = object.types.clone().unwrap_or_default();
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let kind = koord_kube::kube_core::GroupVersionKind::try_from(&types)?;
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let params = PostParams::default();
+    let written = match api.get_opt(&name).await? {
+        None => api.create(&params, &object).await,
+        Some(old) => {
+            object.metadata.resource_version = old.metadata.resource_version;
+            api.replace(&name, &params, &object).await
+        }
+    };
+    written
+        .map(drop)
+        .with_context(|| format!("{} {name}", types.kind))
+}
+
+/// A webhook that may not be there yet.
+struct Late {
+    path: &'static str,
+    handlers: watch::Receiver<Arc<Handlers>>,
+}
+
+impl InProcessWebhook for Late {
+    fn review<'a>(
+        &'a self,
+        request: &'a WebhookRequest<'a>,
+    ) -> BoxFuture<'a, Result<WebhookResponse, String>> {
+        Box::pin(async move {
+            let mut handlers = self.handlers.clone();
+            let webhook = {
+                let found = handlers.wait_for(|handlers| handlers.contains_key(self.path));
+                let found = found.await;
+                let found = found.map_err(|_| "the manager has stopped".to_owned())?;
+                found.get(self.path).cloned().ok_or("no such webhook")?
+            };
+            let verdict = webhook.review(asked(request), ANSWER_WITHIN).await;
+            verdict.map(answered).map_err(|failure| failure.to_string())
+        })
+    }
+}
+
+fn asked(request: &WebhookRequest<'_>) -> Request {
+    let WebhookKind {
+        group,
+        version,
+        kind,
+    } = &request.kind;
+    let kind = Kind {
+        group: group.to_string(),
+        version: version.to_string(),
+        kind: kind.to_string(),
+    };
+    let WebhookResource {
+        group,
+        version,
+        resource,
+    } = &request.resource;
+    let user = request.user_info;
+    Request {
+        uid: request.uid.clone(),
+        kind,
+        resource: Resource {
+            group: group.to_string(),
+            version: version.to_string(),
+            resource: resource.to_string(),
+        },
+        sub_resource: request.sub_resource.to_owned(),
+        name: request.name.to_owned(),
+        namespace: request.namespace.to_owned(),
+        operation: match request.operation {
+            koord_apiserver::Operation::Create => Operation::Create,
+            koord_apiserver::Operation::Update => Operation::Update,
+            koord_apiserver::Operation::Delete => Operation::Delete,
+        },
+        user: User {
+            name: user.name.clone(),
+            uid: user.uid.clone(),
+            groups: user.groups.clone(),
+            extra: user.extra.clone().into_iter().collect(),
+        },
+        object: request.object.cloned(),
+        old_object: request.old_object.cloned(),
+        dry_run: request.dry_run,
+    }
+}
+
+fn answered(verdict: Verdict) -> WebhookResponse {
+    let status = if verdict.allowed {
+        Value::Null
+    } else {
+        json!({ "code": verdict.code, "reason": verdict.reason, "message": verdict.message })
+    };
+    let patch = if verdict.patch.is_empty() {
+        Value::Null
+    } else {
+        verdict.patch.into()
+    };
+    WebhookResponse {
+        allowed: verdict.allowed,
+        status,
+        patch,
+        warnings: verdict.warnings,
+        ..WebhookResponse::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+    use koord_api::config::ClusterColocationProfile;
+    use koord_apiserver::{Config, Storage};
+    use koord_app::{Clock, Context};
+
+    fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn pod(name: &str) -> Pod {
+        typed(
+            json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i",
+            "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]}}),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_api_server_asks_the_manager_without_a_socket() {
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let config = Config::new(Storage::Memory, clock.clone());
+        let server = ApiServer::open(config).await.unwrap();
+        server.install_crds(koord_api::crd_values()).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        crate::cluster::first_objects(&client, &json!({}))
+            .await
+            .unwrap();
+        let mut options = koord_manager::Options::default();
+        // Twice, as after a restart.
+        connect(&server, &client, &options.gates).await.unwrap();
+        options.webhooks = connect(&server, &client, &options.gates).await.unwrap();
+
+        let profile: ClusterColocationProfile = typed(json!({
+            "apiVersion": "config.koordinator.sh/v1alpha1", "kind": "ClusterColocationProfile",
+            "metadata": {"name": "batch"},
+            "spec": {"selector": {"matchLabels": {}}, "qosClass": "BE",
+                "priorityClassName": "koord-batch"},
+        }));
+        let profiles: Api<ClusterColocationProfile> = Api::all(client.clone());
+        profiles
+            .create(&PostParams::default(), &profile)
+            .await
+            .unwrap();
+        let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+        // Asked before there is a manager, it is answered by it.
+        let early = tokio::spawn({
+            let pods = pods.clone();
+            async move { pods.create(&PostParams::default(), &pod("early")).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!early.is_finished());
+        let context = Context::with_clock(clock);
+        let stop = context.shutdown.clone();
+        let manager = tokio::spawn(koord_manager::run(options, client.clone(), context));
+        let created = early.await.unwrap().unwrap();
+        let labels = created.metadata.labels.unwrap();
+        assert_eq!(labels["koordinator.sh/qosClass"], "BE");
+        let spec = created.spec.unwrap();
+        assert_eq!(spec.priority, Some(5999));
+        let requests = spec.containers[0]
+            .resources
+            .clone()
+            .unwrap()
+            .requests
+            .unwrap();
+        assert_eq!(requests["kubernetes.io/batch-cpu"].0, "1k");
+        assert!(!requests.contains_key("cpu"), "{requests:?}");
+
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "koordinator-system");
+        let bad = json!({"data": {"colocation-config": r#"{"cpuReclaimThresholdPercent": -5}"#}});
+        let refused = koord_kube::patch::merge(&maps, "slo-controller-config", &bad).await;
+        let refused = refused.unwrap_err().to_string();
+        for part in [
+            "vconfigmap.koordinator.sh",
+            "cpuReclaimThresholdPercent",
+            "-5",
+        ] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        stop.cancel();
+        manager.await.unwrap().unwrap();
+    }
+}
