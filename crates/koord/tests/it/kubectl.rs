@@ -5,10 +5,10 @@ use koord_host::testing::skip;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-struct Kubectl<'a>(&'a Up);
+pub(crate) struct Kubectl<'a>(pub(crate) &'a Up);
 
 impl Kubectl<'_> {
-    fn run(&self, args: &[&str], input: Option<&str>) -> Output {
+    pub(crate) fn run(&self, args: &[&str], input: Option<&str>) -> Output {
         let mut child = Command::new("kubectl")
             .args(args)
             .env("KUBECONFIG", &self.0.kubeconfig)
@@ -26,14 +26,14 @@ impl Kubectl<'_> {
         child.wait_with_output().expect("kubectl ends")
     }
 
-    fn ok(&self, args: &[&str], input: Option<&str>) -> String {
+    pub(crate) fn ok(&self, args: &[&str], input: Option<&str>) -> String {
         let output = self.run(args, input);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "kubectl {args:?}: {stderr}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn fails(&self, args: &[&str], input: &str) -> String {
+    pub(crate) fn fails(&self, args: &[&str], input: &str) -> String {
         let output = self.run(args, Some(input));
         assert!(!output.status.success(), "kubectl {args:?} should fail");
         String::from_utf8_lossy(&output.stderr).into_owned()

@@ -11,5 +11,6 @@ mod crash;
 mod demo;
 mod harness;
 mod kubectl;
+mod profile;
 mod script;
 mod up;
