@@ -6,6 +6,7 @@ mod cluster;
 mod colocation;
 mod leadership;
 mod pods;
+mod quotas;
 mod recommender;
 mod shell;
 mod webhooks;
