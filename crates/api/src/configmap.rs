@@ -10,6 +10,7 @@ mod colocation;
 mod node;
 mod section;
 mod sections;
+mod unknown;
 
 pub use check::FieldError;
 pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
@@ -146,6 +147,9 @@ pub struct Report {
     pub warnings: Vec<ConfigError>,
     /// Values that were taken over although they make little sense.
     pub doubts: Vec<ConfigError>,
+    /// What changes nothing or not what it seems to: fields that do not exist, words that mean nothing,
+    /// more than all. Each says what becomes of it. Upstream says nothing about them.
+    pub remarks: Vec<ConfigError>,
 }
 
 impl Report {
@@ -209,13 +213,19 @@ impl SloControllerConfig {
             &standard.colocation.cluster,
             Shape::Inline,
             &mut report,
-            |strategy| Faults {
-                refused: strategy.violations(),
-                doubtful: Vec::new(),
+            |strategy| {
+                let refused = strategy.violations();
+                let mut doubtful = strategy.admission_violations();
+                doubtful.retain(|doubt| !refused.contains(doubt));
+                Faults {
+                    refused,
+                    doubtful,
+                    remarkable: strategy.remarks(),
+                }
             },
         );
         macro_rules! lenient {
-            ($field:ident, $key:expr, $shape:expr, $part:expr, $violations:expr) => {
+            ($field:ident, $key:expr, $shape:expr, $part:expr, $violations:expr, $remarks:expr) => {
                 self.$field.update(
                     $key,
                     text($key),
@@ -227,7 +237,13 @@ impl SloControllerConfig {
                             $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
                         let mut doubtful: Vec<FieldError> = $violations(strategy);
                         doubtful.retain(|d| refused.iter().all(|r| r.field != d.field));
-                        Faults { refused, doubtful }
+                        let mut remarkable: Vec<FieldError> = $remarks(strategy);
+                        remarkable.retain(|d| refused.iter().all(|r| r.field != d.field));
+                        Faults {
+                            refused,
+                            doubtful,
+                            remarkable,
+                        }
                     },
                 );
             };
@@ -237,34 +253,39 @@ impl SloControllerConfig {
             keys::RESOURCE_THRESHOLD,
             Shape::Nested,
             Some("resourceUsedThresholdWithBE"),
-            threshold_violations
+            threshold_violations,
+            sections::threshold_remarks
         );
         lenient!(
             resource_qos,
             keys::RESOURCE_QOS,
             Shape::Nested,
             Some("resourceQOSStrategy"),
-            qos_violations
+            qos_violations,
+            sections::qos_remarks
         );
         lenient!(
             cpu_burst,
             keys::CPU_BURST,
             Shape::Nested,
             Some("cpuBurstStrategy"),
-            burst_violations
+            burst_violations,
+            sections::burst_remarks
         );
         lenient!(
             system,
             keys::SYSTEM,
             Shape::Nested,
             Some("systemStrategy"),
-            system_violations
+            system_violations,
+            |_| Vec::new()
         );
         lenient!(
             host_application,
             keys::HOST_APPLICATION,
             Shape::Inline,
             None,
+            |_| Vec::new(),
             |_| Vec::new()
         );
         lenient!(
@@ -272,13 +293,15 @@ impl SloControllerConfig {
             keys::CPU_NORMALIZATION,
             Shape::Inline,
             None,
-            CPUNormalizationStrategy::violations
+            CPUNormalizationStrategy::violations,
+            |_| Vec::new()
         );
         lenient!(
             resource_amplification,
             keys::RESOURCE_AMPLIFICATION,
             Shape::Inline,
             None,
+            |_| Vec::new(),
             |_| Vec::new()
         );
         self.extensions = data

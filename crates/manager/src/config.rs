@@ -3,6 +3,7 @@
 //! A key that cannot be read or makes no sense leaves the last good settings of that key in force
 //! and is reported; the other keys are taken over.
 
+use crate::suppress;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::configmap::{
     CPUNormalizationStrategy, CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC,
@@ -13,7 +14,10 @@ use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
 use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
 use std::collections::BTreeMap;
 
-/// Something in the ConfigMap that was refused.
+/// Reason of events about keys that NodeSLOs are made of.
+const REFUSED: &str = "SLOCfgUnmarshalFailed";
+
+/// Something in the ConfigMap that was refused, or means nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
     /// The key in `data`.
@@ -33,6 +37,8 @@ pub(crate) struct Config {
     available: bool,
     colocation_error: bool,
     settings: SloControllerConfig,
+    /// The last good text of our own key.
+    suppress: Option<String>,
 }
 
 impl Config {
@@ -65,19 +71,50 @@ impl Config {
             (report.errors, "the settings before it stay in force"),
             (report.warnings, "its nodes have the cluster's settings"),
             (report.doubts, "it is in force all the same"),
+            (report.remarks, ""),
         ] {
+            let semicolon = if so.is_empty() { "" } else { "; " };
             problems.extend(errors.into_iter().map(|error| Problem {
                 key: error.key,
                 reason: error.event_reason(),
-                message: format!("{error}; {so}"),
+                message: format!("{error}{semicolon}{so}"),
             }));
+        }
+        let own = |message| Problem {
+            key: suppress::CONFIG_KEY,
+            reason: REFUSED,
+            message,
+        };
+        match data
+            .get(suppress::CONFIG_KEY)
+            .map(|text| (text, suppress::check(text)))
+        {
+            None => next.suppress = None,
+            Some((text, Ok(remarks))) => {
+                next.suppress = Some(text.clone());
+                problems.extend(remarks.into_iter().map(own));
+            }
+            Some((_, Err(error))) => {
+                problems.push(own(format!(
+                    "{error}; the settings before it stay in force"
+                )));
+            }
+        }
+        let known = |key: &str| keys::ALL.contains(&key) || key == suppress::CONFIG_KEY;
+        for (key, value) in data.iter().filter(|(key, _)| !known(key)) {
+            let shown: String = value.chars().take(100).collect();
+            problems.push(Problem {
+                key: "",
+                reason: "SLOCfgUnknownKey",
+                message: format!("nobody here reads key {key:?}, which is {shown:?}"),
+            });
         }
         (next, problems)
     }
 
-    /// The text of a key that is not upstream's.
-    pub(crate) fn extension(&self, key: &str) -> Option<&str> {
-        self.settings.extensions.get(key).map(String::as_str)
+    /// The last good text of [`suppress::CONFIG_KEY`].
+    pub(crate) fn suppress(&self) -> Option<&str> {
+        self.suppress.as_deref()
     }
 
     /// How resources of a node are reclaimed; `None` where co-location is off.

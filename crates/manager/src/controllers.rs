@@ -164,7 +164,12 @@ async fn work(name: &'static str, controller: Arc<Controller>) {
                 }
             }
             Err(error) => {
-                tracing::warn!(controller = name, %key, %error, "reconcile failed; it is retried");
+                // With growing pauses; one line says it all.
+                if queue.failures(&key) == 0 {
+                    tracing::warn!(controller = name, %key, %error, "reconcile failed; it is retried");
+                } else {
+                    tracing::debug!(controller = name, %key, %error, "reconcile failed again");
+                }
                 queue.add_rate_limited(key);
             }
         }

@@ -30,10 +30,12 @@ pub(crate) fn plan(
     };
     let (mut wanted, mut problem) = config.slo(node);
     // Extensions belong to third parties, all but one.
-    wanted.extensions = existing.and_then(|existing| existing.spec.extensions.clone());
+    wanted.extensions = match existing {
+        Some(existing) => existing.spec.extensions.clone(),
+        None => Some(suppress::no_extensions()),
+    };
     let labels = node.metadata.labels.clone().unwrap_or_default();
-    let text = config.extension(suppress::CONFIG_KEY);
-    if let Err(error) = suppress::extend(&mut wanted.extensions, text, &labels) {
+    if let Err(error) = suppress::extend(&mut wanted.extensions, config.suppress(), &labels) {
         problem.get_or_insert(error);
     }
     let action = match existing {

@@ -2,20 +2,62 @@
 //!
 //! ConfigMap key `cpu-suppress-config`, shaped like upstream's sections:
 //! `{"clusterStrategy": {"mode": "pressure"}, "nodeStrategies": [{"nodeSelector": {...}, "mode":
-//! "upstream"}]}`. The strategy of a node becomes `spec.extensions.cpuSuppress`; without the key an
-//! extension that somebody else wrote stays.
+//! "upstream"}]}`. The strategy of a node becomes `spec.extensions.Object.cpuSuppress`: of the
+//! extensions, a Go manager keeps what is in `Object` and drops the rest. Without the key an extension
+//! that somebody else wrote stays.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
 use koord_api::slo::ExtensionsMap;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// The key in the ConfigMap.
 pub(crate) const CONFIG_KEY: &str = "cpu-suppress-config";
-/// The key below `spec.extensions`.
+/// The key in [`KEPT`].
 pub(crate) const EXTENSION: &str = "cpuSuppress";
+/// The key below `spec.extensions` whose content every manager keeps.
+const KEPT: &str = "Object";
+
+/// The modes that koordlet knows.
+const MODES: [&str; 2] = ["pressure", "upstream"];
+
+/// The extensions of a new NodeSLO, as a Go manager writes them.
+pub(crate) fn no_extensions() -> ExtensionsMap {
+    Map::from_iter([(KEPT.to_owned(), json!({}))])
+}
+
+/// What of `config`, the text of [`CONFIG_KEY`], means nothing: fields, modes, values.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn check(config: &str) -> Result<Vec<String>, String> {
+    let section: Section =
+        serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
+    let mut remarks = Vec::new();
+    let mut look = |at: &str, strategy: &Map<String, Value>| {
+        for (name, value) in strategy {
+            let why = match name.as_str() {
+                "name" => continue,
+                "mode" if value.as_str().is_some_and(|mode| MODES.contains(&mode)) => continue,
+                "mode" => "it is none of pressure, upstream; koordlet takes its own",
+                "beCPUIdle" if value.is_boolean() => continue,
+                "beCPUIdle" => "it is not true or false; koordlet takes its own",
+                _ => "there is no such field; it is ignored",
+            };
+            remarks.push(format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}"));
+        }
+    };
+    look("clusterStrategy", &section.cluster_strategy);
+    for (at, node) in section.node_strategies.iter().enumerate() {
+        look(&format!("nodeStrategies[{at}]"), &node.strategy);
+        if let Err(error) = selector::matches(&node.node_selector, &BTreeMap::new()) {
+            return Err(format!("{CONFIG_KEY}: nodeStrategies[{at}]: {error}"));
+        }
+    }
+    Ok(remarks)
+}
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -53,7 +95,14 @@ pub(crate) fn extend(
         }
     }
     let extensions = extensions.get_or_insert_default();
-    extensions.insert(EXTENSION.to_owned(), Value::Object(strategy));
+    extensions.remove(EXTENSION);
+    let kept = extensions.entry(KEPT).or_insert_with(|| json!({}));
+    if !kept.is_object() {
+        *kept = json!({});
+    }
+    if let Some(kept) = kept.as_object_mut() {
+        kept.insert(EXTENSION.to_owned(), Value::Object(strategy));
+    }
     Ok(())
 }
 
@@ -86,16 +135,23 @@ pub(crate) fn overrides(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn extended(config: &Value, labels: &[(&str, &str)]) -> Option<Value> {
         let labels = labels
             .iter()
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
             .collect();
-        let mut extensions = Some(Map::from_iter([("other".to_owned(), json!(1))]));
-        extend(&mut extensions, Some(&config.to_string()), &labels).ok()?;
-        extensions?.remove(EXTENSION)
+        let mut extensions =
+            json!({"other": 1, EXTENSION: {"mode": "old place"}, "Object": {"a": 1}});
+        let mut map = extensions.as_object_mut().cloned();
+        extend(&mut map, Some(&config.to_string()), &labels).ok()?;
+        extensions = Value::Object(map?);
+        assert_eq!(
+            (&extensions["other"], &extensions["Object"]["a"]),
+            (&json!(1), &json!(1))
+        );
+        assert_eq!(extensions.get(EXTENSION), None);
+        Some(extensions["Object"][EXTENSION].clone())
     }
 
     #[test]
@@ -110,6 +166,25 @@ mod tests {
         let old = extended(&config, &[("pool", "old")]).unwrap();
         assert_eq!(old["mode"], "upstream");
         assert_eq!(old["beCPUIdle"], false);
+    }
+
+    #[test]
+    fn what_means_nothing_is_named() {
+        let config = json!({"clusterStrategy": {"mode": "presure", "beCpuIdle": true},
+            "nodeStrategies": [{"name": "n", "nodeSelector": {}, "mode": "upstream", "beCPUIdle": 1}]});
+        let remarks = check(&config.to_string()).unwrap();
+        for part in [
+            "clusterStrategy.mode is \"presure\"",
+            "clusterStrategy.beCpuIdle is true",
+            "nodeStrategies[0].beCPUIdle is 1",
+        ] {
+            assert!(
+                remarks.iter().any(|remark| remark.contains(part)),
+                "{remarks:?}"
+            );
+        }
+        assert_eq!(remarks.len(), 3);
+        assert!(check("{").unwrap_err().starts_with("cpu-suppress-config: "));
     }
 
     #[test]

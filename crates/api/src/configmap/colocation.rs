@@ -221,6 +221,63 @@ impl ColocationStrategy {
         check.finish()
     }
 
+    /// What does not do what it seems to.
+    pub(super) fn remarks(&self) -> Vec<FieldError> {
+        let mut check = Checker::default();
+        for (field, percent) in [
+            (
+                "cpuReclaimThresholdPercent",
+                self.cpu_reclaim_threshold_percent,
+            ),
+            (
+                "memoryReclaimThresholdPercent",
+                self.memory_reclaim_threshold_percent,
+            ),
+            ("batchCPUThresholdPercent", self.batch_cpu_threshold_percent),
+            (
+                "batchMemoryThresholdPercent",
+                self.batch_memory_threshold_percent,
+            ),
+        ] {
+            if let Some(percent) = percent.filter(|percent| *percent > 100) {
+                let reason = "it is more than 100; batch resources never exceed the node";
+                check.fail(field, &percent, reason);
+            }
+        }
+        let usage = "usage is taken";
+        let cpu = self
+            .cpu_calculate_policy
+            .as_ref()
+            .map(CalculatePolicy::as_str);
+        check.known(
+            "cpuCalculatePolicy",
+            cpu,
+            &["usage", "maxUsageRequest"],
+            usage,
+        );
+        let memory = self
+            .memory_calculate_policy
+            .as_ref()
+            .map(CalculatePolicy::as_str);
+        let words = ["usage", "request", "maxUsageRequest"];
+        check.known("memoryCalculatePolicy", memory, &words, usage);
+        let mode = self.mid_reclaim_mode.as_deref();
+        let predicted = "what the predictor reclaims is taken";
+        check.known("midReclaimMode", mode, &[MID_RECLAIM_STATIC, ""], predicted);
+        let policy = self.metric_memory_collect_policy.as_ref();
+        check.known(
+            "metricMemoryCollectPolicy",
+            policy.map(MemoryCollectPolicy::as_str),
+            &[
+                "usageWithoutPageCache",
+                "usageWithHotPageCache",
+                "usageWithPageCache",
+            ],
+            "usageWithoutPageCache is taken",
+        );
+        check.finish()
+    }
+
     /// What the ConfigMap webhook refuses: [`ColocationStrategy::violations`] and tighter bounds.
     #[must_use]
     pub fn admission_violations(&self) -> Vec<FieldError> {

@@ -1,9 +1,10 @@
 //! One section: a cluster strategy and overrides for nodes.
 
-use super::{ConfigError, ConfigProblem, FieldError, Report};
+use super::{ConfigError, ConfigProblem, FieldError, Report, unknown};
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -45,6 +46,8 @@ pub(super) struct Faults {
     pub(super) refused: Vec<FieldError>,
     /// With these it is, as upstream takes it over where its ConfigMap webhook is off.
     pub(super) doubtful: Vec<FieldError>,
+    /// What upstream says nothing about at all.
+    pub(super) remarkable: Vec<FieldError>,
 }
 
 #[derive(Deserialize)]
@@ -58,6 +61,7 @@ struct Header {
 struct Raw<T> {
     cluster: T,
     nodes: Vec<(Header, T)>,
+    unknown: Vec<FieldError>,
 }
 
 impl<T> Section<T> {
@@ -88,7 +92,7 @@ impl<T> Section<T> {
     }
 }
 
-impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
+impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
     #[allow(
         clippy::too_many_arguments,
         reason = "one call site, all parts differ by section"
@@ -110,7 +114,11 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 return;
             }
         };
-        let Raw { cluster, nodes } = read;
+        let Raw {
+            cluster,
+            nodes,
+            unknown,
+        } = read;
         let found = faults(&cluster);
         let told = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
         if !found.refused.is_empty() {
@@ -118,6 +126,9 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             return;
         }
         report.doubts.extend(told(found.doubtful));
+        report.remarks.extend(told(unknown));
+        let of_cluster = found.remarkable;
+        report.remarks.extend(told(of_cluster.clone()));
         let mut overrides = Vec::with_capacity(nodes.len());
         for (position, (header, given)) in nodes.into_iter().enumerate() {
             let name = if header.name.is_empty() {
@@ -154,7 +165,10 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 refused(ConfigProblem::NodeField { name, error })
             };
             if found.refused.is_empty() {
-                report.doubts.extend(found.doubtful.into_iter().map(told));
+                report.doubts.extend(found.doubtful.into_iter().map(&told));
+                let mut own = found.remarkable;
+                own.retain(|remark| !of_cluster.contains(remark));
+                report.remarks.extend(own.into_iter().map(told));
             } else {
                 strategy = cluster.clone();
                 report.warnings.extend(found.refused.into_iter().map(told));
@@ -176,11 +190,12 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             return Ok(Raw {
                 cluster: standard.clone(),
                 nodes: Vec::new(),
+                unknown: Vec::new(),
             });
         }
         let document: Value =
             serde_json::from_str(text).map_err(|error| ReadError::Syntax(error.to_string()))?;
-        let (cluster, nodes_key) = match shape {
+        let (cluster_value, nodes_key) = match shape {
             Shape::Inline => (Some(&document), "nodeConfigs"),
             Shape::Nested => (
                 lenient::member(&document, "clusterStrategy"),
@@ -193,7 +208,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 message: format!("invalid type: {document}, expected an object"),
             });
         }
-        let given: T = match (cluster, shape) {
+        let given: T = match (cluster_value, shape) {
             (None, _) => lenient::from_value(&Value::Null)?,
             (Some(cluster), Shape::Inline) => lenient::from_value(cluster)?,
             (Some(cluster), Shape::Nested) => {
@@ -204,6 +219,15 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             path: ".".to_owned(),
             message: error.to_string(),
         })?;
+        let mut unknown = match (shape, cluster_value) {
+            (Shape::Inline, _) => unknown::fields::<T>(&document, "", &[nodes_key]),
+            (Shape::Nested, given) => {
+                let mut found = unknown::members(&document, &["clusterStrategy", nodes_key]);
+                let below = given.map(|given| unknown::fields::<T>(given, "clusterStrategy", &[]));
+                found.extend(below.into_iter().flatten());
+                found
+            }
+        };
         let mut nodes = Vec::new();
         match lenient::member(&document, nodes_key) {
             None | Some(Value::Null) => {}
@@ -212,6 +236,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                     let at = format!("{nodes_key}[{position}]");
                     let header = lenient::from_value(item).map_err(|error| below(&at, error))?;
                     let given = lenient::from_value(item).map_err(|error| below(&at, error))?;
+                    unknown.extend(unknown::fields::<T>(item, &at, &["name", "nodeSelector"]));
                     nodes.push((header, given));
                 }
             }
@@ -222,7 +247,11 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 });
             }
         }
-        Ok(Raw { cluster, nodes })
+        Ok(Raw {
+            cluster,
+            nodes,
+            unknown,
+        })
     }
 }
 

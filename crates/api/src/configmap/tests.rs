@@ -426,3 +426,45 @@ fn normalisation_and_amplification_are_read() {
     let amplification = config.resource_amplification.for_node(&BTreeMap::new());
     assert_eq!(amplification.resource_amplification_ratio["cpu"], 1.5);
 }
+
+#[test]
+fn what_means_nothing_is_named_and_taken_over_all_the_same() {
+    let told = |key: &str, value: serde_json::Value| {
+        let (_, report) = SloControllerConfig::parse(&data(key, &value));
+        assert_eq!(messages(&report.errors), [""; 0]);
+        assert_eq!(messages(&report.doubts), [""; 0]);
+        messages(&report.remarks)
+    };
+    let check = |key: &str, value: serde_json::Value, parts: &[&str]| {
+        let found = told(key, value);
+        assert_eq!(found.len(), parts.len(), "{found:?}");
+        for (message, part) in found.iter().zip(parts) {
+            assert!(
+                message.starts_with(key) && message.contains(part),
+                "{message}"
+            );
+        }
+    };
+    let selector = json!({ "matchLabels": { "a": "b" } });
+    // Case does not count, selectors and free-form parts are no mistakes.
+    let good = json!({ "ENABLE": true, "extensions": { "any": 1 }, "metricAggregatePolicy":
+        { "durations": ["5m"] }, "nodeConfigs": [{ "name": "n", "nodeSelector": selector }] });
+    check(keys::COLOCATION, good, &[]);
+    let bad = json!({ "enabled": true, "cpuReclaimThresholdPercent": 300, "midReclaimMode": "statik",
+        "metricAggregatePolicy": { "duration": ["5m"] }, "cpuCalculatePolicy": "request",
+        "nodeConfigs": [{ "nodeSelector": selector, "cpuReclaimTresholdPercent": 70,
+                          "memoryCalculatePolicy": "used" }] });
+    check(
+        keys::COLOCATION,
+        bad,
+        &[
+            "enabled is true: there is no such field",
+            "metricAggregatePolicy.duration is [\"5m\"]",
+            "nodeConfigs[0].cpuReclaimTresholdPercent is 70",
+            "cpuReclaimThresholdPercent is 300: it is more than 100",
+            "cpuCalculatePolicy is \"request\": it is none of usage, maxUsageRequest",
+            "midReclaimMode is \"statik\"",
+            "override \"#0\": field memoryCalculatePolicy is \"used\"",
+        ],
+    );
+}

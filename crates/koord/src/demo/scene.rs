@@ -518,8 +518,8 @@ impl Scene {
             30,
             async || {
                 let slo = slos.get_opt(&name).await?;
-                let carried =
-                    slo.is_some_and(|slo| slo.spec["extensions"]["cpuSuppress"] == *wanted);
+                let carried = slo
+                    .is_some_and(|slo| slo.spec["extensions"]["Object"]["cpuSuppress"] == *wanted);
                 Ok(carried.then_some(()))
             },
         )

@@ -1,6 +1,6 @@
 //! The settings of the node: a NodeSLO, checked, with its defaults filled in.
 //!
-//! Besides upstream's fields, one extension is read: `spec.extensions.cpuSuppress`
+//! Besides upstream's fields, one extension is read: `spec.extensions.Object.cpuSuppress`
 //! (ConfigMap key `cpu-suppress-config`), for example `{"mode":"upstream","beCPUIdle":false}`.
 //! `mode` is `pressure` or `upstream`; see [`SuppressMode`].
 
@@ -22,7 +22,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
 
-/// The key below `spec.extensions` that holds a [`SuppressExtension`].
+/// The key in `spec.extensions.Object` that holds a [`SuppressExtension`].
 pub const SUPPRESS_EXTENSION: &str = "cpuSuppress";
 
 /// How batch work is kept from disturbing services.
@@ -62,7 +62,7 @@ impl fmt::Display for SuppressMode {
     }
 }
 
-/// What `spec.extensions.cpuSuppress` holds.
+/// What `spec.extensions.Object.cpuSuppress` holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SuppressExtension {
@@ -71,6 +71,17 @@ pub struct SuppressExtension {
     /// Whether BE pods' own groups get `cpu.idle`.
     #[serde(rename = "beCPUIdle")]
     pub be_cpu_idle: Option<bool>,
+}
+
+/// The extension and its path below `spec.extensions`: in `Object`, which is the part that a Go manager
+/// keeps, or beside it.
+fn suppress_extension(spec: &NodeSLOSpec) -> Option<(String, &Value)> {
+    let all = spec.extensions.as_ref()?;
+    let kept = all
+        .get("Object")
+        .and_then(|kept| kept.get(SUPPRESS_EXTENSION));
+    kept.map(|value| (format!("Object.{SUPPRESS_EXTENSION}"), value))
+        .or_else(|| Some((SUPPRESS_EXTENSION.to_owned(), all.get(SUPPRESS_EXTENSION)?)))
 }
 
 /// Which file limits batch work in upstream mode.
@@ -161,11 +172,8 @@ impl Slo {
     fn from_effective(spec: Arc<NodeSLOSpec>) -> Self {
         let given = spec.resource_used_threshold_with_be.clone();
         let threshold = given.unwrap_or_else(defaults::resource_threshold_strategy);
-        let extension = spec
-            .extensions
-            .as_ref()
-            .and_then(|all| all.get(SUPPRESS_EXTENSION))
-            .and_then(|value| lenient::from_value::<SuppressExtension>(value).ok())
+        let extension = suppress_extension(&spec)
+            .and_then(|(_, value)| lenient::from_value::<SuppressExtension>(value).ok())
             .unwrap_or_default();
         Self {
             known: false,

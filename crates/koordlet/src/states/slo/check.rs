@@ -3,7 +3,7 @@
 //! A NodeSLO is taken apart as JSON, so that one bad field costs that field and no more.
 
 use super::super::malformed::Malformed;
-use super::{SUPPRESS_EXTENSION, SuppressExtension, host_app};
+use super::{SuppressExtension, host_app, suppress_extension};
 use koord_api::configmap::{
     FieldError, burst_violations, qos_violations, system_violations, threshold_violations,
 };
@@ -197,10 +197,7 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
     if let Some(strategy) = &spec.system_strategy {
         add("systemStrategy", system_violations(strategy));
     }
-    if let Some(value) = spec
-        .extensions
-        .as_ref()
-        .and_then(|all| all.get(SUPPRESS_EXTENSION))
+    if let Some((place, value)) = suppress_extension(spec)
         && let Err(error) = lenient::from_value::<SuppressExtension>(value)
     {
         let (path, reason) = match error {
@@ -208,7 +205,7 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
             error => (String::new(), error.to_string()),
         };
         let error = FieldError {
-            field: format!("{SUPPRESS_EXTENSION}{path}"),
+            field: format!("{place}{path}"),
             value: value.to_string(),
             reason,
         };

@@ -302,3 +302,23 @@ fn host_applications_that_cannot_be_followed_are_named_and_their_last_good_stays
         ]
     );
 }
+
+#[test]
+fn the_extension_is_read_where_a_go_manager_keeps_it() {
+    for extensions in [
+        json!({"Object": {"cpuSuppress": {"mode": "upstream"}}}),
+        json!({"cpuSuppress": {"mode": "upstream"}}),
+        // The kept one wins.
+        json!({"Object": {"cpuSuppress": {"mode": "upstream"}}, "cpuSuppress": {"mode": "pressure"}}),
+    ] {
+        let (slo, _) = refused(&json!({ "extensions": extensions }), None);
+        assert_eq!(
+            slo.extension.mode,
+            Some(SuppressMode::Upstream),
+            "{extensions}"
+        );
+    }
+    let bad = json!({"extensions": {"Object": {"cpuSuppress": {"mode": "magic"}}}});
+    let (_, refused) = refused(&bad, None);
+    assert_eq!(refused[0].0, "extensions.Object.cpuSuppress.mode");
+}

@@ -1,0 +1,116 @@
+//! Fields that nobody reads: most often misspelt ones.
+
+use super::FieldError;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::Value;
+
+/// Below this schema every field is somebody's.
+const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
+
+/// The fields of `value`, found at `path`, that a `T` does not have. Those of `others` belong to
+/// somebody else. Case does not count, as for Go.
+pub(super) fn fields<T: JsonSchema>(value: &Value, path: &str, others: &[&str]) -> Vec<FieldError> {
+    let mut generator = SchemaGenerator::default();
+    let root = Value::from(T::json_schema(&mut generator));
+    let mut walk = Walk {
+        definitions: Value::Object(generator.take_definitions(false)),
+        found: Vec::new(),
+    };
+    match value {
+        Value::Object(given) => {
+            let known = |name: &String| !others.iter().any(|o| o.eq_ignore_ascii_case(name));
+            let own = given.iter().filter(|(name, _)| known(name));
+            let own = own.map(|(name, value)| (name.clone(), value.clone()));
+            walk.visit(&root, &Value::Object(own.collect()), path);
+        }
+        _ => walk.visit(&root, value, path),
+    }
+    walk.found
+}
+
+/// An error for each field of `value` that is none of `known`.
+pub(super) fn members(value: &Value, known: &[&str]) -> Vec<FieldError> {
+    let given = value.as_object().into_iter().flatten();
+    given
+        .filter(|(name, _)| !known.iter().any(|k| k.eq_ignore_ascii_case(name)))
+        .map(|(name, value)| error(name.clone(), value))
+        .collect()
+}
+
+fn error(field: String, value: &Value) -> FieldError {
+    let mut value = value.to_string();
+    if let Some((end, _)) = value.char_indices().nth(200) {
+        value.truncate(end);
+        value.push_str("...");
+    }
+    FieldError {
+        field,
+        value,
+        reason: "there is no such field; it is ignored".to_owned(),
+    }
+}
+
+struct Walk {
+    definitions: Value,
+    found: Vec<FieldError>,
+}
+
+impl Walk {
+    fn visit(&mut self, schema: &Value, value: &Value, path: &str) {
+        let schema = self.resolved(schema);
+        match value {
+            Value::Object(fields) if schema[PRESERVE] != true => {
+                let dot = if path.is_empty() { "" } else { "." };
+                for (name, field) in fields {
+                    let at = format!("{path}{dot}{name}");
+                    match property(&schema, name) {
+                        Ok(Some(schema)) => self.visit(schema, field, &at),
+                        Ok(None) => {}
+                        Err(()) => self.found.push(error(at, field)),
+                    }
+                }
+            }
+            Value::Array(items) => {
+                for (at, item) in items.iter().enumerate() {
+                    self.visit(&schema["items"], item, &format!("{path}[{at}]"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What a reference, or an option of something, stands for.
+    fn resolved(&self, schema: &Value) -> Value {
+        let variants = ["anyOf", "allOf", "oneOf"]
+            .into_iter()
+            .filter_map(|key| schema[key].as_array());
+        let mut chosen = schema;
+        for variant in variants.flatten() {
+            if variant["type"] != "null" {
+                chosen = variant;
+                break;
+            }
+        }
+        match chosen["$ref"]
+            .as_str()
+            .and_then(|name| name.rsplit('/').next())
+        {
+            Some(name) => self.definitions[name].clone(),
+            None => chosen.clone(),
+        }
+    }
+}
+
+/// The schema of a field; `Ok(None)` if any field is allowed, `Err` if there is none of this name.
+fn property<'a>(schema: &'a Value, name: &str) -> Result<Option<&'a Value>, ()> {
+    let any = &schema["additionalProperties"];
+    match schema["properties"].as_object() {
+        Some(known) => {
+            let mut known = known.iter();
+            let found = known.find(|(known, _)| known.eq_ignore_ascii_case(name));
+            found.map(|(_, schema)| Some(schema)).ok_or(())
+        }
+        None if any.is_object() => Ok(Some(any)),
+        None => Ok(None),
+    }
+}
