@@ -18,6 +18,7 @@ mod cache;
 mod colocationprofile;
 mod config;
 mod controllers;
+pub mod explain;
 mod facts;
 mod features;
 mod install;

@@ -7,10 +7,12 @@
 mod batch;
 mod mid;
 mod request;
+mod terms;
 
 pub use batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Zone, batch, batch_by_zone, explain};
 pub use mid::{Mid, MidMode, MidPolicy, mid};
 pub use request::of_pod as pod_request;
+pub use terms::{Sum, Term, charged, sums};
 
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
@@ -226,7 +228,8 @@ impl NodeView {
 }
 
 /// Whether `class` runs on reclaimed batch resources and below, so that batch is not charged for it.
-fn is_low(class: PriorityClass) -> bool {
+#[must_use]
+pub fn is_low(class: PriorityClass) -> bool {
     matches!(class, PriorityClass::Batch | PriorityClass::Free)
 }
 

@@ -1,8 +1,9 @@
-//! `koord explain`: why a pod waits, or why it is where it is, and what holds batch work back on a
-//! node, in words.
+//! `koord explain`: why a pod waits, or why it is where it is, and where a node's batch resources come
+//! from and what holds batch work back there, in words.
 
 mod hints;
 mod render;
+mod resources;
 
 use crate::cluster::{self, install_crypto_provider, runtime};
 use crate::{console, node, place, plain};
@@ -12,6 +13,7 @@ use koord_kube::api::ListParams;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
 use koord_kube::{Api, Client};
 use koordlet::qos::guard::NAME as GUARD;
+use koordlet::status::Guard;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -259,40 +261,75 @@ async fn served(args: &Args, server: &str) -> Option<Vec<String>> {
     (!names.is_empty()).then_some(names)
 }
 
-/// What holds batch work back on a node, and for which service.
+/// Where a node's batch resources come from, what holds batch work back there, and for which service.
 async fn explain_node(args: &Args, name: &str) -> Result<()> {
-    let address = match &args.address {
-        Some(address) => address.clone(),
-        None => {
-            let cluster = Cluster::find(args).await?;
-            let nodes: Api<Node> = Api::all(cluster.client.clone());
-            let node = nodes.get(name).await?;
-            if koord_sim::is_simulated(&node) {
-                bail!("{name} is a simulated node: no koordlet runs there");
-            }
-            cluster.part("koordlet").with_context(|| {
-                format!("where {name}'s koordlet is to be asked is not known: --address names it")
-            })?
+    let cluster = match Cluster::find(args).await {
+        Ok(cluster) => Some(cluster),
+        // The koordlet alone can be asked, too.
+        Err(error) if args.address.is_some() && args.kubeconfig.is_none() => {
+            console::warn(format_args!("koord: only koordlet is asked: {error:#}"));
+            None
         }
+        Err(error) => return Err(error),
     };
-    let status = node::ask(&address).await?;
+    let mut said = None;
+    let mut simulated = false;
+    if let Some(cluster) = &cluster {
+        let nodes: Api<Node> = Api::all(cluster.client.clone());
+        let node = nodes.get(name).await?;
+        simulated = koord_sim::is_simulated(&node);
+        said = Some(resources::of(&cluster.client, node).await?);
+    }
+    let part = cluster
+        .as_ref()
+        .and_then(|cluster| cluster.part("koordlet"));
+    let guard = match args.address.clone().or(part) {
+        _ if simulated && args.address.is_none() => Err(format!(
+            "{name} is a simulated node: no koordlet runs there"
+        )),
+        None => Err(format!(
+            "where {name}'s koordlet is to be asked is not known: --address names it"
+        )),
+        Some(address) => match guard(&address, name).await {
+            // Who was named has to answer.
+            Err(error) if args.address.is_some() => return Err(error),
+            answer => answer.map_err(|error| format!("{error:#}")),
+        },
+    };
+    if args.is_json() {
+        let guard = match guard {
+            Ok((guard, _)) => json!(guard),
+            Err(why) => json!({"unknown": why}),
+        };
+        let answer = json!({"resources": said, "pressureGuard": guard});
+        console::say(serde_json::to_string_pretty(&answer)?);
+        return Ok(());
+    }
+    let mut text = said.as_ref().map_or_else(String::new, resources::render);
+    match guard {
+        Ok((Some(guard), _)) => text.push_str(&node::guard(&guard)),
+        Ok((None, why)) => {
+            let _ = writeln!(text, "pressure guard: does nothing ({why})");
+        }
+        Err(why) => {
+            let _ = writeln!(text, "pressure guard: not known ({why})");
+        }
+    }
+    console::say(text.trim_end());
+    Ok(())
+}
+
+/// What the koordlet of node `name` says of its guard, and why it does nothing if it does.
+async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
+    let status = node::ask(address).await?;
     if status.node != name {
         let there = &status.node;
         bail!("koordlet at {address} is that of node {there}, not {name}: name its --address");
     }
-    if args.is_json() {
-        console::say(serde_json::to_string_pretty(&status.guard)?);
-        return Ok(());
-    }
-    match &status.guard {
-        Some(guard) => console::say(node::guard(guard).trim_end()),
-        None => {
-            let row = status.strategies.iter().find(|s| s.name == GUARD);
-            let why = row.map_or("this koordlet has none", |row| row.why.as_str());
-            console::say(format_args!("pressure guard: does nothing ({why})"));
-        }
-    }
-    Ok(())
+    let row = status.strategies.iter().find(|s| s.name == GUARD);
+    let why = row.map_or("this koordlet has none", |row| row.why.as_str());
+    let why = why.to_owned();
+    Ok((status.guard, why))
 }
 
 /// Status code and body of a GET at the scheduler.

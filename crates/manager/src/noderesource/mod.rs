@@ -20,12 +20,20 @@ use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::{Change, Mirrored, ObjectKey, patch};
 use parking_lot::Mutex;
-use plan::{Input, Plan, Reset};
+use plan::Plan;
 use rustc_hash::FxHasher;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+
+pub(crate) use plan::{Input, Reset};
+pub(crate) use view::read;
+
+/// What resources of a node can be reclaimed from, or why none can.
+pub(crate) fn reclaimable(input: &Input<'_>) -> Result<koord_model::reclaim::NodeView, Reset> {
+    plan::reclaimable(input, &mut Plan::default())
+}
 
 /// The plugins that `--noderesource-plugins` may name.
 pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;

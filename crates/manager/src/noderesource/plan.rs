@@ -128,7 +128,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
 }
 
 /// What resources can be reclaimed from, or why none can.
-pub(crate) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView, Reset> {
+pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView, Reset> {
     let strategy = input.strategy.ok_or(Reset::Disabled)?;
     let report = input.report.ok_or(Reset::Degraded("there is no report"))?;
     let now = input.now.as_second();

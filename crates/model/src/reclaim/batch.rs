@@ -70,11 +70,11 @@ pub struct Batch {
     pub cpu: Quantity,
     /// Bytes.
     pub memory: Quantity,
-    capacity: Amount,
-    safety: Amount,
-    system: Amount,
-    reserved: Amount,
-    services: Services,
+    pub(super) capacity: Amount,
+    pub(super) safety: Amount,
+    pub(super) system: Amount,
+    pub(super) reserved: Amount,
+    pub(super) services: Services,
 }
 
 impl Batch {
@@ -87,14 +87,31 @@ impl Batch {
 
 /// What services are charged for, by each of the three measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Services {
+pub(super) struct Services {
     used: Amount,
     requested: Amount,
     max: Amount,
 }
 
 impl Services {
-    fn charge(&mut self, pod: &PodView, charge_unmeasured: bool) {
+    /// What the policy charges for.
+    pub(super) fn cpu(&self, policy: CpuPolicy) -> Quantity {
+        match policy {
+            CpuPolicy::Usage => self.used.cpu,
+            CpuPolicy::MaxUsageRequest => self.max.cpu,
+        }
+    }
+
+    /// What the policy charges for.
+    pub(super) fn memory(&self, policy: MemoryPolicy) -> Quantity {
+        match policy {
+            MemoryPolicy::Usage => self.used.memory,
+            MemoryPolicy::Request => self.requested.memory,
+            MemoryPolicy::MaxUsageRequest => self.max.memory,
+        }
+    }
+
+    pub(super) fn charge(&mut self, pod: &PodView, charge_unmeasured: bool) {
         let request = pod.request;
         self.requested += request;
         match pod.usage {

@@ -425,3 +425,51 @@ fn batch_never_exceeds_what_there_is() {
         assert_eq!(batch.memory, node.capacity.memory);
     }
 }
+
+#[test]
+fn terms_add_up_and_name_what_chose_them() {
+    let amounts = |sum: &Sum| -> Vec<(&str, i64)> {
+        let terms = sum.terms.iter();
+        terms.map(|term| (term.what, term.amount.value())).collect()
+    };
+    let check = |node: &NodeView, policy: &BatchPolicy| {
+        let batch = batch(node, policy);
+        let sums = sums(&batch, policy);
+        assert_eq!((sums[0].total, sums[1].total), (batch.cpu, batch.memory));
+        for sum in &sums {
+            let all = sum.terms.iter().map(|term| term.amount);
+            assert_eq!(all.fold(Quantity::ZERO, |a, b| a + b), sum.total, "{sum:?}");
+        }
+        sums
+    };
+    // Golden fixture A.
+    let [cpu, memory] = check(&node_a(), &policy_65());
+    let want = [
+        ("capacity", 100),
+        ("safety margin", -35),
+        ("system use", -7),
+        ("services", -33),
+    ];
+    assert_eq!(amounts(&cpu), want);
+    assert!(cpu.terms[1].why.contains("65 %") && cpu.terms[1].why.contains("cpuReclaim"));
+    assert!(cpu.terms[3].why.contains("cpuCalculatePolicy: usage"));
+    assert!(memory.terms[2].why.contains("reserved"));
+    let mut policy = policy_65();
+    policy.memory = MemoryPolicy::Request;
+    policy.cpu_limit_percent = Some(10);
+    policy.memory_reclaim_percent = 0;
+    let [cpu, memory] = check(&node_a(), &policy);
+    assert_eq!(*amounts(&cpu).last().unwrap(), ("limit", -15));
+    assert_eq!(amounts(&memory)[2].0, "reserved");
+    assert_eq!(amounts(&memory).last().unwrap().0, "missing");
+    policy.cpu_reclaim_percent = 300;
+    policy.cpu_limit_percent = None;
+    let [cpu, _] = check(&node_a(), &policy);
+    assert!(cpu.terms[4].why.contains("never more than the node"));
+    // Services one by one are what the sum charges.
+    let one_by_one = node_a().pods.iter().fold(Amount::ZERO, |mut sum, pod| {
+        sum += charged(pod, &policy_65());
+        sum
+    });
+    assert_eq!(one_by_one, amount("33/33G"));
+}
