@@ -99,6 +99,21 @@ pub struct CrossVersionObjectReference {
     pub api_version: String,
 }
 
+impl CrossVersionObjectReference {
+    /// The API version; that of Kubernetes' own workloads for those who leave it out, and `None` of
+    /// another kind without one.
+    #[must_use]
+    pub fn api_version_or_usual(&self) -> Option<&str> {
+        match (self.api_version.as_str(), self.kind.as_str()) {
+            ("", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet") => Some("apps/v1"),
+            ("", "Job" | "CronJob") => Some("batch/v1"),
+            ("", "ReplicationController") => Some("v1"),
+            ("", _) => None,
+            (given, _) => Some(given),
+        }
+    }
+}
+
 /// The recommendation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

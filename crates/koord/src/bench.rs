@@ -3,6 +3,7 @@
 mod burst;
 mod koordlet;
 mod levers;
+mod recommend;
 mod scheduler;
 mod service;
 mod simulated;
@@ -32,6 +33,8 @@ pub enum Command {
     Apiserver(ApiserverArgs),
     /// How many pods the scheduler places per second, and what that costs.
     Scheduler(scheduler::Args),
+    /// What the recommender recommends for traces, beside simpler rules, and its memory.
+    Recommend(recommend::Args),
     /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
     Up(whole::Args),
 }
@@ -125,6 +128,11 @@ pub fn main(command: Command) -> Result<()> {
         Command::Levers(args) => {
             let report = levers::run(&args)?;
             console::say(levers::text(&report).trim_end());
+            store(&report, args.json.as_deref())
+        }
+        Command::Recommend(args) => {
+            let report = recommend::run(&args)?;
+            console::say(recommend::text(&report).trim_end());
             store(&report, args.json.as_deref())
         }
         Command::Up(args) => {

@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{audit, bench, console, daemon, demo, explain, node, running, up, workload};
+use crate::{audit, bench, console, daemon, demo, explain, node, recommend, running, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -32,6 +32,8 @@ enum Command {
     },
     /// Say why a pod waits, or why it is where it is.
     Explain(explain::Args),
+    /// Print what containers request beside what is recommended to them.
+    Recommend(recommend::Args),
     /// Say what the node agent does on this machine.
     #[command(subcommand)]
     Node(node::Command),
@@ -131,6 +133,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Down(args) => running::down(&args)?,
         Command::Status(args) => running::status(&args)?,
         Command::Explain(args) => explain::main(&args)?,
+        Command::Recommend(args) => recommend::main(&args)?,
         Command::Node(command) => node::main(&command)?,
         Command::Audit(args) => audit::main(&args)?,
         Command::Demo {

@@ -11,6 +11,7 @@ pub mod explain;
 pub mod node;
 mod place;
 pub mod plain;
+pub mod recommend;
 pub mod running;
 mod secure;
 pub mod up;

@@ -16,7 +16,7 @@ use koordlet::qos::guard::NAME as GUARD;
 use koordlet::status::Guard;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to explain, and whom to ask.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -124,25 +124,34 @@ struct Cluster {
     parts: Option<ConfigMap>,
 }
 
+/// A client of the cluster that is meant: that of the kubeconfig, else of KUBECONFIG or
+/// ~/.kube/config, else the one of `koord up`.
+///
+/// # Errors
+/// There is none, or its kubeconfig cannot be used.
+pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client> {
+    let options = ClientOptions {
+        context: context.map(str::to_owned),
+        ..ClientOptions::default()
+    };
+    let local;
+    let mut path = kubeconfig;
+    let named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let home = std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists());
+    if path.is_none() && !named("KUBECONFIG") && !named("KUBERNETES_SERVICE_HOST") && !home {
+        local = [false, true]
+            .map(cluster::default_data_dir)
+            .into_iter()
+            .find(|dir| place::holder(dir).is_ok_and(|holder| holder.is_some()))
+            .map(|dir| dir.join("kubeconfig"));
+        path = local.as_deref();
+    }
+    Ok(from_kubeconfig(path, &options).await?)
+}
+
 impl Cluster {
     async fn find(args: &Args) -> Result<Self> {
-        let options = ClientOptions {
-            context: args.context.clone(),
-            ..ClientOptions::default()
-        };
-        let local;
-        let mut path = args.kubeconfig.as_deref();
-        let named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let home = std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists());
-        if path.is_none() && !named("KUBECONFIG") && !named("KUBERNETES_SERVICE_HOST") && !home {
-            local = [false, true]
-                .map(cluster::default_data_dir)
-                .into_iter()
-                .find(|dir| place::holder(dir).is_ok_and(|holder| holder.is_some()))
-                .map(|dir| dir.join("kubeconfig"));
-            path = local.as_deref();
-        }
-        let client = from_kubeconfig(path, &options).await?;
+        let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
         // A user who may not read it has to name the addresses, as where there is none.
         let parts = match maps.get_opt(cluster::ADDRESSES_NAME).await {

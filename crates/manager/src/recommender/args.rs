@@ -13,7 +13,7 @@ pub struct RecommenderArgs {
     /// Where the recommender's samples come from: auto, metrics-api or node-metric
     #[arg(long, default_value = "auto")]
     pub recommender_source: String,
-    /// What recommendations cover: peak (p95 of CPU, p98 of memory) or vpa (p90 of both)
+    /// What recommendations cover: peak (p99 of CPU, p95 of memory, and 5 %) or vpa (p90 and 15 %)
     #[arg(long, default_value = "peak")]
     pub recommender_profile: String,
     /// Small changes of a recommendation are written this often
@@ -34,9 +34,9 @@ pub struct RecommenderArgs {
     /// Share of memory peaks to cover, instead of the profile's
     #[arg(long)]
     pub recommender_memory_percentile: Option<f64>,
-    /// Added to every recommendation, as a share of it
-    #[arg(long, default_value_t = 0.15)]
-    pub recommender_margin: f64,
+    /// Added to every recommendation, as a share of it, instead of the profile's
+    #[arg(long)]
+    pub recommender_margin: Option<f64>,
     /// The least CPU a pod is recommended
     #[arg(long, default_value = "25m")]
     pub recommender_pod_min_cpu: Quantity,
@@ -107,7 +107,7 @@ impl RecommenderArgs {
             .unwrap_or(percentiles.memory);
         let settings = Settings {
             percentiles,
-            margin: self.recommender_margin,
+            margin: self.recommender_margin.unwrap_or(preset.margin),
             min_cpu: self.recommender_pod_min_cpu.to_f64(),
             min_memory: self.recommender_pod_min_memory.to_f64(),
             cpu_half_life_ms: millis(self.recommender_cpu_half_life),
@@ -189,6 +189,7 @@ mod tests {
         let vpa = options("--recommender-profile=vpa --recommender-memory-percentile=1").unwrap();
         let percentiles = vpa.settings.percentiles;
         assert_eq!((percentiles.cpu, percentiles.memory), (0.9, 1.0));
+        assert_eq!(vpa.settings.margin, 0.15);
     }
 
     #[test]

@@ -53,16 +53,13 @@ impl Target {
                         return Err(format!("spec.target.workload.{field} is empty"));
                     }
                 }
-                let api_version = match workload.api_version.as_str() {
-                    "" => usual_version(&workload.kind).ok_or_else(|| {
-                        format!(
-                            "spec.target.workload.apiVersion is empty, and kind {:?} is none of \
-                             Kubernetes' own workloads",
-                            workload.kind
-                        )
-                    })?,
-                    given => given,
-                };
+                let api_version = workload.api_version_or_usual().ok_or_else(|| {
+                    format!(
+                        "spec.target.workload.apiVersion is empty, and kind {:?} is none of \
+                         Kubernetes' own workloads",
+                        workload.kind
+                    )
+                })?;
                 Ok(Self::Workload {
                     api_version: api_version.to_owned(),
                     kind: workload.kind.clone(),
@@ -87,16 +84,6 @@ impl Target {
                 owner.group() == group_of(api_version) && owner.kind == *kind && owner.name == *name
             }),
         }
-    }
-}
-
-/// The version of Kubernetes' own workloads, for those who leave it out.
-fn usual_version(kind: &str) -> Option<&'static str> {
-    match kind {
-        "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => Some("apps/v1"),
-        "Job" | "CronJob" => Some("batch/v1"),
-        "ReplicationController" => Some("v1"),
-        _ => None,
     }
 }
 

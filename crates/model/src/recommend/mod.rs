@@ -8,8 +8,8 @@
 //! | [`checkpoint`] | what survives a restart |
 //! | [`admission`] | how much of its request a pod will use at its peak |
 //!
-//! The bookkeeping follows the Vertical Pod Autoscaler's recommender; the percentiles are those that
-//! Koordinator's predictor consumes. CPU amounts are cores inside and milli-cores in results, memory
+//! The bookkeeping follows the Vertical Pod Autoscaler's recommender; the percentiles were
+//! chosen by replaying public traces. CPU amounts are cores inside and milli-cores in results, memory
 //! is bytes.
 
 pub mod admission;

@@ -1,0 +1,445 @@
+//! `koord recommend`: what containers request beside what they should, from the Recommendations of a
+//! cluster.
+
+use crate::cluster::{install_crypto_provider, runtime};
+use crate::{console, explain};
+use anyhow::{Result, bail};
+use comfy_table::{Table, presets};
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use koord_api::analysis::{
+    ContainerDistribution, DISTRIBUTION, Recommendation, RecommendationTargetType,
+};
+use koord_api::quantity::{Format, Quantity, ResourceList};
+use koord_api::{quantity, requests, resources, selector};
+use koord_kube::api::ListParams;
+use koord_kube::kube_core::DynamicObject;
+use koord_kube::owners::Owners;
+use koord_kube::{Api, Client, ResourceExt};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Which Recommendations to print, and from where.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Args {
+    /// Names of Recommendations; all without one.
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// The namespace; else the context's.
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Those of all namespaces.
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names"])]
+    pub all_namespaces: bool,
+    /// Print as a table or as JSON.
+    #[arg(short, long, default_value = "table", value_parser = ["table", "json"])]
+    pub output: String,
+    /// The cluster that is meant; else KUBECONFIG, else ~/.kube/config, else the cluster of
+    /// `koord up`.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+/// One Recommendation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    namespace: String,
+    name: String,
+    /// As `KIND/NAME`, or `pods` for a selector.
+    target: String,
+    containers: Vec<Row>,
+    /// Conditions that hold, each with its message.
+    conditions: BTreeMap<String, String>,
+}
+
+/// One container.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    name: String,
+    requests: ResourceList,
+    recommended: ResourceList,
+    /// Days of history, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confidence_days: Option<f64>,
+}
+
+/// Asks the cluster and prints.
+///
+/// # Errors
+/// The cluster cannot be asked, or a name is unknown there.
+pub fn main(args: &Args) -> Result<()> {
+    runtime()?.block_on(run(args))
+}
+
+async fn run(args: &Args) -> Result<()> {
+    install_crypto_provider();
+    let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    let namespace = args
+        .namespace
+        .clone()
+        .unwrap_or_else(|| client.default_namespace().to_owned());
+    let api: Api<Recommendation> = if args.all_namespaces {
+        Api::all(client.clone())
+    } else {
+        Api::namespaced(client.clone(), &namespace)
+    };
+    let objects = if args.names.is_empty() {
+        match api.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            Err(error) if koord_kube::patch::is_not_found(&error) => bail!(
+                "the cluster has no Recommendations: install the definitions (koord crds | kubectl apply -f -)"
+            ),
+            Err(error) => return Err(error.into()),
+        }
+    } else {
+        let mut found = Vec::new();
+        for name in &args.names {
+            found.push(api.get(name).await?);
+        }
+        found
+    };
+    let mut owners = Owners::new(client.clone());
+    let mut reports = Vec::new();
+    for object in &objects {
+        let requested = requested(&client, &mut owners, object).await;
+        reports.push(report(object, &requested));
+    }
+    if args.output == "json" {
+        console::say(serde_json::to_string_pretty(&reports)?);
+    } else if reports.is_empty() {
+        let place = if args.all_namespaces {
+            "the cluster".to_owned()
+        } else {
+            format!("namespace {namespace}")
+        };
+        console::warn(format_args!("No Recommendations found in {place}."));
+    } else {
+        console::say(table(&reports, args.all_namespaces));
+    }
+    Ok(())
+}
+
+/// What the containers of the target request; empty where it cannot be found.
+async fn requested(
+    client: &Client,
+    owners: &mut Owners,
+    object: &Recommendation,
+) -> BTreeMap<String, ResourceList> {
+    let namespace = object.namespace().unwrap_or_default();
+    let target = &object.spec.target;
+    if let Some(workload) = &target.workload
+        && target.type_ == RecommendationTargetType::Workload
+    {
+        let version = workload.api_version_or_usual().unwrap_or_default();
+        let Ok(Some(resource)) = owners.resource(version, &workload.kind).await else {
+            return BTreeMap::new();
+        };
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
+        let found = api.get_opt(&workload.name).await.ok().flatten();
+        return found.map_or_else(BTreeMap::new, |found| of_template(&found.data));
+    }
+    let Some(labels) = &target.pod_selector else {
+        return BTreeMap::new();
+    };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let pods = pods.list(&ListParams::default()).await;
+    let pods = pods.map_or_else(|_| Vec::new(), |list| list.items);
+    let mut chosen: Vec<&Pod> = pods
+        .iter()
+        .filter(|pod| selector::matches(labels, pod.labels()).unwrap_or(false))
+        .collect();
+    // The newest says last what it requests.
+    chosen.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
+    let mut all = BTreeMap::new();
+    for spec in chosen.iter().filter_map(|pod| pod.spec.as_ref()) {
+        all.extend(of_spec(spec));
+    }
+    all
+}
+
+/// What the pod template of a workload requests, wherever Kubernetes' own kinds and those built
+/// like them have it.
+fn of_template(workload: &Value) -> BTreeMap<String, ResourceList> {
+    [
+        "/spec/template/spec",
+        "/spec/jobTemplate/spec/template/spec",
+    ]
+    .into_iter()
+    .find_map(|path| workload.pointer(path))
+    .and_then(|spec| serde_json::from_value(spec.clone()).ok())
+    .map_or_else(BTreeMap::new, |spec| of_spec(&spec))
+}
+
+fn of_spec(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let running = spec
+        .containers
+        .iter()
+        .chain(sidecars.filter(|container| requests::is_sidecar(container)));
+    running
+        .map(|container| {
+            let listed = container
+                .resources
+                .as_ref()
+                .and_then(|r| r.requests.as_ref());
+            let amount = |names: [&str; 3]| {
+                let found = names
+                    .into_iter()
+                    .find_map(|name| Some((name, listed?.get(name)?)));
+                let (name, text) = found?;
+                let amount = quantity::parse(text).ok()?;
+                // Batch and mid CPU are counted in milli-cores.
+                Some(match name {
+                    resources::BATCH_CPU | resources::MID_CPU => {
+                        Quantity::from_milli(amount.value())
+                    }
+                    _ => amount,
+                })
+            };
+            let cpu = amount([resources::CPU, resources::BATCH_CPU, resources::MID_CPU]);
+            let memory = amount([
+                resources::MEMORY,
+                resources::BATCH_MEMORY,
+                resources::MID_MEMORY,
+            ]);
+            let list = [(resources::CPU, cpu), (resources::MEMORY, memory)];
+            let list = list
+                .into_iter()
+                .filter_map(|(name, amount)| Some((name.to_owned(), amount?)));
+            (container.name.clone(), list.collect())
+        })
+        .collect()
+}
+
+fn report(object: &Recommendation, requested: &BTreeMap<String, ResourceList>) -> Report {
+    let status = object.status.clone().unwrap_or_default();
+    let details: BTreeMap<String, ContainerDistribution> = object
+        .annotations()
+        .get(DISTRIBUTION)
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    let fresh = |name: &str| Row {
+        name: name.to_owned(),
+        requests: requested.get(name).cloned().unwrap_or_default(),
+        recommended: ResourceList::new(),
+        confidence_days: details.get(name).map(|one| one.confidence_days),
+    };
+    for name in requested.keys() {
+        rows.insert(name.clone(), fresh(name));
+    }
+    for one in status
+        .pod_status
+        .iter()
+        .flat_map(|status| &status.container_statuses)
+    {
+        let row = rows
+            .entry(one.container_name.clone())
+            .or_insert_with(|| fresh(&one.container_name));
+        row.recommended.clone_from(&one.resources);
+    }
+    let target = &object.spec.target;
+    let target = match &target.workload {
+        Some(workload) => format!("{}/{}", workload.kind, workload.name),
+        None => "pods".to_owned(),
+    };
+    let holds = status
+        .conditions
+        .into_iter()
+        .filter(|one| one.status == "True");
+    Report {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        target,
+        containers: rows.into_values().collect(),
+        conditions: holds.map(|one| (one.type_, one.message)).collect(),
+    }
+}
+
+fn table(reports: &[Report], with_namespace: bool) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let mut header = vec![
+        "NAME",
+        "TARGET",
+        "CONTAINER",
+        "CPU",
+        "RECOMMENDED",
+        "MEMORY",
+        "RECOMMENDED",
+        "DAYS",
+        "REMARKS",
+    ];
+    if with_namespace {
+        header.insert(0, "NAMESPACE");
+    }
+    table.set_header(header);
+    for report in reports {
+        let remarks: Vec<&str> = report.conditions.keys().map(String::as_str).collect();
+        let remarks = remarks.join(",");
+        let nothing = Row {
+            name: String::new(),
+            requests: ResourceList::new(),
+            recommended: ResourceList::new(),
+            confidence_days: None,
+        };
+        let rows = if report.containers.is_empty() {
+            std::slice::from_ref(&nothing)
+        } else {
+            &report.containers
+        };
+        for row in rows {
+            let days = row.confidence_days.map(|days| format!("{days:.1}"));
+            let mut cells = vec![
+                report.name.clone(),
+                report.target.clone(),
+                or_dash(Some(row.name.clone())),
+                or_dash(amount(&row.requests, resources::CPU)),
+                or_dash(amount(&row.recommended, resources::CPU)),
+                or_dash(amount(&row.requests, resources::MEMORY)),
+                or_dash(amount(&row.recommended, resources::MEMORY)),
+                or_dash(days),
+                or_dash(Some(remarks.clone())),
+            ];
+            if with_namespace {
+                cells.insert(0, report.namespace.clone());
+            }
+            table.add_row(cells);
+        }
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let lines = table.lines().map(|line| line.trim_end().to_owned());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.filter(|text| !text.is_empty())
+        .unwrap_or_else(|| "-".to_owned())
+}
+
+/// CPU as it is, memory in whole MiB where that loses nothing that matters.
+fn amount(list: &ResourceList, name: &str) -> Option<String> {
+    let amount = list.get(name)?;
+    if name == resources::MEMORY && amount.format() == Format::BinarySi {
+        let mebibytes = amount.value() >> 20;
+        if mebibytes >= 1 {
+            return Some(format!("{mebibytes}Mi"));
+        }
+    }
+    Some(amount.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object() -> Recommendation {
+        let detail = json!({"main": {"confidenceDays": 3.25}});
+        serde_json::from_value(json!({
+            "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
+            "metadata": {"name": "web", "namespace": "shop",
+                         "annotations": {DISTRIBUTION: detail.to_string()}},
+            "spec": {"target": {"type": "workload", "workload": {"kind": "Deployment", "name": "web"}}},
+            "status": {
+                "podStatus": {"containerStatuses": [
+                    {"containerName": "main", "resources": {"cpu": "250m", "memory": "1536Mi"}}]},
+                "conditions": [
+                    {"type": "LowConfidence", "status": "True", "reason": "NoSamples",
+                     "message": "not measured yet: proxy", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                    {"type": "NoObjectsMatched", "status": "False", "reason": "ObjectsMatched",
+                     "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn requests_stand_beside_recommendations() {
+        let workload = json!({"spec": {"template": {"spec": {
+            "containers": [{"name": "main", "resources": {"requests": {
+                "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"}}}],
+            "initContainers": [{"name": "setup"}, {"name": "proxy", "restartPolicy": "Always"}],
+        }}}});
+        let report = report(&object(), &of_template(&workload));
+        let text = table(std::slice::from_ref(&report), true);
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(
+            lines[1],
+            [
+                "shop",
+                "web",
+                "Deployment/web",
+                "main",
+                "2",
+                "250m",
+                "4096Mi",
+                "1536Mi",
+                "3.2",
+                "LowConfidence"
+            ]
+        );
+        assert_eq!(
+            lines[2],
+            [
+                "shop",
+                "web",
+                "Deployment/web",
+                "proxy",
+                "-",
+                "-",
+                "-",
+                "-",
+                "-",
+                "LowConfidence"
+            ]
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["containers"][0]["recommended"]["cpu"], "250m");
+        assert_eq!(
+            json["conditions"],
+            json!({"LowConfidence": "not measured yet: proxy"})
+        );
+    }
+
+    #[test]
+    fn a_recommendation_that_says_nothing_has_a_row() {
+        let mut object = object();
+        object.status = None;
+        let text = table(&[report(&object, &BTreeMap::new())], false);
+        let row: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(
+            row,
+            ["web", "Deployment/web", "-", "-", "-", "-", "-", "-", "-"]
+        );
+    }
+
+    #[test]
+    fn it_takes_kubectls_habits() {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let parse = |line: &str| {
+            let words = std::iter::once("recommend").chain(line.split_whitespace());
+            <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
+        };
+        assert_eq!(parse("web -n shop -o json").unwrap().names, ["web"]);
+        assert!(parse("-A").unwrap().all_namespaces);
+        assert!(parse("-A -n shop").is_err());
+        assert!(parse("-o yaml").is_err());
+    }
+}
