@@ -74,6 +74,26 @@ pub fn str_at<'a>(object: &'a Value, path: &[&str]) -> &'a str {
     at(object, path).and_then(Value::as_str).unwrap_or("")
 }
 
+/// The whole number at a path of object keys.
+#[must_use]
+pub fn int_at(object: &Value, path: &[&str]) -> Option<i64> {
+    at(object, path)?.as_i64()
+}
+
+/// Whether `true` stands at a path of object keys.
+#[must_use]
+pub fn is_true(object: &Value, path: &[&str]) -> bool {
+    at(object, path).and_then(Value::as_bool) == Some(true)
+}
+
+/// The list at a path of object keys, empty if absent.
+#[must_use]
+pub fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
+    at(object, path)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
 /// Orders versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
 #[must_use]
 pub fn version_rank(version: &str) -> (u8, u32, u32) {

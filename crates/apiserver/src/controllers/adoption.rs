@@ -47,14 +47,8 @@ pub(super) async fn claim(
             let_go(api, of, &entry.key, uid).await?;
         }
     }
-    let free = api
-        .store()
-        .list(&of.table, Some(namespace), None, None, None, &|e| {
-            e.index.owners.is_empty() && selector.matches(&e.index) && fit(&e.key)
-        })
-        .map(|page| page.items)
-        .unwrap_or_default();
-    for entry in free {
+    let free = |e: &Entry| e.index.owners.is_empty() && selector.matches(&e.index) && fit(&e.key);
+    for entry in api.store().all(&of.table, Some(namespace), &free) {
         let reference = pods::controller_reference(resource, owner);
         let done = api
             .edit(of, None, &entry.key, |old| {

@@ -21,8 +21,7 @@ impl Reconcile for Aggregation {
                 let key = b"\"clusterRoleSelectors\"";
                 e.bytes.windows(key.len()).any(|window| window == key)
             };
-            let sums = api.store().list(&entry.table, None, None, None, None, &all);
-            let sums = sums.map(|page| page.items).unwrap_or_default();
+            let sums = api.store().all(&entry.table, None, &all);
             sums.iter().map(|sum| sum.key.clone()).collect()
         })]
     }

@@ -107,7 +107,7 @@ fn next(cron: &Value, now: Timestamp) -> Again {
 }
 
 fn suspended(cron: &Value) -> bool {
-    meta::at(cron, &["spec", "suspend"]).and_then(Value::as_bool) == Some(true)
+    meta::is_true(cron, &["spec", "suspend"])
 }
 
 /// The last time for which there was no Job yet, and whether it is too late for one.
@@ -128,7 +128,7 @@ async fn due(about: &About<'_>) -> Option<(Timestamp, bool)> {
     let since = time(&["status", "lastScheduleTime"])
         .or_else(|| time(&["metadata", "creationTimestamp"]))?;
     let due = schedule.last(now, &zone).filter(|due| *due > since)?;
-    let deadline = meta::at(cron, &["spec", "startingDeadlineSeconds"]).and_then(Value::as_i64);
+    let deadline = meta::int_at(cron, &["spec", "startingDeadlineSeconds"]);
     let late = deadline.is_some_and(|limit| now.duration_since(due).as_secs() > limit);
     if late {
         let why = format!("Missed scheduled time to start a job: {}", meta::time(due));

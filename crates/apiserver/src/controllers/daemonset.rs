@@ -32,8 +32,7 @@ pub(super) const DAEMON_SETS: Workload = Workload {
     also: || {
         Some(Source::new("", "nodes", |api, _| {
             let table = TableId::new("apps", "daemonsets");
-            let sets = api.store().list(&table, None, None, None, None, &|_| true);
-            let sets = sets.map(|page| page.items).unwrap_or_default();
+            let sets = api.store().all(&table, None, &|_| true);
             sets.iter().map(|set| set.key.clone()).collect()
         }))
     },
@@ -218,9 +217,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     let used = |hash: &str| by_node.values().flatten().any(|(_, pod)| has(pod, hash));
     revisions::record(api, resource, set, &template, &version, used).await?;
     let now = api.clock().now();
-    let min_ready = meta::at(set, &["spec", "minReadySeconds"])
-        .and_then(Value::as_i64)
-        .unwrap_or(0);
+    let min_ready = meta::int_at(set, &["spec", "minReadySeconds"]).unwrap_or(0);
     let mut counts = Counts::default();
     let mut outdated = Vec::new();
     for node in api.entries(&nodes, None) {

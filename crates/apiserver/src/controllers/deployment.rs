@@ -41,15 +41,11 @@ struct Version {
 
 impl Version {
     fn wanted(&self) -> i64 {
-        meta::at(&self.value, &["spec", "replicas"])
-            .and_then(Value::as_i64)
-            .unwrap_or(1)
+        meta::int_at(&self.value, &["spec", "replicas"]).unwrap_or(1)
     }
 
     fn count(&self, key: &str) -> i64 {
-        meta::at(&self.value, &["status", key])
-            .and_then(Value::as_i64)
-            .unwrap_or(0)
+        meta::int_at(&self.value, &["status", key]).unwrap_or(0)
     }
 
     fn revision(&self) -> i64 {
@@ -74,13 +70,11 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     let current = versions
         .iter()
         .position(|v| same_template(&v.value, &template));
-    let paused = meta::at(deployment, &["spec", "paused"]).and_then(Value::as_bool) == Some(true);
+    let paused = meta::is_true(deployment, &["spec", "paused"]);
     if meta::deleting(deployment) {
         return report(api, key, deployment, &versions, current).await;
     }
-    let wanted = meta::at(deployment, &["spec", "replicas"])
-        .and_then(Value::as_i64)
-        .unwrap_or(1);
+    let wanted = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
     let recreate = meta::text(deployment, &["spec", "strategy", "type"]) == "Recreate";
     let newest = versions.iter().map(Version::revision).max().unwrap_or(0);
     let current = match current {
@@ -442,9 +436,7 @@ async fn report(
     current: Option<usize>,
 ) -> Result<Again, ApiError> {
     let resource = api.builtin("apps", "v1", "deployments")?;
-    let wanted = meta::at(deployment, &["spec", "replicas"])
-        .and_then(Value::as_i64)
-        .unwrap_or(1);
+    let wanted = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
     let sum = |k: &str| versions.iter().map(|v| v.count(k)).sum::<i64>();
     let updated = current.map_or(0, |i| versions[i].count("replicas"));
     let (total, ready, available) = (
@@ -461,8 +453,7 @@ async fn report(
     let generation = meta::at(deployment, &["metadata", "generation"]).cloned();
     let now = api.clock().now();
     // The largest number means: none.
-    let deadline = meta::at(deployment, &["spec", "progressDeadlineSeconds"])
-        .and_then(Value::as_i64)
+    let deadline = meta::int_at(deployment, &["spec", "progressDeadlineSeconds"])
         .filter(|n| *n < i64::from(i32::MAX));
     let mut left = None;
     pods::write_status(

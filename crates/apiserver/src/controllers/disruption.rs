@@ -31,10 +31,7 @@ impl Reconcile for Disruption {
             Source::own("policy", "poddisruptionbudgets"),
             Source::new("", "pods", |api, entry| {
                 let namespace = Some(&*entry.key.namespace);
-                let found = api
-                    .store()
-                    .list(&budgets(), namespace, None, None, None, &|_| true);
-                let found = found.map(|page| page.items).unwrap_or_default();
+                let found = api.store().all(&budgets(), namespace, &|_| true);
                 found.iter().map(|budget| budget.key.clone()).collect()
             }),
         ]
@@ -181,9 +178,7 @@ fn assess(budget: &mut Value, pods: &[Value], expected_by_owners: i64, now: Time
     } else {
         (healthy - desired).max(0)
     };
-    let generation = meta::at(budget, &["metadata", "generation"])
-        .and_then(Value::as_i64)
-        .unwrap_or(1);
+    let generation = meta::int_at(budget, &["metadata", "generation"]).unwrap_or(1);
     let status = meta::section(budget, "status");
     for (key, value) in [
         ("observedGeneration", generation),

@@ -52,17 +52,14 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let table = TableId::new("", "events");
     while !shutdown.is_cancelled() {
         let mut due = Due::default();
-        let Ok(page) = api.store().list(&table, None, None, None, None, &|_| true) else {
+        let Ok((entries, mut watcher)) = api.store().follow(&table) else {
             continue;
         };
-        for entry in &page.items {
+        for entry in &entries {
             // Written by an earlier process: its own times say when.
             let at = last_seen(entry, api.clock().now()) + TTL;
             due.put(entry.key.clone(), at, entry.revision);
         }
-        let Ok(mut watcher) = api.store().watch(table.clone(), page.revision) else {
-            continue;
-        };
         loop {
             let now = api.clock().now();
             let pause = due

@@ -237,17 +237,14 @@ async fn follow(
     shutdown: CancellationToken,
 ) {
     while !shutdown.is_cancelled() {
-        let Ok(page) = api.store().list(&table, None, None, None, None, &|_| true) else {
+        let Ok((entries, mut watcher)) = api.store().follow(&table) else {
             continue;
         };
-        for entry in page.items {
+        for entry in entries {
             if sender.send(Report::Seen(entry)).await.is_err() {
                 return;
             }
         }
-        let Ok(mut watcher) = api.store().watch(table.clone(), page.revision) else {
-            continue;
-        };
         loop {
             let event = tokio::select! {
                 () = shutdown.cancelled() => return,

@@ -125,7 +125,7 @@ fn ended_at(pod: &Value) -> Option<Timestamp> {
 }
 
 fn number(job: &Value, key: &str) -> Option<i64> {
-    meta::at(job, &["spec", key]).and_then(Value::as_i64)
+    meta::int_at(job, &["spec", key])
 }
 
 /// How a job ended.
@@ -246,7 +246,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     if finished {
         return expire(api, key, jobs, job, &uid, now).await;
     }
-    let suspended = meta::at(job, &["spec", "suspend"]).and_then(Value::as_bool) == Some(true);
+    let suspended = meta::is_true(job, &["spec", "suspend"]);
     // The times of the job begin with its first sync.
     let mut job_with_start = job.clone();
     if meta::text(job, &["status", "startTime"]).is_empty() && !suspended {

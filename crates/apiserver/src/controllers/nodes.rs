@@ -84,15 +84,12 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
         }
         let all = match changed {
             Some(entry) => api.store().get(&nodes, &entry.key).into_iter().collect(),
-            None => api
-                .store()
-                .list(&nodes, None, None, None, None, &|_| true)
-                .map(|p| {
-                    let there: FxHashSet<&str> = p.items.iter().map(|e| &*e.key.name).collect();
-                    seen.retain(|name, _| there.contains(&**name));
-                    p.items
-                })
-                .unwrap_or_default(),
+            None => {
+                let all = api.store().all(&nodes, None, &|_| true);
+                let there: FxHashSet<&str> = all.iter().map(|e| &*e.key.name).collect();
+                seen.retain(|name, _| there.contains(&**name));
+                all
+            }
         };
         for node in all {
             let name = node.key.name.clone();
@@ -199,7 +196,7 @@ fn set_taints(node: &mut Value, now: Timestamp) {
             }
         }
     }
-    if meta::at(node, &["spec", "unschedulable"]).and_then(Value::as_bool) == Some(true) {
+    if meta::is_true(node, &["spec", "unschedulable"]) {
         wanted.push((UNSCHEDULABLE, "NoSchedule"));
     }
     // Without a Ready condition nothing is known: taints that somebody put there stay.
@@ -246,10 +243,8 @@ fn set_taints(node: &mut Value, now: Timestamp) {
 
 /// The taints of an effect.
 fn taints(node: &Value, effect: &str) -> Vec<Value> {
-    meta::at(node, &["spec", "taints"])
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
+    meta::list_at(node, &["spec", "taints"])
+        .iter()
         .filter(|t| meta::text(t, &["effect"]) == effect)
         .cloned()
         .collect()
@@ -274,10 +269,8 @@ pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
 
 /// Whether a pod must leave a node with these NoExecute taints now.
 fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
-    let tolerations: Vec<&Value> = meta::at(pod, &["spec", "tolerations"])
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
+    let tolerations: Vec<&Value> = meta::list_at(pod, &["spec", "tolerations"])
+        .iter()
         .collect();
     taints.iter().any(|taint| {
         let covering: Vec<_> = tolerations.iter().filter(|t| tolerates(t, taint)).collect();
@@ -296,14 +289,8 @@ fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
 
 async fn evict(api: &Api, node: &str, taints: &[Value], now: Timestamp) -> Result<(), ApiError> {
     let pods = api.builtin("", "v1", "pods")?;
-    let here = api
-        .store()
-        .list(&pods.table, None, None, None, None, &|e| {
-            e.index.field("spec.nodeName") == Some(node)
-        })
-        .map(|p| p.items)
-        .unwrap_or_default();
-    for entry in here {
+    let here = |e: &Entry| e.index.field("spec.nodeName") == Some(node);
+    for entry in api.store().all(&pods.table, None, &here) {
         let pod = entry.value();
         if meta::deleting(&pod) || super::pods::ended(&pod) || !must_leave(&pod, taints, now) {
             continue;

@@ -50,8 +50,7 @@ impl PodGc {
 
     /// The ended pods that are too many: evicted ones first, then the oldest.
     fn surplus(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
-        let page = api.store().list(pods, None, None, None, None, &has_ended);
-        let mut found = page.map(|page| page.items).unwrap_or_default();
+        let mut found = api.store().all(pods, None, &has_ended);
         let surplus = found.len().saturating_sub(self.keep);
         if self.keep == 0 || surplus == 0 {
             return Vec::new();
@@ -157,15 +156,11 @@ fn node_of(pod: &Entry) -> Option<&Arc<str>> {
 
 /// The pods of nodes that do not exist, by node.
 fn orphans(api: &Api, pods: &TableId) -> FxHashMap<Arc<str>, Vec<Arc<Entry>>> {
-    let known = api
-        .store()
-        .list(&nodes(), None, None, None, None, &|_| true);
-    let known = known.map(|page| page.items).unwrap_or_default();
+    let known = api.store().all(&nodes(), None, &|_| true);
     let known: FxHashSet<&str> = known.iter().map(|node| &*node.key.name).collect();
     let lost = |pod: &Entry| node_of(pod).is_some_and(|node| !known.contains(&**node));
-    let page = api.store().list(pods, None, None, None, None, &lost);
     let mut found: FxHashMap<Arc<str>, Vec<Arc<Entry>>> = FxHashMap::default();
-    for pod in page.map(|page| page.items).unwrap_or_default() {
+    for pod in api.store().all(pods, None, &lost) {
         if let Some(node) = node_of(&pod).cloned() {
             found.entry(node).or_default().push(pod);
         }

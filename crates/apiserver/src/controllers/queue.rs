@@ -152,21 +152,15 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
         let mut queue = Queue::default();
         let mut watchers: Vec<Watcher> = Vec::with_capacity(sources.len());
         for source in &sources {
-            let Ok(page) = api
-                .store()
-                .list(&source.table, None, None, None, None, &|_| true)
-            else {
+            let Ok((entries, watcher)) = api.store().follow(&source.table) else {
                 continue 'list;
             };
-            for entry in &page.items {
+            for entry in &entries {
                 (source.keys)(&api, entry)
                     .into_iter()
                     .for_each(|k| queue.add(k));
             }
-            match api.store().watch(source.table.clone(), page.revision) {
-                Ok(watcher) => watchers.push(watcher),
-                Err(_) => continue 'list,
-            }
+            watchers.push(watcher);
         }
         controller
             .start(&api)

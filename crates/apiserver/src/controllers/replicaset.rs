@@ -162,9 +162,7 @@ impl Reconcile for Replicas {
                 }
             }
             let now = api.clock().now();
-            let min_ready = meta::at(&set, &["spec", "minReadySeconds"])
-                .and_then(Value::as_i64)
-                .unwrap_or(0);
+            let min_ready = meta::int_at(&set, &["spec", "minReadySeconds"]).unwrap_or(0);
             let status = Counts::of(&set, &owned, min_ready, now);
             let generation = meta::at(&set, &["metadata", "generation"]).cloned();
             let message = failure.as_ref().map(ToString::to_string);

@@ -158,9 +158,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         .unwrap_or_default();
     let version = format!("{name}-{}", hash(&template));
     let wish = Wish::of(set);
-    let min_ready = meta::at(set, &["spec", "minReadySeconds"])
-        .and_then(Value::as_i64)
-        .unwrap_or(0);
+    let min_ready = meta::int_at(set, &["spec", "minReadySeconds"]).unwrap_or(0);
     let now = api.clock().now();
     let member = |pod: &Key| ordinal(&name, &pod.name).is_some();
     adoption::claim(api, resource, set, &pods_resource, &member).await?;

@@ -54,9 +54,7 @@ pub(super) fn namespace_held(object: &Value) -> bool {
 
 /// The object's deletion waits for somebody (the kubelet) to end it.
 pub(super) fn pending_grace(object: &Value) -> bool {
-    meta::at(object, &["metadata", "deletionGracePeriodSeconds"])
-        .and_then(Value::as_i64)
-        .is_some_and(|s| s > 0)
+    meta::int_at(object, &["metadata", "deletionGracePeriodSeconds"]).is_some_and(|s| s > 0)
 }
 
 /// Checks `apiVersion` and `kind`; absent ones are filled in from the URL.

@@ -135,10 +135,8 @@ impl Api {
         let names = meta::at(object, &["spec", "names"])
             .cloned()
             .unwrap_or_else(|| json!({}));
-        let storage: Vec<String> = meta::at(object, &["spec", "versions"])
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
+        let storage: Vec<String> = meta::list_at(object, &["spec", "versions"])
+            .iter()
             .filter(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
             .map(|v| meta::text(v, &["name"]).to_owned())
             .collect();
@@ -180,13 +178,7 @@ impl Api {
         let Some(resource) = self.registry().find(CRDS.0, "v1", CRDS.1) else {
             return;
         };
-        let Ok(page) = self
-            .store()
-            .list(&resource.table, None, None, None, None, &|_| true)
-        else {
-            return;
-        };
-        for entry in page.items {
+        for entry in self.entries(&resource, None) {
             let definition = entry.value();
             if emptied(&definition) {
                 continue;

@@ -190,9 +190,7 @@ fn plan(
         && meta::at(object, &["spec", "finalizers"])
             .and_then(Value::as_array)
             .is_some_and(|f| !f.is_empty());
-    let current = meta::at(object, &["metadata", "deletionGracePeriodSeconds"])
-        .and_then(Value::as_i64)
-        .unwrap_or(0);
+    let current = meta::int_at(object, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0);
     let mut grace = if resource.is("", "pods") {
         pod_grace(object, options)
     } else {
@@ -231,9 +229,7 @@ fn plan(
     } else {
         meta::section(&mut new, "status").insert("phase".to_owned(), "Terminating".into());
     }
-    if !already
-        && let Some(g) = meta::at(object, &["metadata", "generation"]).and_then(Value::as_i64)
-    {
+    if !already && let Some(g) = meta::int_at(object, &["metadata", "generation"]) {
         meta::set(&mut new, "generation", g.saturating_add(1));
     }
     Plan::Mark(new)
@@ -256,9 +252,7 @@ fn pod_grace(pod: &Value, options: &DeleteOptions) -> i64 {
     }
     options
         .grace_period_seconds
-        .or_else(|| {
-            meta::at(pod, &["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_i64)
-        })
+        .or_else(|| meta::int_at(pod, &["spec", "terminationGracePeriodSeconds"]))
         .map_or(30, |g| if g < 0 { 1 } else { g })
 }
 

@@ -134,11 +134,10 @@ impl Guard {
         let mut watchers = Vec::with_capacity(TABLES.len());
         for plural in TABLES {
             let table = TableId::new(GROUP, plural);
-            let page = store.list(&table, None, None, None, None, &|_| true)?;
-            for entry in &page.items {
+            let (entries, mut watcher) = store.follow(&table)?;
+            for entry in &entries {
                 put(&mut fresh, entry);
             }
-            let mut watcher = store.watch(table, page.revision)?;
             while let Ok(Some(event)) = watcher.try_next() {
                 apply(&mut fresh, &event);
             }
@@ -154,12 +153,12 @@ fn read_graph(store: &Store) -> Result<(Graph, Vec<Watcher>), StoreError> {
     let mut watchers = Vec::with_capacity(GRAPH.len());
     for (group, plural) in GRAPH {
         let table = TableId::new(group, plural);
-        let page = store.list(&table, None, None, None, None, &|_| true)?;
-        for entry in &page.items {
+        let (entries, watcher) = store.follow(&table)?;
+        for entry in &entries {
             let (namespace, name) = (&*entry.key.namespace, &*entry.key.name);
             graph.put(plural, namespace, name, &entry.value());
         }
-        watchers.push(store.watch(table, page.revision)?);
+        watchers.push(watcher);
     }
     Ok((graph, watchers))
 }

@@ -378,25 +378,14 @@ impl Api {
 
     /// The entries of a collection as they are now.
     pub(crate) fn entries(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Arc<Entry>> {
-        self.store()
-            .list(&resource.table, namespace, None, None, None, &|_| true)
-            .map(|page| page.items)
-            .unwrap_or_default()
+        self.store().all(&resource.table, namespace, &|_| true)
     }
 
     /// The entries that a selection picks now.
     pub(super) fn selected(&self, resource: &Resource, selection: &Selection) -> Vec<Arc<Entry>> {
-        self.store()
-            .list(
-                &resource.table,
-                selection.namespace.as_deref(),
-                None,
-                None,
-                None,
-                &|e| selection.matches(e),
-            )
-            .map(|page| page.items)
-            .unwrap_or_default()
+        let namespace = selection.namespace.as_deref();
+        let matches = |e: &Entry| selection.matches(e);
+        self.store().all(&resource.table, namespace, &matches)
     }
 }
 

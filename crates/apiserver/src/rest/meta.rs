@@ -6,25 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// The string at `path`, or `""`.
-pub(crate) fn text<'a>(object: &'a Value, path: &[&str]) -> &'a str {
-    at(object, path).and_then(Value::as_str).unwrap_or("")
-}
-
-/// The value at `path`.
-pub(crate) fn at<'a>(object: &'a Value, path: &[&str]) -> Option<&'a Value> {
-    path.iter().try_fold(object, |v, key| v.get(key))
-}
-
-/// `metadata.name`.
-pub(crate) fn name(object: &Value) -> &str {
-    text(object, &["metadata", "name"])
-}
-
-/// `metadata.namespace`.
-pub(crate) fn namespace(object: &Value) -> &str {
-    text(object, &["metadata", "namespace"])
-}
+pub(crate) use koord_kinds::meta::{at, int_at, is_true, list_at, name, namespace, str_at as text};
 
 /// `metadata.uid`.
 pub(crate) fn uid(object: &Value) -> &str {

@@ -61,10 +61,8 @@ fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
             "container {asked} is not valid for pod {name}"
         )));
     }
-    let main: Vec<&str> = meta::at(pod, &["spec", "containers"])
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
+    let main: Vec<&str> = meta::list_at(pod, &["spec", "containers"])
+        .iter()
         .map(|c| meta::text(c, &["name"]))
         .collect();
     match main.as_slice() {

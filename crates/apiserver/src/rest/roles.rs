@@ -104,12 +104,8 @@ impl Api {
         let selected = |entry: &crate::store::Entry| {
             &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
         };
-        let page = self
-            .store()
-            .list(&table, None, None, None, None, &selected)
-            .map_err(|error| ApiError::internal(error.to_string()))?;
         let mut rules: Vec<Value> = Vec::new();
-        for entry in &page.items {
+        for entry in self.store().all(&table, None, &selected) {
             let value = entry.value();
             let own = value.get("rules").and_then(Value::as_array);
             for rule in own.into_iter().flatten() {

@@ -231,12 +231,8 @@ impl Api {
         }
         let matches = |entry: &Entry| selection.matches(entry);
         let namespace = selection.namespace.as_deref();
-        let page = self
-            .store()
-            .list(&measured.table, namespace, None, None, None, &matches)
-            .map_err(|e| super::check::store_error(&measured, &Key::cluster(""), e))?;
-        let items: Vec<Value> = page
-            .items
+        let found = self.store().all(&measured.table, namespace, &matches);
+        let items: Vec<Value> = found
             .iter()
             .filter_map(|entry| usage_of(resource, entry, &mut reports))
             .collect();

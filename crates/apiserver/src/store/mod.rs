@@ -305,6 +305,29 @@ impl Store {
         list::read(&self.inner.table(table), self.inner.published(), &query)
     }
 
+    /// The entries of `table` that pass `filter`, as they are now, ordered by key.
+    #[must_use]
+    pub fn all(
+        &self,
+        table: &TableId,
+        namespace: Option<&str>,
+        filter: &dyn Fn(&Entry) -> bool,
+    ) -> Vec<Arc<Entry>> {
+        // What is newest is there: it is neither forgotten nor still to come.
+        let page = self.list(table, namespace, None, None, None, filter);
+        page.map(|page| page.items).unwrap_or_default()
+    }
+
+    /// All entries of `table` as they are now, and the changes to come.
+    ///
+    /// # Errors
+    /// [`StoreError::Expired`] when the history has moved on meanwhile: try again.
+    pub fn follow(&self, table: &TableId) -> Result<(Vec<Arc<Entry>>, Watcher), StoreError> {
+        let page = self.list(table, None, None, None, None, &|_| true)?;
+        let watcher = self.watch(table.clone(), page.revision)?;
+        Ok((page.items, watcher))
+    }
+
     /// Adds an object. Stamps `metadata.resourceVersion`; resolves when the write is durable.
     ///
     /// # Errors

@@ -130,7 +130,7 @@ fn ended(pod: &Value, now: Timestamp) -> bool {
         return true;
     }
     let since = meta::text(pod, "deletionTimestamp").parse::<Timestamp>();
-    let grace = meta::at(pod, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
+    let grace = meta::int_at(pod, &["metadata", "deletionGracePeriodSeconds"]);
     let (Ok(since), Some(grace)) = (since, grace) else {
         return false;
     };
@@ -190,9 +190,7 @@ pub(super) fn missing<'a>(
 
 /// The pod ends by itself after a time.
 pub(super) fn terminating(pod: &Value) -> bool {
-    meta::at(pod, &["spec", "activeDeadlineSeconds"])
-        .and_then(Value::as_i64)
-        .is_some_and(|s| s >= 0)
+    meta::int_at(pod, &["spec", "activeDeadlineSeconds"]).is_some_and(|s| s >= 0)
 }
 
 /// Whether the pod is in a scope.

@@ -56,7 +56,7 @@ fn node(o: &Value, now: Timestamp) -> Vec<Value> {
             _ => "NotReady",
         });
     let mut status = ready.to_owned();
-    if meta::at(o, &["spec", "unschedulable"]).and_then(Value::as_bool) == Some(true) {
+    if meta::is_true(o, &["spec", "unschedulable"]) {
         status.push_str(",SchedulingDisabled");
     }
     let address = |kind: &str| {

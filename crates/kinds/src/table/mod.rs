@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::builtin::METRICS;
-use super::meta;
+use super::meta::{self, list_at};
 use super::resource::Resource;
 
 pub use duration::{age, human_duration};
@@ -167,14 +167,7 @@ fn created(object: &Value, now: Timestamp) -> Value {
 
 /// An integer at a path, 0 if absent.
 fn int_at(object: &Value, path: &[&str]) -> i64 {
-    meta::at(object, path).and_then(Value::as_i64).unwrap_or(0)
-}
-
-/// The elements at a path.
-fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
-    meta::at(object, path)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    meta::int_at(object, path).unwrap_or(0)
 }
 
 /// The text, or `<none>` when empty.

@@ -26,9 +26,7 @@ fn wide(object: &Value) -> [Value; 3] {
 }
 
 fn desired(object: &Value) -> i64 {
-    meta::at(object, &["spec", "replicas"])
-        .and_then(Value::as_i64)
-        .unwrap_or(1)
+    meta::int_at(object, &["spec", "replicas"]).unwrap_or(1)
 }
 
 pub(super) const DEPLOYMENT: Printer = Printer {
@@ -198,7 +196,7 @@ fn job_status(o: &Value) -> &'static str {
 
 fn completions(o: &Value) -> String {
     let done = int_at(o, &["status", "succeeded"]);
-    if let Some(n) = meta::at(o, &["spec", "completions"]).and_then(Value::as_i64) {
+    if let Some(n) = meta::int_at(o, &["spec", "completions"]) {
         return format!("{done}/{n}");
     }
     match int_at(o, &["spec", "parallelism"]) {

@@ -3,7 +3,7 @@
 use super::trust::Bundle;
 use crate::rest::body::MAX_BODY;
 use crate::rest::meta;
-use crate::store::{Key, Store, TableId};
+use crate::store::{Entry, Key, Store, TableId};
 use bytes::Bytes;
 use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -242,17 +242,9 @@ pub(super) fn resolve(
         .find(|p| number(p) == Some(port))
         .map(|p| meta::text(p, &["name"]).to_owned())
         .ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
-    let slices = store
-        .list(
-            &TableId::new("discovery.k8s.io", "endpointslices"),
-            Some(namespace),
-            None,
-            None,
-            None,
-            &|e| e.index.label("kubernetes.io/service-name") == Some(name),
-        )
-        .map(|page| page.items)
-        .unwrap_or_default();
+    let table = TableId::new("discovery.k8s.io", "endpointslices");
+    let of_service = |e: &Entry| e.index.label("kubernetes.io/service-name") == Some(name);
+    let slices = store.all(&table, Some(namespace), &of_service);
     let found = slices.iter().find_map(|entry| {
         let slice = entry.value();
         let port = port_of(&slice, &port_name)?;

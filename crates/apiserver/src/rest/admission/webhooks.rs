@@ -109,10 +109,7 @@ impl Webhooks {
 /// The stored webhooks in order: configurations by name, and as they are listed.
 fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
     let table = TableId::new(webhook::GROUP, plural);
-    let mut entries = store
-        .list(&table, None, None, None, None, &|_| true)
-        .map(|page| page.items)
-        .unwrap_or_default();
+    let mut entries = store.all(&table, None, &|_| true);
     entries.sort_by(|a, b| a.key.name.cmp(&b.key.name));
     let mut out = Vec::new();
     for entry in entries {

@@ -271,7 +271,7 @@ pub(super) fn priority_class(object: &Value, old: Option<&Value>, errors: &mut E
 }
 
 pub(super) fn lease(object: &Value, errors: &mut Errors) {
-    let number = |key: &str| meta::at(object, &["spec", key]).and_then(Value::as_i64);
+    let number = |key: &str| meta::int_at(object, &["spec", key]);
     if let Some(n) = number("leaseDurationSeconds")
         && n <= 0
     {

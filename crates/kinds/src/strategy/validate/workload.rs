@@ -10,7 +10,7 @@ use crate::selector::LabelSelector;
 use crate::status::FieldError;
 
 fn count(object: &Value, key: &str, errors: &mut Errors) {
-    if let Some(n) = meta::at(object, &["spec", key]).and_then(Value::as_i64)
+    if let Some(n) = meta::int_at(object, &["spec", key])
         && n < 0
     {
         errors.push(FieldError::invalid(
