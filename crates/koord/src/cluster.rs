@@ -162,6 +162,7 @@ impl Cluster {
         let client = koord_kube::client::in_process(server.service());
         // Set once, here.
         let _ = side.client.set(client.clone());
+        crate::webhooks::disconnect(&client).await?;
         first_objects(&client, &options.slo_config).await?;
         let mut manager = koord_manager::Options::default();
         manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;

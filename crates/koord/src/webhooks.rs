@@ -2,15 +2,18 @@
 
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use koord_apiserver::{
     ApiServer, InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
 };
 use koord_app::features::Gates;
-use koord_kube::api::{ApiResource, DynamicObject, PostParams};
+use koord_kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use koord_kube::webhook::configuration::Service;
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
 use koord_kube::{Api, Client};
-use koord_manager::webhook::{self, Serve};
+use koord_manager::webhook::{self, MUTATING, Serve, VALIDATING};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,6 +51,26 @@ pub(crate) async fn connect(server: &ApiServer, client: &Client, gates: &Gates) 
         let handlers = webhooks.map(|webhook| (webhook.path, webhook)).collect();
         sender.send_replace(Arc::new(handlers));
     })))
+}
+
+/// Takes away the configurations of an earlier start: until the manager runs, whoever they send
+/// questions to would be waited for, or not be there.
+///
+/// # Errors
+/// They cannot be deleted.
+pub(crate) async fn disconnect(client: &Client) -> Result<()> {
+    let params = DeleteParams::default();
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let mutating = mutating.delete(MUTATING, &params).await.map(drop);
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let validating = validating.delete(VALIDATING, &params).await.map(drop);
+    for deleted in [mutating, validating] {
+        match deleted {
+            Err(error) if !koord_kube::patch::is_not_found(&error) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Writes a configuration, whatever another manager made of it.
@@ -191,8 +214,12 @@ mod tests {
             .await
             .unwrap();
         let mut options = koord_manager::Options::default();
-        // Twice, as after a restart.
+        // As after a restart: nobody answers yet, and the first objects are looked at again.
         connect(&server, &client, &options.gates).await.unwrap();
+        disconnect(&client).await.unwrap();
+        crate::cluster::first_objects(&client, &json!({}))
+            .await
+            .unwrap();
         options.webhooks = connect(&server, &client, &options.gates).await.unwrap();
 
         let profile: ClusterColocationProfile = typed(json!({
