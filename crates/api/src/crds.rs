@@ -79,11 +79,12 @@ pub fn crd_values() -> Vec<Value> {
     ]
 }
 
-/// The PriorityClasses of Koordinator, one for each band.
+/// The PriorityClasses of Koordinator, one for each band, with the values that Koordinator installs: a
+/// value is immutable, so others could not be applied over a cluster that has them.
 #[must_use]
 pub fn priority_class_values() -> [Value; 4] {
     use crate::priority::PriorityClass::{Batch, Free, Mid, Prod};
-    [(Prod, 9999), (Mid, 7999), (Batch, 5999), (Free, 3999)].map(|(class, value)| {
+    [(Prod, 9000), (Mid, 7000), (Batch, 5000), (Free, 3000)].map(|(class, value)| {
         let name = class.as_str();
         json!({
             "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",

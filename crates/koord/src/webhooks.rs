@@ -248,7 +248,7 @@ mod tests {
         let labels = created.metadata.labels.unwrap();
         assert_eq!(labels["koordinator.sh/qosClass"], "BE");
         let spec = created.spec.unwrap();
-        assert_eq!(spec.priority, Some(5999));
+        assert_eq!(spec.priority, Some(5000));
         let requests = spec.containers[0]
             .resources
             .clone()

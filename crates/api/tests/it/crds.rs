@@ -119,7 +119,7 @@ fn the_yaml_stream_reads_back() {
     assert_eq!(documents, koord_api::crd_values());
 }
 
-/// Each class is in the band that its name says.
+/// Each class is in the band that its name says, with the value that Koordinator's manifests have.
 #[test]
 fn priority_classes_are_in_their_bands() {
     use koord_api::priority::PriorityClass;
@@ -129,6 +129,13 @@ fn priority_classes_are_in_their_bands() {
         let name = class["metadata"]["name"].as_str().unwrap();
         let value = i32::try_from(class["value"].as_i64().unwrap()).unwrap();
         assert_eq!(PriorityClass::from_value(value).as_str(), name);
+        let installed = [
+            ("koord-prod", 9000),
+            ("koord-mid", 7000),
+            ("koord-batch", 5000),
+            ("koord-free", 3000),
+        ];
+        assert!(installed.contains(&(name, value)), "{name}: {value}");
     }
 }
 

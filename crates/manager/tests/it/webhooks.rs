@@ -239,7 +239,7 @@ async fn pods_are_admitted_over_https() {
         created.metadata.labels.unwrap()["koordinator.sh/qosClass"],
         "BE"
     );
-    assert_eq!(created.spec.unwrap().priority, Some(5999));
+    assert_eq!(created.spec.unwrap().priority, Some(5000));
     let plain = pods.create(&params, &pod("b", json!({}))).await.unwrap();
     assert_eq!(plain.metadata.annotations, None);
     // BE without a class of its band.
