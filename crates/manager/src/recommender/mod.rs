@@ -20,6 +20,8 @@ mod status;
 mod target;
 
 pub use args::{RecommenderArgs, RecommenderOptions};
+pub(crate) use pods::PodFacts;
+pub(crate) use target::Target;
 
 use crate::cache::Kind;
 use crate::controllers::{Controller, Outcome, Row};

@@ -6,6 +6,7 @@ use crate::cache::Kind;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace;
+use koord_api::analysis::Recommendation;
 use koord_api::config::ClusterColocationProfile;
 use koord_kube::events::{self, Severity};
 use koord_kube::kube_core::Resource;
@@ -22,6 +23,13 @@ impl Lookup for Arc<Replica> {
         Box::pin(async move {
             self.wait_for(&[], &[Kind::Profiles]).await;
             self.caches.profiles.list()
+        })
+    }
+
+    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<Recommendation>>> {
+        Box::pin(async move {
+            self.wait_for(&[], &[Kind::Recommendations]).await;
+            self.caches.recommendations.list()
         })
     }
 

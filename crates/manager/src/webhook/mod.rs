@@ -130,6 +130,7 @@ pub(crate) const TABLE: &[Row] = &[
             Kind::PriorityClasses,
             Kind::Quotas,
             Kind::QuotaProfiles,
+            Kind::Recommendations,
         ],
         handler: Some(pod::mutating),
     },

@@ -10,6 +10,7 @@ mod extended;
 mod field;
 mod flags;
 mod mutate;
+mod recommended;
 mod rules;
 mod translate;
 mod validate;
@@ -20,6 +21,7 @@ pub(crate) use mutate::strategic;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::analysis::Recommendation;
 use koord_api::config::ClusterColocationProfile;
 use koord_api::lenient;
 use koord_kube::ObjectKey;
@@ -63,6 +65,10 @@ pub trait Lookup: Send + Sync {
     ) -> BoxFuture<'a, Option<BTreeMap<String, String>>>;
     /// A PriorityClass; `None` if there is none of this name.
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>>;
+    /// All Recommendations, once they are known.
+    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<Recommendation>>> {
+        Box::pin(async { Vec::new() })
+    }
 }
 
 /// What quotas do about pods, at their places in the two orders.

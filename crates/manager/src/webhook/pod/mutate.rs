@@ -1,6 +1,6 @@
 //! `/mutate-pod`: what a new pod becomes.
 
-use super::{Lookup, Quotas, device, extended, is_about_pods, read, translate};
+use super::{Lookup, Quotas, device, extended, is_about_pods, read, recommended, translate};
 use crate::webhook::json;
 use crate::webhook::metrics::WebhookMetrics;
 use crate::webhook::profile::{self, Means, Namespace, Priority, ProfileError};
@@ -72,6 +72,13 @@ impl Mutating {
             timer
                 .stop(device::pod(&mut pod))
                 .map_err(|error| failed(&error))?;
+        }
+        if self.gates.enabled("RecommendationAdmission") {
+            let timer = pods.start("Recommendation");
+            let known = self.lookup.recommendations().await;
+            let typed = read(Some(&pod), "the pod after its mutations")?;
+            let done = recommended::pod(&mut pod, &typed, &request.namespace, &known);
+            timer.stop(done).map_err(|error| failed(&error))?;
         }
         Ok(Answer::Mutate {
             object: pod,

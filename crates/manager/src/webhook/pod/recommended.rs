@@ -1,0 +1,204 @@
+//! Tells the scheduler how much of its request a new pod will use, where a Recommendation knows.
+
+use crate::recommender::{PodFacts, Target};
+use crate::webhook::json::{self, Misfit};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::analysis::{ContainerDistribution, DISTRIBUTION, Recommendation};
+use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
+use koord_api::quantity::Quantity;
+use koord_api::resources;
+use koord_kube::owners::Owner;
+use koord_model::recommend::admission::{ContainerAmounts, scaling_factors};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What was learned in fewer days is no reason to expect less than the request.
+const ENOUGH_DAYS: f64 = 1.0;
+
+/// Sets the annotation of the load estimate on `pod`, which is `typed` as it came and of
+/// `namespace`, unless it carries one. Recommendations of less than a day say nothing.
+pub(super) fn pod(
+    pod: &mut Value,
+    typed: &Pod,
+    namespace: &str,
+    recommendations: &[Arc<Recommendation>],
+) -> Result<(), Misfit> {
+    if json::annotations(pod).contains_key(LOAD_ESTIMATED_SCALING_FACTORS) {
+        return Ok(());
+    }
+    let facts = PodFacts::of(typed);
+    let chain = owners(&facts);
+    let about = |object: &&Arc<Recommendation>| {
+        object.metadata.namespace.as_deref() == Some(namespace)
+            && Target::of(&object.spec.target)
+                .is_ok_and(|target| target.matches(&facts.labels, &chain))
+    };
+    let mut found: Vec<_> = recommendations.iter().filter(about).collect();
+    found.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    let factors = found.into_iter().map(|object| factors(&facts, object));
+    let Some(factors) = factors.into_iter().find(|factors| !factors.is_empty()) else {
+        return Ok(());
+    };
+    let text = serde_json::to_string(&factors).unwrap_or_default();
+    let annotations = json::object_at(pod, &["metadata", "annotations"])?;
+    annotations.insert(LOAD_ESTIMATED_SCALING_FACTORS.to_owned(), text.into());
+    Ok(())
+}
+
+/// Percent of the requests, by resource.
+fn factors(pod: &PodFacts, object: &Recommendation) -> BTreeMap<&'static str, i64> {
+    let annotations = object.metadata.annotations.as_ref();
+    let history: BTreeMap<String, ContainerDistribution> = annotations
+        .and_then(|all| serde_json::from_str(all.get(DISTRIBUTION)?).ok())
+        .unwrap_or_default();
+    let status = object.status.as_ref().and_then(|s| s.pod_status.as_ref());
+    let recommended = |container: &str| {
+        let enough = history.get(container)?.confidence_days >= ENOUGH_DAYS;
+        let mut all = status?.container_statuses.iter();
+        let found = all.find(|one| enough && one.container_name == container)?;
+        let amount = |name, of: fn(&Quantity) -> i64| Some((name, of(found.resources.get(name)?)));
+        let cpu = amount(resources::CPU, |amount| amount.milli_value());
+        let memory = amount(resources::MEMORY, |amount| amount.value());
+        Some(cpu.into_iter().chain(memory).collect())
+    };
+    let containers: Vec<ContainerAmounts<'static>> = pod
+        .containers
+        .iter()
+        .map(|container| {
+            let cpu = container.cpu.map(|cores| (cores * 1000.0).round() as i64);
+            let memory = container.memory.map(|bytes| bytes.round() as i64);
+            let cpu = cpu.map(|amount| (resources::CPU, amount));
+            let memory = memory.map(|amount| (resources::MEMORY, amount));
+            ContainerAmounts {
+                requested: cpu.into_iter().chain(memory).collect(),
+                recommended: recommended(&container.name).unwrap_or_default(),
+            }
+        })
+        .collect();
+    scaling_factors(&containers)
+}
+
+/// The controller of a pod, and the one above it as its name says: an admission asks nobody else.
+fn owners(pod: &PodFacts) -> Vec<Owner> {
+    let Some(owner) = pod.owner.clone() else {
+        return Vec::new();
+    };
+    let above = |api_version: &str, kind: &str, name: &str| Owner {
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        uid: String::new(),
+    };
+    let without = |label: &str| {
+        let hash = pod.labels.get(label)?;
+        owner.name.strip_suffix(hash.as_str())?.strip_suffix('-')
+    };
+    let next = match owner.kind.as_str() {
+        "ReplicaSet" => without("rollouts-pod-template-hash")
+            .map(|name| above("argoproj.io/v1alpha1", "Rollout", name))
+            .or_else(|| {
+                without("pod-template-hash").map(|name| above("apps/v1", "Deployment", name))
+            }),
+        "Job" => {
+            let parts = owner.name.rsplit_once('-');
+            let timed = parts.filter(|(_, time)| time.bytes().all(|byte| byte.is_ascii_digit()));
+            timed.map(|(name, _)| above("batch/v1", "CronJob", name))
+        }
+        _ => None,
+    };
+    std::iter::once(owner).chain(next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn new_pod() -> Value {
+        json!({
+            "metadata": {
+                "labels": {"app": "web", "pod-template-hash": "7d9f"},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+                    "name": "web-7d9f", "uid": "u", "controller": true}],
+            },
+            "spec": {"containers": [
+                {"name": "main", "resources": {"requests": {"cpu": "2", "memory": "4Gi"}}},
+                {"name": "batch", "resources": {"requests": {"kubernetes.io/batch-cpu": "2000"}}},
+            ]},
+        })
+    }
+
+    fn recommendation(target: Value, days: f64) -> Arc<Recommendation> {
+        let detail = json!({"main": {"confidenceDays": days}});
+        Arc::new(
+            serde_json::from_value(json!({
+                "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
+                "metadata": {"name": "r", "namespace": "shop",
+                             "annotations": {DISTRIBUTION: detail.to_string()}},
+                "spec": {"target": target},
+                "status": {"podStatus": {"containerStatuses": [
+                    {"containerName": "main", "resources": {"cpu": "500m", "memory": "1Gi"}}]}},
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn admitted(mut value: Value, namespace: &str, known: &Arc<Recommendation>) -> Option<String> {
+        let typed = serde_json::from_value(value.clone()).unwrap();
+        pod(&mut value, &typed, namespace, std::slice::from_ref(known)).unwrap();
+        json::annotations(&value).remove(LOAD_ESTIMATED_SCALING_FACTORS)
+    }
+
+    #[test]
+    fn a_pod_is_told_what_it_will_use_of_its_request() {
+        let workload = |kind: &str, name: &str| json!({"type": "workload", "workload": {"kind": kind, "name": name}});
+        let known = recommendation(workload("Deployment", "web"), 2.0);
+        // 500m of 2 cores and 2 cores of 2, 1 GiB of 4.
+        let want = Some(r#"{"cpu":63,"memory":25}"#.to_owned());
+        assert_eq!(admitted(new_pod(), "shop", &known), want);
+        assert_eq!(admitted(new_pod(), "other", &known), None);
+        let labels = json!({"type": "podSelector", "podSelector": {"matchLabels": {"app": "web"}}});
+        assert_eq!(
+            admitted(new_pod(), "shop", &recommendation(labels, 2.0)),
+            want
+        );
+        for (kind, name, days) in [
+            ("Deployment", "web", 0.5),
+            ("Deployment", "web-7d9f", 2.0),
+            ("StatefulSet", "web", 2.0),
+        ] {
+            let known = recommendation(workload(kind, name), days);
+            assert_eq!(
+                admitted(new_pod(), "shop", &known),
+                None,
+                "{kind} {name} {days}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pod_that_says_itself_what_it_will_use_is_left_alone() {
+        let mut pod = new_pod();
+        pod["metadata"]["annotations"] = json!({LOAD_ESTIMATED_SCALING_FACTORS: "{}"});
+        let target = json!({"type": "podSelector", "podSelector": {}});
+        let text = admitted(pod, "shop", &recommendation(target, 2.0));
+        assert_eq!(text.as_deref(), Some("{}"));
+    }
+
+    #[test]
+    fn jobs_of_a_cron_job_are_known_by_their_names() {
+        let mut value = new_pod();
+        let target = json!({"type": "workload", "workload": {"kind": "CronJob", "name": "web"}});
+        let known = recommendation(target, 2.0);
+        for (name, there) in [("web-29384756", true), ("web-other", false)] {
+            value["metadata"]["ownerReferences"] = json!([{"apiVersion": "batch/v1",
+                "kind": "Job", "name": name, "uid": "u", "controller": true}]);
+            assert_eq!(
+                admitted(value.clone(), "shop", &known).is_some(),
+                there,
+                "{name}"
+            );
+        }
+    }
+}
