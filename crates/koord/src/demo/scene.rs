@@ -701,8 +701,8 @@ impl Scene {
 /// tells one configuration from the last.
 fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value {
     let mut config = cluster::quick_config();
-    // Node agents pass over what they do not know: a mark may stand here.
-    let mut suppress = json!({"demo": number});
+    // A name says nothing to node agents: the mark.
+    let mut suppress = json!({"name": format!("demo {number}")});
     let threshold = &mut config["resource-threshold-config"]["clusterStrategy"];
     match phase {
         Phase::BestEffort | Phase::Unmanaged => threshold["enable"] = json!(false),
@@ -816,9 +816,9 @@ mod tests {
         };
         assert_eq!(
             mode(Phase::Suppressed),
-            json!({"mode": "upstream", "demo": 7})
+            json!({"mode": "upstream", "name": "demo 7"})
         );
-        assert_eq!(mode(Phase::Managed), json!({"demo": 7}));
+        assert_eq!(mode(Phase::Managed), json!({"name": "demo 7"}));
     }
 
     #[test]
