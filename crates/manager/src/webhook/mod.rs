@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_manifests_of_deploy_are_the_table() {
-        let text = include_str!("../../deploy/webhooks.yaml");
+        let text = include_str!("../../../../deploy/manager/webhooks.yaml");
         let documents = text.split("\n---\n").skip(1);
         let documents: Vec<Value> = documents
             .map(|text| serde_saphyr::from_str(text).unwrap())
