@@ -1,0 +1,5 @@
+//! Messages and transports, from outside.
+
+#[path = "../../examples/generate.rs"]
+mod generate;
+mod messages;
