@@ -181,21 +181,51 @@ impl Admin {
         if exposure == Exposure::Loopback && !address.ip().is_loopback() {
             return Err(AdminError::Exposed(address));
         }
-        let fail = |source| AdminError::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(fail)?;
-        let local = listener.local_addr().map_err(fail)?;
-        let router = self.router();
-        tokio::spawn(async move {
-            let stop = shutdown.cancelled_owned();
-            if let Err(error) = axum::serve(listener, router)
-                .with_graceful_shutdown(stop)
-                .await
-            {
-                tracing::error!(%error, "admin server failed");
-            }
-        });
-        Ok(local)
+        serve_routes(self.router(), address, shutdown).await
     }
+}
+
+async fn serve_routes(
+    router: Router,
+    address: SocketAddr,
+    shutdown: CancellationToken,
+) -> Result<SocketAddr, AdminError> {
+    let fail = |source| AdminError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(fail)?;
+    let local = listener.local_addr().map_err(fail)?;
+    tokio::spawn(async move {
+        let stop = shutdown.cancelled_owned();
+        if let Err(error) = axum::serve(listener, router)
+            .with_graceful_shutdown(stop)
+            .await
+        {
+            tracing::error!(%error, "admin server failed");
+        }
+    });
+    Ok(local)
+}
+
+/// Starts to answer at `address`, until `shutdown`, whoever looks for Go's profiles: there are none
+/// here, and what to do instead. Everything below `/debug/pprof` is answered with 501.
+///
+/// # Errors
+///
+/// When the address is not free.
+pub fn refuse_profiles<'a>(
+    address: SocketAddr,
+    shutdown: CancellationToken,
+) -> BoxFuture<'a, Result<SocketAddr, AdminError>> {
+    let text = format!(
+        "This program is not written in Go and has no /debug/pprof. To see where its time goes: \
+         perf record -g -p {}\n",
+        std::process::id()
+    );
+    let refuse = get(move || async move { (StatusCode::NOT_IMPLEMENTED, text) });
+    let router = Router::new()
+        .route("/debug/pprof", refuse.clone())
+        .route("/debug/pprof/", refuse.clone())
+        .route("/debug/pprof/{*rest}", refuse);
+    Box::pin(serve_routes(router, address, shutdown))
 }
 
 type Readiness = (Arc<Vec<(&'static str, Check)>>, Option<Slis>);
@@ -343,6 +373,26 @@ mod tests {
             );
             assert_eq!(shown, (users, itself), "{path}: {text}");
         }
+        shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn who_wants_profiles_is_told_what_there_is() {
+        let shutdown = CancellationToken::new();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let address = refuse_profiles(any, shutdown.clone()).await.unwrap();
+        for path in [
+            "/debug/pprof",
+            "/debug/pprof/",
+            "/debug/pprof/profile?seconds=5",
+        ] {
+            let answer = get(address, path).await;
+            assert!(
+                answer.contains(" 501 ") && answer.contains("perf record"),
+                "{answer}"
+            );
+        }
+        assert!(get(address, "/metrics").await.contains(" 404 "));
         shutdown.cancel();
     }
 

@@ -7,7 +7,7 @@
 mod values;
 
 pub use values::{
-    FlagValueError, Selection, bind_address, boolean, duration, list, map, selection,
+    FlagValueError, Selection, bind_address, boolean, duration, list, map, number, selection,
 };
 
 use clap::{Arg, ArgAction, Command};
@@ -312,11 +312,31 @@ mod tests {
         ] {
             assert_eq!(run(line).unwrap().logging.verbosity, 4, "{line}");
         }
-        let line = "--stderrthreshold INFO --log_dir=/tmp --legacy_stderr_threshold_behavior=false";
+        let line = "--stderrthreshold INFO --log_dir= --legacy_stderr_threshold_behavior=false \
+                    --vmodule= --log_backtrace_at=:0 --logtostderr --log_file_max_size=1800";
         assert_eq!(
             run(line).unwrap().logging,
             crate::logging::LogOptions::default()
         );
+        for flag in [
+            "log-dir=/tmp",
+            "log-file=/l",
+            "logtostderr=false",
+            "vmodule=a=1,b=2",
+            "log-backtrace-at=a.go:7",
+            "skip-headers=true",
+            "add-dir-header=true",
+        ] {
+            let notes = run(&format!("--{}", flag.replace('-', "_")))
+                .unwrap()
+                .logging
+                .notes;
+            assert_eq!(notes.len(), 1, "{flag}");
+            assert!(
+                notes[0].starts_with(&format!("--{flag} has no effect: ")),
+                "{notes:?}"
+            );
+        }
         let json = run("--logging-format=json").unwrap();
         assert_eq!(json.logging.format, LogFormat::Json);
     }
@@ -336,7 +356,20 @@ mod tests {
             "--enable-leader-election=maybe",
             &["--enable-leader-election", "maybe"],
         );
-        check("-v=high", &["-v", "high"]);
+        for flag in [
+            "-v=high",
+            "--log_file_max_size=-1",
+            "--stderrthreshold=LOUD",
+            "--vmodule=a",
+            "--vmodule=a=b",
+            "--log_backtrace_at=a.go",
+            "--log_backtrace_at=a.go:0",
+            "--logtostderr=maybe",
+            "--log-flush-frequency=5",
+        ] {
+            let (name, value) = flag.split_once('=').unwrap();
+            check(flag, &[name, value]);
+        }
         check("--logging-format=xml", &["--logging-format", "xml"]);
     }
 

@@ -20,6 +20,8 @@ pub struct LogOptions {
     pub verbosity: u8,
     /// How lines look.
     pub format: LogFormat,
+    /// What was asked for and has no effect, for the log.
+    pub notes: Vec<String>,
 }
 
 /// Why logging could not be set up.
@@ -39,14 +41,47 @@ pub enum LoggingError {
 }
 
 impl LogOptions {
-    /// Takes over one of klog's flags. Where to write is not ours to choose, so most are ignored.
+    /// Takes over one of klog's flags. Values are checked as klog does. All logs go to standard error,
+    /// so that of the others those that would change this are noted.
     pub(crate) fn apply(&mut self, name: &str, value: &str) -> Result<(), &'static str> {
+        const TO_STDERR: &str = "logs go to standard error";
+        const LINES: &str = "lines always look the same";
+        const PARTS: &str = "RUST_LOG chooses levels by module";
+        let mut note = |why: &str| {
+            self.notes
+                .push(format!("--{name}={value} has no effect: {why}"))
+        };
         match name {
             "v" => {
-                self.verbosity = value
-                    .parse()
-                    .map_err(|_| "must be a number from 0 to 255")?
+                let level: i32 = value.parse().map_err(|_| "must be a whole number")?;
+                self.verbosity = u8::try_from(level.max(0)).unwrap_or(u8::MAX);
             }
+            "log-file-max-size" => {
+                value
+                    .parse::<u64>()
+                    .map_err(|_| "must be a size in megabytes")?;
+            }
+            "log-flush-frequency" => {
+                crate::flags::duration(value).map_err(|_| "must be a duration")?;
+            }
+            "stderrthreshold" => {
+                check(is_severity(value), "must be INFO, WARNING, ERROR or FATAL")?
+            }
+            "vmodule" => {
+                check(is_vmodule(value), "must be pattern=N, comma-separated")?;
+                if !value.is_empty() {
+                    note(PARTS);
+                }
+            }
+            "log-backtrace-at" => {
+                check(is_trace_location(value), "must be file.go:N")?;
+                if !matches!(value, "" | ":0") {
+                    note("there are no backtraces of log lines");
+                }
+            }
+            "log-dir" | "log-file" if !value.is_empty() => note(TO_STDERR),
+            "logtostderr" if value == "false" => note(TO_STDERR),
+            "skip-headers" | "add-dir-header" if value == "true" => note(LINES),
             "logging-format" => {
                 self.format = match value {
                     "" | "text" => LogFormat::Text,
@@ -62,6 +97,30 @@ impl LogOptions {
     fn filter(&self) -> String {
         filter(self.verbosity)
     }
+}
+
+fn check(is_right: bool, problem: &'static str) -> Result<(), &'static str> {
+    if is_right { Ok(()) } else { Err(problem) }
+}
+
+fn is_severity(value: &str) -> bool {
+    let names = ["INFO", "WARNING", "ERROR", "FATAL"];
+    value.parse::<i32>().is_ok() || names.iter().any(|name| value.eq_ignore_ascii_case(name))
+}
+
+fn is_vmodule(value: &str) -> bool {
+    let mut parts = value.split(',').filter(|part| !part.is_empty());
+    parts.all(|part| {
+        let (pattern, level) = part.split_once('=').unwrap_or_default();
+        !pattern.is_empty() && level.parse::<u32>().is_ok()
+    })
+}
+
+fn is_trace_location(value: &str) -> bool {
+    let place = |(file, line): (&str, &str)| {
+        file.contains('.') && line.parse() != Ok(0_u32) && line.parse::<u32>().is_ok()
+    };
+    matches!(value, "" | ":0") || value.split_once(':').is_some_and(place)
 }
 
 /// The filter, as of `RUST_LOG`, of a klog verbosity: 0 to 3 is info, 4 and 5 debug, more is trace.
@@ -119,7 +178,11 @@ pub fn init(options: &LogOptions) -> Result<(), LoggingError> {
             builder.finish().try_init()
         }
     }
-    .map_err(LoggingError::Twice)
+    .map_err(LoggingError::Twice)?;
+    for note in &options.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(())
 }
 
 type Reload = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;

@@ -1,7 +1,7 @@
 //! The command line, with upstream's names and defaults.
 
 use crate::webhook::{QuotaRetries, Serve, Settings};
-use crate::{GATES, Options, OptionsError, recommender};
+use crate::{GATES, Options, OptionsError, ProfileFlags, features, recommender};
 use clap::{ArgAction, Parser};
 use koord_api::GoDuration;
 use koord_app::features::Gates;
@@ -39,22 +39,26 @@ pub struct Args {
     /// Accepted for compatibility; all namespaces are watched
     #[arg(long, default_value = "")]
     pub namespace: String,
-    /// Accepted for compatibility: there are no Go profiles. perf(1) shows where time goes
+    /// Accepted for compatibility; what caches hold is never copied
+    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub disable_no_deepcopy: bool,
+    /// Say at /debug/pprof, to who looks for Go's profiles there, that there are none
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_pprof: bool,
-    /// Accepted for compatibility: nothing is served there
+    /// Where to say so; 0 is nowhere
     #[arg(long, default_value = ":8090")]
     pub pprof_addr: String,
     /// Accepted for compatibility; changes are watched, not polled
     #[arg(long, default_value = "")]
     pub sync_period: String,
-    /// Requests per second to the API server
-    #[arg(long, default_value_t = 30.0)]
+    /// Requests per second to the API server; 20 when it is not above 0
+    #[arg(long, default_value_t = 30.0, value_parser = flags::number, allow_hyphen_values = true)]
     pub rest_config_qps: f64,
-    /// Requests at once to the API server
-    #[arg(long, default_value_t = 50)]
-    pub rest_config_burst: u32,
+    /// Requests at once to the API server; 30 when it is not above 0
+    #[arg(long, default_value_t = 50, allow_hyphen_values = true)]
+    pub rest_config_burst: i32,
     /// Controllers to run: *, name or -name, comma-separated
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub controllers: Selection,
@@ -67,8 +71,8 @@ pub struct Args {
     /// Name of the ConfigMap with the settings
     #[arg(long, default_value = "slo-controller-config")]
     pub slo_config_name: String,
-    /// Whether node strategies must have names
-    #[arg(long, default_value = "false")]
+    /// Whether node strategies must have names; true or anything else
+    #[arg(long, default_value = "")]
     pub node_strategy_name_need_check: String,
     /// How often the write of a quota is repeated for one batch of pods, at most
     #[arg(long, default_value_t = 3)]
@@ -94,7 +98,7 @@ pub struct Args {
     pub pods: crate::webhook::pod::Flags,
     /// Of the colocationprofile controller.
     #[command(flatten)]
-    pub colocation_profile: crate::ProfileFlags,
+    pub colocation_profile: ProfileFlags,
 }
 
 impl Args {
@@ -125,9 +129,12 @@ impl Args {
             let namespace = &self.leader_election_namespace;
             Election::new(namespace, crate::LEASE_NAME, &defaults.identity)
         });
+        let profiling_address = address("pprof-addr", &self.pprof_addr)?;
         Ok(Options {
             metrics_address: address("metrics-addr", &self.metrics_addr)?,
             health_address: address("health-probe-addr", &self.health_probe_addr)?,
+            profiling_address: profiling_address.filter(|_| self.enable_pprof),
+            notes: self.notes(&gates),
             election,
             controllers: self.controllers.clone(),
             noderesource_plugins: self.noderesource_plugins.clone(),
@@ -154,6 +161,45 @@ impl Args {
         })
     }
 
+    /// What was asked for and has no effect, with the reason.
+    fn notes(&self, gates: &Gates) -> Vec<String> {
+        let flags = [
+            (
+                format!("--namespace={}", self.namespace),
+                !self.namespace.is_empty(),
+                "nodes are in no namespace, and what runs on them is in all",
+            ),
+            (
+                format!("--sync-period={}", self.sync_period),
+                !matches!(self.sync_period.as_str(), "" | "0" | "0s"),
+                "every change is watched, and what is lost is listed again",
+            ),
+            (
+                format!("--disable-no-deepcopy={}", self.disable_no_deepcopy),
+                self.disable_no_deepcopy,
+                "what caches hold cannot be changed, so that nothing is copied",
+            ),
+            (
+                "--colocation-profile-expire-pod-cache-duration".to_owned(),
+                self.colocation_profile
+                    .colocation_profile_expire_pod_cache_duration
+                    != ProfileFlags::EXPIRE_POD_CACHE,
+                "a pod is forgotten when it may be updated again",
+            ),
+        ];
+        let set = gates.iter().filter(|(gate, on)| *on != gate.default);
+        let gates = set.filter_map(|(gate, on)| {
+            let why = features::without_effect(gate.name)?;
+            Some((format!("--feature-gates={}={on}", gate.name), true, why))
+        });
+        flags
+            .into_iter()
+            .chain(gates)
+            .filter(|(_, is_set, _)| *is_set)
+            .map(|(what, _, why)| format!("{what} has no effect: {why}"))
+            .collect()
+    }
+
     /// The kubeconfig file, if one is given.
     #[must_use]
     pub fn kubeconfig(&self) -> Option<&Path> {
@@ -163,9 +209,12 @@ impl Args {
     /// How the client talks.
     #[must_use]
     pub fn client_options(&self) -> koord_kube::client::ClientOptions {
+        let qps = Some(self.rest_config_qps).filter(|qps| *qps > 0.0);
+        let burst = u32::try_from(self.rest_config_burst).unwrap_or(0);
         koord_kube::client::ClientOptions {
-            qps: self.rest_config_qps,
-            burst: self.rest_config_burst,
+            // What controller-runtime takes for unset.
+            qps: qps.unwrap_or(20.0),
+            burst: if burst == 0 { 30 } else { burst },
             user_agent: "koordinator-manager".to_owned(),
             ..Default::default()
         }

@@ -2,8 +2,7 @@
 
 use koord_app::features::Gate;
 
-/// All gates the manager accepts. Those of parts that do not exist yet are accepted and change
-/// nothing, so that upstream's manifests keep working.
+/// All gates the manager accepts.
 pub const GATES: &[Gate] = &[
     Gate::beta("PodMutatingWebhook", true),
     Gate::beta("PodValidatingWebhook", true),
@@ -32,7 +31,7 @@ pub const GATES: &[Gate] = &[
     Gate::alpha("DisableExtendedResourceSpec", false),
     Gate::alpha("DisableDeviceResourceSpec", false),
     Gate::alpha("BindingAdmissionWebhook", false),
-    Gate::alpha("DisablePVCReservation", false),
+    Gate::beta("DisablePVCReservation", false),
     Gate::alpha("PriorityTransformer", false),
     Gate::alpha("PreemptionPolicyTransformer", false),
     Gate::alpha("ReplaceResourcesTransformer", false),
@@ -44,6 +43,21 @@ pub const GATES: &[Gate] = &[
     Gate::beta("ChargeUnmeasuredPods", true),
     Gate::alpha("DeviceResourceWithoutColocation", false),
 ];
+
+/// Why a gate changes nothing here; `None` for those that do. Upstream's manager knows these and does
+/// not ask for them either.
+pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
+    match gate {
+        "DisablePVCReservation" => Some("it is the descheduler's"),
+        "ElasticQuotaIgnorePodOverhead" => {
+            Some("the scheduler counts what pods use, by its own gate")
+        }
+        "PriorityTransformer" | "PreemptionPolicyTransformer" => {
+            Some("it is about how the scheduler reads pods, by its own gate")
+        }
+        _ => None,
+    }
+}
 
 #[cfg(test)]
 mod tests {

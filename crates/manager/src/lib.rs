@@ -68,6 +68,10 @@ pub struct Options {
     pub metrics_address: Option<SocketAddr>,
     /// Where to serve health.
     pub health_address: Option<SocketAddr>,
+    /// Where whoever looks for Go's profiles is told that there are none.
+    pub profiling_address: Option<SocketAddr>,
+    /// What was asked for and has no effect, for the log.
+    pub notes: Vec<String>,
     /// Which controllers run.
     pub controllers: Selection,
     /// Which resources the noderesource controller computes.
@@ -101,6 +105,8 @@ impl Default for Options {
             identity: koord_kube::lease::unique_identity(),
             metrics_address: None,
             health_address: None,
+            profiling_address: None,
+            notes: Vec::new(),
             controllers: Selection::all(),
             noderesource_plugins: Selection::all(),
             config_namespace: "koordinator-system".to_owned(),
@@ -177,6 +183,9 @@ pub fn run(
     ctx: Context,
 ) -> BoxFuture<'static, Result<(), Error>> {
     async move {
+        for note in &options.notes {
+            tracing::warn!("{note}");
+        }
         let metrics = metrics::Metrics::new(&ctx.metrics)?;
         let leader = metrics.leader.clone();
         let replica = Replica::new(options, client, metrics, &ctx);

@@ -13,7 +13,7 @@ use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::{Device, ElasticQuota};
 use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
-use koord_app::admin::{Admin, Exposure};
+use koord_app::admin::{Admin, Exposure, refuse_profiles};
 use koord_app::{Clock, Context};
 use koord_kube::events::Recorder;
 use koord_kube::webhook::run::Readiness;
@@ -215,7 +215,9 @@ impl Replica {
         webhooks: Option<Readiness>,
     ) -> Result<(), Error> {
         let replica = Arc::downgrade(self);
-        let admin = Admin::new(ctx.metrics.clone()).ready_when("informers", move || {
+        // Upstream's registry of metrics for users is empty.
+        let admin = Admin::new(ctx.metrics.clone()).split_metrics(|_| false);
+        let admin = admin.ready_when("informers", move || {
             replica.upgrade().ok_or("it has stopped")?.is_ready()
         });
         let admin = match webhooks {
@@ -232,6 +234,11 @@ impl Replica {
                 .serve(address, Exposure::Anyone, ctx.shutdown.clone())
                 .await?;
             tracing::info!(%address, "serving health and metrics");
+        }
+        if let Some(address) = options.profiling_address {
+            // As upstream, nothing depends on it.
+            let refused = refuse_profiles(address, ctx.shutdown.clone()).await;
+            let _ = refused.inspect_err(|error| tracing::warn!(%error, "--pprof-addr"));
         }
         Ok(())
     }

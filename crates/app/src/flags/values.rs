@@ -34,6 +34,18 @@ pub fn boolean(value: &str) -> Result<bool, FlagValueError> {
     }
 }
 
+/// A number that is one: Go's and Rust's texts for infinity and NaN are refused.
+///
+/// # Errors
+///
+/// On anything else.
+pub fn number(value: &str) -> Result<f64, FlagValueError> {
+    match value.parse() {
+        Ok(number) if f64::is_finite(number) => Ok(number),
+        _ => wrong("number", value, "must be a number"),
+    }
+}
+
 /// A non-negative Go duration: `1m30s`, `1.5h`, `100ms`, `0`.
 ///
 /// # Errors

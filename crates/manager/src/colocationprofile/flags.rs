@@ -22,7 +22,7 @@ pub struct Flags {
     #[arg(long, default_value = "10m", value_parser = flags::duration)]
     pub colocation_profile_expire_pod_cache_duration: Duration,
     /// Pods updated per second
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = flags::number)]
     pub colocation_profile_update_pod_qps: f64,
     /// Pods updated at once
     #[arg(long, default_value_t = 100)]
@@ -57,6 +57,9 @@ impl Default for Options {
 }
 
 impl Flags {
+    /// The default of the flag that has no effect.
+    pub(crate) const EXPIRE_POD_CACHE: Duration = Duration::from_secs(600);
+
     /// What they mean.
     #[must_use]
     pub fn options(&self) -> Options {

@@ -4,6 +4,7 @@
 
 mod cluster;
 mod colocation;
+mod flags;
 mod leadership;
 mod pods;
 mod quotas;

@@ -69,13 +69,7 @@ impl Admission {
                 guarantee_usage: on("ElasticQuotaGuaranteeUsage"),
                 fewer_keys: on("ElasticQuotaEnableUpdateResourceKey"),
             },
-            pod_rules: pods::Rules {
-                no_default: on("DisableDefaultQuota"),
-                parents_take_pods: on("SupportParentQuotaSubmitPod"),
-                admission: on("EnableQuotaAdmission"),
-                admission_on_update: on("EnableQuotaAdmissionOnUpdate"),
-                replace_resources: on("ElasticQuotaEvaluationTransformPod"),
-            },
+            pod_rules: pods::Rules::of(gates),
             quotas: caches.quotas.clone(),
             profiles: caches.quota_profiles.clone(),
         });

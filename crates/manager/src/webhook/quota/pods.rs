@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, is_built_in};
 use koord_api::{labels, requests};
+use koord_app::features::Gates;
 use koord_kube::ObjectKey;
 use koord_model::replace::replace_resources;
 
@@ -23,8 +24,24 @@ pub(crate) struct Rules {
     pub(crate) admission: bool,
     /// Gate `EnableQuotaAdmissionOnUpdate`: also when they change quota.
     pub(crate) admission_on_update: bool,
-    /// Gate `ElasticQuotaEvaluationTransformPod`: resources are replaced first, as an annotation says.
+    /// Gates `ElasticQuotaEvaluationTransformPod` and `ReplaceResourcesTransformer`, both: resources are
+    /// replaced first, as an annotation says.
     pub(crate) replace_resources: bool,
+}
+
+impl Rules {
+    /// As the gates say.
+    pub(crate) fn of(gates: &Gates) -> Self {
+        let on = |gate| gates.enabled(gate);
+        Self {
+            no_default: on("DisableDefaultQuota"),
+            parents_take_pods: on("SupportParentQuotaSubmitPod"),
+            admission: on("EnableQuotaAdmission"),
+            admission_on_update: on("EnableQuotaAdmissionOnUpdate"),
+            replace_resources: on("ElasticQuotaEvaluationTransformPod")
+                && on("ReplaceResourcesTransformer"),
+        }
+    }
 }
 
 fn label<'a>(pod: &'a Pod, key: &str) -> &'a str {

@@ -172,3 +172,16 @@ fn only_quotas_that_are_asked_are_charged() {
         );
     }
 }
+
+#[test]
+fn resources_are_replaced_where_both_gates_are_on() {
+    let replaced = |text: &str| {
+        let gates = Gates::parse(crate::GATES, text).unwrap();
+        Rules::of(&gates).replace_resources
+    };
+    assert!(!replaced("ElasticQuotaEvaluationTransformPod=true"));
+    assert!(!replaced("ReplaceResourcesTransformer=true"));
+    assert!(replaced(
+        "ElasticQuotaEvaluationTransformPod=true,ReplaceResourcesTransformer=true"
+    ));
+}

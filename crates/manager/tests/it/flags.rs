@@ -1,0 +1,242 @@
+//! The command line against what upstream's program says of its own.
+
+use clap::CommandFactory as _;
+use koord_app::features::Stage;
+use koord_app::flags::{self, boolean, duration};
+use koord_manager::{Args, GATES};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+
+/// Words after the first, of the lines that start with it.
+fn facts(first: &str) -> Vec<Vec<&'static str>> {
+    let lines = include_str!("upstream-flags.txt").lines();
+    let rows = lines.filter_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
+    let rows: Vec<_> = rows.map(|row| row.split(' ').collect()).collect();
+    assert!(!rows.is_empty());
+    rows
+}
+
+/// Everything that a command line decides, as text, and what it says of itself.
+fn outcome(argument: Option<&str>) -> Result<(String, Vec<String>), String> {
+    let argv = ["koord-manager"].into_iter().chain(argument);
+    let parsed = flags::parse::<Args>(argv.map(OsString::from)).map_err(|e| e.to_string())?;
+    let args = parsed.args;
+    let mut options = args.options().map_err(|error| error.to_string())?;
+    options.identity.clear();
+    if let Some(election) = &mut options.election {
+        election.identity.clear();
+    }
+    let mut notes = std::mem::take(&mut options.notes);
+    let mut logging = parsed.logging;
+    notes.append(&mut logging.notes);
+    let client = args.client_options();
+    let client = (client.qps, client.burst, args.kubeconfig());
+    Ok((format!("{options:?} {client:?} {logging:?}"), notes))
+}
+
+/// A value that is not the default, and one that the type has no place for.
+fn values(name: &str, kind: &str, default: &str) -> (&'static str, Option<&'static str>) {
+    match (name, kind) {
+        (_, "bool") if boolean(default) == Ok(true) => ("false", Some("perhaps")),
+        (_, "bool") => ("true", Some("perhaps")),
+        (_, "duration") => ("77s", Some("soon")),
+        (_, "int" | "Level") => ("77", Some("many")),
+        (_, "uint") => ("77", Some("-1")),
+        (_, "float") => ("7.5", Some("much")),
+        (_, "severity") => ("ERROR", Some("LOUD")),
+        (_, "moduleSpec") => ("file=7", Some("file")),
+        (_, "traceLocation") => ("file.go:7", Some("file.go")),
+        (_, "mapStringBool") => ("MultiQuotaTree=true", Some("MultiQuotaTree=perhaps")),
+        ("controllers", "strings") => ("nodeslo", Some("nodeslo,nothing")),
+        ("noderesource-plugins", "strings") => ("BatchResource", Some("-Nothing")),
+        (name, "string") if name.ends_with("-addr") => ("127.0.0.1:7777", Some("nowhere")),
+        ("leader-elect-resource-lock", _) => ("leases", Some("endpoints")),
+        ("node-strategy-name-need-check", _) => ("true", None),
+        // Any text.
+        (_, "string") => ("x", None),
+        other => panic!("{other:?} is a type that nobody has thought of"),
+    }
+}
+
+/// Those that change nothing upstream while logs go to standard error, as they do by default.
+const ONLY_FOR_LOG_FILES: [&str; 5] = [
+    "alsologtostderr",
+    "log_file_max_size",
+    "one_output",
+    "skip_log_headers",
+    "stderrthreshold",
+];
+
+#[test]
+fn upstreams_flags_are_accepted_and_do_something_or_say_why_not() {
+    let (plain, notes) = outcome(None).unwrap();
+    assert_eq!(notes, [""; 0]);
+    let mut without_effect = BTreeSet::new();
+    for row in facts("flag") {
+        let (name, kind) = (row[0], row[1]);
+        let (value, wrong) = values(name, kind, row.get(2).copied().unwrap_or_default());
+        let (changed, notes) = outcome(Some(&format!("--{name}={value}"))).unwrap();
+        match &notes[..] {
+            [] if changed == plain => assert!(
+                ONLY_FOR_LOG_FILES.contains(&name) || name == "leader-elect-resource-lock",
+                "{name} has no effect and does not say so"
+            ),
+            [] => {}
+            [note] => {
+                assert!(
+                    note.starts_with(&format!("--{}", name.replace('_', "-"))),
+                    "{note}"
+                );
+                assert!(note.contains(" has no effect: "), "{note}");
+                assert_eq!(changed, plain, "{name} says that it has no effect");
+                without_effect.insert(name);
+            }
+            _ => panic!("{name}: {notes:?}"),
+        }
+        if kind == "bool" {
+            let short = outcome(Some(&format!("-{name}"))).unwrap();
+            assert_eq!(
+                short,
+                outcome(Some(&format!("--{name}=true"))).unwrap(),
+                "{name}"
+            );
+        }
+        if let Some(wrong) = wrong {
+            let error = outcome(Some(&format!("--{name}={wrong}"))).unwrap_err();
+            let (_, end) = wrong.rsplit_once([',', '=']).unwrap_or(("", wrong));
+            assert!(
+                error.contains(name) && error.contains(end),
+                "{name}={wrong}: {error}"
+            );
+        }
+    }
+    let expected = [
+        "add_dir_header",
+        "colocation-profile-expire-pod-cache-duration",
+        "disable-no-deepcopy",
+        "log_backtrace_at",
+        "log_dir",
+        "log_file",
+        "logtostderr",
+        "namespace",
+        "skip_headers",
+        "sync-period",
+        "vmodule",
+    ];
+    assert_eq!(without_effect, BTreeSet::from(expected));
+}
+
+#[test]
+fn upstreams_defaults_are_ours() {
+    let command = Args::command();
+    let ours: BTreeMap<_, _> = command
+        .get_arguments()
+        .filter_map(|argument| {
+            let default = argument.get_default_values().first();
+            let default = default.map(|text| text.to_string_lossy().into_owned());
+            Some((argument.get_long()?, default.unwrap_or_default()))
+        })
+        .collect();
+    let mut klogs = 0;
+    for row in facts("flag") {
+        let (name, kind) = (row[0], row[1]);
+        let theirs = row.get(2).copied().unwrap_or_default();
+        let Some(ours) = ours.get(name) else {
+            // Of these there are no defaults to see: without them nothing is as with their defaults.
+            let (given, notes) =
+                outcome(Some(&format!("--{name}={}", zero(kind, theirs)))).unwrap();
+            assert_eq!((given, notes), outcome(None).unwrap(), "{name}");
+            klogs += 1;
+            continue;
+        };
+        match kind {
+            "bool" => assert_eq!(ours, zero(kind, theirs), "{name}"),
+            "duration" => assert_eq!(duration(ours), duration(theirs), "{name}"),
+            // All of them, of which there is one controller more here.
+            "strings" => assert_eq!(ours, "*", "{name}"),
+            _ => assert_eq!(ours, theirs, "{name}"),
+        }
+    }
+    assert_eq!(klogs, 13);
+}
+
+/// A default that is not shown is nothing.
+fn zero<'a>(kind: &str, default: &'a str) -> &'a str {
+    match (kind, default) {
+        ("bool", "") => "false",
+        ("Level", "") => "0",
+        ("severity", "") => "INFO",
+        (_, default) => default,
+    }
+}
+
+#[test]
+fn upstreams_lists_of_controllers_and_plugins_may_be_named_whole() {
+    for name in ["controllers", "noderesource-plugins"] {
+        let rows = facts("flag");
+        let row = rows.iter().find(|row| row[0] == name).unwrap();
+        let all = row[2].trim_matches(['[', ']']);
+        outcome(Some(&format!("--{name}={all}"))).unwrap();
+    }
+}
+
+#[test]
+fn upstreams_gates_are_accepted_with_their_stages_and_defaults() {
+    let ours: BTreeMap<_, _> = GATES.iter().map(|gate| (gate.name, gate)).collect();
+    let mut theirs = BTreeSet::new();
+    let mut other_default = Vec::new();
+    let mut without_effect = Vec::new();
+    for row in facts("gate") {
+        let (name, stage, default) = (row[0], row[1], boolean(row[2]).unwrap());
+        let not = !default;
+        let (_, notes) = outcome(Some(&format!("--feature-gates={name}={not}"))).unwrap();
+        theirs.insert(name);
+        if matches!(name, "AllAlpha" | "AllBeta") {
+            continue;
+        }
+        let gate = ours
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is not known"));
+        let expected = if stage == "BETA" {
+            Stage::Beta
+        } else {
+            Stage::Alpha
+        };
+        assert_eq!(gate.stage, expected, "{name}");
+        if gate.default != default {
+            other_default.push(name);
+        }
+        if let [note] = &notes[..] {
+            assert!(note.starts_with(&format!("--feature-gates={name}={not} has no effect: ")));
+            without_effect.push(name);
+        }
+    }
+    assert_eq!(other_default, ["ConfigMapValidatingWebhook"]);
+    let expected = [
+        "DisablePVCReservation",
+        "ElasticQuotaIgnorePodOverhead",
+        "PreemptionPolicyTransformer",
+        "PriorityTransformer",
+    ];
+    assert_eq!(without_effect, expected);
+    let own: Vec<_> = GATES
+        .iter()
+        .map(|gate| gate.name)
+        .filter(|name| !theirs.contains(name))
+        .collect();
+    let expected = [
+        "Recommender",
+        "RecommendationAdmission",
+        "ChargeUnmeasuredPods",
+        "DeviceResourceWithoutColocation",
+    ];
+    assert_eq!(own, expected, "gates that upstream would refuse");
+    for (value, names) in [
+        ("NoSuchGate=true", ["feature-gates", "NoSuchGate"]),
+        ("MultiQuotaTree", ["feature-gates", "MultiQuotaTree"]),
+        ("MultiQuotaTree=perhaps", ["MultiQuotaTree", "perhaps"]),
+    ] {
+        let error = outcome(Some(&format!("--feature-gates={value}"))).unwrap_err();
+        assert!(names.iter().all(|name| error.contains(name)), "{error}");
+    }
+}
