@@ -8,6 +8,7 @@
 mod check;
 mod colocation;
 mod node;
+mod origin;
 mod section;
 mod sections;
 mod unknown;
@@ -15,6 +16,7 @@ mod unknown;
 pub use check::FieldError;
 pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
 pub use node::{NodeOverrideWarning, colocation_strategy_for_node, system_strategy_for_node};
+pub use origin::{Origin, colocation_origins};
 pub use section::{NodeOverride, Section};
 pub use sections::{
     CPUNormalizationStrategy, HostApplications, ModelRatioCfg, ResourceAmplificationStrategy,

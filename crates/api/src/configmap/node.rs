@@ -79,7 +79,7 @@ pub fn colocation_strategy_for_node(
     clippy::cast_possible_truncation,
     reason = "truncation is the rule; casts saturate"
 )]
-fn ratio_percent(text: &str) -> Option<i64> {
+pub(super) fn ratio_percent(text: &str) -> Option<i64> {
     let ratio: f64 = text.parse().ok()?;
     (ratio.is_finite() && ratio >= 0.0).then_some((ratio * 100.0) as i64)
 }

@@ -84,7 +84,12 @@ impl<T> Section<T> {
     /// The override that applies to a node, if any.
     #[must_use]
     pub fn override_for_node(&self, labels: &BTreeMap<String, String>) -> Option<&NodeOverride<T>> {
-        self.nodes.iter().find(|node| {
+        self.nodes.get(self.place_for_node(labels)?)
+    }
+
+    /// The place in [`Self::nodes`] of the override that applies to a node.
+    pub(super) fn place_for_node(&self, labels: &BTreeMap<String, String>) -> Option<usize> {
+        self.nodes.iter().position(|node| {
             node.selector
                 .as_ref()
                 .is_some_and(|selector| selector::matches(selector, labels).unwrap_or(false))

@@ -282,6 +282,67 @@ fn a_nodes_annotation_and_labels_come_last() {
 }
 
 #[test]
+fn each_setting_of_a_node_knows_where_it_comes_from() {
+    let text = json!({
+        "enable": true, "CPUReclaimThresholdPercent": 60, "memoryReclaimThresholdPercent": 70,
+        "degradeTimeMinutes": 30, "midUnallocatedPercent": 5,
+        "nodeConfigs": [
+            {"name": "none", "cpuReclaimThresholdPercent": 1},
+            {"nodeSelector": {"matchLabels": {"pool": "b"}}, "degradeTimeMinutes": 20,
+             "memoryReclaimThresholdPercent": 50, "midUnallocatedPercent": 9},
+        ],
+    })
+    .to_string();
+    let (config, _) = SloControllerConfig::parse(&strings(&[(keys::COLOCATION, &text)]));
+    let node_labels = strings(&[
+        ("pool", "b"),
+        (labels::NODE_MEMORY_RECLAIM_RATIO, "0.4"),
+        (labels::NODE_CPU_RECLAIM_RATIO, "much"),
+        (labels::NODE_MID_STATIC_CPU_RESERVED_RATIO, "0.1"),
+        (labels::NODE_MID_STATIC_MEMORY_RESERVED_RATIO, "0.1"),
+    ]);
+    let annotation = r#"{"midUnallocatedPercent": 7, "batchCPUThresholdPercent": 80}"#;
+    let node_annotations = strings(&[(annotations::NODE_COLOCATION_STRATEGY, annotation)]);
+    let section = &config.colocation;
+    let origins = colocation_origins(section, &text, &node_labels, &node_annotations);
+    for (field, origin) in [
+        ("enable", "colocation-config"),
+        // The default's value, but said.
+        ("cpuReclaimThresholdPercent", "colocation-config"),
+        (
+            "memoryReclaimThresholdPercent",
+            "label node.koordinator.sh/memory-reclaim-ratio",
+        ),
+        ("degradeTimeMinutes", "colocation-config, nodes \"#1\""),
+        (
+            "midUnallocatedPercent",
+            "annotation node.koordinator.sh/colocation-strategy",
+        ),
+        (
+            "batchCPUThresholdPercent",
+            "annotation node.koordinator.sh/colocation-strategy",
+        ),
+        (
+            "midStaticCPUReservedPercent",
+            "label node.koordinator.sh/mid-static-cpu-reserved-ratio",
+        ),
+        (
+            "midStaticMemoryReservedPercent",
+            "label node.koordinator.sh/mid-static-memory-reserved-ratio",
+        ),
+        ("memoryCalculatePolicy", "default"),
+    ] {
+        assert_eq!(origins[field].to_string(), origin, "{field}");
+    }
+    assert_eq!(origins.get("batchMemoryThresholdPercent"), None);
+    // What was refused decides nothing.
+    let refused =
+        r#"{"enable": true, "cpuReclaimThresholdPercent": 5, "midUnallocatedPercent": 500}"#;
+    let origins = colocation_origins(section, refused, &BTreeMap::new(), &BTreeMap::new());
+    assert_eq!(origins["midUnallocatedPercent"], Origin::Default);
+}
+
+#[test]
 fn a_bad_bandwidth_annotation_keeps_the_strategy() {
     let (config, _) = SloControllerConfig::parse(&data(
         keys::SYSTEM,

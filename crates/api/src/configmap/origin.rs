@@ -1,0 +1,129 @@
+//! Where the settings that hold on a node come from.
+
+use super::node::ratio_percent;
+use super::{ColocationCfg, ColocationStrategy, Section, colocation_strategy_for_node, keys};
+use crate::{annotations, labels, lenient};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Where a setting that holds on a node comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The cluster's part of a key of the ConfigMap.
+    Cluster(&'static str),
+    /// The part of a key that picks some nodes.
+    Node {
+        /// The key.
+        key: &'static str,
+        /// The part's name; its place, such as `#0`, where it has none.
+        name: String,
+    },
+    /// An annotation of the node.
+    Annotation(&'static str),
+    /// A label of the node.
+    Label(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Cluster(key) => f.write_str(key),
+            Self::Node { key, name } => write!(f, "{key}, nodes {name:?}"),
+            Self::Annotation(key) => write!(f, "annotation {key}"),
+            Self::Label(key) => write!(f, "label {key}"),
+        }
+    }
+}
+
+type Strings = BTreeMap<String, String>;
+
+/// The labels that set a percentage, and which.
+const RATIOS: [(&str, &str); 4] = [
+    (labels::NODE_CPU_RECLAIM_RATIO, "cpuReclaimThresholdPercent"),
+    (
+        labels::NODE_MEMORY_RECLAIM_RATIO,
+        "memoryReclaimThresholdPercent",
+    ),
+    (
+        labels::NODE_MID_STATIC_CPU_RESERVED_RATIO,
+        "midStaticCPUReservedPercent",
+    ),
+    (
+        labels::NODE_MID_STATIC_MEMORY_RESERVED_RATIO,
+        "midStaticMemoryReservedPercent",
+    ),
+];
+
+impl<T> Section<T> {
+    /// Which part of the section, read from `key`, a node has its settings from.
+    #[must_use]
+    pub fn origin(&self, key: &'static str, node_labels: &Strings) -> Origin {
+        match self.place_for_node(node_labels) {
+            None => Origin::Cluster(key),
+            Some(place) => Origin::Node {
+                key,
+                name: self.name(place),
+            },
+        }
+    }
+
+    fn name(&self, place: usize) -> String {
+        let name = self.nodes.get(place).map(|node| node.name.as_str());
+        name.filter(|name| !name.is_empty())
+            .map_or_else(|| format!("#{place}"), str::to_owned)
+    }
+}
+
+/// Where each field of the colocation strategy of a node comes from, by the field's name in JSON: the
+/// last place that gives it the value that holds. `text` is what `section` was read from. Fields that
+/// are unset are not listed.
+#[must_use]
+pub fn colocation_origins(
+    section: &ColocationCfg,
+    text: &str,
+    node_labels: &Strings,
+    node_annotations: &Strings,
+) -> BTreeMap<String, Origin> {
+    let document: Value = serde_json::from_str(text).unwrap_or_default();
+    let mut layers = vec![(Origin::Cluster(keys::COLOCATION), given(&document))];
+    if let Some(place) = section.place_for_node(node_labels) {
+        let item = lenient::member(&document, "nodeConfigs").and_then(|list| list.get(place));
+        let origin = section.origin(keys::COLOCATION, node_labels);
+        layers.push((origin, given(item.unwrap_or(&Value::Null))));
+    }
+    let key = annotations::NODE_COLOCATION_STRATEGY;
+    let annotation = node_annotations.get(key);
+    let annotation = annotation.and_then(|text| serde_json::from_str(text).ok());
+    layers.push((
+        Origin::Annotation(key),
+        given(&annotation.unwrap_or_default()),
+    ));
+
+    for (key, field) in RATIOS {
+        let percent = node_labels.get(key).and_then(|text| ratio_percent(text));
+        if let Some(percent) = percent {
+            layers.push((Origin::Label(key), json!({ field: percent })));
+        }
+    }
+    let (strategy, _) = colocation_strategy_for_node(section, node_labels, node_annotations);
+    let in_force = serde_json::to_value(strategy).unwrap_or_default();
+    let mut origins = BTreeMap::new();
+    for (field, value) in in_force.as_object().into_iter().flatten() {
+        let mut layers = layers.iter().rev();
+        let found = layers.find(|(_, given)| given.get(field) == Some(value));
+        let origin = found.map_or(Origin::Default, |(origin, _)| origin.clone());
+        origins.insert(field.clone(), origin);
+    }
+    origins
+}
+
+/// What a document sets of a strategy, under the fields' proper names.
+fn given(document: &Value) -> Value {
+    let strategy = lenient::from_value::<ColocationStrategy>(document);
+    let strategy = strategy.ok().map(serde_json::to_value);
+    strategy.and_then(Result::ok).unwrap_or_default()
+}
