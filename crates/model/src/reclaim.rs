@@ -12,7 +12,7 @@ mod terms;
 pub use batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Zone, batch, batch_by_zone, explain};
 pub use mid::{Mid, MidMode, MidPolicy, mid};
 pub use request::of_pod as pod_request;
-pub use terms::{Sum, Term, charged, sums};
+pub use terms::{Setting, Sum, Term, charged, mid_sums, sums};
 
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
@@ -217,13 +217,13 @@ impl NodeView {
         self.reserved_by_annotation.max(self.reserved_by_kubelet())
     }
 
-    /// System usage, host applications above `priority` included.
-    fn system_usage_above(&self, priority: i32) -> Amount {
+    /// What host applications above `priority` use.
+    fn apps_above(&self, priority: i32) -> Amount {
         let apps = self
             .host_apps
             .iter()
             .filter(|app| app.priority.default_value() > priority);
-        apps.fold(self.system_usage, |sum, app| sum + app.usage)
+        apps.fold(Amount::ZERO, |sum, app| sum + app.usage)
     }
 }
 

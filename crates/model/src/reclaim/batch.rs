@@ -72,9 +72,57 @@ pub struct Batch {
     pub memory: Quantity,
     pub(super) capacity: Amount,
     pub(super) safety: Amount,
-    pub(super) system: Amount,
-    pub(super) reserved: Amount,
+    pub(super) held: Held,
     pub(super) services: Services,
+}
+
+/// What is neither services' nor batch's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Held {
+    /// Use outside pods.
+    pub(super) system: Amount,
+    /// Use of services outside Kubernetes that count as system.
+    pub(super) apps: Amount,
+    pub(super) by_annotation: Amount,
+    pub(super) by_kubelet: Amount,
+}
+
+impl Held {
+    fn of(node: &NodeView) -> Self {
+        Self {
+            system: node.system_usage,
+            // Prod and mid host applications count as system, batch and free ones do not.
+            apps: node.apps_above(PriorityClass::Batch.default_value()),
+            by_annotation: node.reserved_by_annotation,
+            by_kubelet: node.reserved_by_kubelet(),
+        }
+    }
+
+    /// An equal share for each of `parts`.
+    fn share(self, parts: usize) -> Self {
+        // One rounding of what is used, not two.
+        let system = self.system.share(parts);
+        Self {
+            system,
+            apps: self.used().share(parts) - system,
+            by_annotation: self.by_annotation.share(parts),
+            by_kubelet: self.by_kubelet.share(parts),
+        }
+    }
+
+    pub(super) fn used(&self) -> Amount {
+        self.system + self.apps
+    }
+
+    /// The larger of both reservations.
+    pub(super) fn reserved(&self) -> Amount {
+        self.by_annotation.max(self.by_kubelet)
+    }
+
+    /// The larger of use and reservation.
+    fn larger(&self) -> Amount {
+        self.used().max(self.reserved())
+    }
 }
 
 impl Batch {
@@ -159,9 +207,7 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     {
         services.charge_dangling(dangling.usage);
     }
-    // Prod and mid host applications count as system, batch and free ones do not.
-    let system = node.system_usage_above(PriorityClass::Batch.default_value());
-    left(node.capacity, system, node.reserved(), services, policy)
+    left(node.capacity, Held::of(node), services, policy)
 }
 
 /// A NUMA node.
@@ -201,32 +247,23 @@ pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> V
             services.charge_dangling(dangling.usage.share(zones.len()));
         }
     }
-    let system = node
-        .system_usage_above(PriorityClass::Batch.default_value())
-        .share(zones.len());
-    let reserved = node.reserved().share(zones.len());
+    let held = Held::of(node).share(zones.len());
     let zones = zones.iter().zip(services);
     zones
-        .map(|(zone, services)| left(zone.allocatable, system, reserved, services, policy))
+        .map(|(zone, services)| left(zone.allocatable, held, services, policy))
         .collect()
 }
 
-fn left(
-    capacity: Amount,
-    system: Amount,
-    reserved: Amount,
-    services: Services,
-    policy: &BatchPolicy,
-) -> Batch {
+fn left(capacity: Amount, held: Held, services: Services, policy: &BatchPolicy) -> Batch {
     // Negative above 100 %: services and batch together may be promised more than there is.
     let safety = Amount {
         cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),
         memory: scale(capacity.memory, ratio(100 - policy.memory_reclaim_percent)),
     };
-    let held = system.max(reserved);
-    let by_usage = (capacity - safety - held - services.used).clamp();
-    let by_request = (capacity - safety - reserved - services.requested).clamp();
-    let by_max = (capacity - safety - held - services.max).clamp();
+    let larger = held.larger();
+    let by_usage = (capacity - safety - larger - services.used).clamp();
+    let by_request = (capacity - safety - held.reserved() - services.requested).clamp();
+    let by_max = (capacity - safety - larger - services.max).clamp();
     let mut cpu = match policy.cpu {
         CpuPolicy::Usage => by_usage.cpu,
         CpuPolicy::MaxUsageRequest => by_max.cpu,
@@ -248,8 +285,7 @@ fn left(
         memory: memory.min(capacity.memory),
         capacity,
         safety,
-        system,
-        reserved,
+        held,
         services,
     }
 }
@@ -260,12 +296,11 @@ pub fn explain(batch: &Batch, policy: &BatchPolicy) -> (String, String) {
     let Batch {
         capacity,
         safety,
-        system,
-        reserved,
+        held: parts,
         services,
         ..
     } = batch;
-    let held = system.max(*reserved);
+    let held = parts.larger();
     let milli = |quantity: Quantity| quantity.milli_value();
     let charged = match policy.cpu {
         CpuPolicy::Usage => format!("podHPUsed:{}", milli(services.used.cpu)),
@@ -287,7 +322,7 @@ pub fn explain(batch: &Batch, policy: &BatchPolicy) -> (String, String) {
         ),
         MemoryPolicy::Request => (
             "nodeReserved",
-            *reserved,
+            parts.reserved(),
             format!("podHPRequest:{}", giga(services.requested.memory)),
         ),
         MemoryPolicy::MaxUsageRequest => (

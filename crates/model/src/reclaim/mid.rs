@@ -64,20 +64,71 @@ impl Mid {
     }
 }
 
+/// What mid resources are made of.
+pub(super) enum Parts {
+    /// A fixed part of the capacity.
+    Static { reserved: Amount },
+    Predicted {
+        /// What the report says of the node; nothing where it does not.
+        unused: Amount,
+        /// The smaller of what is reclaimable and unused, nothing at least.
+        base: Amount,
+        unallocated: Amount,
+        /// What is added of it.
+        share: Amount,
+    },
+}
+
+/// A part of the capacity.
+fn part(node: &NodeView, cpu_percent: i64, memory_percent: i64) -> Amount {
+    Amount {
+        cpu: scale_milli(node.capacity.cpu, ratio(cpu_percent)),
+        memory: scale(node.capacity.memory, ratio(memory_percent)),
+    }
+}
+
+/// The most that mid resources may be.
+pub(super) fn limit(node: &NodeView, policy: &MidPolicy) -> Amount {
+    part(node, policy.cpu_limit_percent, policy.memory_limit_percent)
+}
+
+pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> Parts {
+    if let MidMode::Static {
+        cpu_percent,
+        memory_percent,
+    } = policy.mode
+    {
+        return Parts::Static {
+            reserved: part(node, cpu_percent, memory_percent),
+        };
+    }
+    let unused = node
+        .node_usage
+        .map_or(Amount::ZERO, |usage| node.capacity - usage);
+    // Only prod host applications count as system here.
+    let system = node.system_usage + node.apps_above(PriorityClass::Mid.default_value());
+    let held = system.max(node.reserved());
+    let charged = |class| !is_low(class) && class != PriorityClass::Mid;
+    let pods = node.pods.iter().filter(|pod| charged(pod.priority));
+    let requested = pods.fold(Amount::ZERO, |sum, pod| sum + pod.request);
+    let unallocated = (node.capacity - held - requested).clamp();
+    Parts::Predicted {
+        unused,
+        base: node.prod_reclaimable.min(unused).clamp(),
+        unallocated,
+        share: Amount {
+            cpu: scale_milli(unallocated.cpu, ratio(policy.unallocated_percent)),
+            memory: scale(unallocated.memory, ratio(policy.unallocated_percent)),
+        },
+    }
+}
+
 /// Mid resources of a node.
 #[must_use]
 pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
-    let percent = |cpu: i64, memory: i64| Amount {
-        cpu: scale_milli(node.capacity.cpu, ratio(cpu)),
-        memory: scale(node.capacity.memory, ratio(memory)),
-    };
-    let limit = percent(policy.cpu_limit_percent, policy.memory_limit_percent);
-    match policy.mode {
-        MidMode::Static {
-            cpu_percent,
-            memory_percent,
-        } => {
-            let reserved = percent(cpu_percent, memory_percent);
+    let limit = limit(node, policy);
+    match parts(node, policy) {
+        Parts::Static { reserved } => {
             let amount = reserved.min(limit);
             describe(amount, |quantity| {
                 format!(
@@ -87,22 +138,12 @@ pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
                 )
             })
         }
-        MidMode::Predicted => {
-            let unused = node
-                .node_usage
-                .map_or(Amount::ZERO, |usage| node.capacity - usage);
-            let base = node.prod_reclaimable.min(unused).clamp();
-            // Only prod host applications count as system here.
-            let system = node.system_usage_above(PriorityClass::Mid.default_value());
-            let held = system.max(node.reserved());
-            let charged = |class| !is_low(class) && class != PriorityClass::Mid;
-            let pods = node.pods.iter().filter(|pod| charged(pod.priority));
-            let requested = pods.fold(Amount::ZERO, |sum, pod| sum + pod.request);
-            let unallocated = (node.capacity - held - requested).clamp();
-            let share = Amount {
-                cpu: scale_milli(unallocated.cpu, ratio(policy.unallocated_percent)),
-                memory: scale(unallocated.memory, ratio(policy.unallocated_percent)),
-            };
+        Parts::Predicted {
+            unused,
+            base,
+            unallocated,
+            share,
+        } => {
             let amount = (base + share).min(limit);
             describe(amount, |quantity| {
                 format!(

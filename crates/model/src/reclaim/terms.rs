@@ -1,8 +1,19 @@
-//! Batch resources as a sum, for people: where the number comes from, term by term.
+//! Batch and mid resources as sums, for people: where a number comes from, term by term.
 
 use super::batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Services};
-use super::{Amount, PodView, is_low};
+use super::mid::{self, MidMode, MidPolicy, Parts};
+use super::{Amount, NodeView, PodView, is_low};
+use koord_api::annotations;
 use koord_api::quantity::Quantity;
+
+/// A setting that chose a term.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The field of the strategy, as `colocation-config` names it.
+    pub name: &'static str,
+    /// Its value.
+    pub value: String,
+}
 
 /// A part of a [`Sum`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,8 +22,43 @@ pub struct Term {
     pub what: &'static str,
     /// Cores or bytes; negative where it is taken off.
     pub amount: Quantity,
-    /// The setting that chose it, and its value.
+    /// Whether it is taken off, so that nothing has a sign, too.
+    pub taken: bool,
+    /// Why it is as large as it is.
     pub why: String,
+    /// The setting that chose it; `None` where none does.
+    pub setting: Option<Setting>,
+}
+
+impl Term {
+    fn given(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
+        Self {
+            what,
+            amount,
+            taken: false,
+            why: why.into(),
+            setting: None,
+        }
+    }
+
+    /// A term that takes `amount` off.
+    #[must_use]
+    pub fn taken(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
+        Self {
+            taken: true,
+            ..Self::given(what, negative(amount), why)
+        }
+    }
+
+    fn by(self, name: &'static str, value: impl ToString) -> Self {
+        Self {
+            setting: Some(Setting {
+                name,
+                value: value.to_string(),
+            }),
+            ..self
+        }
+    }
 }
 
 /// A number and what it is made of: the terms add up to it.
@@ -24,12 +70,58 @@ pub struct Sum {
     pub terms: Vec<Term>,
 }
 
+impl Sum {
+    fn of(terms: Vec<Term>) -> Self {
+        let amounts = terms.iter().map(|term| term.amount);
+        Self {
+            total: amounts.fold(Quantity::ZERO, |sum, amount| sum + amount),
+            terms,
+        }
+    }
+
+    /// Adds a term.
+    pub fn push(&mut self, term: Term) {
+        self.total += term.amount;
+        self.terms.push(term);
+    }
+
+    /// Adds what brings the sum to `total`, if anything does.
+    pub fn reach(&mut self, total: Quantity, what: &'static str, why: &str) {
+        if total != self.total {
+            let missing = total - self.total;
+            self.push(Term {
+                taken: missing.signum() < 0,
+                ..Term::given(what, missing, why)
+            });
+        }
+    }
+
+    /// No more than `limit`, a part of the capacity that a setting chose.
+    fn at_most(&mut self, limit: Quantity, name: &'static str, percent: i64) {
+        if self.total > limit {
+            let why = format!("{percent} % of the capacity");
+            self.push(Term::taken("limit", self.total - limit, why).by(name, percent));
+        }
+    }
+
+    fn at_least_nothing(&mut self) {
+        if self.total.signum() < 0 {
+            let nothing = Quantity::ZERO.with_format(self.total.format());
+            self.reach(nothing, "missing", "there is never less than nothing");
+        }
+    }
+}
+
+fn negative(quantity: Quantity) -> Quantity {
+    Quantity::ZERO.with_format(quantity.format()) - quantity
+}
+
 /// How one of the two resources is computed.
 struct Rule<'a> {
     get: fn(Amount) -> Quantity,
-    percent: (&'a str, i64),
-    policy: (&'a str, &'a str),
-    limit: (&'a str, Option<i64>),
+    percent: (&'static str, i64),
+    policy: (&'static str, &'a str),
+    limit: (&'static str, Option<i64>),
     charged: Quantity,
     /// Whether the system's use counts, or only what is reserved.
     by_request: bool,
@@ -78,65 +170,132 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
 
 fn sum(batch: &Batch, total: Quantity, rule: &Rule<'_>) -> Sum {
     let of = |amount: Amount| (rule.get)(amount);
-    let minus = |quantity: Quantity| Quantity::ZERO.with_format(quantity.format()) - quantity;
     let (name, percent) = rule.percent;
-    let (system, reserved) = (of(batch.system), of(batch.reserved));
-    let (what, held, why) = if rule.by_request {
-        let why = "the larger of the node's reservation and the kubelet's".to_owned();
-        ("reserved", reserved, why)
-    } else if system >= reserved {
-        (
-            "system use",
-            system,
-            format!("more than is reserved ({reserved})"),
+    let capacity = of(batch.capacity);
+    let mut sum = Sum::of(vec![
+        Term::given("capacity", capacity, "of the node"),
+        Term::taken(
+            "safety margin",
+            of(batch.safety),
+            format!("all but {percent} % of the capacity"),
         )
-    } else {
-        (
-            "reserved",
-            reserved,
-            format!("more than the system uses ({system})"),
-        )
-    };
-    let mut terms = vec![
-        Term {
-            what: "capacity",
-            amount: of(batch.capacity),
-            why: "of the node".to_owned(),
-        },
-        Term {
-            what: "safety margin",
-            amount: minus(of(batch.safety)),
-            why: format!("all but {percent} % of the capacity: {name}"),
-        },
-        Term {
-            what,
-            amount: minus(held),
-            why,
-        },
-        Term {
-            what: "services",
-            amount: minus(rule.charged),
-            why: format!("{}: {}", rule.policy.0, rule.policy.1),
-        },
-    ];
-    let left = terms
-        .iter()
-        .fold(Quantity::ZERO, |sum, term| sum + term.amount);
-    if left != total {
-        let (what, why) = match rule.limit {
-            _ if left.signum() < 0 => ("missing", "there is never less than nothing".to_owned()),
-            (name, Some(percent)) if total < of(batch.capacity) => {
-                ("limit", format!("{percent} % of the capacity: {name}"))
-            }
-            _ => ("limit", "never more than the node has".to_owned()),
-        };
-        terms.push(Term {
-            what,
-            amount: total - left,
-            why,
-        });
+        .by(name, percent),
+    ]);
+    for term in held(batch, rule) {
+        sum.push(term);
     }
-    Sum { total, terms }
+    let (name, policy) = rule.policy;
+    let why = match policy {
+        "request" => "what they ask for",
+        "maxUsageRequest" => "the larger of what each uses and asks for",
+        _ => "what they use",
+    };
+    sum.push(Term::taken("services", rule.charged, why).by(name, policy));
+    sum.at_least_nothing();
+    if let (name, Some(percent)) = rule.limit
+        && total < capacity
+    {
+        sum.at_most(total, name, percent);
+    }
+    sum.reach(total, "limit", "never more than there is");
+    sum
+}
+
+/// What the system uses or what is kept for it, whichever counts.
+fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
+    let of = |amount: Amount| (rule.get)(amount);
+    let held = &batch.held;
+    let (used, reserved) = (of(held.used()), of(held.reserved()));
+    if !rule.by_request && used >= reserved {
+        let why = format!("outside pods; no less than is reserved ({reserved})");
+        let apps = of(held.apps);
+        let apps = (apps.signum() != 0)
+            .then(|| Term::taken("host apps", apps, "services outside Kubernetes, no batch"));
+        return std::iter::once(Term::taken("system use", of(held.system), why))
+            .chain(apps)
+            .collect();
+    }
+    let whose = if reserved.signum() == 0 {
+        "nothing is".to_owned()
+    } else if of(held.by_annotation) >= of(held.by_kubelet) {
+        format!("by annotation {}", annotations::NODE_RESERVATION)
+    } else {
+        "by the kubelet: capacity less allocatable".to_owned()
+    };
+    let why = if rule.by_request {
+        format!("{whose}; what the system uses does not count")
+    } else {
+        format!("{whose}; more than the system uses ({used})")
+    };
+    let term = Term::taken("reserved", reserved, why);
+    let (name, policy) = rule.policy;
+    vec![if rule.by_request {
+        term.by(name, policy)
+    } else {
+        term
+    }]
+}
+
+/// What mid resources are made of: CPU, then memory.
+#[must_use]
+pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
+    let static_percents = match policy.mode {
+        MidMode::Static {
+            cpu_percent,
+            memory_percent,
+        } => (cpu_percent, memory_percent),
+        MidMode::Predicted => (0, 0),
+    };
+    let parts = mid::parts(node, policy);
+    let limit = mid::limit(node, policy);
+    let sum = |get: fn(Amount) -> Quantity, fixed: (&'static str, i64), most| {
+        let mut sum = match &parts {
+            Parts::Static { reserved } => {
+                let why = format!("{} % of the capacity; midReclaimMode is static", fixed.1);
+                Sum::of(vec![
+                    Term::given("share", get(*reserved), why).by(fixed.0, fixed.1),
+                ])
+            }
+            Parts::Predicted {
+                unused,
+                base,
+                unallocated,
+                share,
+            } => {
+                let why = "what prod pods ask for and, by prediction, will not use";
+                let reclaimable = get(node.prod_reclaimable);
+                let mut sum = Sum::of(vec![Term::given("reclaimable", reclaimable, why)]);
+                let why = match node.node_usage {
+                    Some(_) => format!("no more than the node leaves unused ({})", get(*unused)),
+                    None => "the report does not say what the node uses".to_owned(),
+                };
+                sum.reach(get(*base), "in use", &why);
+                let percent = policy.unallocated_percent;
+                let why = format!(
+                    "{percent} % of what prod did not ask for ({})",
+                    get(*unallocated)
+                );
+                let term = Term::given("unallocated", get(*share), why);
+                sum.push(term.by("midUnallocatedPercent", percent));
+                sum
+            }
+        };
+        let (name, percent) = most;
+        sum.at_most(get(limit), name, percent);
+        sum
+    };
+    [
+        sum(
+            |amount| amount.cpu,
+            ("midStaticCPUReservedPercent", static_percents.0),
+            ("midCPUThresholdPercent", policy.cpu_limit_percent),
+        ),
+        sum(
+            |amount| amount.memory,
+            ("midStaticMemoryReservedPercent", static_percents.1),
+            ("midMemoryThresholdPercent", policy.memory_limit_percent),
+        ),
+    ]
 }
 
 /// What a service is charged for; nothing for batch and free pods.

@@ -451,8 +451,24 @@ fn terms_add_up_and_name_what_chose_them() {
         ("services", -33),
     ];
     assert_eq!(amounts(&cpu), want);
-    assert!(cpu.terms[1].why.contains("65 %") && cpu.terms[1].why.contains("cpuReclaim"));
-    assert!(cpu.terms[3].why.contains("cpuCalculatePolicy: usage"));
+    let setting = |term: &Term| {
+        let setting = term.setting.as_ref();
+        setting.map(|setting| format!("{}={}", setting.name, setting.value))
+    };
+    let by = |sum: &Sum| sum.terms.iter().map(setting).collect::<Vec<_>>();
+    let named = |texts: &[&str]| -> Vec<_> {
+        let text = |text: &&str| (!text.is_empty()).then(|| (*text).to_owned());
+        texts.iter().map(text).collect()
+    };
+    let chose = [
+        "",
+        "cpuReclaimThresholdPercent=65",
+        "",
+        "cpuCalculatePolicy=usage",
+    ];
+    assert_eq!(by(&cpu), named(&chose));
+    let taken: Vec<_> = cpu.terms.iter().map(|term| term.taken).collect();
+    assert_eq!(taken, [false, true, true, true]);
     assert!(memory.terms[2].why.contains("reserved"));
     let mut policy = policy_65();
     policy.memory = MemoryPolicy::Request;
@@ -460,16 +476,129 @@ fn terms_add_up_and_name_what_chose_them() {
     policy.memory_reclaim_percent = 0;
     let [cpu, memory] = check(&node_a(), &policy);
     assert_eq!(*amounts(&cpu).last().unwrap(), ("limit", -15));
+    let chose = "batchCPUThresholdPercent=10";
+    assert_eq!(by(&cpu).last(), named(&[chose]).last());
     assert_eq!(amounts(&memory)[2].0, "reserved");
+    assert_eq!(by(&memory)[2], named(&["memoryCalculatePolicy=request"])[0]);
     assert_eq!(amounts(&memory).last().unwrap().0, "missing");
     policy.cpu_reclaim_percent = 300;
     policy.cpu_limit_percent = None;
     let [cpu, _] = check(&node_a(), &policy);
-    assert!(cpu.terms[4].why.contains("never more than the node"));
+    assert!(cpu.terms[4].why.contains("never more than there is"));
+    // Whose reservation it is, and what counts as system.
+    let mut node = node_a();
+    node.reserved_by_annotation = amount("12/0");
+    node.allocatable = amount("95/119G");
+    let [cpu, memory] = check(&node, &policy_65());
+    assert_eq!(amounts(&cpu)[2], ("reserved", -12));
+    let why = &cpu.terms[2].why;
+    assert!(why.contains("annotation node.koordinator.sh/reservation") && why.contains("(7)"));
+    assert_eq!(amounts(&memory)[2], ("system use", -12_000_000_000));
+    node.reserved_by_annotation = amount("1/0");
+    node.allocatable = amount("90/119G");
+    let [cpu, _] = check(&node, &policy_65());
+    assert_eq!(amounts(&cpu)[2], ("reserved", -10));
+    assert!(cpu.terms[2].why.contains("kubelet"));
+    node.host_apps.push(Measured {
+        priority: PriorityClass::Prod,
+        usage: amount("4/0"),
+    });
+    let [cpu, memory] = check(&node, &policy_65());
+    assert_eq!(amounts(&cpu)[2..4], [("system use", -7), ("host apps", -4)]);
+    assert_eq!(memory.terms.len(), 4);
     // Services one by one are what the sum charges.
     let one_by_one = node_a().pods.iter().fold(Amount::ZERO, |mut sum, pod| {
         sum += charged(pod, &policy_65());
         sum
     });
     assert_eq!(one_by_one, amount("33/33G"));
+}
+
+#[test]
+fn mids_terms_add_up_and_name_what_chose_them() {
+    let check = |node: &NodeView, policy: &MidPolicy, cpu: &[(&str, i64, bool, &str)]| {
+        let amount = mid(node, policy);
+        let sums = mid_sums(node, policy);
+        assert_eq!((sums[0].total, sums[1].total), (amount.cpu, amount.memory));
+        for sum in &sums {
+            let all = sum.terms.iter().map(|term| term.amount);
+            assert_eq!(all.fold(Quantity::ZERO, |a, b| a + b), sum.total, "{sum:?}");
+        }
+        let setting = |term: &Term| {
+            let setting = term.setting.as_ref();
+            setting.map_or_else(String::new, |s| format!("{}={}", s.name, s.value))
+        };
+        let said: Vec<_> = sums[0]
+            .terms
+            .iter()
+            .map(|term| (term.what, term.amount.value(), term.taken, setting(term)))
+            .collect();
+        let want: Vec<_> = cpu
+            .iter()
+            .map(|(what, amount, taken, by)| (*what, *amount, *taken, (*by).to_owned()))
+            .collect();
+        assert_eq!(said, want);
+        sums
+    };
+    let none = "midUnallocatedPercent=0";
+    let predicted = MidPolicy::default();
+    check(
+        &node_c(),
+        &predicted,
+        &[
+            ("reclaimable", 10, false, ""),
+            ("unallocated", 0, false, none),
+        ],
+    );
+    let busy = NodeView {
+        node_usage: Some(amount("95/200G")),
+        ..node_c()
+    };
+    // Of 10 that are reclaimable 5 are unused; of 100 − 20 a tenth; at most 12.
+    let bounded = MidPolicy {
+        unallocated_percent: 10,
+        cpu_limit_percent: 12,
+        ..MidPolicy::default()
+    };
+    let [cpu, _] = check(
+        &busy,
+        &bounded,
+        &[
+            ("reclaimable", 10, false, ""),
+            ("in use", -5, true, ""),
+            ("unallocated", 8, false, "midUnallocatedPercent=10"),
+            ("limit", -1, true, "midCPUThresholdPercent=12"),
+        ],
+    );
+    assert!(cpu.terms[1].why.contains("unused (5)"));
+    let unknown = NodeView {
+        node_usage: None,
+        ..node_c()
+    };
+    let [cpu, _] = check(
+        &unknown,
+        &predicted,
+        &[
+            ("reclaimable", 10, false, ""),
+            ("in use", -10, true, ""),
+            ("unallocated", 0, false, none),
+        ],
+    );
+    assert!(cpu.terms[1].why.contains("does not say"));
+    let fixed = MidPolicy {
+        mode: MidMode::Static {
+            cpu_percent: 30,
+            memory_percent: 10,
+        },
+        cpu_limit_percent: 20,
+        ..MidPolicy::default()
+    };
+    check(
+        &node_c(),
+        &fixed,
+        &[
+            ("share", 30, false, "midStaticCPUReservedPercent=30"),
+            ("limit", -10, true, "midCPUThresholdPercent=20"),
+        ],
+    );
 }
