@@ -6,9 +6,9 @@
 use crate::suppress;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::configmap::{
-    CPUNormalizationStrategy, CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC,
-    ResourceAmplificationStrategy, SloControllerConfig, colocation_strategy_for_node, keys,
-    system_strategy_for_node,
+    CPUNormalizationStrategy, CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC, Origin,
+    ResourceAmplificationStrategy, SloControllerConfig, colocation_origins,
+    colocation_strategy_for_node, keys, system_strategy_for_node,
 };
 use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
 use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
@@ -158,18 +158,50 @@ impl Config {
 
     /// Cluster, first matching node settings, annotation, labels.
     fn for_node(&self, node: &Node) -> ColocationStrategy {
-        let (labels, annotations) = maps(node);
-        let section = &self.settings.colocation;
-        let (mut strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
+        let (strategy, _, warnings) = self.resolved(node);
         for warning in warnings {
             tracing::warn!(node = node.metadata.name, %warning);
         }
-        // The section was checked when it was read, so this is about the annotation.
-        if let Some(problem) = strategy.violations().first() {
-            tracing::warn!(node = node.metadata.name, %problem, "the node's strategy is ignored");
-            (strategy, _) = colocation_strategy_for_node(section, &labels, &BTreeMap::new());
-        }
         strategy
+    }
+
+    /// The strategy of a node, the annotations it was made with, and what was ignored.
+    fn resolved(&self, node: &Node) -> (ColocationStrategy, Strings, Vec<String>) {
+        let (labels, annotations) = maps(node);
+        let section = &self.settings.colocation;
+        let (strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
+        let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        // The section was checked when it was read, so this is about the annotation.
+        match strategy.violations().first() {
+            None => (strategy, annotations, warnings),
+            Some(problem) => {
+                let key = koord_api::annotations::NODE_COLOCATION_STRATEGY;
+                warnings.push(format!("annotation {key} is ignored: {problem}"));
+                let without = Strings::new();
+                let (strategy, _) = colocation_strategy_for_node(section, &labels, &without);
+                (strategy, without, warnings)
+            }
+        }
+    }
+
+    /// Where the settings of a node come from, `text` being the `colocation-config` in force.
+    pub(crate) fn origins(&self, node: &Node, text: &str) -> Origins {
+        let (labels, _) = maps(node);
+        let (strategy, annotations, ignored) = self.resolved(node);
+        let settings = &self.settings;
+        let text = if self.colocation_error { "" } else { text };
+        Origins {
+            fields: colocation_origins(&settings.colocation, text, &labels, &annotations),
+            cluster_is_on: settings.colocation.cluster.is_enabled(),
+            is_on: strategy.is_enabled(),
+            normalization: settings
+                .cpu_normalization
+                .origin(keys::CPU_NORMALIZATION, &labels),
+            amplification: settings
+                .resource_amplification
+                .origin(keys::RESOURCE_AMPLIFICATION, &labels),
+            ignored,
+        }
     }
 
     /// The QoS settings of a node, and what in its annotations could not be used.
@@ -193,6 +225,21 @@ impl Config {
         };
         (spec, warning.map(|warning| warning.to_string()))
     }
+}
+
+/// Where the settings of a node come from.
+#[derive(Debug)]
+pub(crate) struct Origins {
+    /// The fields of its strategy, by their names in JSON.
+    pub(crate) fields: BTreeMap<String, Origin>,
+    /// Whether co-location is on for the cluster.
+    pub(crate) cluster_is_on: bool,
+    /// Whether it would be on for the node.
+    pub(crate) is_on: bool,
+    pub(crate) normalization: Origin,
+    pub(crate) amplification: Origin,
+    /// What the node carries that was not taken over.
+    pub(crate) ignored: Vec<String>,
 }
 
 type Strings = BTreeMap<String, String>;

@@ -190,7 +190,8 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     let mut nodes = Vec::new();
     if let Some(cluster) = &cluster {
         let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-        known = Some(pods.get(name).await?);
+        let found = pods.get_opt(name).await?;
+        known = Some(found.with_context(|| format!("there is no pod {namespace}/{name}"))?);
         let all: Api<Node> = Api::all(cluster.client.clone());
         nodes = all
             .list(&ListParams::default())
@@ -285,7 +286,8 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
     let mut simulated = false;
     if let Some(cluster) = &cluster {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
-        let node = nodes.get(name).await?;
+        let found = nodes.get_opt(name).await?;
+        let node = found.with_context(|| format!("there is no node {name:?}"))?;
         simulated = koord_sim::is_simulated(&node);
         said = Some(resources::of(&cluster.client, node).await?);
     }
@@ -417,7 +419,9 @@ mod tests {
         ] {
             assert_eq!(what(line).unwrap(), web(namespace), "{line}");
         }
-        assert_eq!(what("node/vm").unwrap(), What::Node("vm".to_owned()));
+        for line in ["node/vm", "node vm", "nodes vm", "no/vm -o json"] {
+            assert_eq!(what(line).unwrap(), What::Node("vm".to_owned()), "{line}");
+        }
         for (line, says) in [
             ("web", "expected KIND/NAME"),
             ("svc/web", "\"svc\" is not explained"),

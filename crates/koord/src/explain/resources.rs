@@ -1,13 +1,14 @@
-//! Where a node's batch resources come from, as a sum.
+//! Where a node's batch and mid resources come from, as sums.
 
 use crate::cluster;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::Quantity;
 use koord_api::slo::NodeMetric;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
-use koord_manager::explain::{self, Explanation, Objects};
+use koord_manager::explain::{self, Explanation, Objects, Resource, Service};
 use std::fmt::Write as _;
 
 /// Services that are listed; the rest is one line.
@@ -20,15 +21,15 @@ pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
     let pods: Api<Pod> = Api::all(client.clone());
     let bound = ListParams::default().fields(&format!("spec.nodeName={name}"));
-    // Where the kind is not installed there is no report either.
-    let metric = match metrics.get_opt(&name).await {
-        Err(error) if koord_kube::patch::is_not_found(&error) => None,
-        found => found.context("NodeMetric")?,
-    };
+    let topologies: Api<NodeResourceTopology> = Api::all(client.clone());
+    let metric = where_installed(metrics.get_opt(&name).await).context("NodeMetric")?;
+    let topology = where_installed(topologies.get_opt(&name).await);
+    let topology = topology.context("NodeResourceTopology")?;
     let settings = maps.get_opt(cluster::CONFIG_NAME).await?;
     let objects = Objects {
         node,
         metric,
+        topology,
         pods: pods.list(&bound).await?.items,
         settings: settings.map(|map| map.data.unwrap_or_default()),
         charge_unmeasured: true,
@@ -36,35 +37,26 @@ pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
     Ok(explain::node(&objects, jiff::Timestamp::now()))
 }
 
+/// Where a kind is not installed there is none of its objects either.
+fn where_installed<T>(
+    found: Result<Option<T>, koord_kube::Error>,
+) -> Result<Option<T>, koord_kube::Error> {
+    match found {
+        Err(error) if koord_kube::patch::is_not_found(&error) => Ok(None),
+        found => found,
+    }
+}
+
 /// The sums as text.
 pub(super) fn render(said: &Explanation) -> String {
     let mut out = String::new();
     for resource in &said.resources {
-        let is_cpu = resource.name.ends_with("cpu");
-        let published = resource.published.map_or_else(
-            || "nothing is published".to_owned(),
-            |amount| format!("{} is published", unit(amount, false, is_cpu)),
-        );
-        let Some(computed) = resource.computed else {
-            let _ = writeln!(out, "{}: {published}", resource.name);
-            continue;
-        };
-        let computed = unit(computed, true, is_cpu);
-        let _ = writeln!(out, "{}: {computed} ({published})", resource.name);
-        for (at, term) in resource.terms.iter().enumerate() {
-            let negative = term.amount.signum() < 0;
-            let sign = match (at, negative) {
-                (0, _) => ' ',
-                (_, true) => '-',
-                (_, false) => '+',
-            };
-            let shown = if negative {
-                Quantity::ZERO.with_format(term.amount.format()) - term.amount
-            } else {
-                term.amount
-            };
-            let shown = unit(shown, true, is_cpu);
-            let _ = writeln!(out, "  {sign} {shown:>14}  {:<14} {}", term.what, term.why);
+        sum(&mut out, resource, "");
+    }
+    for zone in &said.zones {
+        let _ = writeln!(out, "NUMA {}:", zone.name);
+        for resource in &zone.resources {
+            sum(&mut out, resource, "  ");
         }
     }
     if let Some(why) = &said.refused {
@@ -73,27 +65,70 @@ pub(super) fn render(said: &Explanation) -> String {
     if let Some(age) = said.report_age_seconds {
         let _ = writeln!(out, "the report is {age} s old");
     }
-    if !said.services.is_empty() {
-        out.push_str("services:\n");
+    services(&mut out, "services", &said.services);
+    services(&mut out, "host applications", &said.host_applications);
+    for note in &said.notes {
+        let _ = writeln!(out, "note: {note}");
     }
-    for service in said.services.iter().take(MOST_SERVICES) {
+    for problem in &said.problems {
+        let _ = writeln!(out, "wrong: {problem}");
+    }
+    out
+}
+
+/// A number and its terms, each line after `indent`.
+fn sum(out: &mut String, resource: &Resource, indent: &str) {
+    let name = resource.name;
+    let is_cpu = name.ends_with("cpu");
+    let published = resource.published.map_or_else(
+        || "nothing is published".to_owned(),
+        |amount| format!("{} is published", unit(amount, false, is_cpu)),
+    );
+    let Some(computed) = resource.computed else {
+        let _ = writeln!(out, "{indent}{name}: {published}");
+        return;
+    };
+    let computed = unit(computed, true, is_cpu);
+    let _ = writeln!(out, "{indent}{name}: {computed} ({published})");
+    for (at, term) in resource.terms.iter().enumerate() {
+        let sign = match (at, term.amount.signum()) {
+            (0, _) => ' ',
+            (_, -1) => '-',
+            (_, 0) if term.taken => '-',
+            _ => '+',
+        };
+        let shown = if term.amount.signum() < 0 {
+            Quantity::ZERO.with_format(term.amount.format()) - term.amount
+        } else {
+            term.amount
+        };
+        let shown = unit(shown, true, is_cpu);
+        let chose = match (&term.setting, &term.from) {
+            (Some(setting), Some(from)) => format!(" [{setting}: {from}]"),
+            (None, Some(from)) => format!(" [{from}]"),
+            _ => String::new(),
+        };
+        let (what, why) = (&term.what, &term.why);
+        let _ = writeln!(out, "{indent}  {sign} {shown:>14}  {what:<14} {why}{chose}");
+    }
+}
+
+/// The largest of the services, each on a line.
+fn services(out: &mut String, title: &str, services: &[Service]) {
+    if !services.is_empty() {
+        let _ = writeln!(out, "{title}:");
+    }
+    for service in services.iter().take(MOST_SERVICES) {
         let (cpu, memory) = (
             unit(service.cpu, true, true),
             unit(service.memory, true, false),
         );
-        let _ = writeln!(
-            out,
-            "  {cpu:>9} {memory:>14}  {} ({})",
-            service.name, service.by
-        );
+        let (name, by) = (&service.name, service.by);
+        let _ = writeln!(out, "  {cpu:>9} {memory:>14}  {name} ({by})");
     }
-    if let Some(more) = said.services.len().checked_sub(MOST_SERVICES + 1) {
+    if let Some(more) = services.len().checked_sub(MOST_SERVICES + 1) {
         let _ = writeln!(out, "  and {} more", more + 1);
     }
-    for problem in &said.problems {
-        let _ = writeln!(out, "settings: {problem}");
-    }
-    out
 }
 
 /// CPU as milli-cores, which `cores` says whether it is counted in yet; memory as bytes.
@@ -117,56 +152,89 @@ fn mebibytes(amount: Quantity) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koord_manager::explain::{Resource, Service, Term};
+    use koord_manager::explain::{Term, ZoneResources};
+
+    fn term(what: &str, amount: &str, taken: bool, setting: &str) -> Term {
+        Term {
+            what: what.to_owned(),
+            amount: amount.parse().unwrap(),
+            taken,
+            why: "because".to_owned(),
+            setting: (!setting.is_empty()).then(|| setting.to_owned()),
+            from: (!setting.is_empty()).then(|| "default".to_owned()),
+        }
+    }
+
+    fn resource(name: &'static str, computed: Option<&str>, terms: Vec<Term>) -> Resource {
+        Resource {
+            name,
+            computed: computed.map(|text| text.parse().unwrap()),
+            published: computed.map(|_| "2k".parse().unwrap()),
+            terms,
+        }
+    }
 
     #[test]
     fn a_sum_is_shown_term_by_term() {
-        let quantity = |text: &str| text.parse::<Quantity>().unwrap();
-        let term = |what, amount, why: &str| Term {
-            what,
-            amount: quantity(amount),
-            why: why.to_owned(),
+        let batch = vec![
+            term("capacity", "10", false, ""),
+            term("safety margin", "-8", true, "cpuCalculatePolicy=usage"),
+            term("services", "0", true, ""),
+            term("unallocated", "0", false, ""),
+            term("missing", "1", true, ""),
+        ];
+        let service = |name: &str| Service {
+            name: name.to_owned(),
+            by: "request",
+            cpu: "8".parse().unwrap(),
+            memory: "1Gi".parse().unwrap(),
         };
+        let zone = resource(
+            "kubernetes.io/batch-cpu",
+            Some("1"),
+            vec![term("capacity", "1", false, "")],
+        );
         let said = Explanation {
             node: "n".to_owned(),
             refused: None,
             report_age_seconds: Some(30),
             resources: vec![
-                Resource {
-                    name: "kubernetes.io/batch-cpu",
-                    computed: Some(quantity("2")),
-                    published: Some(quantity("2k")),
-                    terms: vec![
-                        term("capacity", "10", "of the node"),
-                        term("services", "-8", "cpuCalculatePolicy: usage"),
-                    ],
-                },
-                Resource {
-                    name: "kubernetes.io/batch-memory",
-                    computed: None,
-                    published: None,
-                    terms: Vec::new(),
-                },
+                resource("kubernetes.io/batch-cpu", Some("2"), batch),
+                resource("kubernetes.io/batch-memory", None, Vec::new()),
             ],
-            services: vec![Service {
-                name: "d/web".to_owned(),
-                by: "request",
-                cpu: quantity("8"),
-                memory: quantity("1Gi"),
+            zones: vec![ZoneResources {
+                name: "node-0".to_owned(),
+                resources: vec![zone],
             }],
+            services: vec![service("d/web"); 12],
+            host_applications: vec![service("nginx")],
+            notes: vec!["it waits".to_owned()],
             problems: vec!["colocation-config: wrong".to_owned()],
         };
-        let text = render(&said);
-        for line in [
-            "kubernetes.io/batch-cpu: 2000m (2000m is published)",
-            "           10000m  capacity       of the node",
-            "  -          8000m  services       cpuCalculatePolicy: usage",
-            "kubernetes.io/batch-memory: nothing is published",
-            "the report is 30 s old",
-            "      8000m       1024 MiB  d/web (request)",
-            "settings: colocation-config: wrong",
-        ] {
-            assert!(text.contains(line), "{line}:\n{text}");
-        }
+        assert_eq!(
+            render(&said),
+            format!(
+                "\
+kubernetes.io/batch-cpu: 2000m (2000m is published)
+            10000m  capacity       because
+  -          8000m  safety margin  because [cpuCalculatePolicy=usage: default]
+  -             0m  services       because
+  +             0m  unallocated    because
+  +          1000m  missing        because
+kubernetes.io/batch-memory: nothing is published
+NUMA node-0:
+  kubernetes.io/batch-cpu: 1000m (2000m is published)
+               1000m  capacity       because
+the report is 30 s old
+services:
+{}  and 2 more
+host applications:
+      8000m       1024 MiB  nginx (request)
+note: it waits
+wrong: colocation-config: wrong
+",
+                "      8000m       1024 MiB  d/web (request)\n".repeat(10)
+            )
+        );
     }
 }

@@ -19,8 +19,10 @@ use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::{Change, Mirrored, ObjectKey, patch};
+use koord_model::reclaim::NodeView;
 use parking_lot::Mutex;
 use plan::Plan;
+use plugins::Fared;
 use rustc_hash::FxHasher;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -28,11 +30,15 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 pub(crate) use plan::{Input, Reset};
+pub(crate) use plugins::{Draft, normalised, numbered, third_parties};
 pub(crate) use view::read;
 
-/// What resources of a node can be reclaimed from, or why none can.
-pub(crate) fn reclaimable(input: &Input<'_>) -> Result<koord_model::reclaim::NodeView, Reset> {
-    plan::reclaimable(input, &mut Plan::default())
+/// What resources of a node are reclaimed from, or why none are; and what the plugins make of it.
+pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<Fared>) {
+    let view = plan::reclaimable(input, &mut Plan::default());
+    let mut draft = Draft::default();
+    let fared = plugins::run(input, view.as_ref().ok(), &mut draft);
+    (view, draft, fared)
 }
 
 /// The plugins that `--noderesource-plugins` may name.

@@ -1,6 +1,6 @@
 //! What to write to a node: a pure function of the node, its report, its pods and the settings.
 
-use super::plugins::{self, Draft, ZoneAmounts};
+use super::plugins::{self, Draft, Fared, ZoneAmounts};
 use super::view;
 use crate::config::Strategy;
 use crate::facts::{PodFacts, Report};
@@ -67,7 +67,7 @@ pub(crate) struct Plan {
     pub(crate) messages: Vec<String>,
     pub(crate) reset: Option<Reset>,
     /// How the plugins fared.
-    pub(crate) fared: Vec<(&'static str, Result<(), String>)>,
+    pub(crate) fared: Vec<Fared>,
     /// When time alone will change the answer.
     pub(crate) recheck: Option<Duration>,
 }

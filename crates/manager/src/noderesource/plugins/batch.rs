@@ -2,7 +2,7 @@
 
 use super::{Draft, Plugin, whole};
 use crate::noderesource::plan::Input;
-use koord_api::extension::{self, OriginAllocatable, ThirdPartyAllocations};
+use koord_api::extension::{self, OriginAllocatable, ThirdPartyAllocation, ThirdPartyAllocations};
 use koord_api::quantity::{Format, Quantity, ResourceList};
 use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY};
 use koord_api::topology::{self, Zone};
@@ -43,7 +43,7 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     let (cpu_message, memory_message) = reclaim::explain(&amount, &strategy.batch);
     draft.messages.extend([cpu_message, memory_message]);
     origin(input, Some((cpu, memory)), draft);
-    let taken = third_parties(input);
+    let taken = taken(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
         let left = match taken.get(name) {
             Some(taken) => whole(reclaim::after_third_parties(amount, *taken)),
@@ -56,7 +56,7 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
 }
 
 /// Milli-cores, more of them where a core counts for more than one.
-fn normalised(milli: Quantity, ratio: Option<f64>) -> Quantity {
+pub(crate) fn normalised(milli: Quantity, ratio: Option<f64>) -> Quantity {
     match ratio {
         Some(ratio) if ratio > 1.0 => whole(reclaim::scale_milli(milli, ratio)),
         _ => milli,
@@ -89,22 +89,28 @@ fn origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &mut 
 }
 
 /// What other schedulers have allocated of the batch resources, by their annotation.
-fn third_parties(input: &Input<'_>) -> ResourceList {
+///
+/// # Errors
+/// The annotation cannot be read; it counts for nothing.
+pub(crate) fn third_parties(input: &Input<'_>) -> Result<Vec<ThirdPartyAllocation>, String> {
     let key = annotations::NODE_THIRD_PARTY_ALLOCATIONS;
     let present = input.node.metadata.annotations.as_ref();
     let parsed: Option<ThirdPartyAllocations> =
-        extension::read(present, key).unwrap_or_else(|error| {
-            tracing::warn!(node = input.node.metadata.name, %error, "ignored");
-            None
-        });
-    let batch = PriorityClass::Batch.as_str();
+        extension::read(present, key).map_err(|error| error.to_string())?;
+    let mut allocations = parsed.map_or_else(Vec::new, |parsed| parsed.allocations);
+    allocations.retain(|allocation| allocation.priority == PriorityClass::Batch.as_str());
+    Ok(allocations)
+}
+
+/// The sum of [`third_parties`].
+fn taken(input: &Input<'_>) -> ResourceList {
+    let allocations = third_parties(input).unwrap_or_else(|error| {
+        tracing::warn!(node = input.node.metadata.name, %error, "ignored");
+        Vec::new()
+    });
     let mut sum = ResourceList::new();
-    for allocation in parsed.into_iter().flat_map(|parsed| parsed.allocations) {
-        if allocation.priority == batch {
-            for (name, amount) in allocation.resources {
-                *sum.entry(name).or_default() += amount;
-            }
-        }
+    for (name, amount) in allocations.into_iter().flat_map(|one| one.resources) {
+        *sum.entry(name).or_default() += amount;
     }
     sum
 }
@@ -121,19 +127,16 @@ fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
     }
 }
 
-fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
-    let (Some(strategy), zones) = (input.strategy, zones(input)) else {
-        return;
-    };
+/// The zones that can be divided, as the formulas take them.
+pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
     let amount = |zone: &Zone, name: &str| {
         let found = zone.resources.iter().find(|resource| resource.name == name);
         found
             .map(|resource| resource.allocatable)
             .unwrap_or_default()
     };
-    let numbered: Vec<_> = zones
-        .iter()
-        .enumerate()
+    let zones = zones(input).iter().enumerate();
+    zones
         .map(|(position, zone)| reclaim::Zone {
             // The list is sorted by name, so `node-10` comes before `node-2`.
             index: topology::zone_id(&zone.name)
@@ -144,7 +147,14 @@ fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
                 amount(zone, resources::MEMORY),
             ),
         })
-        .collect();
+        .collect()
+}
+
+fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
+    let (Some(strategy), zones) = (input.strategy, zones(input)) else {
+        return;
+    };
+    let numbered = numbered(input);
     let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
     draft.zones = zones
         .iter()

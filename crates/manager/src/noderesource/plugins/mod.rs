@@ -12,6 +12,10 @@ use koord_model::reclaim::NodeView;
 use std::collections::BTreeMap;
 
 pub(super) use batch::ZoneAmounts;
+pub(crate) use batch::{normalised, numbered, third_parties};
+
+/// How a plugin fared: its name, and why it could not do its work.
+pub(crate) type Fared = (&'static str, Result<(), String>);
 
 /// A plugin.
 pub(crate) struct Plugin {
@@ -45,17 +49,17 @@ pub(crate) const NAMES: [&str; 6] = [
 
 /// What the plugins want of a node.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
+pub(crate) struct Draft {
     /// Amounts to publish as capacity and allocatable; `None` for what is to be taken away.
-    pub(super) resources: BTreeMap<&'static str, Option<Quantity>>,
+    pub(crate) resources: BTreeMap<&'static str, Option<Quantity>>,
     /// Changes of annotations, `None` to remove one.
-    pub(super) annotations: BTreeMap<&'static str, Option<String>>,
+    pub(crate) annotations: BTreeMap<&'static str, Option<String>>,
     /// Changes of annotations that wait until the status is written.
     pub(super) with_status: BTreeMap<&'static str, Option<String>>,
     /// Changes of labels.
     pub(super) labels: BTreeMap<&'static str, String>,
     /// How much a core of this node counts for; 1 unless normalised.
-    pub(super) cpu_ratio: Option<f64>,
+    pub(crate) cpu_ratio: Option<f64>,
     /// Batch resources by NUMA node, by the zones' names.
     pub(super) zones: Vec<ZoneAmounts>,
     /// The computed amount of each resource, before thresholds and third parties.
@@ -66,11 +70,7 @@ pub(super) struct Draft {
 
 /// Runs the enabled plugins. `view` is `None` where there is nothing to reclaim from: co-location is
 /// off or the report cannot be used. Returns how each fared.
-pub(super) fn run(
-    input: &Input<'_>,
-    view: Option<&NodeView>,
-    draft: &mut Draft,
-) -> Vec<(&'static str, Result<(), String>)> {
+pub(super) fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Vec<Fared> {
     let mut fared = Vec::new();
     for plugin in TABLE {
         let enabled = input.plugins.enabled(plugin.name);

@@ -1,0 +1,487 @@
+//! Why a node has the batch and mid resources that it has: the same pure functions that the controller
+//! runs, over objects that somebody fetched, with every term kept and the setting that chose it.
+
+use crate::config::{Config, Origins, Strategy};
+use crate::facts::{Keep, PodFacts, Report};
+use crate::noderesource::{self, Draft, Input, Reset};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::annotations;
+use koord_api::configmap::keys;
+use koord_api::extension::{Reserved, ThirdPartyAllocation};
+use koord_api::quantity::Quantity;
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
+use koord_api::slo::{NodeMetric, NodeMetricStatus};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_app::flags::Selection;
+use koord_model::reclaim::{self, BatchPolicy, NodeView, Sum};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a decision about a node is made from.
+#[derive(Debug, Clone, Default)]
+pub struct Objects {
+    /// The node.
+    pub node: Node,
+    /// Its NodeMetric.
+    pub metric: Option<NodeMetric>,
+    /// Its NodeResourceTopology.
+    pub topology: Option<NodeResourceTopology>,
+    /// The pods bound to it.
+    pub pods: Vec<Pod>,
+    /// `data` of the ConfigMap with the settings; `None` without one.
+    pub settings: Option<BTreeMap<String, String>>,
+    /// Whether services that were not measured are charged; gate `ChargeUnmeasuredPods`.
+    pub charge_unmeasured: bool,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// Name of the node.
+    pub node: String,
+    /// Why there is nothing to reclaim; `None` if there is.
+    pub refused: Option<String>,
+    /// Age of the report, in seconds.
+    pub report_age_seconds: Option<i64>,
+    /// Batch CPU and memory, mid CPU and memory.
+    pub resources: Vec<Resource>,
+    /// Batch resources of NUMA nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<ZoneResources>,
+    /// What services are charged for, the largest CPU first.
+    pub services: Vec<Service>,
+    /// Services outside Kubernetes, in the report's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub host_applications: Vec<Service>,
+    /// What else takes part: amplification, changes that wait.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// What is wrong with the settings and with what the node carries.
+    pub problems: Vec<String>,
+}
+
+/// One resource.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resource {
+    /// Its name.
+    pub name: &'static str,
+    /// What the manager publishes, in cores or bytes; `None` if it is taken away.
+    pub computed: Option<Quantity>,
+    /// What the node or zone shows, in the resource's own unit: milli-cores or bytes.
+    pub published: Option<Quantity>,
+    /// The parts of `computed`.
+    pub terms: Vec<Term>,
+}
+
+/// The resources of a NUMA node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ZoneResources {
+    /// Its name, such as `node-0`.
+    pub name: String,
+    /// Batch CPU and memory.
+    pub resources: Vec<Resource>,
+}
+
+/// A part of a resource.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Term {
+    /// What it is.
+    pub what: String,
+    /// Cores or bytes; negative where it is taken off.
+    pub amount: Quantity,
+    /// Whether it is taken off.
+    pub taken: bool,
+    /// Why it is as large as it is.
+    pub why: String,
+    /// The setting that chose it and its value, as `name=value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub setting: Option<String>,
+    /// Where that setting comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
+/// A pod, or something measured that is no pod.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Service {
+    /// Namespace and name; for others what they are.
+    pub name: String,
+    /// Of a pod `request` where it was not measured, `measured` otherwise; of a host application what
+    /// it counts as.
+    pub by: &'static str,
+    /// Cores.
+    pub cpu: Quantity,
+    /// Bytes.
+    pub memory: Quantity,
+}
+
+/// Explains the batch and mid resources of a node at `now`.
+#[must_use]
+pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
+    let data = objects.settings.clone().unwrap_or_default();
+    let (config, problems) = Config::default().updated(&data);
+    let text = data.get(keys::COLOCATION).map_or("", String::as_str);
+    let origins = config.origins(&objects.node, text);
+    let mut strategy = config.strategy(&objects.node);
+    if let Some(strategy) = &mut strategy {
+        strategy.batch.charge_unmeasured = objects.charge_unmeasured;
+    }
+    let status = objects.metric.as_ref().and_then(|m| m.status.as_ref());
+    let report = status.map(Report::of);
+    let facts = objects.pods.iter();
+    let pods: Vec<_> = facts
+        .map(|pod| Arc::new(PodFacts::of(pod, Keep::default())))
+        .collect();
+    let input = Input {
+        node: &objects.node,
+        strategy: strategy.as_ref(),
+        normalization: config.normalization(&objects.node),
+        amplification: config.amplification(&objects.node),
+        report: report.as_ref(),
+        pods: &pods,
+        topology: objects.topology.as_ref(),
+        device: None,
+        plugins: &Selection::all(),
+        share_gpus: false,
+        devices_always: false,
+        synced: None,
+        now,
+    };
+    let (view, draft, fared) = noderesource::decide(&input);
+    let age = report
+        .as_ref()
+        .and_then(|report| report.updated)
+        .map(|updated| now.as_second().saturating_sub(updated));
+    let mut said = Explanation {
+        node: objects.node.metadata.name.clone().unwrap_or_default(),
+        refused: None,
+        report_age_seconds: age,
+        resources: Vec::new(),
+        zones: Vec::new(),
+        services: Vec::new(),
+        host_applications: status.map_or_else(Vec::new, host_applications),
+        notes: Vec::new(),
+        problems: problems.into_iter().map(|p| p.message).collect(),
+    };
+    said.problems.extend(origins.ignored.iter().cloned());
+    let present = objects.node.metadata.annotations.as_ref();
+    let reserved = Reserved::of(present);
+    let ignored = |error| format!("{error}; it counts for nothing");
+    said.problems
+        .extend(reserved.err().map(|error| ignored(error.to_string())));
+    let failed = fared
+        .iter()
+        .filter_map(|(plugin, fared)| Some((plugin, fared.as_ref().err()?)));
+    said.problems
+        .extend(failed.map(|(plugin, why)| format!("{plugin}: {why}; it changes nothing")));
+    let shown = objects.node.status.as_ref();
+    let shown = shown.and_then(|status| status.allocatable.as_ref());
+    let mut sums = [None, None, None, None];
+    match (view, &strategy) {
+        (Ok(view), Some(strategy)) => {
+            let third_parties = noderesource::third_parties(&input);
+            let third_parties = third_parties.unwrap_or_else(|error| {
+                said.problems.push(ignored(error));
+                Vec::new()
+            });
+            let batch = reclaim::batch(&view, &strategy.batch);
+            let [cpu, memory] = reclaim::sums(&batch, &strategy.batch);
+            let [mid_cpu, mid_memory] = reclaim::mid_sums(&view, &strategy.mid);
+            let cpu = in_milli(cpu, &draft, &origins);
+            sums = [
+                Some(after(cpu, &third_parties, BATCH_CPU)),
+                Some(after(terms(memory, &origins), &third_parties, BATCH_MEMORY)),
+                Some(terms(mid_cpu, &origins)),
+                Some(terms(mid_memory, &origins)),
+            ];
+            said.zones = zones(&input, &view, strategy, &draft, &origins);
+            said.services = services(&pods, &view, &strategy.batch);
+        }
+        (Err(reset), _) => said.refused = Some(why_not(&reset, &origins, strategy.as_ref(), age)),
+        (Ok(_), None) => {}
+    }
+    let names = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
+    for (name, sum) in names.into_iter().zip(sums) {
+        let published = noderesource::read(shown, name);
+        said.resources.push(resource(name, sum, published));
+        if let (Some(Some(wanted)), Some(strategy)) = (draft.resources.get(name), &strategy) {
+            said.notes
+                .extend(waits(name, *wanted, published, strategy, &origins));
+        }
+    }
+    said.notes
+        .extend(amplified(&objects.node, &draft, &origins));
+    said
+}
+
+/// Terms for people, and what they add up to.
+struct Told {
+    total: Quantity,
+    terms: Vec<Term>,
+}
+
+fn resource(name: &'static str, sum: Option<Told>, published: Option<Quantity>) -> Resource {
+    Resource {
+        name,
+        computed: sum.as_ref().map(|sum| sum.total),
+        published,
+        terms: sum.map_or_else(Vec::new, |sum| sum.terms),
+    }
+}
+
+fn terms(sum: Sum, origins: &Origins) -> Told {
+    let terms = sum.terms.into_iter().map(|term| {
+        let setting = term.setting;
+        Term {
+            what: term.what.to_owned(),
+            amount: term.amount,
+            taken: term.taken,
+            why: term.why,
+            from: setting.as_ref().map(|setting| from(origins, setting.name)),
+            setting: setting.map(|setting| format!("{}={}", setting.name, setting.value)),
+        }
+    });
+    Told {
+        terms: terms.collect(),
+        total: sum.total,
+    }
+}
+
+fn from(origins: &Origins, field: &str) -> String {
+    let origin = origins.fields.get(field);
+    origin.map_or_else(|| "default".to_owned(), ToString::to_string)
+}
+
+/// Batch CPU with what normalization adds to it.
+fn in_milli(sum: Sum, draft: &Draft, origins: &Origins) -> Told {
+    let milli = Quantity::from_value(sum.total.milli_value());
+    let normalised = noderesource::normalised(milli, draft.cpu_ratio);
+    let more = Quantity::from_milli((normalised - milli).value());
+    let mut told = terms(sum, origins);
+    if let Some(ratio) = draft.cpu_ratio.filter(|ratio| *ratio > 1.0) {
+        told.total += more;
+        told.terms.push(Term {
+            what: "normalization".to_owned(),
+            amount: more,
+            taken: false,
+            why: "a core of this CPU counts for so much".to_owned(),
+            setting: Some(format!("ratio={ratio:.2}")),
+            from: Some(origins.normalization.to_string()),
+        });
+    }
+    told
+}
+
+/// What is left after third parties.
+fn after(mut told: Told, third_parties: &[ThirdPartyAllocation], name: &str) -> Told {
+    let of_cpu = name == BATCH_CPU;
+    for party in third_parties {
+        let Some(taken) = party.resources.get(name) else {
+            continue;
+        };
+        let taken = if of_cpu {
+            Quantity::from_milli(taken.value())
+        } else {
+            *taken
+        };
+        let taken = Quantity::ZERO.with_format(taken.format()) - taken;
+        told.total += taken;
+        told.terms.push(Term {
+            what: "third party".to_owned(),
+            amount: taken,
+            taken: true,
+            why: format!("allocated by {:?}", party.name),
+            setting: None,
+            from: Some(format!(
+                "annotation {}",
+                annotations::NODE_THIRD_PARTY_ALLOCATIONS
+            )),
+        });
+    }
+    if told.total.signum() < 0 {
+        let nothing = Quantity::ZERO.with_format(told.total.format());
+        told.terms.push(Term {
+            what: "missing".to_owned(),
+            amount: nothing - told.total,
+            taken: false,
+            why: "there is never less than nothing".to_owned(),
+            setting: None,
+            from: None,
+        });
+        told.total = nothing;
+    }
+    told
+}
+
+fn zones(
+    input: &Input<'_>,
+    view: &NodeView,
+    strategy: &Strategy,
+    draft: &Draft,
+    origins: &Origins,
+) -> Vec<ZoneResources> {
+    let numbered = noderesource::numbered(input);
+    let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
+    let zones = input.topology.map_or(&[][..], |known| &known.spec.zones);
+    let each = zones.iter().zip(computed).map(|(zone, batch)| {
+        let [cpu, memory] = reclaim::sums(&batch, &strategy.batch);
+        let published = |name: &str| {
+            let found = zone.resources.iter().find(|found| found.name == name);
+            found.map(|found| found.allocatable)
+        };
+        let of = |name, mut told: Told| {
+            if let Some(first) = told.terms.first_mut() {
+                "of the zone".clone_into(&mut first.why);
+            }
+            resource(name, Some(told), published(name))
+        };
+        ZoneResources {
+            name: zone.name.clone(),
+            resources: vec![
+                of(BATCH_CPU, in_milli(cpu, draft, origins)),
+                of(BATCH_MEMORY, terms(memory, origins)),
+            ],
+        }
+    });
+    each.collect()
+}
+
+/// Why nothing is reclaimed.
+fn why_not(
+    reset: &Reset,
+    origins: &Origins,
+    strategy: Option<&Strategy>,
+    age: Option<i64>,
+) -> String {
+    match (reset, strategy, age) {
+        (Reset::Disabled, ..) if !origins.cluster_is_on && origins.is_on => format!(
+            "co-location is off for the cluster, whatever the node says: enable in {} is not true",
+            keys::COLOCATION
+        ),
+        (Reset::Disabled, ..) => {
+            let from = from(origins, "enable");
+            format!("co-location is off for the node (enable: {from})")
+        }
+        (Reset::Degraded(why), Some(strategy), Some(age)) if age > 0 => {
+            let minutes = strategy.degrade_minutes;
+            let from = from(origins, "degradeTimeMinutes");
+            format!("{why}: {age} s old (degradeTimeMinutes={minutes}: {from})")
+        }
+        (Reset::Degraded(why), ..) => (*why).to_owned(),
+    }
+}
+
+/// Says when a change that was not written will be.
+fn waits(
+    name: &str,
+    wanted: Quantity,
+    published: Option<Quantity>,
+    strategy: &Strategy,
+    origins: &Origins,
+) -> Option<String> {
+    let threshold = strategy.diff_threshold;
+    if published == Some(wanted) {
+        None
+    } else if reclaim::differs(published, Some(wanted), threshold) {
+        Some(format!("{name} is about to change to {wanted}"))
+    } else {
+        Some(format!(
+            "{name} changes to {wanted} when the node is due: a change of no more than \
+             {threshold} of what is published waits up to {} s (resourceDiffThreshold: {}, \
+             updateTimeThresholdSeconds: {})",
+            strategy.update_threshold_secs,
+            from(origins, "resourceDiffThreshold"),
+            from(origins, "updateTimeThresholdSeconds"),
+        ))
+    }
+}
+
+/// What amplification makes of the node: it hides what the kubelet keeps for itself.
+fn amplified(node: &Node, draft: &Draft, origins: &Origins) -> Option<String> {
+    let present = node.metadata.annotations.as_ref();
+    let read = |key: &str| present.and_then(|all| all.get(key));
+    let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
+    let factors = match draft.annotations.get(key) {
+        Some(written) => written.as_ref(),
+        None => read(key),
+    }?;
+    let raw = read(annotations::NODE_RAW_ALLOCATABLE);
+    let raw = raw.map_or_else(
+        || "not applied yet".to_owned(),
+        |raw| format!("allocatable was {raw}"),
+    );
+    let mut from = origins.amplification.to_string();
+    if draft.cpu_ratio.is_some_and(|ratio| ratio > 1.0) {
+        from = format!("{from} and {}", origins.normalization);
+    }
+    Some(format!(
+        "the node shows more than it has, {factors} ({from}; {raw}); batch and mid are computed from \
+         its capacity"
+    ))
+}
+
+fn host_applications(status: &NodeMetricStatus) -> Vec<Service> {
+    let apps = status.host_application_metric.iter();
+    let batch = koord_api::PriorityClass::Batch.default_value();
+    apps.map(|app| {
+        let get = |name: &str| {
+            let usage = app.usage.as_ref();
+            let amount = usage.and_then(|usage| usage.resources.get(name));
+            amount.copied().unwrap_or_default()
+        };
+        Service {
+            name: app.name.clone(),
+            by: if app.priority.default_value() > batch {
+                "system use"
+            } else {
+                "not charged"
+            },
+            cpu: get(koord_api::resources::CPU),
+            memory: get(koord_api::resources::MEMORY),
+        }
+    })
+    .collect()
+}
+
+/// The view has the active pods in the order they were given.
+fn services(pods: &[Arc<PodFacts>], view: &NodeView, policy: &BatchPolicy) -> Vec<Service> {
+    let active = pods.iter().filter(|pod| pod.active);
+    let mut services: Vec<_> = active
+        .zip(&view.pods)
+        .filter(|(_, pod)| !reclaim::is_low(pod.priority))
+        .map(|(facts, pod)| {
+            let charged = reclaim::charged(pod, policy);
+            Service {
+                name: facts.key.to_string(),
+                by: if pod.usage.is_some() {
+                    "measured"
+                } else {
+                    "request"
+                },
+                cpu: charged.cpu,
+                memory: charged.memory,
+            }
+        })
+        .collect();
+    let gone = view
+        .dangling
+        .iter()
+        .filter(|gone| !reclaim::is_low(gone.priority));
+    services.extend(gone.map(|gone| Service {
+        name: "a pod that has ended".to_owned(),
+        by: "measured",
+        cpu: gone.usage.cpu,
+        memory: gone.usage.memory,
+    }));
+    services.sort_by(|a, b| b.cpu.cmp(&a.cpu).then_with(|| a.name.cmp(&b.name)));
+    services
+}
+
+#[cfg(test)]
+mod tests;
