@@ -2,11 +2,16 @@
 //!
 //! * [`cri`], [`deviceplugin`], [`hooks`] and [`podresources`]: messages, clients and servers of the
 //!   gRPC services, generated from the definitions in `proto`;
-//! * [`nri`]: the messages of NRI.
+//! * [`nri`]: the messages and services of NRI; [`ttrpc`] and [`mux`] carry them.
 //!
 //! Everything here moves bytes and messages. This crate must never know what a message is good for:
 //! pods, QoS and what a container shall get are decided elsewhere. It depends on no other crate of
 //! koord.
+
+mod io;
+pub mod mux;
+pub mod nri;
+pub mod ttrpc;
 
 /// Generated code: what it holds is described in `proto`, where its lines come from.
 macro_rules! generated {
@@ -42,8 +47,4 @@ generated! {
 generated! {
     /// The kubelet's PodResources API, `v1`: which devices, CPUs and memory each container has.
     podresources
-}
-generated! {
-    /// NRI's messages, `nri.pkg.api.v1alpha1`: a runtime and its plugins.
-    nri
 }

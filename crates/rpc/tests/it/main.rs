@@ -1,5 +1,14 @@
 //! Messages and transports, from outside.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's helpers fail the test"
+)]
 
+mod frames;
 #[path = "../../examples/generate.rs"]
 mod generate;
 mod messages;
+mod mux;
+mod ttrpc;
+mod wire;

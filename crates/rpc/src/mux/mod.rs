@@ -1,0 +1,250 @@
+//! NRI's multiplexing: several streams of bytes, the channels, over one connection, as
+//! containerd/nri's `pkg/net/multiplex` does it. There is no flow control and no opening or closing
+//! of a channel; both ends know which ones there are.
+//!
+//! The peer in Go reads a channel through a buffer of 4,096 bytes and fails when a frame does not fit
+//! into what it asks for; it keeps up to 256 frames that nobody has read. So what is written to a
+//! [`Channel`] at once becomes one frame (up to [`frame::WRITE_LIMIT`]), and who writes decides: ttrpc
+//! writes its header, then the message, which fits.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard, PollSender};
+
+use crate::io::more;
+
+pub mod frame;
+
+/// Bytes of a channel that may wait to be read before the connection is given up. One slow channel
+/// must not hold up the other, and a node's whole state comes in messages of some MiB.
+pub const UNREAD_LIMIT: usize = 64 << 20;
+
+/// Frames that wait to be written before a writer has to wait as well.
+const QUEUE: usize = 16;
+
+/// A connection with channels. It is closed when this value is dropped.
+#[derive(Debug)]
+pub struct Mux {
+    end: Arc<End>,
+    task: Option<JoinHandle<()>>,
+    _guard: DropGuard,
+}
+
+#[derive(Debug)]
+struct End {
+    /// Why the connection ended; none before, and when it ended as it should.
+    fault: Mutex<Option<String>>,
+    closed: CancellationToken,
+}
+
+impl End {
+    fn because(&self, fault: impl std::fmt::Display) {
+        self.fault.lock().get_or_insert_with(|| fault.to_string());
+    }
+
+    fn error(&self) -> Option<io::Error> {
+        let fault = self.fault.lock().clone();
+        fault.map(|fault| io::Error::new(io::ErrorKind::ConnectionAborted, fault))
+    }
+}
+
+/// One of the connection's streams of bytes. It ends with the connection.
+#[derive(Debug)]
+pub struct Channel {
+    id: u32,
+    end: Arc<End>,
+    came: mpsc::UnboundedReceiver<Bytes>,
+    /// What of the last piece has not been read.
+    rest: Bytes,
+    /// Bytes in `came`.
+    unread: Arc<AtomicUsize>,
+    queue: PollSender<(u32, Bytes)>,
+}
+
+struct Inbox {
+    id: u32,
+    queue: mpsc::UnboundedSender<Bytes>,
+    unread: Arc<AtomicUsize>,
+}
+
+impl Mux {
+    /// Channels of these ids over `trunk`, in a task of the current runtime. Bytes for other ids are
+    /// dropped.
+    pub fn open<const N: usize>(
+        trunk: impl AsyncRead + AsyncWrite + Send + 'static,
+        ids: [u32; N],
+    ) -> (Mux, [Channel; N]) {
+        let closed = CancellationToken::new();
+        let end = Arc::new(End {
+            fault: Mutex::new(None),
+            closed: closed.clone(),
+        });
+        let (frames, queue) = mpsc::channel(QUEUE);
+        let mut inboxes = Vec::with_capacity(N);
+        let channels = ids.map(|id| {
+            let (sender, came) = mpsc::unbounded_channel();
+            let unread = Arc::new(AtomicUsize::new(0));
+            inboxes.push(Inbox {
+                id,
+                queue: sender,
+                unread: Arc::clone(&unread),
+            });
+            Channel {
+                id,
+                end: Arc::clone(&end),
+                came,
+                rest: Bytes::new(),
+                unread,
+                queue: PollSender::new(frames.clone()),
+            }
+        });
+        let task = tokio::spawn(run(trunk, Arc::clone(&end), inboxes, queue));
+        let mux = Mux {
+            end,
+            task: Some(task),
+            _guard: closed.drop_guard(),
+        };
+        (mux, channels)
+    }
+
+    /// Waits until the connection has ended: `None` when the other side closed it in good order, or
+    /// we did, else why.
+    pub async fn closed(&self) -> Option<String> {
+        self.end.closed.cancelled().await;
+        self.end.fault.lock().clone()
+    }
+
+    /// Closes the connection and waits until nothing of it is left.
+    pub async fn close(mut self) {
+        self.end.closed.cancel();
+        if let Some(task) = self.task.take() {
+            // It neither panics nor is aborted.
+            let _ = task.await;
+        }
+    }
+}
+
+async fn run(
+    trunk: impl AsyncRead + AsyncWrite,
+    end: Arc<End>,
+    inboxes: Vec<Inbox>,
+    mut queue: mpsc::Receiver<(u32, Bytes)>,
+) {
+    let (mut read, mut write) = tokio::io::split(trunk);
+    let reading = async {
+        let mut decoder = frame::Decoder::default();
+        let mut buffer = BytesMut::new();
+        loop {
+            while let Some((id, piece)) = decoder.next(&mut buffer).map_err(|e| e.to_string())? {
+                let Some(inbox) = inboxes.iter().find(|inbox| inbox.id == id) else {
+                    continue;
+                };
+                let unread = inbox.unread.fetch_add(piece.len(), Ordering::Relaxed) + piece.len();
+                if unread > UNREAD_LIMIT {
+                    return Err(format!("{unread} bytes of channel {id} were not read"));
+                }
+                // Nobody reads it any more: dropped, as for an unknown id.
+                if inbox.queue.send(piece).is_err() {
+                    inbox.unread.store(0, Ordering::Relaxed);
+                }
+            }
+            if !more(&mut read, &mut buffer)
+                .await
+                .map_err(|e| e.to_string())?
+            {
+                return Ok(());
+            }
+        }
+    };
+    let writing = async {
+        while let Some((id, bytes)) = queue.recv().await {
+            let length = u32::try_from(bytes.len()).map_err(|e| e.to_string())?;
+            let header = frame::header(id, length);
+            let written = async {
+                write.write_all(&header).await?;
+                write.write_all(&bytes).await?;
+                write.flush().await
+            };
+            written.await.map_err(|e: io::Error| e.to_string())?;
+        }
+        // All channels are gone; what comes is still read, until the end.
+        std::future::pending::<Result<(), String>>().await
+    };
+    let result = tokio::select! {
+        result = reading => result,
+        result = writing => result,
+        () = end.closed.cancelled() => Ok(()),
+    };
+    if let Err(fault) = result {
+        end.because(fault);
+    }
+    // So that the peer sees the end, even when a copy of the socket is open elsewhere.
+    let _ = write.shutdown().await;
+    end.closed.cancel();
+}
+
+impl AsyncRead for Channel {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        while this.rest.is_empty() {
+            match ready!(this.came.poll_recv(cx)) {
+                Some(piece) => this.rest = piece,
+                None => return Poll::Ready(this.end.error().map_or(Ok(()), Err)),
+            }
+        }
+        let length = this.rest.len().min(buffer.remaining());
+        buffer.put_slice(&this.rest[..length]);
+        this.rest.advance(length);
+        this.unread.fetch_sub(length, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Channel {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let broken = |end: &End| {
+            end.error()
+                .unwrap_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))
+        };
+        if ready!(this.queue.poll_reserve(cx)).is_err() {
+            return Poll::Ready(Err(broken(&this.end)));
+        }
+        let length = bytes.len().min(frame::WRITE_LIMIT);
+        let frame = (this.id, Bytes::copy_from_slice(&bytes[..length]));
+        match this.queue.send_item(frame) {
+            Ok(()) => Poll::Ready(Ok(length)),
+            Err(_) => Poll::Ready(Err(broken(&this.end))),
+        }
+    }
+
+    /// Frames are written in order as they come; there is nothing to hurry.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// A channel has no end of its own.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

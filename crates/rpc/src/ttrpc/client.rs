@@ -1,0 +1,288 @@
+//! The side that calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::frame::{Decoder, Frame, Header, Kind};
+use super::{Error, MESSAGE_LIMIT, Status, send, wire};
+use crate::io::more;
+
+/// Requests that wait to be written before a caller has to wait as well.
+const QUEUE: usize = 64;
+
+/// What a call may take and carries along.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// How long the answer may take, which the server is told; none: as long as the connection lives.
+    pub timeout: Option<Duration>,
+    /// Keys and values beside the request.
+    pub metadata: Vec<(String, String)>,
+}
+
+impl Options {
+    /// Options of a call that may take this long.
+    pub fn within(timeout: Duration) -> Options {
+        Options {
+            timeout: Some(timeout),
+            metadata: Vec::new(),
+        }
+    }
+}
+
+/// A connection to call over. Clones share it; it is closed with the last of them.
+#[derive(Debug, Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    _guard: Arc<DropGuard>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    calls: Mutex<Calls>,
+    queue: mpsc::Sender<(u32, Vec<u8>)>,
+    closed: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Calls {
+    /// The next call's stream; none when they are used up.
+    next: Option<u32>,
+    waiting: BTreeMap<u32, oneshot::Sender<Outcome>>,
+    /// Why there are no more calls.
+    ended: Option<Error>,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Answer(Bytes),
+    Oversized(usize),
+    Nonsense(Kind),
+    Closed(Error),
+}
+
+impl Client {
+    /// Calls over `io`, in tasks of the current runtime.
+    pub fn new(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Client {
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let closed = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            calls: Mutex::new(Calls {
+                next: Some(1),
+                waiting: BTreeMap::new(),
+                ended: None,
+            }),
+            queue,
+            closed: closed.clone(),
+        });
+        let (read, write) = tokio::io::split(io);
+        tokio::spawn(run(Arc::clone(&shared), read, write, requests));
+        Client {
+            shared,
+            _guard: Arc::new(closed.drop_guard()),
+        }
+    }
+
+    /// Calls `method` of `service` and waits for its answer. A call that is dropped is forgotten: ttrpc
+    /// has no way to tell the server.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`]; all but [`Error::Closed`] leave the connection as it is.
+    pub async fn call<R: Message + Default>(
+        &self,
+        service: &str,
+        method: &str,
+        request: &impl Message,
+        options: &Options,
+    ) -> Result<R, Error> {
+        let full = || format!("{service}/{method}");
+        let nanoseconds = |timeout: Duration| i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX);
+        let pair = |(key, value): &(String, String)| wire::KeyValue {
+            key: key.clone(),
+            value: value.clone(),
+        };
+        let request = wire::Request {
+            service: service.to_owned(),
+            method: method.to_owned(),
+            payload: request.encode_to_vec(),
+            timeout_nano: options.timeout.map_or(0, nanoseconds),
+            metadata: options.metadata.iter().map(pair).collect(),
+        }
+        .encode_to_vec();
+        if request.len() > MESSAGE_LIMIT {
+            return Err(Error::Oversized {
+                method: full(),
+                length: request.len(),
+                limit: MESSAGE_LIMIT,
+            });
+        }
+        let answer = self.exchange(request);
+        let outcome = match options.timeout {
+            None => answer.await?,
+            Some(limit) => match tokio::time::timeout(limit, answer).await {
+                Ok(outcome) => outcome?,
+                Err(_) => {
+                    return Err(Error::Timeout {
+                        method: full(),
+                        limit,
+                    });
+                }
+            },
+        };
+        let malformed = |fault: String| Error::Malformed {
+            method: full(),
+            fault,
+        };
+        let message = match outcome {
+            Outcome::Answer(message) => message,
+            Outcome::Nonsense(kind) => return Err(malformed(format!("a frame of kind {kind:?}"))),
+            Outcome::Closed(error) => return Err(error),
+            Outcome::Oversized(length) => {
+                return Err(Error::Oversized {
+                    method: full(),
+                    length,
+                    limit: MESSAGE_LIMIT,
+                });
+            }
+        };
+        let response = wire::Response::decode(message).map_err(|e| malformed(e.to_string()))?;
+        if let Some(status) = response.status.filter(|status| status.code != 0) {
+            return Err(Status::new(status.code.into(), status.message).into());
+        }
+        R::decode(response.payload.as_slice()).map_err(|e| malformed(e.to_string()))
+    }
+
+    async fn exchange(&self, request: Vec<u8>) -> Result<Outcome, Error> {
+        let shared = &self.shared;
+        let room = tokio::select! {
+            room = shared.queue.reserve() => room.map_err(|_| shared.why())?,
+            () = shared.closed.cancelled() => return Err(shared.why()),
+        };
+        let (tell, told) = oneshot::channel();
+        let stream = {
+            // Under one lock, so that streams grow on the wire.
+            let mut calls = shared.calls.lock();
+            if let Some(error) = &calls.ended {
+                return Err(error.clone());
+            }
+            let Some(stream) = calls.next else {
+                return Err(Error::closed("all streams of the connection are used up"));
+            };
+            calls.next = stream.checked_add(2);
+            calls.waiting.insert(stream, tell);
+            room.send((stream, request));
+            stream
+        };
+        let _forget = Forget { shared, stream };
+        told.await.map_err(|_| shared.why())
+    }
+
+    /// Waits until the connection is closed, by either side.
+    pub async fn closed(&self) -> Error {
+        self.shared.closed.cancelled().await;
+        self.shared.why()
+    }
+
+    /// Closes the connection; calls under way fail.
+    pub fn close(&self) {
+        self.shared.end(Error::closed("by us"));
+    }
+}
+
+/// A call that nobody waits for any more.
+struct Forget<'a> {
+    shared: &'a Shared,
+    stream: u32,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.shared.calls.lock().waiting.remove(&self.stream);
+    }
+}
+
+impl Shared {
+    fn why(&self) -> Error {
+        let ended = self.calls.lock().ended.clone();
+        ended.unwrap_or_else(|| Error::closed("by us"))
+    }
+
+    /// The first reason stays.
+    fn end(&self, error: Error) {
+        let waiting = {
+            let mut calls = self.calls.lock();
+            calls.ended.get_or_insert_with(|| error.clone());
+            std::mem::take(&mut calls.waiting)
+        };
+        for (_, tell) in waiting {
+            let _ = tell.send(Outcome::Closed(error.clone()));
+        }
+        self.closed.cancel();
+    }
+
+    fn deliver(&self, header: Header, outcome: Outcome) {
+        let waiting = self.calls.lock().waiting.remove(&header.stream);
+        match waiting {
+            // It may have given up between.
+            Some(tell) => drop(tell.send(outcome)),
+            None => tracing::debug!(
+                stream = header.stream,
+                "ttrpc: answer that nobody waits for"
+            ),
+        }
+    }
+}
+
+async fn run(
+    shared: Arc<Shared>,
+    mut read: impl AsyncRead + Unpin,
+    mut write: impl AsyncWrite + Unpin,
+    mut requests: mpsc::Receiver<(u32, Vec<u8>)>,
+) {
+    let writing = async {
+        while let Some((stream, request)) = requests.recv().await {
+            if let Err(error) = send(&mut write, stream, Kind::Request, &request).await {
+                return Error::closed(error);
+            }
+        }
+        Error::closed("by us")
+    };
+    let reading = async {
+        let mut decoder = Decoder::new(MESSAGE_LIMIT);
+        let mut buffer = BytesMut::new();
+        loop {
+            while let Some(frame) = decoder.next(&mut buffer) {
+                match frame {
+                    Frame::Message(header, message) if header.kind == Kind::Response => {
+                        shared.deliver(header, Outcome::Answer(message));
+                    }
+                    Frame::Message(header, _) => {
+                        shared.deliver(header, Outcome::Nonsense(header.kind));
+                    }
+                    Frame::Oversized(header) => {
+                        shared.deliver(header, Outcome::Oversized(header.length as usize));
+                    }
+                }
+            }
+            match more(&mut read, &mut buffer).await {
+                Ok(true) => {}
+                Ok(false) => return Error::closed("end of stream"),
+                Err(error) => return Error::closed(error),
+            }
+        }
+    };
+    let why = tokio::select! {
+        why = writing => why,
+        why = reading => why,
+        () = shared.closed.cancelled() => Error::closed("by us"),
+    };
+    shared.end(why);
+}

@@ -1,0 +1,119 @@
+//! ttrpc: gRPC's unary calls over a plain stream, without HTTP/2. Client and server over any stream
+//! of bytes, as containerd/ttrpc 1.2.7 speaks it; streaming calls, which NRI does not use, are
+//! refused. Why it is our own: docs/adr/0007.
+//!
+//! A frame ([`frame`]) is written in two writes, header and message, and each write to a channel of
+//! [`crate::mux`] is one frame there: the peer in Go depends on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+mod client;
+pub mod frame;
+mod server;
+mod service;
+
+pub use client::{Client, Options};
+pub use server::{Answer, Context, Incoming, Server, Service};
+pub(crate) use service::service;
+pub use tonic::Code;
+
+#[allow(
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated"
+)]
+mod wire {
+    include!("../generated/ttrpc.rs");
+}
+
+/// Bytes of the largest message that peers accept, and so the largest one sent.
+pub const MESSAGE_LIMIT: usize = 4 << 20;
+
+/// Why a call failed, as the other side says it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{code:?}: {message}")]
+pub struct Status {
+    /// gRPC's code.
+    pub code: Code,
+    /// For people.
+    pub message: String,
+}
+
+impl Status {
+    /// A status of this code and text.
+    pub fn new(code: Code, message: impl Into<String>) -> Status {
+        Status {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+/// Why a call had no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The connection is gone.
+    #[error("connection closed: {0}")]
+    Closed(Arc<str>),
+    /// Nothing came in time.
+    #[error("{method} had no answer within {limit:?}")]
+    Timeout {
+        /// Service and method.
+        method: String,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// The request, or the answer, is too large; the connection lives on.
+    #[error("{method}: a message of {length} bytes is above the limit of {limit}")]
+    Oversized {
+        /// Service and method.
+        method: String,
+        /// Bytes of the message.
+        length: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// The other side answered with an error.
+    #[error("{0}")]
+    Status(#[from] Status),
+    /// The other side answered nonsense.
+    #[error("{method}: undecodable answer: {fault}")]
+    Malformed {
+        /// Service and method.
+        method: String,
+        /// What is wrong with it.
+        fault: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn closed(reason: impl std::fmt::Display) -> Error {
+        Error::Closed(reason.to_string().into())
+    }
+}
+
+/// Header and message in two writes; see the head of this module.
+async fn send(
+    to: &mut (impl AsyncWrite + Unpin),
+    stream: u32,
+    kind: frame::Kind,
+    message: &[u8],
+) -> std::io::Result<()> {
+    let length = u32::try_from(message.len())
+        .map_err(|_| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
+    let header = frame::Header {
+        length,
+        stream,
+        kind,
+        flags: 0,
+    };
+    to.write_all(&header.encode()).await?;
+    if !message.is_empty() {
+        to.write_all(message).await?;
+    }
+    to.flush().await
+}
