@@ -1,13 +1,14 @@
 //! What koord says to a node's other programs, and hears: container runtime, kubelet, runtime proxy.
 //!
 //! * [`cri`], [`deviceplugin`], [`hooks`] and [`podresources`]: messages, clients and servers of the
-//!   gRPC services, generated from the definitions in `proto`;
+//!   gRPC services, generated from the definitions in `proto`; [`grpc`] carries them;
 //! * [`nri`]: the messages and services of NRI; [`ttrpc`] and [`mux`] carry them.
 //!
 //! Everything here moves bytes and messages. This crate must never know what a message is good for:
 //! pods, QoS and what a container shall get are decided elsewhere. It depends on no other crate of
 //! koord.
 
+pub mod grpc;
 mod io;
 pub mod mux;
 pub mod nri;

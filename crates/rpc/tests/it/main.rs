@@ -8,6 +8,7 @@
 mod frames;
 #[path = "../../examples/generate.rs"]
 mod generate;
+mod grpc;
 mod messages;
 mod mux;
 mod ttrpc;

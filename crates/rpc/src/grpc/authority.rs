@@ -1,0 +1,330 @@
+//! Clients that dial a bare socket path.
+//!
+//! grpc-go sends the path of the socket as `:authority` unless its target begins with `unix:`, and
+//! `h2`, on which our servers stand, resets such a stream: a path is no authority. On a unix socket
+//! nobody reads it, so it is replaced before `h2` sees it.
+//!
+//! The header block of HTTP/2 is compressed (RFC 7541), with a table that both ends keep. Nothing of
+//! that has to be undone: where a block spells out `:authority` (entry 1 of the static table, which all
+//! encoders use for the name), its value is replaced by one that is shorter, and all else stays. The
+//! receiver's table then has the same entries in the same places; having more room left, it may keep
+//! old ones for longer, which the sender never refers to.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// What stands for any authority: as short as can be.
+const AUTHORITY: &[u8] = b"u";
+
+/// Bytes that a client of HTTP/2 sends first.
+const PREFACE: usize = 24;
+
+/// Bytes of a frame's header.
+const HEADER: usize = 9;
+
+/// Bytes of the largest frame that every receiver takes.
+const FRAME: usize = 16 << 10;
+
+/// Bytes of a header block that are held at most; a longer one is passed on as it is.
+const BLOCK: usize = 1 << 20;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// The frames that a client sends, with its `:authority` replaced. What is not as it should be is
+/// passed on for HTTP/2 to complain about.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// Bytes to pass on as they are.
+    pass: usize,
+    begun: bool,
+    /// Frames whose header block goes on.
+    open: Option<Open>,
+    /// Nothing is looked at any more.
+    blind: bool,
+}
+
+#[derive(Debug)]
+struct Open {
+    flags: u8,
+    stream: u32,
+    block: BytesMut,
+    /// The frames as they came.
+    frames: BytesMut,
+}
+
+impl Filter {
+    /// Moves what can be passed on from `came` to `out`. What stays waits for more bytes.
+    pub fn pass(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
+        if !self.begun {
+            self.begun = true;
+            self.pass = PREFACE;
+        }
+        loop {
+            if self.blind {
+                self.pass = came.len();
+            }
+            if self.pass > 0 {
+                let length = self.pass.min(came.len());
+                out.put(came.split_to(length));
+                self.pass -= length;
+                if self.pass > 0 || came.is_empty() {
+                    return;
+                }
+            }
+            let Some(header) = came.first_chunk::<HEADER>() else {
+                return;
+            };
+            let length =
+                usize::from(header[0]) << 16 | usize::from(header[1]) << 8 | usize::from(header[2]);
+            let (kind, flags) = (header[3], header[4]);
+            let stream = u32::from_be_bytes([header[5], header[6], header[7], header[8]]);
+            let expected = match &self.open {
+                None => kind == HEADERS,
+                Some(open) => kind == CONTINUATION && stream == open.stream,
+            };
+            let held = self.open.as_ref().map_or(0, |open| open.frames.len());
+            if !expected || held + length > BLOCK {
+                if let Some(open) = self.open.take() {
+                    out.put(open.frames);
+                    self.blind = true;
+                }
+                self.pass = HEADER + length;
+                continue;
+            }
+            if came.len() < HEADER + length {
+                return;
+            }
+            let frame = came.split_to(HEADER + length);
+            let open = self.open.get_or_insert_with(|| Open {
+                flags,
+                stream,
+                block: BytesMut::new(),
+                frames: BytesMut::new(),
+            });
+            open.frames.extend_from_slice(&frame);
+            let part = match kind {
+                HEADERS => fragment(&frame[HEADER..], flags),
+                _ => Some(&frame[HEADER..]),
+            };
+            let Some(part) = part else {
+                // Padding that is longer than the frame.
+                self.blind = true;
+                out.put(std::mem::take(&mut open.frames));
+                self.open = None;
+                continue;
+            };
+            open.block.extend_from_slice(part);
+            if flags & END_HEADERS != 0
+                && let Some(open) = self.open.take()
+            {
+                match replaced(&open.block) {
+                    Some(block) => write(&open, &block, out),
+                    None => out.put(open.frames),
+                }
+            }
+        }
+    }
+
+    /// The stream has ended: what is held is passed on.
+    pub fn end(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
+        if let Some(open) = self.open.take() {
+            out.put(open.frames);
+        }
+        out.put(came.split());
+    }
+}
+
+/// A HEADERS frame's part of the block, without padding and priority.
+fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
+    let mut part = payload;
+    let mut padding = 0;
+    if flags & PADDED != 0 {
+        let (length, rest) = part.split_first()?;
+        (padding, part) = (usize::from(*length), rest);
+    }
+    if flags & PRIORITY != 0 {
+        part = part.get(5..)?;
+    }
+    part.get(..part.len().checked_sub(padding)?)
+}
+
+/// The block in frames that any receiver takes.
+fn write(open: &Open, block: &[u8], out: &mut BytesMut) {
+    let mut parts = block.chunks(FRAME).peekable();
+    let mut kind = HEADERS;
+    // The block is not empty: it has an authority.
+    while let Some(part) = parts.next() {
+        let mut flags = match kind {
+            HEADERS => open.flags & !(PADDED | PRIORITY | END_HEADERS),
+            _ => 0,
+        };
+        if parts.peek().is_none() {
+            flags |= END_HEADERS;
+        }
+        out.put_uint(part.len() as u64, 3);
+        out.put_u8(kind);
+        out.put_u8(flags);
+        out.put_u32(open.stream);
+        out.put_slice(part);
+        kind = CONTINUATION;
+    }
+}
+
+/// The block with another authority; none when it spells out none, or cannot be read.
+fn replaced(block: &[u8]) -> Option<BytesMut> {
+    let mut out: Option<BytesMut> = None;
+    let (mut rest, mut copied) = (block, 0);
+    while let Some(first) = rest.first().copied() {
+        // Which representation, and so in how many bits its number stands.
+        let (bits, literal) = match first {
+            0x80.. => (7, false),
+            0x40.. => (6, true),
+            0x20.. => (5, false),
+            _ => (4, true),
+        };
+        let index = integer(&mut rest, bits)?;
+        if !literal {
+            continue;
+        }
+        if index == 0 {
+            string(&mut rest)?;
+        }
+        let value = block.len() - rest.len();
+        let length = string(&mut rest)?;
+        if index == 1 && length > 0 {
+            let out = out.get_or_insert_with(BytesMut::new);
+            out.put_slice(block.get(copied..value)?);
+            // Length, and the bytes as they are.
+            out.put_u8(AUTHORITY.len() as u8);
+            out.put_slice(AUTHORITY);
+            copied = block.len() - rest.len();
+        }
+    }
+    if let Some(out) = &mut out {
+        out.put_slice(block.get(copied..)?);
+    }
+    out
+}
+
+/// RFC 7541, 5.1: a number that begins in the low `bits` of the first byte.
+fn integer(from: &mut &[u8], bits: u32) -> Option<usize> {
+    let full = (1usize << bits) - 1;
+    let (first, mut rest) = from.split_first()?;
+    let mut value = usize::from(*first) & full;
+    if value == full {
+        for shift in (0..28).step_by(7) {
+            let (byte, after) = rest.split_first()?;
+            rest = after;
+            value += usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                *from = rest;
+                return Some(value);
+            }
+        }
+        return None;
+    }
+    *from = rest;
+    Some(value)
+}
+
+/// RFC 7541, 5.2: a string, which is skipped; its bytes as they stand there.
+fn string(from: &mut &[u8]) -> Option<usize> {
+    let length = integer(from, 7)?;
+    *from = from.get(length..)?;
+    Some(length)
+}
+
+/// A server's connection whose client may send any `:authority`.
+#[derive(Debug)]
+pub struct Tolerant<S> {
+    inner: S,
+    filter: Filter,
+    came: BytesMut,
+    ready: BytesMut,
+    ended: bool,
+}
+
+impl<S> Tolerant<S> {
+    /// The connection, seen from its beginning.
+    pub fn new(inner: S) -> Tolerant<S> {
+        Tolerant {
+            inner,
+            filter: Filter::default(),
+            came: BytesMut::new(),
+            ready: BytesMut::new(),
+            ended: false,
+        }
+    }
+}
+
+impl<S: Connected> Connected for Tolerant<S> {
+    type ConnectInfo = S::ConnectInfo;
+
+    fn connect_info(&self) -> S::ConnectInfo {
+        self.inner.connect_info()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Tolerant<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        while this.ready.is_empty() && !this.ended {
+            this.came.reserve(FRAME);
+            let inner = Pin::new(&mut this.inner);
+            let length = ready!(tokio_util::io::poll_read_buf(inner, cx, &mut this.came))?;
+            if length > 0 {
+                this.filter.pass(&mut this.came, &mut this.ready);
+            } else {
+                this.ended = true;
+                this.filter.end(&mut this.came, &mut this.ready);
+            }
+        }
+        let length = this.ready.len().min(buffer.remaining());
+        buffer.put_slice(&this.ready[..length]);
+        this.ready.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Tolerant<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
