@@ -3,12 +3,13 @@
 use crate::controllers;
 use crate::rest::exec::PodExec;
 use crate::rest::logs::PodLogs;
-use crate::rest::{Api, ApiOptions, Authorization};
+use crate::rest::{Api, ApiOptions, Authorization, User};
 use crate::server::{self, Limits, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
 use crate::tokens::Tokens;
 use axum::Router;
 use axum::body::Body;
+use axum::middleware::{self, Next};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Method, Request, StatusCode};
@@ -222,6 +223,30 @@ impl ApiServer {
     /// the request bears a token, or its extensions carry another [`crate::authz::User`].
     pub fn service(&self) -> Router {
         self.server.in_process()
+    }
+
+    /// [`Self::service`] for callers who are all `user`. Of every request for a resource `seen` is told
+    /// the right that it needed, as [`crate::needed_right`] says it, and whether it was allowed.
+    pub fn service_as(
+        &self,
+        user: User,
+        seen: impl Fn(&str, bool) + Clone + Send + Sync + 'static,
+    ) -> Router {
+        let ask = move |mut request: Request<Body>, next: Next| {
+            request.extensions_mut().insert(user.clone());
+            let right = crate::needed_right(request.method(), request.uri());
+            let seen = seen.clone();
+            async move {
+                let answer = next.run(request).await;
+                if let Some(right) = right {
+                    seen(&right, answer.status() != StatusCode::FORBIDDEN);
+                }
+                answer
+            }
+        };
+        Router::new()
+            .fallback_service(self.service())
+            .layer(middleware::from_fn(ask))
     }
 
     /// The verbs as methods.

@@ -30,6 +30,7 @@ pub(crate) mod protobuf;
 mod query;
 mod respond;
 mod review;
+mod rights;
 mod roles;
 mod scale;
 mod selection;
@@ -60,6 +61,7 @@ pub use logs::{LogOptions, LogStream, PodLogs};
 pub use options::{DeleteOptions, FieldValidation, Propagation, WriteOptions};
 pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
+pub use rights::{given_rights, needed_right};
 pub(crate) use write::{Input, Object};
 
 /// What the REST layer works on.

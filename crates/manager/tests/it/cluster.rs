@@ -1,24 +1,38 @@
 //! A control plane, a clock that tests advance, and a manager.
 
+use crate::deploy;
 use axum::Router;
 use axum::http::StatusCode;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
+use koord_apiserver::authz::User;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Change, Client, Informer, Scope, patch};
 use koord_manager::Options;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) struct Cluster {
+    /// May do everything.
     pub(crate) client: Client,
+    /// For managers: may do what the manifests in `deploy/manager` allow.
+    pub(crate) limited: Client,
     pub(crate) ctx: Context,
     server: Arc<ApiServer>,
+    refused: Arc<Mutex<BTreeSet<String>>>,
+}
+
+thread_local! {
+    /// The rights that managers of tests on this thread have used.
+    pub(crate) static USED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 impl Cluster {
@@ -46,10 +60,17 @@ impl Cluster {
             .await;
         // The server may bring this namespace along.
         assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
+        for object in deploy::documents("rbac.yaml") {
+            deploy::create(&client, object).await;
+        }
+        let refused = Arc::<Mutex<BTreeSet<String>>>::default();
+        let service = as_the_manager(&server, refused.clone());
         Self {
             client,
+            limited: koord_kube::client::in_process(service),
             ctx: Context::with_clock(clock),
             server,
+            refused,
         }
     }
 
@@ -58,13 +79,13 @@ impl Cluster {
         let absent = || async { StatusCode::SERVICE_UNAVAILABLE };
         let service = Router::new()
             .route("/apis/metrics.k8s.io/{*rest}", axum::routing::any(absent))
-            .fallback_service(self.server.service());
+            .fallback_service(as_the_manager(&self.server, self.refused.clone()));
         koord_kube::client::in_process(service)
     }
 
     /// Starts a manager with default options; it stops with the cluster's context.
     pub(crate) fn manager(&self, options: Options) -> tokio::task::JoinHandle<()> {
-        let run = koord_manager::run(options, self.client.clone(), self.ctx.clone());
+        let run = koord_manager::run(options, self.limited.clone(), self.ctx.clone());
         tokio::spawn(async move { run.await.unwrap() })
     }
 
@@ -133,7 +154,23 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.ctx.shutdown.cancel();
+        let refused = std::mem::take(&mut *self.refused.lock());
+        if !std::thread::panicking() {
+            assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
+        }
     }
+}
+
+/// The API server as the manager's service account sees it.
+fn as_the_manager(server: &ApiServer, refused: Arc<Mutex<BTreeSet<String>>>) -> Router {
+    let user = User::service_account("koordinator-system", "koord-manager");
+    server.service_as(user, move |right, allowed| {
+        if allowed {
+            USED.with_borrow_mut(|used| used.insert(right.to_owned()));
+        } else {
+            refused.lock().insert(right.to_owned());
+        }
+    })
 }
 
 pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
@@ -157,6 +194,11 @@ impl<K: Debug> Watch<K> {
             Ok(found) => found,
             Err(_) => panic!("never saw {what}; there is {:#?}", self.0.store.list()),
         }
+    }
+
+    /// Waits for any change.
+    pub(crate) async fn changed(&mut self) {
+        assert!(self.0.changes.recv().await.is_some(), "the watch ended");
     }
 
     /// Waits until an object is deleted.

@@ -21,7 +21,7 @@ const BATCH_CPU: &str = "kubernetes.io/batch-cpu";
 const BATCH_MEMORY: &str = "kubernetes.io/batch-memory";
 
 #[tokio::test(start_paused = true)]
-async fn a_report_becomes_batch_resources_and_silence_takes_them_away() {
+pub(crate) async fn a_report_becomes_batch_resources_and_silence_takes_them_away() {
     let cluster = Cluster::start().await;
     cluster
         .configure(json!({"colocation-config": "{\"enable\": true}"}))
@@ -86,7 +86,7 @@ async fn a_report_becomes_batch_resources_and_silence_takes_them_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_reported() {
+pub(crate) async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_reported() {
     let cluster = Cluster::start().await;
     cluster.add_node("plain", json!({}), "10", "100G").await;
     cluster
@@ -188,7 +188,7 @@ async fn colocation_switched_off_takes_resources_away_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_follow_their_node_into_death() {
+pub(crate) async fn objects_follow_their_node_into_death() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
     cluster.manager(Options::default());

@@ -8,7 +8,7 @@ use koord_manager::{LEASE_NAME, Options};
 use serde_json::json;
 
 #[tokio::test(start_paused = true)]
-async fn the_second_replica_takes_over_when_the_first_stops() {
+pub(crate) async fn the_second_replica_takes_over_when_the_first_stops() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
     let start = |identity: &str| {
@@ -17,7 +17,7 @@ async fn the_second_replica_takes_over_when_the_first_stops() {
             ..Options::default()
         };
         let ctx = Context::with_clock(cluster.ctx.clock.clone());
-        let run = koord_manager::run(options, cluster.client.clone(), ctx.clone());
+        let run = koord_manager::run(options, cluster.limited.clone(), ctx.clone());
         (tokio::spawn(run), ctx)
     };
     let (first, first_ctx) = start("first");

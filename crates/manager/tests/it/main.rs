@@ -4,6 +4,7 @@
 
 mod cluster;
 mod colocation;
+mod deploy;
 mod flags;
 mod leadership;
 mod pods;

@@ -115,7 +115,7 @@ impl koord_manager::webhook::Source for NoSettings {
 
 fn deps(cluster: &Cluster, gates: &str) -> Deps {
     Deps {
-        client: cluster.client.clone(),
+        client: cluster.limited.clone(),
         gates: Gates::parse(GATES, gates).unwrap(),
         metrics: WebhookMetrics::new(&cluster.ctx.metrics).unwrap(),
         lookup: Arc::new(Known(typed(profile()))),
@@ -359,7 +359,7 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn required_labels_are_read_again_and_the_last_ones_stay() {
+pub(crate) async fn required_labels_are_read_again_and_the_last_ones_stay() {
     let cluster = Cluster::start().await;
     let deps = deps(&cluster, "EnablePodEnhancedValidator=true");
     // One handler, as a server has: it remembers.
@@ -402,7 +402,7 @@ async fn required_labels_are_read_again_and_the_last_ones_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bindings_are_for_listed_users() {
+pub(crate) async fn bindings_are_for_listed_users() {
     let cluster = Cluster::start().await;
     let mut deps = deps(&cluster, "BindingAdmissionWebhook=true");
     deps.pods.binding = BindingPolicy {
@@ -458,7 +458,7 @@ async fn bindings_are_for_listed_users() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_wait_get_a_profile_that_comes_later() {
+pub(crate) async fn pods_that_wait_get_a_profile_that_comes_later() {
     let cluster = Cluster::start().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     let create = |pod: Value| {

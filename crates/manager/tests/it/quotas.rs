@@ -43,7 +43,7 @@ impl Replica {
             shutdown: cluster.ctx.shutdown.clone(),
             ..Context::with_clock(cluster.ctx.clock.clone())
         };
-        let run = koord_manager::run(options, cluster.client.clone(), ctx);
+        let run = koord_manager::run(options, cluster.limited.clone(), ctx);
         tokio::spawn(async move { run.await.unwrap() });
         Self(Arc::new(receiver.await.unwrap()))
     }
@@ -110,7 +110,7 @@ fn pod(name: &str, quota: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn() {
+pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn() {
     let cluster = Cluster::start().await;
     let (one, two) = (
         Replica::start(&cluster).await,
@@ -213,7 +213,7 @@ async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
+pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
     let cluster = Cluster::start().await;
     cluster.manager(Options::default());
     for (node, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {

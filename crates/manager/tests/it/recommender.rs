@@ -170,7 +170,7 @@ async fn a_workloads_use_becomes_a_recommendation() {
     shop.deploy("other", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     let mut watch = shop.cluster.watch::<Recommendation>();
     // It is told at once that nothing is known yet.
     let said = until(&mut watch, "web", "that it was not measured", |object| {
@@ -215,7 +215,7 @@ async fn unchanged_amounts_are_not_written_again() {
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(20, &[("web", "500m", "1Gi")]).await;
     let before = shop.recommendations().get("web").await.unwrap();
     shop.measure(30, &[("web", "500m", "1Gi")]).await;
@@ -239,7 +239,7 @@ async fn pods_are_found_by_labels_and_percentiles_by_the_annotation() {
     shop.recommend("both", json!({}), labels.clone()).await;
     let half = json!({PERCENTILES: r#"{"cpu": 0.5}"#});
     shop.recommend("half", half, labels).await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(30, &[("a", "100m", "1Gi"), ("b", "2", "2Gi")])
         .await;
     let both = amounts(&shop.recommendations().get("both").await.unwrap(), "main").unwrap();
@@ -254,7 +254,7 @@ async fn a_kill_for_want_of_memory_raises_the_recommendation() {
     shop.deploy("web", &[("main", "1", "2Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(20, &[("web", "100m", "1Gi")]).await;
     let before = shop.recommendations().get("web").await.unwrap();
     let time = shop.cluster.ctx.clock.now();
@@ -282,12 +282,12 @@ async fn a_kill_for_want_of_memory_raises_the_recommendation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_goes_on_from_checkpoints() {
+pub(crate) async fn a_restart_goes_on_from_checkpoints() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    let (ctx, manager) = shop.manager(&shop.cluster.client, Options::default());
+    let (ctx, manager) = shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(30, &[("web", "2", "4Gi")]).await;
     let before = shop.recommendations().get("web").await.unwrap();
     ctx.shutdown.cancel();
@@ -300,7 +300,7 @@ async fn a_restart_goes_on_from_checkpoints() {
 
     // Ten minutes of little use after half an hour of much: within p99 of the whole. A manager
     // that began anew would recommend 110m.
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(10, &[("web", "100m", "1Gi")]).await;
     let after = shop.recommendations().get("web").await.unwrap();
     assert_eq!(amounts(&after, "main"), amounts(&before, "main"));
@@ -316,7 +316,7 @@ async fn it_works_without_checkpoints_and_says_so() {
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(20, &[("web", "2", "4Gi")]).await;
     let object = shop.recommendations().get("web").await.unwrap();
     assert!(amounts(&object, "main").is_some());
@@ -358,14 +358,14 @@ async fn without_the_metrics_api_nodes_are_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_target_keeps_the_recommendation() {
+pub(crate) async fn a_missing_target_keeps_the_recommendation() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
     shop.recommend("nobody", json!({}), workload("StatefulSet", "nobody"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(20, &[("web", "2", "4Gi")]).await;
     let before = shop.recommendations().get("web").await.unwrap();
     let deployments: Api<Deployment> = Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
@@ -420,7 +420,7 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
         .await;
     shop.recommend("group", json!({}), kind("CloneSet", "apps.kruise.io/v1"))
         .await;
-    shop.manager(&shop.cluster.client, Options::default());
+    shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(5, &[("web", "2", "4Gi")]).await;
     for (name, says) in [
         ("annotation", "cpu must be above 0 and at most 1, got 95"),
@@ -471,7 +471,7 @@ async fn the_gate_turns_it_off() {
         .await;
     let mut options = Options::default();
     options.gates.set("Recommender", false);
-    shop.manager(&shop.cluster.client, options);
+    shop.manager(&shop.cluster.limited, options);
     shop.measure(10, &[("web", "2", "4Gi")]).await;
     let object = shop.recommendations().get("web").await.unwrap();
     assert_eq!(object.status, None);

@@ -28,6 +28,10 @@ async fn a_kind_that_is_not_installed_holds_up_nothing_else() {
     metrics.until("a NodeMetric", |_| Some(())).await;
     until_ready(address).await;
 
+    let mut seen = cluster.watch::<CustomResourceDefinition>();
+    while definitions.get_opt(name).await.unwrap().is_some() {
+        seen.changed().await;
+    }
     definition.metadata.resource_version = None;
     definition.metadata.uid = None;
     definition.status = None;
@@ -50,9 +54,9 @@ async fn a_replica_that_does_not_lead_is_ready_when_it_is_in_sync() {
         tokio::spawn(koord_manager::run(options, client, ctx.clone()));
         (address, ctx)
     };
-    let (leader, leader_ctx) = start("first", cluster.client.clone()).await;
+    let (leader, leader_ctx) = start("first", cluster.limited.clone()).await;
     until_ready(leader).await;
-    let (standby, standby_ctx) = start("second", cluster.client.clone()).await;
+    let (standby, standby_ctx) = start("second", cluster.limited.clone()).await;
     until_ready(standby).await;
     let text = koord_app::metrics::encode(&standby_ctx.metrics).unwrap();
     assert!(text.contains("koordinator_manager_is_leader 0"));

@@ -55,7 +55,7 @@ fn data(secret: &Secret, key: &str) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn certificates_are_made_told_and_mended() {
+pub(crate) async fn certificates_are_made_told_and_mended() {
     let cluster = Cluster::start().await;
     let manager = cluster.manager(options(settings(None)));
     let mut secrets = cluster.watch::<Secret>();
@@ -195,7 +195,7 @@ async fn pods_are_admitted_over_https() {
     // With a host of its own the certificates would be in files.
     settings.directory = None;
     let ctx = Context::with_clock(cluster.ctx.clock.clone());
-    let run = koord_manager::run(options(settings), cluster.client.clone(), ctx.clone());
+    let run = koord_manager::run(options(settings), cluster.limited.clone(), ctx.clone());
     let manager = tokio::spawn(run);
     let mut told = cluster.watch::<MutatingWebhookConfiguration>();
     let configuration = told
@@ -278,7 +278,7 @@ async fn pods_are_admitted_over_https() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cluster_gets_what_it_lacks_and_keeps_what_it_has() {
+pub(crate) async fn a_cluster_gets_what_it_lacks_and_keeps_what_it_has() {
     let cluster = Cluster::bare().await;
     let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
     let own: PriorityClass = typed(json!({"metadata": {"name": "koord-batch"}, "value": 5001}));

@@ -1,0 +1,102 @@
+//! Which rights requests need and roles give, in the same words: for tests of the manifests of
+//! programs.
+
+use super::guard::verb;
+use super::path::{self, Target};
+use super::query::Query;
+use crate::authz::Rule;
+use http::{Method, Uri};
+use serde_json::Value;
+
+/// The right that a request needs: `list pods`, `patch nodes/status`, `get leases.coordination.k8s.io`.
+/// `None` where it is for no resource, as discovery is.
+#[must_use]
+pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
+    let Some(Target::Resource(path)) = path::parse(uri.path()) else {
+        return None;
+    };
+    let query = Query::parse(uri.query().unwrap_or_default()).ok()?;
+    let verb = verb(method, &path, &query);
+    let subresource = path.subresource.as_deref().unwrap_or_default();
+    let resource = match subresource.split('/').next() {
+        None | Some("") => path.plural,
+        Some(subresource) => format!("{}/{subresource}", path.plural),
+    };
+    Some(right(verb, &resource, &path.group))
+}
+
+/// The rights that the `rules` of a role give, in the words of [`needed_right`].
+#[must_use]
+pub fn given_rights(rules: &Value) -> Vec<String> {
+    let mut out = Vec::new();
+    for rule in Rule::all(Some(rules)) {
+        for group in &rule.groups {
+            for resource in &rule.resources {
+                out.extend(rule.verbs.iter().map(|verb| right(verb, resource, group)));
+            }
+        }
+    }
+    out
+}
+
+fn right(verb: &str, resource: &str, group: &str) -> String {
+    let dot = if group.is_empty() { "" } else { "." };
+    format!("{verb} {resource}{dot}{group}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn requests_need_what_roles_give() {
+        let rules = json!([
+            {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+            {"apiGroups": ["a", "b"], "resources": ["x"], "verbs": ["list", "watch"]},
+            {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
+        ]);
+        let given = given_rights(&rules);
+        assert_eq!(
+            given,
+            [
+                "patch nodes/status",
+                "list x.a",
+                "watch x.a",
+                "list x.b",
+                "watch x.b"
+            ]
+        );
+        for (method, uri, right) in [
+            (
+                Method::PATCH,
+                "/api/v1/nodes/n/status?fieldManager=m",
+                Some(given[0].as_str()),
+            ),
+            (
+                Method::GET,
+                "/apis/a/v1/namespaces/ns/x?limit=5",
+                Some("list x.a"),
+            ),
+            (Method::GET, "/apis/b/v1/x?watch=true", Some("watch x.b")),
+            (Method::GET, "/apis/b/v1/namespaces/ns/x/n", Some("get x.b")),
+            (
+                Method::DELETE,
+                "/api/v1/namespaces/ns",
+                Some("delete namespaces"),
+            ),
+            (
+                Method::DELETE,
+                "/api/v1/namespaces/ns/pods",
+                Some("deletecollection pods"),
+            ),
+            (Method::GET, "/apis/a/v1", None),
+        ] {
+            assert_eq!(
+                needed_right(&method, &uri.parse().unwrap()).as_deref(),
+                right,
+                "{uri}"
+            );
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The manifests in `deploy/manager`: the rights they give are those that the manager uses.
+//!
+//! Managers of all tests run as the manifests' service account ([`Cluster`](crate::cluster::Cluster)), and
+//! a refused request fails the test. Here tests are run again, to see that together they use every right.
+
+use crate::cluster::USED;
+use koord_apiserver::given_rights;
+use koord_app::flags;
+use koord_kube::Client;
+use koord_kube::api::{ApiResource, DynamicObject, PostParams};
+use koord_kube::{Api, kube_core, patch};
+use koord_manager::Args;
+use koord_manager::webhook::Settings;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+/// The objects in a manifest.
+pub(crate) fn documents(file: &str) -> Vec<Value> {
+    let path = format!("{}/../../deploy/manager/{file}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = text.split("\n---\n");
+    documents
+        .map(|text| serde_saphyr::from_str(text).unwrap())
+        .collect()
+}
+
+/// Creates what a manifest says.
+pub(crate) async fn create(client: &Client, object: Value) {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let types = object.types.clone().unwrap();
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
+    let kind = kube_core::GroupVersionKind::gvk(group, version, &types.kind);
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let created = api.create(&PostParams::default(), &object).await;
+    assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
+}
+
+/// Rights that the tests below do not use, and what does.
+const OTHERWISE_USED: &[(&str, &str)] = &[
+    (
+        "patch events",
+        "an event that is repeated, which koord-kube tests",
+    ),
+    ("get namespaces", NEWER),
+    (
+        "get recommendationcheckpoints.analysis.koordinator.sh",
+        "somebody else wrote it since it was read",
+    ),
+    (
+        "delete recommendationcheckpoints.analysis.koordinator.sh",
+        "a container that its workload has no more",
+    ),
+    (
+        "patch noderesourcetopologies.topology.node.k8s.io",
+        "NUMA zones, whose plans are tested",
+    ),
+    ("list deployments.apps", MANY),
+    ("list replicasets.apps", MANY),
+    ("get daemonsets.apps", OWNER),
+    ("list daemonsets.apps", MANY),
+    ("list statefulsets.apps", MANY),
+    ("get jobs.batch", OWNER),
+    ("list jobs.batch", MANY),
+    ("get cronjobs.batch", OWNER),
+    ("list cronjobs.batch", MANY),
+];
+const NEWER: &str = "a pod names what the watch has not shown yet";
+const OWNER: &str = "an owner of pods, asked for as Deployments are";
+const MANY: &str = "owners of pods where there are fifty of them and more";
+
+#[test]
+fn the_manager_uses_all_of_its_rights() {
+    USED.take();
+    crate::colocation::a_report_becomes_batch_resources_and_silence_takes_them_away();
+    crate::colocation::settings_reach_nodes_by_their_labels_and_bad_ones_are_reported();
+    crate::colocation::objects_follow_their_node_into_death();
+    crate::leadership::the_second_replica_takes_over_when_the_first_stops();
+    crate::pods::pods_that_wait_get_a_profile_that_comes_later();
+    crate::quotas::quotas_are_judged_alike_by_two_replicas_and_never_overdrawn();
+    crate::quotas::a_profile_keeps_a_quota_as_large_as_its_nodes();
+    crate::pods::bindings_are_for_listed_users();
+    crate::pods::required_labels_are_read_again_and_the_last_ones_stay();
+    crate::recommender::a_restart_goes_on_from_checkpoints();
+    crate::recommender::a_missing_target_keeps_the_recommendation();
+    crate::webhooks::certificates_are_made_told_and_mended();
+    crate::webhooks::a_cluster_gets_what_it_lacks_and_keeps_what_it_has();
+    let used = USED.take();
+    let roles = documents("rbac.yaml");
+    let roles = roles.iter().filter(|object| object["rules"].is_array());
+    let given: BTreeSet<_> = roles
+        .flat_map(|role| given_rights(&role["rules"]))
+        .collect();
+    assert!(
+        !given.iter().any(|right| right.contains('*')),
+        "least rights"
+    );
+    let unused: BTreeSet<_> = given.difference(&used).map(String::as_str).collect();
+    let known: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
+    assert_eq!(unused, known, "given, and nothing uses it");
+}
+
+#[test]
+fn the_manifests_fit_together() {
+    let deployment = documents("deployment.yaml");
+    let deployment = deployment
+        .iter()
+        .find(|object| object["kind"] == "Deployment")
+        .unwrap();
+    let pod = &deployment["spec"]["template"]["spec"];
+    let roles = documents("rbac.yaml");
+    let of = |kind: &str| {
+        let mut found = roles.iter().filter(|object| object["kind"] == kind);
+        (found.next().unwrap(), found.next()).0
+    };
+    let account = &of("ServiceAccount")["metadata"];
+    assert_eq!(pod["serviceAccountName"], account["name"]);
+    for (binding, role) in [
+        ("ClusterRoleBinding", "ClusterRole"),
+        ("RoleBinding", "Role"),
+    ] {
+        let (binding, role) = (of(binding), of(role));
+        assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+        assert_eq!(
+            binding["metadata"]["namespace"],
+            role["metadata"]["namespace"]
+        );
+        let subject = json!({"kind": "ServiceAccount", "name": account["name"],
+            "namespace": account["namespace"]});
+        assert_eq!(binding["subjects"], json!([subject]));
+    }
+    let args = pod["containers"][0]["args"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let args = args.map(|arg| OsString::from(arg.as_str().unwrap()));
+    let argv = std::iter::once(OsString::from("koord-manager")).chain(args);
+    let options = flags::parse::<Args>(argv).unwrap().args.options().unwrap();
+    assert_eq!(options.notes, [""; 0], "every flag has an effect");
+    let here = &of("Role")["metadata"]["namespace"];
+    assert_eq!(options.election.unwrap().namespace, *here);
+    assert_eq!(options.config_namespace, *here);
+    assert_eq!(options.pods.enhanced_source.namespace, *here);
+    let webhooks = Settings::from_env(|_| None).unwrap();
+    assert_eq!(webhooks.service.namespace, *here);
+    let secrets = of("Role")["rules"].as_array().unwrap().iter();
+    let mut named = secrets.filter_map(|rule| rule["resourceNames"].as_array());
+    assert_eq!(named.next(), Some(&vec![json!(webhooks.secret)]));
+    let config = &documents("config.yaml")[0];
+    assert_eq!(config["metadata"]["name"], options.config_name);
+    assert_eq!(config["metadata"]["namespace"], *here);
+}
