@@ -3,7 +3,7 @@
 use crate::controllers;
 use crate::rest::exec::PodExec;
 use crate::rest::logs::PodLogs;
-use crate::rest::{Api, ApiOptions, Authorization, User};
+use crate::rest::{Api, ApiOptions, Authorization, User, has_right};
 use crate::server::{self, Limits, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
 use crate::tokens::Tokens;
@@ -226,23 +226,20 @@ impl ApiServer {
     }
 
     /// [`Self::service`] for callers who are all `user`. Of every request for a resource `seen` is told
-    /// the right that it needed, as [`crate::needed_right`] says it, and whether it was allowed.
+    /// the right that it needs, as [`crate::needed_right`] says it, and whether roles give it.
     pub fn service_as(
         &self,
         user: User,
         seen: impl Fn(&str, bool) + Clone + Send + Sync + 'static,
     ) -> Router {
+        let api = self.api.clone();
         let ask = move |mut request: Request<Body>, next: Next| {
             request.extensions_mut().insert(user.clone());
-            let right = crate::needed_right(request.method(), request.uri());
-            let seen = seen.clone();
-            async move {
-                let answer = next.run(request).await;
-                if let Some(right) = right {
-                    seen(&right, answer.status() != StatusCode::FORBIDDEN);
-                }
-                answer
+            let (method, uri) = (request.method(), request.uri());
+            if let Some(right) = crate::needed_right(method, uri) {
+                seen(&right, has_right(&api, &user, method, uri));
             }
+            next.run(request)
         };
         Router::new()
             .fallback_service(self.service())

@@ -61,6 +61,7 @@ pub use logs::{LogOptions, LogStream, PodLogs};
 pub use options::{DeleteOptions, FieldValidation, Propagation, WriteOptions};
 pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
+pub(crate) use rights::has_right;
 pub use rights::{given_rights, needed_right};
 pub(crate) use write::{Input, Object};
 

@@ -1,10 +1,11 @@
 //! Which rights requests need and roles give, in the same words: for tests of the manifests of
 //! programs.
 
-use super::guard::verb;
-use super::path::{self, Target};
+use super::Api;
+use super::guard::{check_resource, verb};
+use super::path::{self, ResourcePath, Target};
 use super::query::Query;
-use crate::authz::Rule;
+use crate::authz::{Rule, User};
 use http::{Method, Uri};
 use serde_json::Value;
 
@@ -12,10 +13,7 @@ use serde_json::Value;
 /// `None` where it is for no resource, as discovery is.
 #[must_use]
 pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
-    let Some(Target::Resource(path)) = path::parse(uri.path()) else {
-        return None;
-    };
-    let query = Query::parse(uri.query().unwrap_or_default()).ok()?;
+    let (path, query) = read(uri)?;
     let verb = verb(method, &path, &query);
     let subresource = path.subresource.as_deref().unwrap_or_default();
     let resource = match subresource.split('/').next() {
@@ -23,6 +21,22 @@ pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
         Some(subresource) => format!("{}/{subresource}", path.plural),
     };
     Some(right(verb, &resource, &path.group))
+}
+
+/// Whether roles give `user` the right that a request needs.
+pub(crate) fn has_right(api: &Api, user: &User, method: &Method, uri: &Uri) -> bool {
+    read(uri).is_none_or(|(path, query)| {
+        let verb = verb(method, &path, &query);
+        check_resource(api, user, verb, &path, &query).is_ok()
+    })
+}
+
+fn read(uri: &Uri) -> Option<(ResourcePath, Query)> {
+    let Some(Target::Resource(path)) = path::parse(uri.path()) else {
+        return None;
+    };
+    let query = Query::parse(uri.query().unwrap_or_default()).ok()?;
+    Some((path, query))
 }
 
 /// The rights that the `rules` of a role give, in the words of [`needed_right`].
