@@ -1,0 +1,153 @@
+"""Snapshots of what managers write, and what differs between two of them."""
+import fnmatch
+import json
+from decimal import Decimal
+
+WATCHED = ["Node", "NodeSLO", "NodeMetric", "NodeResourceTopology", "Device", "ElasticQuota", "Pod"]
+
+SUFFIX = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1), "k": Decimal("1e3")}
+for power, letter in enumerate("KMGTPE", 1):
+    SUFFIX[letter + "i"] = Decimal(1024) ** power
+    if letter != "K":
+        SUFFIX[letter] = Decimal(1000) ** power
+
+
+def amount(text):
+    """A Kubernetes quantity as a number; what is none stays as it is."""
+    if isinstance(text, int):
+        return Decimal(text)
+    try:
+        digits = text.rstrip("numkKMGTPEi")
+        return Decimal(digits) * SUFFIX[text[len(digits):]]
+    except (ArithmeticError, KeyError, AttributeError):
+        try:
+            return Decimal(text)
+        except (ArithmeticError, TypeError, ValueError):
+            return text
+
+
+def amounts(resources):
+    return {name: amount(text) for name, text in (resources or {}).items()}
+
+
+def parsed(value):
+    """JSON texts in annotations as what they say."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    return found if isinstance(found, (dict, list)) else value
+
+
+def resource_text(thing):
+    """Amounts below `resources` compare by what they are worth."""
+    if isinstance(thing, dict):
+        return {key: amounts(value) if key in ("resources", "min", "max") and isinstance(value, dict)
+                and all(isinstance(v, (str, int)) for v in value.values())
+                else resource_text(value) for key, value in thing.items()}
+    return [resource_text(item) for item in thing] if isinstance(thing, list) else thing
+
+
+def annotation(key, value):
+    if key == "node.koordinator.sh/network-bandwidth":
+        return amount(value)
+    found = parsed(value)
+    if isinstance(found, dict) and all(isinstance(v, (str, int)) for v in found.values()):
+        return amounts(found)
+    return resource_text(found)
+
+
+def meaning(thing):
+    """What of an object counts, as a tree."""
+    meta, kind = thing["metadata"], thing["kind"]
+    labels = meta.get("labels") or {}
+    annotations = {key: annotation(key, value) for key, value in (meta.get("annotations") or {}).items()}
+    kept = {"labels": labels, "annotations": annotations}
+    spec = thing.get("spec")
+    if kind == "Node":
+        status = thing.get("status") or {}
+        kept.update(capacity=amounts(status.get("capacity")), allocatable=amounts(status.get("allocatable")))
+    elif kind == "NodeResourceTopology":
+        kept["zones"] = {zone["name"]: {resource["name"]: {k: amount(v) for k, v in resource.items() if k != "name"}
+                                        for resource in zone.get("resources") or []}
+                         for zone in thing.get("zones") or []}
+    elif kind == "NodeSLO":
+        system = (spec or {}).get("systemStrategy")
+        if isinstance(system, dict) and "totalNetworkBandwidth" in system:
+            system["totalNetworkBandwidth"] = amount(system["totalNetworkBandwidth"])
+        kept["spec"] = spec
+    elif kind == "Pod":
+        spec = dict(spec)
+        kept["spec"] = resource_text(spec)
+    else:
+        kept["spec"] = resource_text(spec)
+    return kept
+
+
+def snapshot(api):
+    """Every watched object by `Kind/namespace/name`, with its version."""
+    found = {}
+    for kind in WATCHED:
+        for thing in api.list(kind):
+            thing["kind"] = kind
+            meta = thing["metadata"]
+            key = "/".join(filter(None, [kind, meta.get("namespace"), meta["name"]]))
+            found[key] = {"version": meta["resourceVersion"], "thing": thing}
+    return found
+
+
+def differences(ours, theirs, path=""):
+    """Leaves that differ: path, ours, theirs. What is absent is None, and so is what is empty."""
+    if isinstance(ours, dict) or isinstance(theirs, dict):
+        if (ours is None or isinstance(ours, dict)) and (theirs is None or isinstance(theirs, dict)) \
+                and (ours and theirs):
+            for key in sorted(set(ours) | set(theirs)):
+                yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+            return
+    if ours != theirs:
+        yield path, ours, theirs
+
+
+def compare(ours, theirs):
+    """Differences between two snapshots: object, field, ours, theirs."""
+    for key in sorted(set(ours) | set(theirs)):
+        if key not in ours or key not in theirs:
+            yield key, "(object)", "there" if key in ours else None, "there" if key in theirs else None
+            continue
+        for field, a, b in differences(meaning(ours[key]["thing"]), meaning(theirs[key]["thing"])):
+            yield key, field, a, b
+
+
+class Known:
+    """The reviewed list: lines of `STEP OBJECT FIELD | row of docs/compat.md`, the first three with * and ?."""
+
+    def __init__(self, path, compat):
+        self.rules, self.used = [], {}
+        rows = " ".join(compat.split())
+        for number, line in enumerate(open(path), 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            pattern, _, row = line.partition(" | ")
+            step, thing, field = pattern.split(None, 2)
+            if row.strip() not in rows:
+                raise SystemExit(f"{path}:{number}: docs/compat.md has no row {row.strip()!r}")
+            self.rules.append((step, thing, field.strip(), row.strip(), number))
+
+    def row(self, step, thing, field):
+        for rule in self.rules:
+            steps, things, fields, row, number = rule
+            if any(fnmatch.fnmatchcase(step, s) for s in steps.split(",")) \
+                    and any(fnmatch.fnmatchcase(thing, t) for t in things.split(",")) \
+                    and fnmatch.fnmatchcase(field, fields):
+                self.used[number] = self.used.get(number, 0) + 1
+                return row
+        return None
+
+    def unused(self):
+        return [rule for rule in self.rules if rule[4] not in self.used]
+
+
+def shown(value):
+    text = json.dumps(value, default=str, sort_keys=True)
+    return text if len(text) < 200 else text[:200] + "..."
