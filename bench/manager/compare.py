@@ -97,13 +97,12 @@ def snapshot(api):
 
 
 def differences(ours, theirs, path=""):
-    """Leaves that differ: path, ours, theirs. What is absent is None, and so is what is empty."""
-    if isinstance(ours, dict) or isinstance(theirs, dict):
-        if (ours is None or isinstance(ours, dict)) and (theirs is None or isinstance(theirs, dict)) \
-                and (ours and theirs):
-            for key in sorted(set(ours) | set(theirs)):
-                yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
-            return
+    """Leaves that differ: path, ours, theirs. What is absent is None."""
+    trees = all(side is None or isinstance(side, dict) for side in (ours, theirs))
+    if trees and (ours or theirs):
+        for key in sorted(set(ours or ()) | set(theirs or ())):
+            yield from differences((ours or {}).get(key), (theirs or {}).get(key), f"{path}.{key}" if path else key)
+        return
     if ours != theirs:
         yield path, ours, theirs
 
@@ -119,33 +118,31 @@ def compare(ours, theirs):
 
 
 class Known:
-    """The reviewed list: lines of `STEP OBJECT FIELD | row of docs/compat.md`, the first three with * and ?."""
+    """The reviewed list: lines of `STEP OBJECT FIELD [OURS:THEIRS] | part of a row of docs/compat.md`."""
 
     def __init__(self, path, compat):
-        self.rules, self.used = [], {}
+        self.rules, self.used = [], set()
         rows = " ".join(compat.split())
         for number, line in enumerate(open(path), 1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
             pattern, _, row = line.partition(" | ")
-            step, thing, field = pattern.split(None, 2)
+            step, thing, field, *values = pattern.split()
             if row.strip() not in rows:
                 raise SystemExit(f"{path}:{number}: docs/compat.md has no row {row.strip()!r}")
-            self.rules.append((step, thing, field.strip(), row.strip(), number))
+            self.rules.append((step.split(","), thing.split(","), field, "".join(values) or "*", row.strip(), number))
 
-    def row(self, step, thing, field):
-        for rule in self.rules:
-            steps, things, fields, row, number = rule
-            if any(fnmatch.fnmatchcase(step, s) for s in steps.split(",")) \
-                    and any(fnmatch.fnmatchcase(thing, t) for t in things.split(",")) \
-                    and fnmatch.fnmatchcase(field, fields):
-                self.used[number] = self.used.get(number, 0) + 1
+    def row(self, step, thing, field, values):
+        """The row of the first line that matches; `values` is `OURS:THEIRS` as shown."""
+        def any_of(text, patterns):
+            return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns)
+
+        for steps, things, fields, wanted, row, number in self.rules:
+            if any_of(step, steps) and any_of(thing, things) and any_of(field, [fields]) and any_of(values, [wanted]):
+                self.used.add(number)
                 return row
         return None
-
-    def unused(self):
-        return [rule for rule in self.rules if rule[4] not in self.used]
 
 
 def shown(value):

@@ -116,11 +116,15 @@ def compared(step, ours, theirs, known, compat, counts):
     rules = Known(known, open(compat).read())
     listed = unlisted = 0
     found = list(compare(ours, theirs))
+    # The same difference on many objects is one line.
+    grouped = {}
     for thing, field, a, b in found:
-        row = rules.row(step, thing, field)
+        row = rules.row(step, thing, field, f"{shown(a)}:{shown(b)}")
         listed, unlisted = listed + bool(row), unlisted + (not row)
-        print(f"{'known   ' if row else 'UNLISTED'} {step} {thing} {field}\n    ours   {shown(a)}\n    theirs {shown(b)}"
-              + (f"\n    row    {row}" if row else ""))
+        grouped.setdefault((row or "", field, shown(a), shown(b)), []).append(thing)
+    for (row, field, a, b), things in sorted(grouped.items()):
+        print(f"{'known' if row else 'UNLISTED'} {step}: {field}: ours {a}, theirs {b}: {' '.join(things)}"
+              + (f"\n    {row}" if row else ""))
     kinds = {}
     for key in set(ours) | set(theirs):
         kinds[key.split("/")[0]] = kinds.get(key.split("/")[0], 0) + 1
@@ -155,8 +159,8 @@ def end(known, compat, counts):
     lines = [json.loads(line) for line in open(counts)]
     used = {number for line in lines for number in line["used"]}
     for rule in rules.rules:
-        if rule[4] not in used:
-            print(f"nothing differs any more as {known}:{rule[4]} says: {' '.join(rule[:3])}")
+        if rule[-1] not in used:
+            print(f"nothing differed as {known}:{rule[-1]} says: {rule[-2]}")
     kinds = {}
     for line in lines:
         for kind, count in line["objects"].items():

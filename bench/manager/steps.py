@@ -105,9 +105,9 @@ STEPS = {
             ("sick", "device-gpu-nvidia"), ("delete", "NodeMetric", "metric-aggregated"), ("delete", "NodeSLO", "slo-empty"),
             ("delete", "NodeResourceTopology", "numa-2"), ("delete", "Pod", "pods-many-3"),
             ("status", "kube-reserved", {"allocatable": {"cpu": "20"}}), ("label", "cordoned", {"pool": None})]},
+    "deleted": {"config": None},
     "emptied": {"config": {}},
     "again": {"config": {"colocation-config": on}},
-    "deleted": {"config": None},
 }
 
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{self, Format, Quantity, ResourceList};
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::requests::Total;
-use koord_api::scheduling::{ElasticQuota, ElasticQuotaSpec};
+use koord_api::scheduling::{ElasticQuota, ElasticQuotaSpec, ElasticQuotaStatus};
 use koord_api::{annotations, extension, labels, resources, selector};
 use koord_kube::events::{self, Severity};
 use koord_kube::queue::WorkQueue;
@@ -222,6 +222,8 @@ impl Plan {
         quota.metadata.labels = Some(self.labels.clone());
         let sums = self.sums().map(|(key, list)| (key.to_owned(), text(list)));
         quota.metadata.annotations = Some(BTreeMap::from(sums));
+        // As upstream leaves it, which would write it again for want of that.
+        quota.status = Some(ElasticQuotaStatus::default());
         quota
     }
 }

@@ -102,6 +102,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         let plan = plan(&profile, &nodes()).unwrap();
         let quota = plan.quota(&ObjectKey::new("ns", "root"));
         assert_eq!(quota.spec.min, list(min), "{profile:?}");
+        assert_eq!(json!(quota)["status"], json!({}));
         assert_eq!(quota.amounts(annotations::QUOTA_TOTAL_RESOURCE), Ok(total));
         assert_eq!(
             quota.amounts(annotations::QUOTA_UNSCHEDULABLE_RESOURCE),

@@ -258,6 +258,19 @@ fn small_changes_wait_until_the_node_is_due() {
     let plan = case.plan();
     assert_eq!((plan.status, plan.meta, plan.in_sync), (None, None, false));
     assert_eq!(plan.recheck, Some(Duration::from_secs(300 - 120 + 1)));
+    // So does what was computed, when third parties leave nothing of it.
+    let mut all = self::case();
+    let allocations = json!({"allocations": [{"name": "yarn", "priority": "koord-batch",
+        "resources": {BATCH_CPU: "90000", BATCH_MEMORY: "90G"}}]});
+    let third = json!({annotations::NODE_THIRD_PARTY_ALLOCATIONS: allocations.to_string()});
+    let mut nothing = published();
+    nothing[BATCH_CPU] = json!("0");
+    nothing[BATCH_MEMORY] = json!("0");
+    all.node = node(third, nothing);
+    all.synced = case.synced;
+    let plan = all.plan();
+    assert_eq!((plan.status, plan.meta), (None, None));
+    assert_eq!(plan.recheck, Some(Duration::from_secs(300 - 120 + 1)));
     // Due: written although small.
     case.synced = Some("2026-01-01T00:54:59Z".parse().unwrap());
     let only = json!({BATCH_CPU: "9k"});
@@ -290,6 +303,14 @@ fn third_parties_are_taken_off_but_not_off_the_origin() {
         (&json!("5k"), &json!("0"))
     );
     assert!(plan.meta.unwrap().to_string().contains("9k"));
+    let negative = allocations.to_string().replace("4000", "-4000");
+    case.node = node(
+        json!({annotations::NODE_THIRD_PARTY_ALLOCATIONS: negative}),
+        json!({}),
+    );
+    let plan = case.plan();
+    let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
+    assert_eq!(allocatable[BATCH_CPU], "9k");
 }
 
 #[test]

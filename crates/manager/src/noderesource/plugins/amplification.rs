@@ -2,7 +2,7 @@
 
 use super::{Draft, Plugin};
 use crate::noderesource::plan::Input;
-use koord_api::extension::AmplificationRatios;
+use koord_api::extension::{self, AmplificationRatios};
 use koord_api::{annotations, resources};
 use koord_model::reclaim::NodeView;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub(super) const PLUGIN: Plugin = Plugin {
 
 fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
     let wanted = match input.strategy {
-        Some(_) => ratios(input, draft.cpu_ratio)?,
+        Some(_) => ratios(input, draft.cpu_ratio.or_else(|| published(input)))?,
         None => BTreeMap::new(),
     };
     let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
@@ -28,7 +28,14 @@ fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(),
     Ok(())
 }
 
-/// The configured factors; CPU's times the ratio of normalization that was found just now.
+/// The ratio of normalization that the node says, which stays in force where none was found just now.
+fn published(input: &Input<'_>) -> Option<f64> {
+    let present = input.node.metadata.annotations.as_ref()?;
+    let text = present.get(annotations::NODE_CPU_NORMALIZATION_RATIO)?;
+    extension::parse_normalization_ratio(text).ok()
+}
+
+/// The configured factors; CPU's times the ratio of normalization.
 fn ratios(input: &Input<'_>, cpu_ratio: Option<f64>) -> Result<BTreeMap<String, f64>, String> {
     let mut ratios = if input.amplification.enable == Some(true) {
         input.amplification.resource_amplification_ratio.clone()

@@ -45,7 +45,8 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     origin(input, Some((cpu, memory)), draft);
     let taken = taken(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
-        let left = match taken.get(name) {
+        // A negative allocation would publish what does not exist.
+        let left = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
             Some(taken) => whole(reclaim::after_third_parties(amount, *taken)),
             None => amount,
         };

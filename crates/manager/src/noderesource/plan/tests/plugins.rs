@@ -122,6 +122,13 @@ fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
     check("cpu-normalization-enabled is \"maybe\"", &|case| {
         labelled(case, labels::NODE_CPU_NORMALIZATION_ENABLED, "maybe");
     });
+    // What the node says stays in force, also for its factors.
+    let mut case = normalised(false, false);
+    case.topology = None;
+    case.node = node(json!({RATIO: "1.50"}), json!({}));
+    assert_eq!(annotation(&case.plan(), RATIO), None);
+    let factors = json!("{\"cpu\":1.50}");
+    assert_eq!(annotation(&case.plan(), FACTORS), Some(&factors));
     // A model that is not listed has the default.
     let mut case = normalised(false, false);
     case.normalization.default_ratio = Some(1.1);
