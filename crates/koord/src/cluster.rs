@@ -30,6 +30,9 @@ pub const CONFIG_NAME: &str = "slo-controller-config";
 /// to be asked: `node` (a name), `scheduler` and `koordlet` (URLs, empty when not served).
 pub const ADDRESSES_NAME: &str = "koord-up";
 
+/// The components that can be left out, so that others can take their place.
+pub const COMPONENTS: [&str; 3] = ["manager", "scheduler", "koordlet"];
+
 /// Where the scheduler of a local cluster serves health, metrics and explanations.
 const SCHEDULER_PORT: u16 = 10251;
 /// Where koordlet of a local cluster serves its health, metrics, state and audit events.
@@ -48,6 +51,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Which controllers of the API server run.
     pub controllers: Selection,
+    /// Which of [`COMPONENTS`] run.
+    pub components: Selection,
     /// Pods that have ended and are kept; 0: all.
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
@@ -162,10 +167,16 @@ impl Cluster {
         let client = koord_kube::client::in_process(server.service());
         // Set once, here.
         let _ = side.client.set(client.clone());
-        crate::webhooks::disconnect(&client).await?;
+        let managed = options.components.enabled("manager");
+        // Another manager's are its own.
+        if managed {
+            crate::webhooks::disconnect(&client).await?;
+        }
         first_objects(&client, &options.slo_config).await?;
         let mut manager = koord_manager::Options::default();
-        manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;
+        if managed {
+            manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;
+        }
 
         let server_stop = CancellationToken::new();
         let serving = tokio::spawn({
@@ -238,27 +249,32 @@ impl Cluster {
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
         };
-        spawn(
-            &mut self.components,
-            "manager",
-            running(koord_manager::run(manager, client.clone(), context.clone())),
-        );
-        let scheduler = koord_scheduler::Options {
-            leader_elect: false,
-            profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
-            ..koord_scheduler::Options::new(koord_plugins::registry())
-        };
-        let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
-        self.scheduler_address = self.serve_scheduler(&admin).await;
-        spawn(
-            &mut self.components,
-            "scheduler",
-            running(koord_scheduler::run(
-                scheduler,
-                client.clone(),
-                context.clone(),
-            )),
-        );
+        let enabled = |name: &str| options.components.enabled(name);
+        if enabled("manager") {
+            spawn(
+                &mut self.components,
+                "manager",
+                running(koord_manager::run(manager, client.clone(), context.clone())),
+            );
+        }
+        if enabled("scheduler") {
+            let scheduler = koord_scheduler::Options {
+                leader_elect: false,
+                profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
+                ..koord_scheduler::Options::new(koord_plugins::registry())
+            };
+            let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
+            self.scheduler_address = self.serve_scheduler(&admin).await;
+            spawn(
+                &mut self.components,
+                "scheduler",
+                running(koord_scheduler::run(
+                    scheduler,
+                    client.clone(),
+                    context.clone(),
+                )),
+            );
+        }
         let node = koord_node::Options {
             node_name: self.node_name.clone(),
             data_dir: options.data_dir.join("node"),
@@ -273,32 +289,34 @@ impl Cluster {
             "node",
             running(koord_node::run(node, client.clone(), context.clone())),
         );
-        let mut settings = koordlet::Settings {
-            // As the node makes them; a kubelet of this machine may do otherwise.
-            layout: Layout::new(Driver::Cgroupfs, self.groups.parent.clone()),
-            ..Default::default()
-        };
-        settings
-            .gates
-            .set(koordlet::gates::Gate::AuditEventsHTTPHandler, true);
-        self.koordlet_address = free_port(KOORDLET_PORT);
-        if !options.memory {
-            settings.predict.dir = Some(options.data_dir.join("koordlet"));
+        if enabled("koordlet") {
+            let mut settings = koordlet::Settings {
+                // As the node makes them; a kubelet of this machine may do otherwise.
+                layout: Layout::new(Driver::Cgroupfs, self.groups.parent.clone()),
+                ..Default::default()
+            };
+            settings
+                .gates
+                .set(koordlet::gates::Gate::AuditEventsHTTPHandler, true);
+            self.koordlet_address = free_port(KOORDLET_PORT);
+            if !options.memory {
+                settings.predict.dir = Some(options.data_dir.join("koordlet"));
+            }
+            let agent = koordlet::Options {
+                settings,
+                detect_layout: None,
+                node_name: self.node_name.clone(),
+                audit: self.audit.clone(),
+                report_interval: options.report_interval,
+                address: self.koordlet_address,
+                ..Default::default()
+            };
+            spawn(
+                &mut self.components,
+                "koordlet",
+                running(koordlet::run(agent, client.clone(), context.clone())),
+            );
         }
-        let agent = koordlet::Options {
-            settings,
-            detect_layout: None,
-            node_name: self.node_name.clone(),
-            audit: self.audit.clone(),
-            report_interval: options.report_interval,
-            address: self.koordlet_address,
-            ..Default::default()
-        };
-        spawn(
-            &mut self.components,
-            "koordlet",
-            running(koordlet::run(agent, client.clone(), context.clone())),
-        );
         if options.simulated_nodes > 0 {
             let sim = koord_sim::Options {
                 nodes: options.simulated_nodes,

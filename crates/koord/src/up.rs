@@ -33,6 +33,10 @@ pub struct Args {
     /// kube-controller-manager.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
     pub controllers: Selection,
+    /// Components to run: *, name or -name, comma-separated, of manager, scheduler and koordlet.
+    /// Koordinator's own can take the place of one that is left out.
+    #[arg(long, default_value = "*", value_name = "NAMES", value_parser = components)]
+    pub components: Selection,
     /// Pods that have ended and are kept, the newest of them; 0: all.
     #[arg(long, default_value_t = 12_500, value_name = "N")]
     pub terminated_pod_gc_threshold: usize,
@@ -55,6 +59,13 @@ pub struct Args {
     /// This process is the background of `--detach`.
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub detached: bool,
+}
+
+/// A selection of the components that can be left out.
+fn components(value: &str) -> Result<Selection, FlagValueError> {
+    let wanted = selection(value)?;
+    wanted.check(&cluster::COMPONENTS)?;
+    Ok(wanted)
 }
 
 /// A selection of the controllers that there are.
@@ -104,6 +115,7 @@ async fn run(args: &Args) -> Result<()> {
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
         controllers: args.controllers.clone(),
+        components: args.components.clone(),
         terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
         simulated_nodes: args.nodes as usize,
         slo_config: cluster::quick_config(),
@@ -256,6 +268,14 @@ mod tests {
     fn controllers_are_those_that_there_are() {
         let wanted = controllers("*,-job-controller").unwrap();
         assert!(!wanted.enabled("job-controller") && wanted.enabled("namespace-controller"));
+        let wanted = components("*,-manager").unwrap();
+        assert!(!wanted.enabled("manager") && wanted.enabled("scheduler"));
+        assert!(
+            components("-node")
+                .unwrap_err()
+                .to_string()
+                .contains("-node")
+        );
         let error = controllers("*,-jobs").unwrap_err().to_string();
         assert!(error.contains("\"-jobs\""), "{error}");
     }

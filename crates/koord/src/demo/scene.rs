@@ -91,6 +91,7 @@ impl Scene {
             memory: true,
             listen: ([127, 0, 0, 1], 0).into(),
             controllers: koord_app::flags::Selection::all(),
+            components: koord_app::flags::Selection::all(),
             terminated_pod_gc_threshold: 0,
             simulated_nodes: 0,
             slo_config: cluster::quick_config(),
