@@ -1,8 +1,16 @@
 //! NRI: a container runtime and its plugins. The plugin connects; over that connection the runtime
 //! calls the [`Plugin`] service of the plugin, over channel [`PLUGIN_CHANNEL`], and the plugin the
-//! [`Runtime`] service of the runtime, over channel [`RUNTIME_CHANNEL`].
+//! [`Runtime`] service of the runtime, over channel [`RUNTIME_CHANNEL`]. [`Stub`] is all of a plugin but
+//! its decisions, which are a [`Handler`].
 
 use crate::ttrpc::service;
+
+mod events;
+mod session;
+mod stub;
+
+pub use events::{events_named, known, mask};
+pub use stub::{Handler, Outcome, Reply, Seen, Settings, Socket, Stub};
 
 #[allow(
     clippy::all,

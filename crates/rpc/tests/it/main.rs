@@ -11,5 +11,6 @@ mod generate;
 mod grpc;
 mod messages;
 mod mux;
+mod nri;
 mod ttrpc;
 mod wire;

@@ -1,0 +1,259 @@
+//! One connection's requests, answered in time: both forms of events end in the same functions of the
+//! [`Handler`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::stub::{Handler, Outcome, Reply, Seen};
+use super::{
+    ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest,
+    CreateContainerResponse, Empty, Event, Plugin, PodSandbox, PostCreateContainerRequest,
+    PostCreateContainerResponse, PostStartContainerRequest, PostStartContainerResponse,
+    PostUpdateContainerRequest, PostUpdateContainerResponse, PostUpdatePodSandboxRequest,
+    PostUpdatePodSandboxResponse, RemoveContainerRequest, RemoveContainerResponse,
+    RemovePodSandboxRequest, RemovePodSandboxResponse, RunPodSandboxRequest, RunPodSandboxResponse,
+    StartContainerRequest, StartContainerResponse, StateChangeEvent, StopContainerRequest,
+    StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, SynchronizeRequest,
+    SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse, UpdatePodSandboxRequest,
+    UpdatePodSandboxResponse, events,
+};
+use crate::ttrpc::{Code, Context, Status};
+
+/// How long a runtime waits that does not say.
+const REQUEST: Duration = Duration::from_secs(2);
+
+/// One connection's requests.
+pub(super) struct Session<H> {
+    handler: Arc<H>,
+    busy: Arc<Semaphore>,
+    wanted: Vec<Event>,
+    /// How long the runtime waits, as it said when it configured us.
+    limit: Mutex<Duration>,
+    /// Parts of the synchronization so far.
+    parts: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
+    synchronized: CancellationToken,
+}
+
+impl<H: Handler> Session<H> {
+    pub(super) fn new(handler: Arc<H>, busy: Arc<Semaphore>, wanted: Vec<Event>) -> Session<H> {
+        Session {
+            handler,
+            busy,
+            wanted,
+            limit: Mutex::new(REQUEST),
+            parts: Mutex::default(),
+            synchronized: CancellationToken::new(),
+        }
+    }
+
+    /// Waits until the synchronization was answered.
+    pub(super) async fn synchronized(&self) {
+        self.synchronized.cancelled().await;
+    }
+
+    /// What `work` says within the time; nothing when it takes longer or panics, so that the runtime goes
+    /// on without us rather than drop us.
+    async fn ask<T: Send + 'static>(
+        &self,
+        event: Option<Event>,
+        context: &Context,
+        work: impl FnOnce(&H) -> Result<T, String> + Send + 'static,
+    ) -> Result<Option<T>, Status> {
+        let begun = Instant::now();
+        let limit = context.timeout.unwrap_or(*self.limit.lock()).mul_f64(0.8);
+        let answer = match Arc::clone(&self.busy).try_acquire_owned() {
+            // All are hanging.
+            Err(_) => Err(Outcome::Late),
+            Ok(permit) => {
+                let handler = Arc::clone(&self.handler);
+                let task = tokio::task::spawn_blocking(move || {
+                    let _permit = permit;
+                    work(&handler)
+                });
+                match tokio::time::timeout(limit, task).await {
+                    Ok(Ok(answer)) => Ok(answer),
+                    Ok(Err(_)) => Err(Outcome::Panicked),
+                    Err(_) => Err(Outcome::Late),
+                }
+            }
+        };
+        let outcome = match &answer {
+            Ok(Ok(_)) => Outcome::Done,
+            Ok(Err(_)) => Outcome::Refused,
+            Err(outcome) => *outcome,
+        };
+        let seen = Seen::Answered(event, begun.elapsed(), outcome);
+        self.handler.seen(&seen);
+        match answer {
+            Ok(answer) => answer
+                .map(Some)
+                .map_err(|why| Status::new(Code::Unknown, why)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    async fn event(
+        &self,
+        event: Event,
+        pod: Option<PodSandbox>,
+        container: Option<Container>,
+        context: &Context,
+    ) -> Result<(), Status> {
+        let work =
+            move |handler: &H| handler.event(event, &pod.unwrap_or_default(), container.as_ref());
+        self.ask(Some(event), context, work).await.map(drop)
+    }
+}
+
+/// The calls that only tell, each as its event.
+macro_rules! told {
+    ($($function:ident($request:ty) -> $response:ident: $event:ident $(, $container:ident)?;)*) => {$(
+        async fn $function(&self, request: $request, context: Context) -> Result<$response, Status> {
+            #[allow(unused_mut, unused_assignments, reason = "events of pods have no container")]
+            let mut container = None;
+            $(container = request.$container;)?
+            self.event(Event::$event, request.pod, container, &context).await?;
+            Ok($response::default())
+        }
+    )*};
+}
+
+impl<H: Handler> Plugin for Session<H> {
+    async fn configure(
+        &self,
+        request: ConfigureRequest,
+        _: Context,
+    ) -> Result<ConfigureResponse, Status> {
+        if let Ok(limit @ 1..) = u64::try_from(request.request_timeout) {
+            *self.limit.lock() = Duration::from_millis(limit);
+        }
+        let wanted = self.handler.configure(&request.config, self.wanted.clone());
+        let wanted = wanted.map_err(|why| Status::new(Code::InvalidArgument, why))?;
+        let events = events::mask(&wanted) & events::known(&request);
+        if events == 0 {
+            // It would mean all.
+            let why = format!("none of the events {wanted:?} is known to this runtime");
+            return Err(Status::new(Code::FailedPrecondition, why));
+        }
+        Ok(ConfigureResponse {
+            events,
+            failure_policy: None,
+        })
+    }
+
+    async fn synchronize(
+        &self,
+        request: SynchronizeRequest,
+        context: Context,
+    ) -> Result<SynchronizeResponse, Status> {
+        let (pods, containers) = {
+            let mut parts = self.parts.lock();
+            parts.0.extend(request.pods);
+            parts.1.extend(request.containers);
+            if request.more {
+                // Anything else, and the runtime takes us for one that does not know parts.
+                return Ok(SynchronizeResponse {
+                    update: Vec::new(),
+                    more: true,
+                });
+            }
+            std::mem::take(&mut *parts)
+        };
+        let work = move |handler: &H| Ok(handler.synchronize(&pods, &containers));
+        let update = self.ask(None, &context, work).await?;
+        self.synchronized.cancel();
+        Ok(SynchronizeResponse {
+            update: update.unwrap_or_default(),
+            more: false,
+        })
+    }
+
+    async fn shutdown(&self, _: Empty, _: Context) -> Result<Empty, Status> {
+        Ok(Empty {})
+    }
+
+    async fn create_container(
+        &self,
+        request: CreateContainerRequest,
+        context: Context,
+    ) -> Result<CreateContainerResponse, Status> {
+        let work = move |handler: &H| {
+            let (pod, container) = (request.pod.unwrap_or_default(), request.container);
+            handler.create(&pod, &container.unwrap_or_default())
+        };
+        let reply = self
+            .ask(Some(Event::CreateContainer), &context, work)
+            .await?;
+        let Reply {
+            adjust,
+            update,
+            evict,
+        } = reply.unwrap_or_default();
+        Ok(CreateContainerResponse {
+            adjust,
+            update,
+            evict,
+        })
+    }
+
+    async fn update_container(
+        &self,
+        request: UpdateContainerRequest,
+        context: Context,
+    ) -> Result<UpdateContainerResponse, Status> {
+        let work = move |handler: &H| {
+            let (pod, container) = (request.pod.unwrap_or_default(), request.container);
+            let (container, resources) = (container.unwrap_or_default(), request.linux_resources);
+            let mut updates = handler.update(&pod, &container, &resources.unwrap_or_default())?;
+            for update in &mut updates {
+                // A runtime ignores an update of nobody.
+                if update.container_id.is_empty() {
+                    update.container_id.clone_from(&container.id);
+                }
+            }
+            Ok(updates)
+        };
+        let update = self
+            .ask(Some(Event::UpdateContainer), &context, work)
+            .await?;
+        Ok(UpdateContainerResponse {
+            update: update.unwrap_or_default(),
+            evict: Vec::new(),
+        })
+    }
+
+    async fn state_change(
+        &self,
+        request: StateChangeEvent,
+        context: Context,
+    ) -> Result<Empty, Status> {
+        match Event::try_from(request.event) {
+            Ok(event) if event != Event::Unknown && event != Event::Last => {
+                self.event(event, request.pod, request.container, &context)
+                    .await?;
+            }
+            // Of a later version, and not asked for.
+            _ => tracing::debug!(event = request.event, "NRI: unknown event"),
+        }
+        Ok(Empty {})
+    }
+
+    told! {
+        run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse: RunPodSandbox;
+        update_pod_sandbox(UpdatePodSandboxRequest) -> UpdatePodSandboxResponse: UpdatePodSandbox;
+        post_update_pod_sandbox(PostUpdatePodSandboxRequest) -> PostUpdatePodSandboxResponse: PostUpdatePodSandbox;
+        stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse: StopPodSandbox;
+        remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse: RemovePodSandbox;
+        post_create_container(PostCreateContainerRequest) -> PostCreateContainerResponse: PostCreateContainer, container;
+        start_container(StartContainerRequest) -> StartContainerResponse: StartContainer, container;
+        post_start_container(PostStartContainerRequest) -> PostStartContainerResponse: PostStartContainer, container;
+        post_update_container(PostUpdateContainerRequest) -> PostUpdateContainerResponse: PostUpdateContainer, container;
+        stop_container(StopContainerRequest) -> StopContainerResponse: StopContainer, container;
+        remove_container(RemoveContainerRequest) -> RemoveContainerResponse: RemoveContainer, container;
+    }
+}
