@@ -199,10 +199,13 @@ impl Plan {
                 }
             }
         }
-        change
-            .as_object()
-            .is_some_and(|all| !all.is_empty())
-            .then_some(change)
+        if change.as_object().is_none_or(|all| all.is_empty()) {
+            return None;
+        }
+        if quota.status.is_none() {
+            change["status"] = json!({});
+        }
+        Some(change)
     }
 
     fn sums(&self) -> [(&'static str, &ResourceList); 2] {
@@ -222,7 +225,7 @@ impl Plan {
         quota.metadata.labels = Some(self.labels.clone());
         let sums = self.sums().map(|(key, list)| (key.to_owned(), text(list)));
         quota.metadata.annotations = Some(BTreeMap::from(sums));
-        // As upstream leaves it, which would write it again for want of that.
+        // As upstream leaves it, which would write the quota again for want of that; so above.
         quota.status = Some(ElasticQuotaStatus::default());
         quota
     }

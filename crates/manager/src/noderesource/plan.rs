@@ -195,7 +195,11 @@ fn zones_after(
                     (old, wanted.unwrap_or_default())
                 }
             };
-            changed |= old != Some([amount; 3]);
+            // Parts of a byte, as upstream writes them, are no change.
+            if old.is_some_and(|old| old.iter().all(|old| old.value() == amount.value())) {
+                continue;
+            }
+            changed = true;
             far |= old.is_none_or(|old| {
                 old.iter()
                     .any(|old| reclaim::differs(Some(*old), Some(amount), threshold))

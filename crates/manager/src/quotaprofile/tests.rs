@@ -146,6 +146,7 @@ fn an_existing_quota_keeps_what_is_not_the_profiles() {
         json!({annotations::QUOTA_UNSCHEDULABLE_RESOURCE: r#"{"cpu":"10","memory":"1k","storage":"1k"}"#}),
         "what means the same stays"
     );
+    assert_eq!(change["status"], json!({}));
     assert_eq!(change["metadata"]["labels"]["zone"], "a");
     assert_eq!(change["metadata"]["labels"].get("a"), None);
 }
