@@ -67,6 +67,10 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "koord-runtime-proxy",
+        &["koord-api", "koord-app", "koord-rpc"],
+    ),
+    (
         "koord-node",
         &["koord-api", "koord-app", "koord-kube", "koord-host"],
     ),
@@ -87,6 +91,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-plugins",
             "koord-manager",
             "koordlet",
+            "koord-runtime-proxy",
             "koord-node",
             "koord-sim",
         ],

@@ -1,0 +1,185 @@
+//! The command line, with upstream's names and defaults.
+
+use crate::{Options, OptionsError, Skip};
+use clap::Parser;
+use koord_api::GoDuration;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of the runtime proxy.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "koord-runtime-proxy",
+    version,
+    about = "Stands between kubelet and container runtime, and asks koordlet before containers start"
+)]
+pub struct Args {
+    /// Socket where the kubelet calls
+    #[arg(long, default_value = "/var/run/koord-runtimeproxy/runtimeproxy.sock")]
+    pub koord_runtimeproxy_endpoint: String,
+    /// Socket of the container runtime
+    #[arg(long, default_value = "/var/run/containerd/containerd.sock")]
+    pub remote_runtime_service_endpoint: String,
+    /// Accepted for compatibility: images are asked for where the runtime is
+    #[arg(long, default_value = "")]
+    pub remote_image_service_endpoint: String,
+    /// What the runtime speaks: Containerd is the CRI; Docker is not supported
+    #[arg(long, default_value = "Containerd")]
+    pub backend_runtime_mode: String,
+    /// Key of the label that exempts a pod from hooks
+    #[arg(long, default_value = "runtimeproxy.koordinator.sh/skip-hookserver")]
+    pub runtime_hook_server_key: String,
+    /// Value of the label that exempts a pod from hooks
+    #[arg(long, default_value = "true")]
+    pub runtime_hook_server_val: String,
+    /// Directory where hook servers register
+    #[arg(long, default_value = "/etc/runtime/hookserver.d", hide = true)]
+    pub runtime_hook_server_config_dir: PathBuf,
+    /// How long a hook server may take for an answer, as a Go duration
+    #[arg(long, default_value = "5s")]
+    pub runtime_hook_timeout: GoDuration,
+    /// How long calls in progress may take when the proxy is asked to stop, as a Go duration
+    #[arg(long, default_value = "30s")]
+    pub drain_timeout: GoDuration,
+}
+
+impl Args {
+    /// Checks everything and makes options of it.
+    ///
+    /// # Errors
+    ///
+    /// Names the flag and its value.
+    pub fn options(&self) -> Result<Options, OptionsError> {
+        match self.backend_runtime_mode.as_str() {
+            "Containerd" => {}
+            "Docker" => {
+                let problem = "\"Docker\" is not supported; cri-dockerd speaks the CRI";
+                return Err(OptionsError::flag("backend-runtime-mode", problem));
+            }
+            mode => {
+                let problem = format!("{mode:?} is neither Containerd nor Docker");
+                return Err(OptionsError::flag("backend-runtime-mode", problem));
+            }
+        }
+        if !self.remote_image_service_endpoint.is_empty() {
+            tracing::warn!(
+                endpoint = self.remote_image_service_endpoint,
+                "--remote-image-service-endpoint is ignored: the runtime's socket serves images too"
+            );
+        }
+        let listen = socket(
+            "koord-runtimeproxy-endpoint",
+            &self.koord_runtimeproxy_endpoint,
+        )?;
+        let runtime = socket(
+            "remote-runtime-service-endpoint",
+            &self.remote_runtime_service_endpoint,
+        )?;
+        if listen == runtime {
+            let problem = format!(
+                "{:?} is the runtime's own",
+                self.koord_runtimeproxy_endpoint
+            );
+            return Err(OptionsError::flag("koord-runtimeproxy-endpoint", problem));
+        }
+        Ok(Options {
+            listen,
+            runtime,
+            hooks: self.runtime_hook_server_config_dir.clone(),
+            hook_timeout: positive("runtime-hook-timeout", &self.runtime_hook_timeout)?,
+            drain_timeout: self.drain_timeout.to_std().unwrap_or_default(),
+            skip: Skip {
+                key: self.runtime_hook_server_key.clone(),
+                value: self.runtime_hook_server_val.clone(),
+            },
+        })
+    }
+}
+
+/// A socket's path, with or without the scheme that kubelets want.
+fn socket(flag: &str, value: &str) -> Result<PathBuf, OptionsError> {
+    let path = Path::new(value.strip_prefix("unix://").unwrap_or(value));
+    if !path.is_absolute() {
+        let problem = format!("{value:?} is not an absolute path");
+        return Err(OptionsError::flag(flag, problem));
+    }
+    Ok(path.to_owned())
+}
+
+fn positive(flag: &str, value: &GoDuration) -> Result<Duration, OptionsError> {
+    value
+        .to_std()
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| OptionsError::flag(flag, format!("{value} is not positive")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(line: &[&str]) -> Result<Options, String> {
+        let argv = std::iter::once("koord-runtime-proxy").chain(line.iter().copied());
+        let parsed = koord_app::flags::parse::<Args>(argv.map(Into::into));
+        let parsed = parsed.map_err(|error| error.to_string())?;
+        parsed.args.options().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_upstreams() {
+        let options = options(&[]).unwrap();
+        assert_eq!(
+            options.listen,
+            Path::new("/var/run/koord-runtimeproxy/runtimeproxy.sock")
+        );
+        assert_eq!(
+            options.runtime,
+            Path::new("/var/run/containerd/containerd.sock")
+        );
+        assert_eq!(options.hooks, Path::new("/etc/runtime/hookserver.d"));
+        assert_eq!(
+            options.skip,
+            Skip {
+                key: "runtimeproxy.koordinator.sh/skip-hookserver".to_owned(),
+                value: "true".to_owned(),
+            }
+        );
+        assert_eq!(options.hook_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn old_unit_files_keep_starting() {
+        let options = options(&[
+            "-remote-runtime-service-endpoint=unix:///run/containerd/containerd.sock",
+            "-remote-image-service-endpoint=/run/containerd/containerd.sock",
+            "--backend-runtime-mode=Containerd",
+            "--v=4",
+        ]);
+        let runtime = options.unwrap().runtime;
+        assert_eq!(runtime, Path::new("/run/containerd/containerd.sock"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (line, says) in [
+            (
+                "--backend-runtime-mode=containerd",
+                "\"containerd\" is neither",
+            ),
+            ("--backend-runtime-mode=Docker", "not supported"),
+            ("--koord-runtimeproxy-endpoint=proxy.sock", "\"proxy.sock\""),
+            (
+                "--remote-runtime-service-endpoint=",
+                "\"\" is not an absolute",
+            ),
+            ("--runtime-hook-timeout=0s", "runtime-hook-timeout"),
+            ("--runtime-hook-timeout=5", "\"5\""),
+            (
+                "--koord-runtimeproxy-endpoint=/var/run/containerd/containerd.sock",
+                "the runtime's own",
+            ),
+        ] {
+            let error = options(&[line]).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What of gRPC a proxy has to know: how a message is framed, and how a call ends.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, header};
+
+/// Flag and length before a message.
+pub(crate) const PREFIX: usize = 5;
+
+/// Messages that are read are at most so large, in bytes.
+pub(crate) const MESSAGE: usize = koord_rpc::grpc::MESSAGE_LIMIT;
+
+/// Codes that this proxy gives, as <https://grpc.io/docs/guides/status-codes/> has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Code {
+    Unknown = 2,
+    ResourceExhausted = 8,
+    Unavailable = 14,
+}
+
+/// Why the body of a unary call is not one message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unframed {
+    #[error("the message is compressed")]
+    Compressed,
+    #[error("{0} bytes are not one message")]
+    Length(usize),
+}
+
+/// The only message of a call.
+pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, Unframed> {
+    let Some((&[flag, a, b, c, d], message)) = body.split_first_chunk::<PREFIX>() else {
+        return Err(Unframed::Length(body.len()));
+    };
+    if u32::from_be_bytes([a, b, c, d]) as usize != message.len() {
+        return Err(Unframed::Length(body.len()));
+    }
+    match flag {
+        0 => Ok(body.slice(PREFIX..)),
+        _ => Err(Unframed::Compressed),
+    }
+}
+
+pub(crate) fn frame(message: &Bytes) -> Bytes {
+    let mut body = BytesMut::with_capacity(PREFIX + message.len());
+    body.put_u8(0);
+    // Nothing comes near 4 GiB: what is read is limited, and hook servers' answers are.
+    body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    body.put_slice(message);
+    body.freeze()
+}
+
+/// How a call ends, as headers or trailers. `message` is for people.
+pub(crate) fn status(code: Code, message: &str) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    map.insert(STATUS, HeaderValue::from(code as i32));
+    let mut text = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if let Ok(text) = HeaderValue::try_from(text) {
+        map.insert("grpc-message", text);
+    }
+    map
+}
+
+/// Headers of a call that ends without an answer.
+pub(crate) fn refusal(code: Code, message: &str) -> HeaderMap {
+    let mut map = status(code, message);
+    map.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/grpc"),
+    );
+    map
+}
+
+/// Whether headers or trailers say that a call went well.
+pub(crate) fn is_ok(map: &HeaderMap) -> bool {
+    map.get(STATUS)
+        .is_some_and(|status| status.as_bytes() == b"0")
+}
+
+const STATUS: &str = "grpc-status";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_framed_is_unframed() {
+        for len in [0, 1, 70_000] {
+            let message = Bytes::from(vec![7; len]);
+            assert_eq!(unframe(&frame(&message)), Ok(message));
+        }
+    }
+
+    #[test]
+    fn bodies_that_are_no_message_are_refused() {
+        let body = |bytes: &'static [u8]| unframe(&Bytes::from_static(bytes));
+        assert_eq!(body(b""), Err(Unframed::Length(0)));
+        assert_eq!(body(b"\0\0\0\0"), Err(Unframed::Length(4)));
+        assert_eq!(body(b"\0\0\0\0\x02a"), Err(Unframed::Length(6)));
+        assert_eq!(body(b"\0\0\0\0\0a"), Err(Unframed::Length(6)));
+        assert_eq!(body(b"\x01\0\0\0\x01a"), Err(Unframed::Compressed));
+    }
+
+    #[test]
+    fn messages_are_escaped_as_grpc_has_it() {
+        let mut map = status(Code::Unknown, "50% of \u{e9}\n");
+        assert_eq!(map["grpc-status"], "2");
+        assert_eq!(map["grpc-message"], "50%25 of %C3%A9%0A");
+        assert!(!is_ok(&map));
+        map.insert(STATUS, HeaderValue::from_static("0"));
+        assert!(is_ok(&map));
+    }
+}

@@ -1,0 +1,165 @@
+//! The runtime proxy: it stands between a kubelet and its container runtime, and asks a hook server
+//! (koordlet) before a container starts.
+//!
+//! ```text
+//! kubelet ── CRI ──► proxy ── CRI ──► runtime
+//!                      │
+//!                      └── runtime hooks ──► koordlet, as its file in hookserver.d says
+//! ```
+//!
+//! `forward` passes every call on as it comes, byte by byte, whatever its service, method and direction.
+//! Eight calls are read as well (`call`): what a hook server answers is put into the request (`merge`
+//! says how, `wire` does it without touching anything else), and what the runtime did is remembered
+//! (`store`). `registration` knows who wants to be asked, `hooks` asks. `server` is the socket, and how
+//! one process follows another there without a call being lost.
+//!
+//! Invariant: no client of Kubernetes, and nothing here decides what a container shall get.
+
+mod args;
+mod call;
+mod forward;
+mod grpc;
+mod hooks;
+mod merge;
+mod registration;
+mod server;
+mod store;
+mod successor;
+mod wire;
+
+pub use args::Args;
+
+use koord_app::Context;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a process whose successor serves already may finish its calls: longer than any of them.
+const LINGER: Duration = Duration::from_secs(30 * 60);
+
+/// The label by which a pod says that no hook server is to be asked about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skip {
+    /// The label's key.
+    pub key: String,
+    /// And its value.
+    pub value: String,
+}
+
+/// How the proxy runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The socket where the kubelet calls.
+    pub listen: PathBuf,
+    /// The runtime's socket.
+    pub runtime: PathBuf,
+    /// The directory where hook servers register.
+    pub hooks: PathBuf,
+    /// How long a hook server may take for an answer.
+    pub hook_timeout: Duration,
+    /// How long calls in progress may take when the proxy is asked to stop.
+    pub drain_timeout: Duration,
+    /// Pods with this label are not asked about.
+    pub skip: Skip,
+}
+
+/// A command line that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("--{flag}: {problem}")]
+pub struct OptionsError {
+    flag: String,
+    problem: String,
+}
+
+impl OptionsError {
+    fn flag(flag: &str, problem: impl Into<String>) -> Self {
+        Self {
+            flag: flag.to_owned(),
+            problem: problem.into(),
+        }
+    }
+}
+
+/// Why the proxy ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No runtime with the CRI v1 answers.
+    #[error("the runtime at {} does not speak the CRI v1: {problem}", path.display())]
+    Runtime {
+        /// Its socket.
+        path: PathBuf,
+        /// What it said.
+        problem: String,
+    },
+    /// The socket for the kubelet cannot be had.
+    #[error("cannot listen at {}: {error}", path.display())]
+    Listen {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// No signals.
+    #[error("signal handlers: {0}")]
+    Signals(std::io::Error),
+}
+
+/// Runs until `context` is shut down or a successor took over. `ready` is called when the socket is open.
+///
+/// # Errors
+///
+/// When there is no runtime or no socket at the start; a supervisor tries again.
+pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Result<(), RunError> {
+    let runtime = store::lookup::Runtime::new(&options.runtime);
+    let (name, version) = runtime
+        .version()
+        .await
+        .map_err(|status| RunError::Runtime {
+            path: options.runtime.clone(),
+            problem: status.message().to_owned(),
+        })?;
+    tracing::info!(name, version, "runtime");
+    let following = context.shutdown.child_token();
+    let _unfollow = following.clone().drop_guard();
+    let (registrations, follow) = registration::follow(options.hooks.clone(), following);
+    tokio::spawn(follow);
+    let decider = call::Decider {
+        hooks: hooks::Hooks::new(registrations, options.hook_timeout),
+        store: store::Store::default(),
+        runtime,
+        skip: options.skip.clone(),
+    };
+    let mut hangup = signal(SignalKind::hangup()).map_err(RunError::Signals)?;
+    let server = server::Server::new(&options, decider);
+    let listener = server::Listener::open(&options.listen).map_err(|error| RunError::Listen {
+        path: options.listen.clone(),
+        error,
+    })?;
+    ready();
+    successor::announce();
+    tracing::info!(socket = %options.listen.display(), runtime = %options.runtime.display(), "serving");
+    loop {
+        tokio::select! {
+            () = server.accept(&listener) => {}
+            () = context.shutdown.cancelled() => {
+                server.leave(listener).await;
+                let finish = server.finish();
+                if tokio::time::timeout(options.drain_timeout, finish).await.is_err() {
+                    tracing::warn!(timeout = ?options.drain_timeout, "stopping with calls in progress");
+                }
+                return Ok(());
+            }
+            _ = hangup.recv() => match successor::start(&listener.socket).await {
+                Ok(pid) => {
+                    tracing::info!(pid, "the successor serves; finishing the calls in progress");
+                    tokio::select! {
+                        finished = tokio::time::timeout(LINGER, server.finish()) => drop(finished),
+                        () = context.shutdown.cancelled() => {}
+                    }
+                    return Ok(());
+                }
+                Err(error) => tracing::error!(error, "no successor; serving on"),
+            }
+        }
+    }
+}

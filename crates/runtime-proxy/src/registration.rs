@@ -1,0 +1,296 @@
+//! Which hook server wants to be asked when: the files that hook servers write.
+//!
+//! A file that cannot be read keeps what it said before; one that goes away is forgotten at once. Files
+//! are looked at when inotify says that something happened in their directory, and every minute.
+
+use arc_swap::ArcSwap;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::io::Read as _;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::CancellationToken;
+
+/// How often all files are looked at without being told.
+const RESCAN: Duration = Duration::from_secs(60);
+
+/// A registration is at most so large, in bytes.
+const FILE: u64 = 1 << 20;
+
+/// What a call becomes when its hook fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// It goes on as the kubelet wanted it.
+    Ignore,
+    /// It fails.
+    Fail,
+}
+
+/// One hook server's registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Registration {
+    /// Where it listens.
+    pub(crate) endpoint: PathBuf,
+    pub(crate) policy: Policy,
+    /// Names of hooks, as in the file; some may be unknown.
+    pub(crate) hooks: Vec<String>,
+}
+
+/// Registrations by the order of their files' names.
+pub(crate) type Registrations = Arc<ArcSwap<Vec<Arc<Registration>>>>;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistrationError {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("it is larger than {FILE} bytes")]
+    Large,
+    #[error("remote-endpoint: {0:?} is not the absolute path of a socket")]
+    Endpoint(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+#[derive(Default)]
+struct File {
+    remote_endpoint: Option<String>,
+    failure_policy: Option<String>,
+    runtime_hooks: Option<Vec<String>>,
+}
+
+fn parse(text: &[u8]) -> Result<Registration, RegistrationError> {
+    let file: File = serde_json::from_slice(text)?;
+    let endpoint = file.remote_endpoint.unwrap_or_default();
+    let path = Path::new(endpoint.strip_prefix("unix://").unwrap_or(&endpoint));
+    if !path.is_absolute() {
+        return Err(RegistrationError::Endpoint(endpoint));
+    }
+    let policy = match file.failure_policy.as_deref() {
+        Some("Fail") => Policy::Fail,
+        None | Some("Ignore" | "") => Policy::Ignore,
+        Some(policy) => {
+            tracing::warn!(policy, "unknown failure-policy: it is Ignore");
+            Policy::Ignore
+        }
+    };
+    Ok(Registration {
+        endpoint: path.to_owned(),
+        policy,
+        hooks: file.runtime_hooks.unwrap_or_default(),
+    })
+}
+
+fn read(path: &Path) -> Result<Registration, RegistrationError> {
+    let mut text = Vec::new();
+    fs::File::open(path)?
+        .take(FILE + 1)
+        .read_to_end(&mut text)?;
+    if text.len() as u64 > FILE {
+        return Err(RegistrationError::Large);
+    }
+    parse(&text)
+}
+
+/// What tells whether a file is as it was: a file that is put back with an old time has another inode,
+/// or another size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    inode: u64,
+    modified: (i64, i64),
+    size: u64,
+}
+
+impl Identity {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            inode: file.ino(),
+            modified: (file.mtime(), file.mtime_nsec()),
+            size: file.size(),
+        }
+    }
+}
+
+/// A directory of registrations as it was last seen.
+#[derive(Debug)]
+struct Directory {
+    path: PathBuf,
+    /// With what they say, or said when they could last be read.
+    files: BTreeMap<OsString, (Identity, Option<Arc<Registration>>)>,
+}
+
+impl Directory {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            files: BTreeMap::new(),
+        }
+    }
+
+    fn make(&self) -> std::io::Result<()> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.path)
+    }
+
+    /// Looks at every file, and reads those that changed.
+    fn scan(&mut self) -> std::io::Result<()> {
+        let mut before = std::mem::take(&mut self.files);
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            if !name.as_encoded_bytes().ends_with(b"json") {
+                continue;
+            }
+            let path = self.path.join(&name);
+            // Of a link, the file that it leads to.
+            let Ok(metadata) = fs::metadata(&path) else {
+                continue;
+            };
+            if !metadata.is_file() {
+                continue;
+            }
+            let identity = Identity::of(&metadata);
+            let said = match before.remove(&name) {
+                Some((as_it_was, said)) if as_it_was == identity => said,
+                other => match read(&path) {
+                    Ok(registration) => {
+                        tracing::info!(file = %path.display(), ?registration, "hook server registered");
+                        Some(Arc::new(registration))
+                    }
+                    Err(error) => {
+                        let said = other.and_then(|(_, said)| said);
+                        let stays = if said.is_some() {
+                            "what it said before stays"
+                        } else {
+                            "it is left out"
+                        };
+                        tracing::warn!(file = %path.display(), %error, "a registration cannot be read: {stays}");
+                        said
+                    }
+                },
+            };
+            self.files.insert(name, (identity, said));
+        }
+        for name in before.keys() {
+            let file = self.path.join(name);
+            tracing::info!(file = %file.display(), "a registration is gone");
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, to: &Registrations) {
+        if let Err(error) = self.scan() {
+            let dir = self.path.display();
+            tracing::warn!(%dir, %error, "the directory of registrations cannot be read");
+        }
+        let registrations = self.files.values().filter_map(|(_, said)| said.clone());
+        to.store(Arc::new(registrations.collect()));
+    }
+}
+
+/// What changes files or their names; a change of rights alone is none.
+fn watch(dir: &Path) -> std::io::Result<AsyncFd<OwnedFd>> {
+    let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    let flags = WatchFlags::CREATE
+        | WatchFlags::MODIFY
+        | WatchFlags::CLOSE_WRITE
+        | WatchFlags::MOVED_TO
+        | WatchFlags::MOVED_FROM
+        | WatchFlags::DELETE
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF
+        | WatchFlags::ONLYDIR;
+    inotify::add_watch(&fd, dir, flags)?;
+    registered(fd)
+}
+
+#[expect(
+    deprecated,
+    reason = "sound for what owns its descriptor; its replacement is for koord-host only"
+)]
+fn registered(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(fd)
+}
+
+/// Waits until something happened; whether the directory itself still stands.
+async fn event(watched: &AsyncFd<OwnedFd>) -> std::io::Result<bool> {
+    let mut ready = watched.readable().await?;
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+    let mut reader = Reader::new(watched.get_ref(), &mut buffer);
+    let gone = ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF;
+    let mut stands = true;
+    loop {
+        match reader.next() {
+            Ok(event) => stands &= !event.events().intersects(gone),
+            Err(rustix::io::Errno::WOULDBLOCK) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ready.clear_ready();
+    Ok(stands)
+}
+
+/// Reads all registrations of `dir`, which is made if it is missing, and follows them until `stop`.
+pub(crate) fn follow(
+    dir: PathBuf,
+    stop: CancellationToken,
+) -> (Registrations, impl Future<Output = ()> + Send + 'static) {
+    let registrations = Registrations::default();
+    let published = registrations.clone();
+    let mut directory = Directory::new(dir);
+    let mut watched = begin(&directory);
+    directory.publish(&published);
+    let following = async move {
+        let mut rescan = tokio::time::interval(RESCAN);
+        rescan.tick().await;
+        loop {
+            let changed = async {
+                match &watched {
+                    Some(watched) => event(watched).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = changed => match changed {
+                    Ok(true) => {}
+                    Ok(false) => watched = None,
+                    Err(error) => {
+                        tracing::warn!(%error, "registrations are not watched any more, but looked at every minute");
+                        watched = None;
+                    }
+                },
+                _ = rescan.tick() => {}
+            }
+            if watched.is_none() {
+                watched = begin(&directory);
+            }
+            directory.publish(&published);
+        }
+    };
+    (registrations, following)
+}
+
+fn begin(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
+    let watched = directory.make().and_then(|()| watch(&directory.path));
+    watched
+        .inspect_err(|error| {
+            let dir = directory.path.display();
+            tracing::warn!(%dir, %error, "registrations cannot be watched: they are looked at every minute");
+        })
+        .ok()
+}
+
+#[cfg(test)]
+mod tests;

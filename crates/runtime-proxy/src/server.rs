@@ -1,0 +1,285 @@
+//! The socket where the kubelet calls, and how one process follows another there.
+//!
+//! The listening socket outlives the process where it can: systemd holds it and hands it in as standard
+//! input, and on SIGHUP a process starts its successor with it. Who connects meanwhile waits in the
+//! socket's queue instead of being refused; calls in progress are finished by the process that has them.
+
+use crate::Options;
+use crate::call::{Call, Decider, Then};
+use crate::forward::{
+    Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, STREAM_WINDOW, SendError,
+};
+use crate::grpc::{self, Code};
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, header};
+use hyper::body::{Body as _, Incoming};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use koord_rpc::grpc::Tolerant;
+use std::future::poll_fn;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The answer that never ends by itself, and that a kubelet asks for again when it does.
+const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
+
+/// The listening socket.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: UnixListener,
+    /// Where this process made it; `None` when it was handed in.
+    made: Option<Made>,
+}
+
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Listener {
+    /// Takes the socket that standard input is, if it is the one to listen on, and otherwise makes it in
+    /// the place of what is there.
+    pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
+        if let Some(socket) = inherited(path) {
+            tracing::info!(socket = %path.display(), "listening on the socket that was handed in");
+            return Ok(Self { socket, made: None });
+        }
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(dir)?;
+        // Made aside and moved there: at no time is there a socket that nobody listens on.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let aside = dir.join(format!(".{name}.{}", std::process::id()));
+        let _ = std::fs::remove_file(&aside);
+        let socket = UnixListener::bind(&aside)?;
+        // Who may call here may do everything with the node.
+        std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(0o660))?;
+        let inode = std::fs::metadata(&aside)?.ino();
+        std::fs::rename(&aside, path)?;
+        let made = Made {
+            path: path.to_owned(),
+            inode,
+        };
+        Ok(Self {
+            socket,
+            made: Some(made),
+        })
+    }
+
+    /// Takes the name away, if it still is this socket's.
+    fn unlink(&self) {
+        if let Some(made) = &self.made
+            && std::fs::metadata(&made.path).is_ok_and(|now| now.ino() == made.inode)
+        {
+            let _ = std::fs::remove_file(&made.path);
+        }
+    }
+}
+
+fn inherited(path: &Path) -> Option<UnixListener> {
+    let fd = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
+    let socket = std::os::unix::net::UnixListener::from(fd);
+    let bound = socket.local_addr().ok()?;
+    if bound.as_pathname() != Some(path) {
+        return None;
+    }
+    socket.set_nonblocking(true).ok()?;
+    UnixListener::from_std(socket).ok()
+}
+
+/// Serves connections until `stop`, and then until the calls in progress are done.
+#[derive(Debug)]
+pub(crate) struct Server {
+    runtime: Arc<Path>,
+    decider: Arc<Decider>,
+    /// Said to connections: no new calls.
+    drain: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Server {
+    pub(crate) fn new(options: &Options, decider: Decider) -> Self {
+        Self {
+            runtime: options.runtime.as_path().into(),
+            decider: Arc::new(decider),
+            drain: CancellationToken::new(),
+            connections: TaskTracker::new(),
+        }
+    }
+
+    pub(crate) async fn accept(&self, listener: &Listener) {
+        loop {
+            match listener.socket.accept().await {
+                Ok((stream, _)) => self.serve(stream),
+                Err(error) => {
+                    // Out of files, most likely: others will be closed.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    /// Ends listening. Who connected already is served: on a socket of this process' own nobody else will.
+    pub(crate) async fn leave(&self, listener: Listener) {
+        if listener.made.is_some() {
+            listener.unlink();
+            while let Some(Ok((stream, _))) =
+                futures::FutureExt::now_or_never(listener.socket.accept())
+            {
+                self.serve(stream);
+            }
+        }
+    }
+
+    /// Returns when every call is done.
+    pub(crate) async fn finish(&self) {
+        self.drain.cancel();
+        self.connections.close();
+        self.connections.wait().await;
+    }
+
+    fn serve(&self, stream: UnixStream) {
+        let one = Connection {
+            backend: Backend::new(self.runtime.clone()),
+            decider: self.decider.clone(),
+            drain: self.drain.clone(),
+        };
+        let drain = self.drain.clone();
+        // Whatever it sends as authority.
+        let stream = TokioIo::new(Tolerant::new(stream));
+        self.connections.spawn(async move {
+            let one = Arc::new(one);
+            let service = service_fn(move |request| {
+                let one = one.clone();
+                async move { one.call(request).await }
+            });
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .auto_date_header(false)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_concurrent_streams(None)
+                .max_pending_accept_reset_streams(1024)
+                .max_header_list_size(HEADERS);
+            let mut connection = pin!(builder.serve_connection(stream, service));
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = drain.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended");
+            }
+        });
+    }
+}
+
+/// One connection of a kubelet.
+#[derive(Debug)]
+struct Connection {
+    backend: Backend,
+    decider: Arc<Decider>,
+    drain: CancellationToken,
+}
+
+impl Connection {
+    /// An error resets the call.
+    async fn call(&self, request: Request<Incoming>) -> Result<Response<Answer>, SendError> {
+        let path = request.uri().path();
+        if let Some(call) = Call::of(path) {
+            return Box::pin(self.intercept(call, request)).await;
+        }
+        let until = (path == EVENTS).then(|| Box::pin(self.drain.clone().cancelled_owned()));
+        self.forward(request.map(Outgoing::Passing), |from| Answer::Passing {
+            from,
+            until,
+        })
+        .await
+    }
+
+    async fn forward(
+        &self,
+        request: Request<Outgoing>,
+        answer: impl FnOnce(Incoming) -> Answer,
+    ) -> Result<Response<Answer>, SendError> {
+        match self.backend.send(request).await {
+            Ok(response) => Ok(response.map(answer)),
+            Err(error @ SendError::Unavailable { .. }) => {
+                Ok(Answer::refusal(Code::Unavailable, &error.to_string()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn intercept(
+        &self,
+        call: Call,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, SendError> {
+        let (mut head, body) = request.into_parts();
+        let Some(body) = whole(body).await.map_err(SendError::Request)? else {
+            let text = format!(
+                "{call:?}: the request is larger than {} bytes",
+                grpc::MESSAGE
+            );
+            return Ok(Answer::refusal(Code::ResourceExhausted, &text));
+        };
+        let decision = match grpc::unframe(&body) {
+            Ok(message) => {
+                let decision = self.decider.decide(call, message.clone()).await;
+                decision.map(|decision| match decision.message == message {
+                    true => (body, decision.then),
+                    false => (grpc::frame(&decision.message), decision.then),
+                })
+            }
+            Err(error) => match call.before() {
+                Some(hook) => self.decider.hooks.unaskable::<()>(hook, error.to_string()),
+                None => Ok(None),
+            }
+            .map(|_| (body, Then::Nothing)),
+        };
+        let (body, then) = match decision {
+            Ok(decision) => decision,
+            Err(refusal) => return Ok(Answer::refusal(Code::Unknown, &refusal.to_string())),
+        };
+        head.headers.remove(header::CONTENT_LENGTH);
+        let decider = self.decider.clone();
+        let done = move |answer: Option<Bytes>| {
+            let doing = async move {
+                let message = answer.and_then(|answer| grpc::unframe(&answer).ok());
+                decider.after(then, message).await;
+            };
+            Box::pin(doing) as futures::future::BoxFuture<'static, ()>
+        };
+        let request = Request::from_parts(head, Outgoing::Whole(Some(body)));
+        self.forward(request, |from| Answer::watched(from, Box::new(done)))
+            .await
+    }
+}
+
+/// All of a request; `None` when it is larger than a message may be.
+async fn whole(mut body: Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        if let Ok(data) = frame?.into_data() {
+            if bytes.len() + data.len() > grpc::MESSAGE + grpc::PREFIX {
+                return Ok(None);
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(Some(bytes.freeze()))
+}

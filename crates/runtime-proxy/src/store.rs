@@ -1,0 +1,58 @@
+//! What the runtime was told about pods and containers: what hook servers are asked with later.
+//!
+//! Nothing is kept on disk. What this process does not know, because it started later or missed an
+//! answer, is looked up in the runtime when it is first needed ([`lookup`]): so a restart of any party
+//! needs no repair.
+
+pub(crate) mod lookup;
+
+use koord_rpc::hooks::{ContainerResourceHookRequest, PodSandboxHookRequest};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A container, and the pod sandbox it is in.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Container {
+    pub(crate) sandbox: String,
+    pub(crate) request: ContainerResourceHookRequest,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    pods: HashMap<String, Arc<PodSandboxHookRequest>>,
+    containers: HashMap<String, Arc<Container>>,
+}
+
+/// Checkpoints by the ids that the runtime gave.
+#[derive(Debug, Default)]
+pub(crate) struct Store(Mutex<Known>);
+
+impl Store {
+    pub(crate) fn pod(&self, id: &str) -> Option<Arc<PodSandboxHookRequest>> {
+        self.0.lock().pods.get(id).cloned()
+    }
+
+    pub(crate) fn container(&self, id: &str) -> Option<Arc<Container>> {
+        self.0.lock().containers.get(id).cloned()
+    }
+
+    pub(crate) fn put_pod(&self, id: String, pod: Arc<PodSandboxHookRequest>) {
+        self.0.lock().pods.insert(id, pod);
+    }
+
+    pub(crate) fn put_container(&self, id: String, container: Arc<Container>) {
+        self.0.lock().containers.insert(id, container);
+    }
+
+    /// Forgets a pod with its containers.
+    pub(crate) fn remove_pod(&self, id: &str) {
+        let mut known = self.0.lock();
+        known.pods.remove(id);
+        known.containers.retain(|_, one| one.sandbox != id);
+    }
+
+    pub(crate) fn remove_container(&self, id: &str) {
+        self.0.lock().containers.remove(id);
+    }
+}

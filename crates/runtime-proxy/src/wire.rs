@@ -1,0 +1,291 @@
+//! Protobuf messages changed in place: what nobody changes keeps its bytes.
+//!
+//! Decoding with generated types and encoding again would drop every field that the definition at hand
+//! does not have, and a proxy is always older than some kubelet. So a change is made to the message as
+//! it came: [`Message::parse`] cuts it into fields, the `set` functions replace single ones, and
+//! [`Message::encode`] puts all of them together again, in their order. A `set` to what a field already
+//! says changes nothing, not even an unusual encoding.
+//!
+//! Wire format: <https://protobuf.dev/programming-guides/encoding/>.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::encoding::{decode_varint, encode_varint};
+
+/// Groups inside groups, as deep as the common decoders go.
+const DEPTH: usize = 100;
+
+/// Bytes that are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WireError {
+    /// It ends inside a field.
+    #[error("the message ends inside a field, at byte {0}")]
+    Short(usize),
+    /// No field has such a key.
+    #[error("the key {key} at byte {at} is none")]
+    Key { key: u64, at: usize },
+    /// More groups inside each other than anybody sends.
+    #[error("groups are nested too deeply at byte {0}")]
+    Deep(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Varint,
+    /// Text, bytes or a message.
+    Sized,
+    /// Fixed numbers and groups: nothing that is ever changed here.
+    Other,
+}
+
+/// One field as it came: its key and its value.
+#[derive(Debug, Clone)]
+struct Field {
+    number: u32,
+    kind: Kind,
+    bytes: Bytes,
+    /// Where in `bytes` the value of a [`Kind::Varint`] or the content of a [`Kind::Sized`] begins.
+    content: usize,
+}
+
+impl Field {
+    fn sized(number: u32, content: &[u8]) -> Self {
+        let mut bytes = BytesMut::with_capacity(content.len() + 12);
+        encode_varint(u64::from(number) << 3 | 2, &mut bytes);
+        encode_varint(content.len() as u64, &mut bytes);
+        let at = bytes.len();
+        bytes.put_slice(content);
+        Self {
+            number,
+            kind: Kind::Sized,
+            bytes: bytes.freeze(),
+            content: at,
+        }
+    }
+
+    fn varint(number: u32, value: u64) -> Self {
+        let mut bytes = BytesMut::with_capacity(16);
+        encode_varint(u64::from(number) << 3, &mut bytes);
+        let at = bytes.len();
+        encode_varint(value, &mut bytes);
+        Self {
+            number,
+            kind: Kind::Varint,
+            bytes: bytes.freeze(),
+            content: at,
+        }
+    }
+
+    fn content(&self) -> Bytes {
+        self.bytes.slice(self.content..)
+    }
+
+    fn value(&self) -> Option<u64> {
+        decode_varint(&mut self.content()).ok()
+    }
+}
+
+/// A message as the fields it came as.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Message {
+    fields: Vec<Field>,
+}
+
+impl Message {
+    pub(crate) fn parse(bytes: &Bytes) -> Result<Self, WireError> {
+        let mut fields = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let start = at;
+            let (number, kind, content) = skip(bytes, &mut at)?;
+            fields.push(Field {
+                number,
+                kind,
+                bytes: bytes.slice(start..at),
+                content: content - start,
+            });
+        }
+        Ok(Self { fields })
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        let len = self.fields.iter().map(|field| field.bytes.len()).sum();
+        let mut out = BytesMut::with_capacity(len);
+        for field in &self.fields {
+            out.put_slice(&field.bytes);
+        }
+        out.freeze()
+    }
+
+    /// Where the last occurrence of a field stands: of a single value the last one counts.
+    fn last(&self, number: u32, kind: Kind) -> Option<usize> {
+        self.fields
+            .iter()
+            .rposition(|field| field.number == number && field.kind == kind)
+    }
+
+    /// Sets a number; 0 is the field's absence, as proto3 has it.
+    pub(crate) fn set_int(&mut self, number: u32, value: i64) {
+        // Negative numbers are ten bytes on the wire.
+        let value = value.cast_unsigned();
+        let found = self.last(number, Kind::Varint);
+        let now = found.and_then(|at| self.fields.get(at)?.value());
+        if now.unwrap_or_default() == value {
+            return;
+        }
+        self.put(found, value == 0, Field::varint(number, value));
+    }
+
+    /// Sets a text; an empty one is the field's absence, as proto3 has it.
+    pub(crate) fn set_text(&mut self, number: u32, value: &[u8]) {
+        let found = self.last(number, Kind::Sized);
+        let now = found.and_then(|at| Some(self.fields.get(at)?.content()));
+        if now.unwrap_or_default() == value {
+            return;
+        }
+        self.put(found, value.is_empty(), Field::sized(number, value));
+    }
+
+    /// Puts `field` at `found` or at the end, or removes all that are like it.
+    fn put(&mut self, found: Option<usize>, remove: bool, field: Field) {
+        if remove {
+            self.fields
+                .retain(|other| other.number != field.number || other.kind != field.kind);
+        } else if let Some(place) = found.and_then(|at| self.fields.get_mut(at)) {
+            *place = field;
+        } else {
+            self.fields.push(field);
+        }
+    }
+
+    /// Changes a message inside this one. Several occurrences are one message, as decoders have it;
+    /// without any it begins empty, and comes to be when it does not stay so.
+    pub(crate) fn edit(
+        &mut self,
+        number: u32,
+        change: impl FnOnce(&mut Message) -> Result<(), WireError>,
+    ) -> Result<(), WireError> {
+        let same = |field: &Field| field.number == number && field.kind == Kind::Sized;
+        let mut before = BytesMut::new();
+        for field in self.fields.iter().filter(|field| same(field)) {
+            before.put_slice(&field.content());
+        }
+        let before = before.freeze();
+        let mut inner = Self::parse(&before)?;
+        change(&mut inner)?;
+        let after = inner.encode();
+        if after == before {
+            return Ok(());
+        }
+        let at = self.fields.iter().position(same);
+        self.fields.retain(|field| !same(field));
+        let at = at.unwrap_or(self.fields.len());
+        self.fields.insert(at, Field::sized(number, &after));
+        Ok(())
+    }
+
+    /// Changes the last entry whose field 1 is `key`, or appends one. `value` is its field 2: so are the
+    /// entries of maps, and the CRI's lists of keys and values.
+    pub(crate) fn set_entry(
+        &mut self,
+        number: u32,
+        key: &str,
+        value: &[u8],
+    ) -> Result<(), WireError> {
+        for field in self.fields.iter_mut().rev() {
+            if field.number != number || field.kind != Kind::Sized {
+                continue;
+            }
+            let before = field.content();
+            let mut entry = Self::parse(&before)?;
+            if entry.text(1) != key.as_bytes() {
+                continue;
+            }
+            if entry.text(2) != value {
+                entry.set_text(2, value);
+                *field = Field::sized(number, &entry.encode());
+            }
+            return Ok(());
+        }
+        let mut entry = Self::default();
+        entry.set_text(1, key.as_bytes());
+        entry.set_text(2, value);
+        self.fields.push(Field::sized(number, &entry.encode()));
+        Ok(())
+    }
+
+    fn text(&self, number: u32) -> Bytes {
+        self.last(number, Kind::Sized)
+            .and_then(|at| Some(self.fields.get(at)?.content()))
+            .unwrap_or_default()
+    }
+}
+
+fn varint(bytes: &Bytes, at: &mut usize) -> Result<u64, WireError> {
+    let mut rest = bytes.get(*at..).unwrap_or_default();
+    let before = rest.len();
+    let value = decode_varint(&mut rest).map_err(|_| WireError::Short(*at))?;
+    *at += before - rest.len();
+    Ok(value)
+}
+
+fn forward(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
+    let end = usize::try_from(by)
+        .ok()
+        .and_then(|by| at.checked_add(by))
+        .filter(|end| *end <= bytes.len())
+        .ok_or(WireError::Short(*at))?;
+    *at = end;
+    Ok(())
+}
+
+/// Goes behind the field at `at`: its number, kind, and where its content began.
+fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> {
+    let mut groups: Vec<u32> = Vec::new();
+    let mut first = None;
+    loop {
+        let start = *at;
+        let key = varint(bytes, at)?;
+        let wrong = WireError::Key { key, at: start };
+        let number = u32::try_from(key >> 3)
+            .ok()
+            .filter(|number| (1..1 << 29).contains(number))
+            .ok_or(wrong.clone())?;
+        let mut content = *at;
+        let kind = match key & 7 {
+            0 => {
+                varint(bytes, at)?;
+                Kind::Varint
+            }
+            1 => {
+                forward(bytes, at, 8)?;
+                Kind::Other
+            }
+            2 => {
+                let len = varint(bytes, at)?;
+                content = *at;
+                forward(bytes, at, len)?;
+                Kind::Sized
+            }
+            3 => {
+                if groups.len() == DEPTH {
+                    return Err(WireError::Deep(start));
+                }
+                groups.push(number);
+                Kind::Other
+            }
+            4 if groups.pop() == Some(number) => Kind::Other,
+            5 => {
+                forward(bytes, at, 4)?;
+                Kind::Other
+            }
+            _ => return Err(wrong),
+        };
+        let first = *first.get_or_insert((number, kind, content));
+        if groups.is_empty() {
+            return Ok(first);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

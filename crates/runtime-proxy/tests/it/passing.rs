@@ -1,0 +1,340 @@
+//! What nobody looks into passes as it is.
+
+use crate::world::{Body, Client, World, frame, hear, reply, serve, trailers};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// Every method of the CRI: its full path.
+pub(crate) fn methods() -> Vec<String> {
+    let mut methods = Vec::new();
+    let mut service = "";
+    for line in include_str!("../../../rpc/proto/cri.proto").lines() {
+        let mut words = line.split([' ', '(']).filter(|word| !word.is_empty());
+        match (words.next(), words.next()) {
+            (Some("service"), Some(name)) => service = name,
+            (Some("rpc"), Some(name)) => methods.push(format!("/runtime.v1.{service}/{name}")),
+            _ => {}
+        }
+    }
+    methods
+}
+
+/// Field 9999 with a text, a group of number 777 with a number in it, and 64 fixed bits.
+pub(crate) const UNKNOWN: &[u8] = &[
+    0xfa, 0xf0, 0x04, 3, b'n', b'e', b'w', // 9999: "new"
+    0xcb, 0x30, 0x08, 0x05, 0xcc, 0x30, // 777 { 1: 5 }
+    0xf9, 0xf0, 0x04, 1, 2, 3, 4, 5, 6, 7, 8, // 9999: fixed64
+];
+
+#[tokio::test]
+async fn every_method_has_the_bytes_it_had() {
+    let world = World::new();
+    let answered = frame(&[b"\x0a\x02id".as_slice(), UNKNOWN].concat());
+    let answer = answered.clone();
+    let (_runtime, heard) = world.runtime(move |_, _| reply(answer.clone(), "0"));
+    let _proxy = world.proxy().await;
+    let direct = Client::connect(&world.options.runtime).await;
+    let through = Client::connect(&world.options.listen).await;
+    let mut paths = methods();
+    assert_eq!(paths.len(), 43, "{paths:?}");
+    paths.extend(
+        [
+            "/runtime.v1.RuntimeService/FromTheFuture",
+            "/runtime.v1alpha2.RuntimeService/Version2",
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        ]
+        .map(str::to_owned),
+    );
+    // Nothing that a definition has, an id and more, and what is no message at all.
+    let id = [b"\x0a\x02id".as_slice(), UNKNOWN].concat();
+    for message in [
+        Bytes::new(),
+        UNKNOWN.into(),
+        id.into(),
+        vec![0xff; 100].into(),
+    ] {
+        let body = frame(&message);
+        for path in paths.iter().filter(|path| !path.ends_with("/Version")) {
+            let wanted = direct.call(path, body.clone()).await;
+            let got = through.call(path, body.clone()).await;
+            assert_eq!(got, wanted, "{path}");
+            let heard = std::mem::take(&mut *heard.lock());
+            assert_eq!(heard[0], heard[1], "{path}");
+            assert_eq!(heard[1].body, body);
+            assert_eq!(got.body, answered);
+        }
+    }
+}
+
+#[tokio::test]
+async fn failures_of_the_runtime_are_the_kubelets() {
+    let world = World::new();
+    let (_runtime, _) = world.runtime(|path, _| {
+        let mut response = reply(Bytes::new(), "0");
+        *response.body_mut() = if path.ends_with('3') {
+            let last = Frame::trailers(trailers("5"));
+            BodyExt::boxed_unsync(StreamBody::new(futures::stream::iter([Ok(last)])))
+        } else {
+            // Headers alone.
+            response
+                .headers_mut()
+                .insert("grpc-status", HeaderValue::from_static("9"));
+            let text = HeaderValue::from_static("na%C3%AFve");
+            response.headers_mut().insert("grpc-message", text);
+            Body::default()
+        };
+        response
+    });
+    let _proxy = world.proxy().await;
+    let direct = Client::connect(&world.options.runtime).await;
+    let through = Client::connect(&world.options.listen).await;
+    for path in [
+        "/runtime.v1.RuntimeService/RunPodSandbox",
+        "/runtime.v1.RuntimeService/Status",
+        "/runtime.v1.RuntimeService/Status3",
+    ] {
+        let wanted = direct.call(path, frame(&[])).await;
+        assert_ne!(wanted.status().0, "0");
+        assert_eq!(through.call(path, frame(&[])).await, wanted, "{path}");
+    }
+}
+
+/// Sends back what comes, frame by frame.
+fn echo(world: &World) -> crate::world::Serving {
+    let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
+        let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
+            if request.uri().path().ends_with("/Version") {
+                hear(request).await;
+                return reply(frame(&[]), "0");
+            }
+            let mut answer = Response::new(BodyExt::boxed_unsync(request.into_body()));
+            let kind = HeaderValue::from_static("application/grpc");
+            answer.headers_mut().insert("content-type", kind);
+            answer
+        });
+        answer
+    });
+    serve(&world.options.runtime, handler)
+}
+
+#[tokio::test]
+async fn streams_pass_in_both_directions_at_once() {
+    let world = World::new();
+    let _runtime = echo(&world);
+    let _proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let (send, frames) = mpsc::unbounded_channel();
+    let body = StreamBody::new(UnboundedReceiverStream::new(frames));
+    let request = Client::request("/runtime.v1.RuntimeService/GetContainerEvents")
+        .body(BodyExt::boxed_unsync(body))
+        .unwrap();
+    let mut answer = client.send(request).await.unwrap().into_body();
+    for text in ["one", "two", "three"] {
+        send.send(Ok(Frame::data(frame(text.as_bytes())))).unwrap();
+        let frame = answer.frame().await.unwrap().unwrap();
+        assert_eq!(&frame.into_data().unwrap()[5..], text.as_bytes());
+    }
+    let mut last = HeaderMap::new();
+    last.insert("grpc-status", HeaderValue::from_static("0"));
+    last.insert("x-bin", HeaderValue::from_bytes(b"\xc3\xa9").unwrap());
+    send.send(Ok(Frame::trailers(last.clone()))).unwrap();
+    drop(send);
+    let frame = answer.frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_trailers().unwrap(), last);
+    assert!(answer.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn messages_of_16_mib_pass() {
+    let world = World::new();
+    let (_runtime, heard) = world.runtime(|_, body| reply(body.clone(), "0"));
+    let _proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let mut message = vec![0x92, 0x03, 0xf5, 0xff, 0xff, 0x07];
+    message.resize(16 << 20, b'a');
+    let body = frame(&message);
+    for method in ["ListContainers", "CreateContainer"] {
+        let path = format!("/runtime.v1.RuntimeService/{method}");
+        let got = client.call(&path, body.clone()).await;
+        assert_eq!(got.body, body, "{method}");
+    }
+    assert_eq!(heard.lock().len(), 2);
+    // One byte more, of a call that is read, is more than a kubelet sends or a runtime takes.
+    message.push(b'a');
+    let path = "/runtime.v1.RuntimeService/CreateContainer";
+    let got = client.call(path, frame(&message)).await;
+    let (code, text) = got.status();
+    assert_eq!(code, "8");
+    assert!(text.contains("larger than 16777216 bytes"), "{text}");
+    assert_eq!(heard.lock().len(), 2);
+}
+
+#[tokio::test]
+async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
+    let world = World::new();
+    let (gone, mut is_gone) = mpsc::unbounded_channel::<()>();
+    let (came, mut has_come) = mpsc::unbounded_channel::<()>();
+    let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
+        let (came, gone) = (came.clone(), gone.clone());
+        let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
+            if hear(request).await.path.ends_with("/Version") {
+                return reply(frame(&[]), "0");
+            }
+            // Dropped when the call is reset.
+            let _gone = scopeguard(gone);
+            came.send(()).unwrap();
+            std::future::pending().await
+        });
+        answer
+    });
+    let _runtime = serve(&world.options.runtime, handler);
+    let _proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    for path in [
+        "/runtime.v1.RuntimeService/ExecSync",
+        "/runtime.v1.RuntimeService/CreateContainer",
+    ] {
+        tokio::select! {
+            got = client.call(path, frame(&[])) => panic!("{got:?}"),
+            _ = has_come.recv() => {}
+        }
+        is_gone.recv().await.unwrap();
+    }
+}
+
+struct Guard(mpsc::UnboundedSender<()>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+fn scopeguard(gone: mpsc::UnboundedSender<()>) -> Guard {
+    Guard(gone)
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
+    let world = World::new();
+    let (runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
+    let _proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let path = "/runtime.v1.RuntimeService/Status";
+    assert_eq!(client.call(path, frame(&[])).await.status().0, "0");
+    drop(runtime);
+    std::fs::remove_file(&world.options.runtime).unwrap();
+    loop {
+        // The connection breaks when the fake's task is gone.
+        let (code, text) = client.call(path, frame(&[])).await.status();
+        if code != "0" {
+            assert_eq!(code, "14");
+            assert!(text.contains("runtime.sock"), "{text}");
+            break;
+        }
+    }
+    let (_runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
+    assert_eq!(client.call(path, frame(&[])).await.status().0, "0");
+}
+
+#[tokio::test]
+async fn without_a_runtime_the_proxy_ends() {
+    let world = World::new();
+    let error = world.proxy_with(world.options.clone()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("runtime.sock") && text.contains("CRI v1"),
+        "{text}"
+    );
+    assert!(!world.options.listen.exists());
+}
+
+#[tokio::test]
+async fn calls_in_progress_are_finished_when_the_proxy_stops() {
+    let world = World::new();
+    let (came, mut has_come) = mpsc::unbounded_channel::<()>();
+    let go = Arc::new(tokio::sync::Notify::new());
+    let gate = go.clone();
+    let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
+        let (came, gate) = (came.clone(), gate.clone());
+        let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
+            let path = hear(request).await.path;
+            if path.ends_with("/Version") {
+                return reply(frame(&[]), "0");
+            }
+            if path.ends_with("/GetContainerEvents") {
+                let body = StreamBody::new(futures::stream::pending());
+                return Response::new(BodyExt::boxed_unsync(body));
+            }
+            came.send(()).unwrap();
+            gate.notified().await;
+            reply(frame(b"\x0a\x02id"), "0")
+        });
+        answer
+    });
+    let _runtime = serve(&world.options.runtime, handler);
+    let proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let events = client.call("/runtime.v1.RuntimeService/GetContainerEvents", frame(&[]));
+    let run = client.call("/runtime.v1.RuntimeService/RunPodSandbox", frame(&[]));
+    let stop = async {
+        has_come.recv().await.unwrap();
+        proxy.context.shutdown.cancel();
+        // Nobody else can come, but who is here is served.
+        while world.options.listen.exists() {
+            tokio::task::yield_now().await;
+        }
+        go.notify_one();
+    };
+    let (events, run, ()) = tokio::join!(events, run, stop);
+    assert_eq!(run.status().0, "0");
+    assert_eq!(run.body, frame(b"\x0a\x02id"));
+    // What never ends by itself is ended, as by a server that restarts.
+    assert_eq!(events.status().0, "14");
+    proxy.running.await.unwrap().unwrap();
+}
+
+/// What grpc-go sends when it is told to dial a path: no HTTP/2 library sends such an authority.
+#[tokio::test]
+async fn a_client_that_dials_a_bare_path_is_served() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let world = World::new();
+    let (_runtime, heard) = world.runtime(|_, _| reply(frame(b""), "0"));
+    let _proxy = world.proxy().await;
+    let mut stream = tokio::net::UnixStream::connect(&world.options.listen)
+        .await
+        .unwrap();
+    // POST, http, then path, authority, content-type and te spelled out.
+    let mut block = vec![0x83, 0x86];
+    for (name, value) in [
+        (&[0x04_u8][..], "/runtime.v1.RuntimeService/Status"),
+        (&[0x01], "/run/proxy.sock"),
+        (&[0x0f, 0x10], "application/grpc"),
+        (&[0x00, 2, b't', b'e'], "trailers"),
+    ] {
+        block.extend(name);
+        block.push(u8::try_from(value.len()).unwrap());
+        block.extend(value.as_bytes());
+    }
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    bytes.extend([0, 0, u8::try_from(block.len()).unwrap(), 1, 4, 0, 0, 0, 1]);
+    bytes.extend(block);
+    bytes.extend([0, 0, 5, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]);
+    stream.write_all(&bytes).await.unwrap();
+    let kind = loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        stream.read_exact(&mut payload).await.unwrap();
+        if head[8] == 1 && head[3] != 8 {
+            break head[3];
+        }
+    };
+    assert_eq!(kind, 1, "headers, and not a reset");
+    assert_eq!(heard.lock()[0].path, "/runtime.v1.RuntimeService/Status");
+}
