@@ -81,7 +81,8 @@ pub fn manager(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koord_manager::Args, context| async move {
         let options = args.options()?;
         install_crypto_provider();
-        let client = from_kubeconfig(args.kubeconfig(), &args.client_options()).await?;
+        let client =
+            from_kubeconfig(args.kubeconfig(), &args.client_options(&context.metrics)?).await?;
         koord_manager::run(options, client, context)
             .await
             .map_err(Into::into)

@@ -1,6 +1,11 @@
 //! A work queue with client-go's semantics: a key waits at most once, is worked on by at most one
 //! worker, comes back if it was added meanwhile, and can be delayed or backed off.
 
+mod measured;
+
+pub use measured::QueueMetrics;
+
+use measured::Measured;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -71,6 +76,7 @@ struct State<T> {
     /// When the token bucket would be full again.
     spent_until: Option<Instant>,
     closed: bool,
+    measured: Option<Measured<T>>,
 }
 
 impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
@@ -93,6 +99,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             failures: HashMap::new(),
             spent_until: None,
             closed: false,
+            measured: None,
         };
         Self {
             shared: Arc::new(Shared {
@@ -101,6 +108,16 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                 limit,
             }),
         }
+    }
+
+    /// From now on the queue is measured, as that of the controller `name`.
+    pub fn measure(&self, name: &str, metrics: &QueueMetrics) {
+        let mut state = self.shared.state.lock();
+        let mut measured = metrics.of(name);
+        for key in &state.ready {
+            measured.add(key);
+        }
+        state.measured = Some(measured);
     }
 
     /// Adds a key, unless it waits already. One that is being worked on waits until it is done.
@@ -185,6 +202,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                 if let Some(key) = state.ready.pop_front() {
                     state.dirty.remove(&key);
                     state.processing.insert(key.clone());
+                    if let Some(measured) = &mut state.measured {
+                        measured.begin(&key);
+                    }
                     if !state.ready.is_empty() {
                         // Another worker may have been woken for two additions at once.
                         self.shared.changed.notify_one();
@@ -218,6 +238,9 @@ impl<T: Clone + Eq + Hash> State<T> {
         if self.closed || !self.dirty.insert(key.clone()) {
             return;
         }
+        if let Some(measured) = &mut self.measured {
+            measured.add(&key);
+        }
         if !self.processing.contains(&key) {
             self.ready.push_back(key);
         }
@@ -226,6 +249,9 @@ impl<T: Clone + Eq + Hash> State<T> {
     fn delay(&mut self, key: T, due: Instant) {
         if self.closed {
             return;
+        }
+        if let Some(measured) = &self.measured {
+            measured.delay();
         }
         if let Some(at) = self.due.get(&key).copied() {
             if at.0 <= due {
@@ -271,6 +297,9 @@ impl<T: Clone + Eq + Hash> Drop for Work<T> {
     fn drop(&mut self) {
         let mut state = self.queue.shared.state.lock();
         state.processing.remove(&self.key);
+        if let Some(measured) = &mut state.measured {
+            measured.end(&self.key);
+        }
         if state.dirty.contains(&self.key) {
             state.ready.push_back(self.key.clone());
             drop(state);
@@ -302,6 +331,34 @@ mod tests {
         drop(a);
         assert_eq!(*queue.next().await.unwrap().key(), "a");
         assert!(queue.next().now_or_never().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_and_is_worked_on_is_measured() {
+        let registry = prometheus::Registry::new();
+        let queue = WorkQueue::default();
+        queue.add("early");
+        queue.measure("q", &QueueMetrics::register(&registry).unwrap());
+        for key in ["a", "a", "b"] {
+            queue.add(key);
+        }
+        queue.add_after("c", Duration::from_secs(60));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let early = queue.next().await.unwrap();
+        queue.add("early");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        drop(early);
+        let text = koord_app::metrics::encode(&registry).unwrap();
+        let labels = "{controller=\"q\",name=\"q\"}";
+        for line in [
+            format!("workqueue_adds_total{labels} 4"),
+            format!("workqueue_retries_total{labels} 1"),
+            format!("workqueue_queue_duration_seconds_sum{labels} 2"),
+            format!("workqueue_work_duration_seconds_sum{labels} 3"),
+            "workqueue_depth{controller=\"q\",name=\"q\",priority=\"0\"} 3".to_owned(),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

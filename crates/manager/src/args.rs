@@ -6,7 +6,9 @@ use clap::{ArgAction, Parser};
 use koord_api::GoDuration;
 use koord_app::features::Gates;
 use koord_app::flags::{self, Selection};
+use koord_kube::client::{ClientOptions, RestMetrics};
 use koord_kube::lease::Election;
+use prometheus::Registry;
 use std::path::Path;
 
 /// Arguments of the manager.
@@ -206,18 +208,22 @@ impl Args {
         Some(Path::new(&self.kubeconfig)).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// How the client talks.
-    #[must_use]
-    pub fn client_options(&self) -> koord_kube::client::ClientOptions {
+    /// How the client talks; what it does is measured in `registry`.
+    ///
+    /// # Errors
+    ///
+    /// A metric's definition is wrong, which tests would show.
+    pub fn client_options(&self, registry: &Registry) -> prometheus::Result<ClientOptions> {
         let qps = Some(self.rest_config_qps).filter(|qps| *qps > 0.0);
         let burst = u32::try_from(self.rest_config_burst).unwrap_or(0);
-        koord_kube::client::ClientOptions {
+        Ok(ClientOptions {
             // What controller-runtime takes for unset.
             qps: qps.unwrap_or(20.0),
             burst: if burst == 0 { 30 } else { burst },
             user_agent: "koordinator-manager".to_owned(),
+            metrics: Some(RestMetrics::register(registry)?),
             ..Default::default()
-        }
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! once however often it is added, so that a new leader starts with all that there is.
 
 use crate::cache::Kind;
+use crate::metrics::Reconciles;
 use crate::replica::Replica;
 use crate::{
     Error, colocationprofile, nodemetric, noderesource, nodeslo, quotaprofile, recommender,
@@ -100,6 +101,9 @@ impl Controllers {
             enabled
                 .map(|row| {
                     let controller = (row.build)(replica);
+                    let metrics = &replica.metrics;
+                    controller.queue.measure(row.name, &metrics.queues);
+                    metrics.reconciles.announce(row.name, WORKERS);
                     (row, controller)
                 })
                 .collect(),
@@ -124,7 +128,8 @@ impl Controllers {
                 replica.wait_for(row.needs, row.wants).await;
                 tracing::info!(controller = row.name, "controller starts");
                 let controller = Arc::new(controller);
-                let workers = (0..WORKERS).map(|_| work(row.name, controller.clone()));
+                let metrics = &replica.metrics.reconciles;
+                let workers = (0..WORKERS).map(|_| work(row.name, controller.clone(), metrics));
                 futures::future::join_all(workers).await;
             });
         }
@@ -143,15 +148,18 @@ fn is_enabled(row: &Row, selected: &Selection, gates: &Gates) -> bool {
 /// How many keys each controller works on at once.
 const WORKERS: usize = 4;
 
-async fn work(name: &'static str, controller: Arc<Controller>) {
+async fn work(name: &'static str, controller: Arc<Controller>, metrics: &Reconciles) {
     let Controller { queue, reconcile } = &*controller;
     while let Some(work) = queue.next().await {
         let key = work.key().clone();
+        let running = metrics.begin(name);
         // One object that a controller cannot bear must not take its workers away from all others.
         let done = AssertUnwindSafe(async { reconcile(key.clone()).await })
             .catch_unwind()
             .await;
+        drop(running);
         let Ok(done) = done else {
+            metrics.panicked(name);
             tracing::error!(controller = name, %key, "reconcile panicked; it is retried");
             queue.add_rate_limited(key);
             continue;
@@ -160,10 +168,14 @@ async fn work(name: &'static str, controller: Arc<Controller>) {
             Ok(outcome) => {
                 queue.forget(&key);
                 if let Outcome::Again(delay) = outcome {
+                    metrics.count(name, "requeue_after");
                     queue.add_after(key, delay);
+                } else {
+                    metrics.count(name, "success");
                 }
             }
             Err(error) => {
+                metrics.count(name, "error");
                 // With growing pauses; one line says it all.
                 if queue.failures(&key) == 0 {
                     tracing::warn!(controller = name, %key, %error, "reconcile failed; it is retried");

@@ -186,6 +186,7 @@ pub fn run(
         for note in &options.notes {
             tracing::warn!("{note}");
         }
+        koord_app::metrics::register_process(&ctx.metrics)?;
         let metrics = metrics::Metrics::new(&ctx.metrics)?;
         let leader = metrics.leader.clone();
         let replica = Replica::new(options, client, metrics, &ctx);

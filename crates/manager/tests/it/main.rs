@@ -7,6 +7,7 @@ mod colocation;
 mod deploy;
 mod flags;
 mod leadership;
+mod metrics;
 mod pods;
 mod quotas;
 mod recommender;
