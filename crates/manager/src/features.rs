@@ -42,6 +42,8 @@ pub const GATES: &[Gate] = &[
     // Services that were not measured yet count with their request.
     Gate::beta("ChargeUnmeasuredPods", true),
     Gate::alpha("DeviceResourceWithoutColocation", false),
+    // What a replica knows of quotas, shown at /elasticQuota of the webhooks' port to whoever can connect.
+    Gate::alpha("ElasticQuotaDump", false),
 ];
 
 /// Why a gate changes nothing here; `None` for those that do. Upstream's manager knows these and does

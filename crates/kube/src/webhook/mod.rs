@@ -154,6 +154,21 @@ impl Answer {
     }
 }
 
+/// JSON that is shown beside the webhooks, to whoever can connect: nobody is asked who he is.
+#[derive(Clone)]
+pub struct Page {
+    /// Where.
+    pub path: &'static str,
+    /// Makes it.
+    pub content: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+impl std::fmt::Debug for Page {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Page").field(&self.path).finish()
+    }
+}
+
 /// Decides about writes.
 pub trait Handler: Send + Sync {
     /// Decides about one. A panic is answered as an error of the webhook.

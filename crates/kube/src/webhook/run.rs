@@ -1,7 +1,7 @@
 //! A webhook server as a whole: certificates, TLS, configurations.
 
 use super::configuration::Injector;
-use super::{Webhook, serve};
+use super::{Page, Webhook, serve};
 use crate::certs::{Artifacts, CertsError, Keeper};
 use crate::informer::{Change, Informer, Scope};
 use crate::tls;
@@ -37,6 +37,8 @@ pub struct Server {
     pub keeper: Keeper,
     /// Tells API servers.
     pub injector: Injector,
+    /// What is shown besides.
+    pub pages: Vec<Page>,
 }
 
 impl Server {
@@ -72,6 +74,7 @@ impl Server {
             let serving = Serving {
                 listener,
                 webhooks,
+                pages: keeping.server.pages.clone(),
                 shutdown: shutdown.clone(),
             };
             let run = async move { keeping.run(serving, &shutdown.clone()).await };
@@ -85,6 +88,7 @@ impl Server {
 struct Serving {
     listener: TcpListener,
     webhooks: Vec<Webhook>,
+    pages: Vec<Page>,
     shutdown: CancellationToken,
 }
 
@@ -152,7 +156,7 @@ impl Keeping {
                     if let Some(serving) = serving.take() {
                         tokio::spawn(tls::serve(
                             serving.listener,
-                            serve::routes(serving.webhooks),
+                            serve::routes(serving.webhooks, &serving.pages),
                             receiver,
                             serving.shutdown,
                             tls::LIMITS,

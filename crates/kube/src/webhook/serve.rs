@@ -1,6 +1,6 @@
 //! `AdmissionReview` over HTTP, as controller-runtime answers it.
 
-use super::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
+use super::{Kind, Operation, Page, Request, Resource, User, Verdict, Webhook};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -36,10 +36,15 @@ struct Served {
     room: Arc<Semaphore>,
 }
 
-/// The webhooks at their paths, and `/healthz`.
-pub fn routes(webhooks: Vec<Webhook>) -> Router {
+/// The webhooks and pages at their paths, and `/healthz`.
+pub fn routes(webhooks: Vec<Webhook>, pages: &[Page]) -> Router {
     let room = Arc::new(Semaphore::new(ALL));
     let mut routes = Router::new().route("/healthz", get(|| async { "ok" }));
+    for page in pages {
+        let content = page.content.clone();
+        let show = move || async move { ([(CONTENT_TYPE, "application/json")], content()) };
+        routes = routes.route(page.path, get(show));
+    }
     for webhook in webhooks {
         let path = webhook.path;
         let served = Arc::new(Served {

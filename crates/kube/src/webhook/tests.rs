@@ -136,7 +136,10 @@ async fn post(hook: Webhook, kind: &str, body: Vec<u8>) -> (u16, Value) {
         .header("content-type", kind)
         .body(axum::body::Body::from(body))
         .unwrap();
-    let response = serve::routes(vec![hook]).oneshot(request).await.unwrap();
+    let response = serve::routes(vec![hook], &[])
+        .oneshot(request)
+        .await
+        .unwrap();
     let code = response.status().as_u16();
     let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await;
     let bytes = bytes.unwrap();

@@ -3,11 +3,12 @@
 use super::settings::Settings;
 use super::{Deps, QuotaAdmission, Row, WebhookMetrics, enabled};
 use crate::Error;
+use crate::cache::Kind;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use koord_app::Context;
 use koord_kube::webhook::run::Readiness;
-use koord_kube::webhook::{Answer, Handler, Request, Webhook};
+use koord_kube::webhook::{Answer, Handler, Page, Request, Webhook};
 use std::sync::Arc;
 
 /// Where the webhooks are asked.
@@ -84,7 +85,7 @@ pub(crate) async fn start(
         }
         Serve::Https(settings) => {
             let served = rows.iter().map(|row| row.path).collect();
-            let server = settings.server(&replica.client, served);
+            let server = settings.server(&replica.client, served, pages(replica, &deps));
             let (client, clock) = (replica.client.clone(), replica.clock.clone());
             let started = server.start(webhooks, client, clock, replica.stop.clone());
             let (address, readiness) = started.await.map_err(|source| Error::Listen {
@@ -95,6 +96,22 @@ pub(crate) async fn start(
             Ok(Some(readiness))
         }
     }
+}
+
+/// `/elasticQuota`: what this replica knows of quotas. Upstream shows it always; here who wants it says so.
+const DUMP: &str = "ElasticQuotaDump";
+
+fn pages(replica: &Arc<Replica>, deps: &Deps) -> Vec<Page> {
+    let shown = deps.admission.clone();
+    let shown = shown.filter(|_| replica.options.gates.enabled(DUMP));
+    let page = shown.map(|admission| {
+        replica.start(&[Kind::Quotas]);
+        Page {
+            path: "/elasticQuota",
+            content: Arc::new(move || admission.dump()),
+        }
+    });
+    page.into_iter().collect()
 }
 
 /// A handler that is asked once what it looks at is there. The question's time limit ends the wait,

@@ -2,9 +2,9 @@
 
 use crate::OptionsError;
 use koord_kube::certs::Keeper;
-use koord_kube::webhook::FailurePolicy;
 use koord_kube::webhook::configuration::{Injector, Service};
 use koord_kube::webhook::run::Server;
+use koord_kube::webhook::{FailurePolicy, Page};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -95,6 +95,7 @@ impl Settings {
         &self,
         client: &koord_kube::Client,
         served: BTreeSet<&'static str>,
+        pages: Vec<Page>,
     ) -> Server {
         let host = self.host.clone().unwrap_or_else(|| self.service.host());
         let keeper = match &self.directory {
@@ -108,6 +109,7 @@ impl Settings {
         Server {
             address: self.address,
             keeper,
+            pages,
             injector: Injector {
                 mutating: self.mutating.clone(),
                 validating: self.validating.clone(),

@@ -29,7 +29,7 @@ fn outcome(argument: Option<&str>) -> Result<(String, Vec<String>), String> {
     let mut notes = std::mem::take(&mut options.notes);
     let mut logging = parsed.logging;
     notes.append(&mut logging.notes);
-    let client = args.client_options();
+    let client = args.client_options(&prometheus::Registry::new()).unwrap();
     let client = (client.qps, client.burst, args.kubeconfig());
     Ok((format!("{options:?} {client:?} {logging:?}"), notes))
 }
@@ -229,6 +229,7 @@ fn upstreams_gates_are_accepted_with_their_stages_and_defaults() {
         "RecommendationAdmission",
         "ChargeUnmeasuredPods",
         "DeviceResourceWithoutColocation",
+        "ElasticQuotaDump",
     ];
     assert_eq!(own, expected, "gates that upstream would refuse");
     for (value, names) in [

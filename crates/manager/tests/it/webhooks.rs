@@ -1,18 +1,22 @@
 //! Webhooks as API servers see them: certificates, configurations, questions over HTTPS.
 
 use crate::cluster::{Cluster, typed};
+use axum::http::Request;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::config::ClusterColocationProfile;
+use koord_api::scheduling::ElasticQuota;
 use koord_app::Context;
+use koord_app::features::Gates;
 use koord_kube::api::{DeleteParams, PostParams};
 use koord_kube::certs::Keeper;
+use koord_kube::client::{Peer, to_peer};
 use koord_kube::{Api, patch};
-use koord_manager::Options;
 use koord_manager::webhook::{MUTATING, Serve, Settings, VALIDATING, manifests};
+use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
 
 const SECRET: &str = "koordinator-webhook-certs";
@@ -195,7 +199,11 @@ async fn pods_are_admitted_over_https() {
     // With a host of its own the certificates would be in files.
     settings.directory = None;
     let ctx = Context::with_clock(cluster.ctx.clock.clone());
-    let run = koord_manager::run(options(settings), cluster.limited.clone(), ctx.clone());
+    let options = Options {
+        gates: Gates::parse(GATES, "ElasticQuotaDump=true").unwrap(),
+        ..options(settings)
+    };
+    let run = koord_manager::run(options, cluster.limited.clone(), ctx.clone());
     let manager = tokio::spawn(run);
     let mut told = cluster.watch::<MutatingWebhookConfiguration>();
     let configuration = told
@@ -251,6 +259,25 @@ async fn pods_are_admitted_over_https() {
         refused.contains("vpod.koordinator.sh") && refused.contains("BE"),
         "{refused}"
     );
+
+    // What the replica knows of quotas, as upstream's program shows the same one.
+    let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
+    let quota =
+        json!({"metadata": {"name": "q"}, "spec": {"max": {"cpu": "4"}, "min": {"cpu": "2"}}});
+    quotas.create(&params, &typed(quota)).await.unwrap();
+    let peer = Peer {
+        url: url.trim_end_matches("/mutate-pod").to_owned(),
+        insecure: true,
+        ..Peer::default()
+    };
+    let peer = to_peer(&peer).await.unwrap();
+    let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+    let dump: Value = serde_json::from_str(&peer.request_text(ask).await.unwrap()).unwrap();
+    let known = json!({"name": "q", "parentName": "koordinator-root-quota", "isParent": false,
+        "allowLentResource": true, "max": {"cpu": "4"}, "min": {"cpu": "2"}});
+    assert_eq!(dump["quotaInfoMap"], json!({ "q": known }));
+    let children = json!({"koordinator-root-quota": ["q"], "q": []});
+    assert_eq!(dump["quotaHierarchyInfo"], children);
 
     ctx.shutdown.cancel();
     manager.await.unwrap().unwrap();
