@@ -5,6 +5,7 @@ use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::labels;
 use koord_apiserver::{ApiServer, Config, Storage};
 use koord_app::Context;
 use koord_app::admin::{Admin, Exposure};
@@ -626,14 +627,33 @@ pub(crate) async fn first_objects(client: &Client, slo_config: &Value) -> Result
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE, "labels": {
             // Sends its writes to the webhook.
-            "koordinator.sh/configmap-type": CONFIG_NAME,
+            labels::CONFIGMAP_TYPE: labels::CONFIGMAP_TYPE_SLO_CONTROLLER,
         }},
         "data": config_data(slo_config),
     }))
     .context("ConfigMap")?;
     create(&maps, &map)
         .await
+        .context("ConfigMap slo-controller-config")?;
+    tell_the_webhook(&maps)
+        .await
         .context("ConfigMap slo-controller-config")
+}
+
+/// Gives settings of an older start the label by which the webhook that checks them selects. Whoever
+/// gave it another value meant that.
+async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
+    let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
+    let label = labels::CONFIGMAP_TYPE;
+    if found
+        .labels
+        .is_none_or(|labels| !labels.contains_key(label))
+    {
+        let value = labels::CONFIGMAP_TYPE_SLO_CONTROLLER;
+        let patch = json!({"metadata": {"labels": {label: value}}});
+        koord_kube::patch::merge(maps, CONFIG_NAME, &patch).await?;
+    }
+    Ok(())
 }
 
 /// The `data` of the ConfigMap: each key's value as JSON text.

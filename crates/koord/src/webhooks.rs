@@ -210,9 +210,17 @@ mod tests {
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
+        // Settings of a start before there was a webhook.
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "koordinator-system");
+        let older = json!({"metadata": {"name": "slo-controller-config"}, "data": {"kept": "yes"}});
+        maps.create(&PostParams::default(), &typed(older))
+            .await
+            .unwrap();
         crate::cluster::first_objects(&client, &json!({}))
             .await
             .unwrap();
+        let found = maps.get("slo-controller-config").await.unwrap();
+        assert_eq!(found.data.unwrap()["kept"], "yes");
         let mut options = koord_manager::Options::default();
         // As after a restart: nobody answers yet, and the first objects are looked at again.
         connect(&server, &client, &options.gates).await.unwrap();
@@ -258,7 +266,6 @@ mod tests {
         assert_eq!(requests["kubernetes.io/batch-cpu"].0, "1k");
         assert!(!requests.contains_key("cpu"), "{requests:?}");
 
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "koordinator-system");
         let bad = json!({"data": {"colocation-config": r#"{"cpuReclaimThresholdPercent": -5}"#}});
         let refused = koord_kube::patch::merge(&maps, "slo-controller-config", &bad).await;
         let refused = refused.unwrap_err().to_string();

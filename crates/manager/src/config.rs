@@ -26,6 +26,8 @@ pub(crate) struct Problem {
     pub(crate) reason: &'static str,
     /// Names the key, the field and the value, and says what became of it.
     pub(crate) message: String,
+    /// Whether something else is in force than what it says.
+    pub(crate) is_refused: bool,
 }
 
 /// The settings in force.
@@ -67,23 +69,29 @@ impl Config {
         next.colocation_error = report.failed(keys::COLOCATION);
         next.available |= !next.colocation_error;
         let mut problems = Vec::new();
-        for (errors, so) in [
-            (report.errors, "the settings before it stay in force"),
-            (report.warnings, "its nodes have the cluster's settings"),
-            (report.doubts, "it is in force all the same"),
-            (report.remarks, ""),
+        for (errors, so, is_refused) in [
+            (report.errors, "the settings before it stay in force", true),
+            (
+                report.warnings,
+                "its nodes have the cluster's settings",
+                true,
+            ),
+            (report.doubts, "it is in force all the same", false),
+            (report.remarks, "", false),
         ] {
             let semicolon = if so.is_empty() { "" } else { "; " };
             problems.extend(errors.into_iter().map(|error| Problem {
                 key: error.key,
                 reason: error.event_reason(),
                 message: format!("{error}{semicolon}{so}"),
+                is_refused,
             }));
         }
-        let own = |message| Problem {
+        let own = |message, is_refused| Problem {
             key: suppress::CONFIG_KEY,
             reason: REFUSED,
             message,
+            is_refused,
         };
         match data
             .get(suppress::CONFIG_KEY)
@@ -92,12 +100,11 @@ impl Config {
             None => next.suppress = None,
             Some((text, Ok(remarks))) => {
                 next.suppress = Some(text.clone());
-                problems.extend(remarks.into_iter().map(own));
+                problems.extend(remarks.into_iter().map(|remark| own(remark, false)));
             }
             Some((_, Err(error))) => {
-                problems.push(own(format!(
-                    "{error}; the settings before it stay in force"
-                )));
+                let message = format!("{error}; the settings before it stay in force");
+                problems.push(own(message, true));
             }
         }
         let known = |key: &str| keys::ALL.contains(&key) || key == suppress::CONFIG_KEY;
@@ -107,6 +114,7 @@ impl Config {
                 key: "",
                 reason: "SLOCfgUnknownKey",
                 message: format!("nobody here reads key {key:?}, which is {shown:?}"),
+                is_refused: false,
             });
         }
         (next, problems)

@@ -70,6 +70,7 @@ impl Settings {
                     reason: "SLOConfigDeleted",
                     message: "the settings are gone; the last ones stay in force until a restart"
                         .to_owned(),
+                    is_refused: true,
                 };
                 let complaints = Complaints {
                     about: Some(events::reference(&**config)),
@@ -79,12 +80,18 @@ impl Settings {
             }
             Change::Synced => return,
         };
-        for Problem { key, message, .. } in &complaints.problems {
-            tracing::error!(
-                key,
-                problem = message,
-                "there is something wrong with the settings"
-            );
+        for Problem {
+            key,
+            message: problem,
+            is_refused,
+            ..
+        } in &complaints.problems
+        {
+            if *is_refused {
+                tracing::error!(key, problem, "settings are refused");
+            } else {
+                tracing::warn!(key, problem, "there is something odd about the settings");
+            }
         }
         self.complaints.send_replace(complaints);
         let changed = *current != next;

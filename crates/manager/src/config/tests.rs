@@ -317,3 +317,26 @@ fn the_bandwidth_annotation_wins_and_a_bad_one_is_reported() {
         "{problem}"
     );
 }
+
+#[test]
+fn only_what_is_not_in_force_is_refused() {
+    for (key, text, is_refused) in [
+        (
+            "colocation-config",
+            r#"{"cpuReclaimThresholdPercent": -5}"#,
+            true,
+        ),
+        ("colocation-config", r#"{"cpuReclaimPercent": 5}"#, false),
+        (
+            "cpu-suppress-config",
+            r#"{"clusterStrategy": {"misspelt": 1}}"#,
+            false,
+        ),
+        ("cpu-suppress-config", "{", true),
+        ("cpu-supress-config", "{}", false),
+    ] {
+        let (_, problems) = Config::default().updated(&data(&[(key, text)]));
+        let told: Vec<_> = problems.iter().map(|problem| problem.is_refused).collect();
+        assert_eq!(told, [is_refused], "{key}: {text}: {problems:?}");
+    }
+}
