@@ -168,9 +168,7 @@ fn read(
     problems: &mut Vec<Problem>,
 ) -> Object {
     let meta = &object.metadata;
-    let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key));
     let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
-    let is = |key: &str, value: &str| label(key).is_some_and(|text| text == value);
     let max = amounts(&object.spec.max, table);
     let mut weight = Amounts::new();
     let key = annotations::QUOTA_SHARED_WEIGHT;
@@ -204,9 +202,9 @@ fn read(
     let used = object.status.as_ref().map(|status| &status.used);
     Object {
         spec: Spec {
-            parent: label(labels::QUOTA_PARENT).cloned().unwrap_or_default(),
-            is_parent: is(labels::QUOTA_IS_PARENT, "true"),
-            lendable: !is(labels::QUOTA_ALLOW_LENT_RESOURCE, "false"),
+            parent: object.label(labels::QUOTA_PARENT).to_owned(),
+            is_parent: object.is_parent(),
+            lendable: object.is_lendable(),
             min: amounts(&object.spec.min, table),
             max,
             weight,

@@ -42,6 +42,18 @@ fn is_about_quotas(request: &Request) -> bool {
     request.sub_resource.is_empty() && request.resource.resource == "elasticquotas"
 }
 
+/// Does the one step of a webhook, which the metrics show.
+fn timed<T>(
+    metrics: &WebhookMetrics,
+    webhook: &'static str,
+    operation: Operation,
+    step: impl FnOnce() -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let steps = metrics.of(webhook, OBJECT, operation.as_str());
+    let timer = steps.start(PLUGIN);
+    timer.stop(step())
+}
+
 /// Reads a quota of a request; the error names the field and shows the value.
 fn read(quota: Option<&Value>, what: &str) -> Result<ElasticQuota, Refusal> {
     let Some(quota) = quota else {
@@ -56,11 +68,8 @@ impl Handler for Mutating {
             if !is_about_quotas(&request) {
                 return Answer::allow();
             }
-            let timer = self
-                .metrics
-                .of("mutate", OBJECT, request.operation.as_str());
-            let timer = timer.start(PLUGIN);
-            match timer.stop(self.fill(request)) {
+            let operation = request.operation;
+            match timed(&self.metrics, "mutate", operation, || self.fill(request)) {
                 Ok(answer) => answer,
                 Err(refusal) => Answer::deny(400, refusal.0),
             }
@@ -117,15 +126,14 @@ impl Handler for Validating {
             if !is_about_quotas(&request) {
                 return Answer::allow();
             }
-            let timer = self
-                .metrics
-                .of("validate", OBJECT, request.operation.as_str());
-            let timer = timer.start(PLUGIN);
-            match timer.stop(self.check(&request)) {
+            let operation = request.operation;
+            match timed(&self.metrics, "validate", operation, || {
+                self.check(&request)
+            }) {
                 Ok(()) => Answer::allow(),
                 Err(refusal) => {
                     let (namespace, name) = (&request.namespace, &request.name);
-                    let operation = request.operation.as_str();
+                    let operation = operation.as_str();
                     tracing::info!(namespace, name, operation, %refusal, "quota refused");
                     Answer::deny(400, refusal.0)
                 }

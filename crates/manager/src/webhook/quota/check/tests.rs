@@ -75,10 +75,11 @@ fn relatives_limit_the_same_resources() {
         words["parent"] = json!("temp");
         quota("temp-bu1", words)
     };
+    let pair = |of_parent: Value, of_child: Value| vec![parent(of_parent), child(of_child)];
     // (the relatives, which of them is written, whether children may have fewer keys, allowed)
     let rows = [
         (
-            vec![parent(json!({"max": big})), child(json!({"max": big}))],
+            pair(json!({"max": big}), json!({"max": big})),
             0,
             false,
             true,
@@ -90,109 +91,79 @@ fn relatives_limit_the_same_resources() {
             true,
         ),
         (
-            vec![
-                parent(json!({"max": [10, 120]})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": [10, 120]}), json!({"max": {"cpu": 120}})),
             0,
             false,
             false,
         ),
         (
-            vec![
-                parent(json!({"max": {"cpu": 10}})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": {"cpu": 10}}), json!({"max": {"cpu": 120}})),
             0,
             false,
             true,
         ),
         (
-            vec![
-                parent(json!({"max": [10, 120]})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": [10, 120]}), json!({"max": {"cpu": 120}})),
             0,
             true,
             true,
         ),
         (
-            vec![
-                parent(json!({"max": {"memory": 120}})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(
+                json!({"max": {"memory": 120}}),
+                json!({"max": {"cpu": 120}}),
+            ),
             0,
             true,
             false,
         ),
         (
-            vec![
-                parent(json!({"max": [10, 120]})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": [10, 120]}), json!({"max": {"cpu": 120}})),
             1,
             false,
             false,
         ),
         (
-            vec![
-                parent(json!({"max": {"cpu": 10}})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": {"cpu": 10}}), json!({"max": {"cpu": 120}})),
             1,
             false,
             true,
         ),
         (
-            vec![
-                parent(json!({"max": [10, 120]})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(json!({"max": [10, 120]}), json!({"max": {"cpu": 120}})),
             1,
             true,
             true,
         ),
         (
-            vec![
-                parent(json!({"max": {"memory": 120}})),
-                child(json!({"max": {"cpu": 120}})),
-            ],
+            pair(
+                json!({"max": {"memory": 120}}),
+                json!({"max": {"cpu": 120}}),
+            ),
             1,
             true,
             false,
         ),
         (
-            vec![
-                parent(json!({"min": [10, 120]})),
-                child(json!({"min": {"cpu": 120}})),
-            ],
+            pair(json!({"min": [10, 120]}), json!({"min": {"cpu": 120}})),
             1,
             false,
             true,
         ),
         (
-            vec![
-                parent(json!({"min": {"cpu": 10}})),
-                child(json!({"min": [120, 120]})),
-            ],
+            pair(json!({"min": {"cpu": 10}}), json!({"min": [120, 120]})),
             1,
             false,
             false,
         ),
         (
-            vec![
-                parent(json!({"min": [10, 120]})),
-                child(json!({"min": {"cpu": 120}})),
-            ],
+            pair(json!({"min": [10, 120]}), json!({"min": {"cpu": 120}})),
             1,
             true,
             true,
         ),
         (
-            vec![
-                parent(json!({"min": {"cpu": 10}})),
-                child(json!({"min": [120, 120]})),
-            ],
+            pair(json!({"min": {"cpu": 10}}), json!({"min": [120, 120]})),
             1,
             true,
             false,
