@@ -280,7 +280,7 @@ impl Reserved {
             .map_err(|error| AnnotationError::field(annotations, key, "reservedCPUs", &error))?;
         let trims_allocatable = reservation.trims_allocatable();
         let mut amounts = reservation.resources;
-        if !reservation.reserved_cpus.is_empty() {
+        if !cpus.is_empty() {
             // The list names at most 65,537 CPUs.
             let count = Quantity::from_value(i64::try_from(cpus.len()).unwrap_or(i64::MAX));
             amounts.insert(resources::CPU.to_owned(), count);

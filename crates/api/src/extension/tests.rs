@@ -112,6 +112,18 @@ fn node_reservation_counts_its_cpus() {
         let memory = Quantity::from_value(memory << 30);
         assert_eq!(reserved.amount(resources::MEMORY), memory, "{text}");
     }
+    // Upstream ignores these: blanks are read over.
+    for (list, cpu) in [
+        (" 0-1, 4 ", 3000),
+        ("0 - 1", -1),
+        (" ", 10_000),
+        ("", 10_000),
+    ] {
+        let text = format!(r#"{{"resources":{{"cpu":"10"}},"reservedCPUs":"{list}"}}"#);
+        let reserved = read(&text).ok().flatten();
+        let milli = reserved.map_or(-1, |reserved| reserved.amount(resources::CPU).milli_value());
+        assert_eq!(milli, cpu, "{list:?}");
+    }
     assert_eq!(read("").unwrap(), None);
     assert_eq!(Reserved::of(None).unwrap(), None);
     for (policy, trims) in [("", true), ("Default", true), ("ReservedCPUsOnly", false)] {
@@ -122,6 +134,11 @@ fn node_reservation_counts_its_cpus() {
     }
     for (text, field) in [
         (r#"{"reservedCPUs":"3-1"}"#, "field reservedCPUs"),
+        (
+            r#"{"resources":{"memory":"1Gi"},"reservedCPUs":"a-b"}"#,
+            "field reservedCPUs",
+        ),
+        (r#"{"reservedCPUs":"0-99999999"}"#, "field reservedCPUs"),
         (r#"{"resources":{"cpu":"1x"}}"#, "field resources.cpu"),
         ("3-1", "not JSON"),
     ] {

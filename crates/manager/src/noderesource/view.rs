@@ -171,6 +171,8 @@ mod tests {
             "{",
             "{\"reservedCPUs\":\"3-1\"}",
             "{\"reservedCPUs\":\"x\"}",
+            // The whole annotation is ignored, as upstream ignores it.
+            "{\"resources\":{\"cpu\":\"2\",\"memory\":\"1Gi\"},\"reservedCPUs\":\"a-b\"}",
             "{}",
         ] {
             let mut node = Node::default();

@@ -2,6 +2,7 @@ use super::*;
 
 mod numa;
 mod plugins;
+mod rows;
 use crate::config::Strategy;
 use koord_api::annotations;
 use koord_api::resources::{MID_CPU, MID_MEMORY};

@@ -4,13 +4,13 @@ use super::*;
 use crate::facts::Keep;
 use k8s_openapi::api::core::v1::Pod;
 
-fn zone(name: &str, cpu: &str, memory: &str) -> Value {
+pub(super) fn zone(name: &str, cpu: &str, memory: &str) -> Value {
     let resource = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
     json!({"name": name, "type": "Node",
            "resources": [resource("cpu", cpu), resource("memory", memory)]})
 }
 
-fn topology(zones: &Value) -> NodeResourceTopology {
+pub(super) fn topology(zones: &Value) -> NodeResourceTopology {
     serde_json::from_value(json!({
         "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
         "metadata": {"name": "n", "resourceVersion": "7"},

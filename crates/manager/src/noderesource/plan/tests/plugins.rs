@@ -134,6 +134,16 @@ fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
     case.normalization.default_ratio = Some(1.1);
     case.topology = Some(topology(json!({"cpuModel": "YYY"})));
     assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.10")));
+    case.normalization.ratio_model.clear();
+    assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.10")));
+    // The model's own goes before it.
+    let mut case = normalised(false, false);
+    case.normalization.default_ratio = Some(3.5);
+    assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.50")));
+    // A model that is listed without what is switched on has it, too.
+    let models = &mut case.normalization.ratio_model;
+    models.get_mut("XXX CPU").unwrap().base_ratio = None;
+    assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("3.50")));
 }
 
 #[test]
@@ -249,4 +259,108 @@ fn rdma_counts_a_hundred_for_each_healthy_adapter() {
     ));
     let allocatable = &case.plan().status.unwrap()["status"]["allocatable"];
     assert_eq!(allocatable, &json!({resources::RDMA: "200"}));
+}
+
+#[test]
+fn factors_and_the_cpus_ratio_multiply() {
+    for (ratio, given, want) in [
+        (1.22, json!({}), Some("{\"cpu\":1.22}")),
+        (1.0, json!({}), None),
+        (
+            1.0,
+            json!({"cpu": 1.1, "memory": 2.1}),
+            Some("{\"cpu\":1.10,\"memory\":2.10}"),
+        ),
+        (
+            1.2,
+            json!({"cpu": 1.5, "memory": 2.5}),
+            Some("{\"cpu\":1.80,\"memory\":2.50}"),
+        ),
+        (
+            1.5,
+            json!({"memory": 3.5}),
+            Some("{\"cpu\":1.50,\"memory\":3.50}"),
+        ),
+        (
+            1.5,
+            json!({"memory": 3.5, "storage": 1.8}),
+            Some("{\"cpu\":1.50,\"memory\":3.50,\"storage\":1.80}"),
+        ),
+        (
+            1.5,
+            json!({"cpu": 0.8, "memory": 3.5, "storage": 1.8}),
+            Some("{\"cpu\":1.20,\"memory\":3.50,\"storage\":1.80}"),
+        ),
+    ] {
+        let mut case = normalised(false, false);
+        let models = &mut case.normalization.ratio_model;
+        models.get_mut("XXX CPU").unwrap().base_ratio = Some(ratio);
+        case.amplification.enable = Some(true);
+        case.amplification.resource_amplification_ratio =
+            serde_json::from_value(given.clone()).unwrap();
+        let plan = case.plan();
+        let want = want.map(|text| json!(text));
+        assert_eq!(annotation(&plan, FACTORS), want.as_ref(), "{ratio} {given}");
+    }
+    for given in [
+        json!({"cpu": 0.5, "memory": 3.5, "storage": 1.8}),
+        json!({"memory": 3.5, "storage": 0.5}),
+    ] {
+        let mut case = normalised(false, false);
+        case.amplification.enable = Some(true);
+        case.amplification.resource_amplification_ratio =
+            serde_json::from_value(given.clone()).unwrap();
+        let plan = case.plan();
+        assert_eq!(annotation(&plan, FACTORS), None, "{given}");
+        let failed = plan
+            .fared
+            .iter()
+            .find(|(name, _)| *name == "ResourceAmplification");
+        assert!(failed.unwrap().1.is_err(), "{given}");
+    }
+}
+
+/// What upstream's tables have of two devices: by vendor, labels and the gate of shared GPUs.
+#[test]
+fn devices_by_vendor_and_labels() {
+    let gpu = |memory: &str| {
+        json!({"type": "gpu", "health": true, "resources": {resources::GPU_CORE: "100",
+            resources::GPU_MEMORY: memory, resources::GPU_MEMORY_RATIO: "100"}})
+    };
+    let npu = |memory: &str| {
+        json!({"type": "gpu", "health": true, "resources": {resources::HUAWEI_NPU_CORE: "20",
+            resources::HUAWEI_NPU_CPU: "20", resources::HUAWEI_NPU_DVPP: "100",
+            resources::GPU_MEMORY: memory, resources::GPU_MEMORY_RATIO: "100"}})
+    };
+    let gpus = json!({resources::GPU: "200", resources::GPU_CORE: "200",
+        resources::GPU_MEMORY: "18k", resources::GPU_MEMORY_RATIO: "200"});
+    let npus = json!({resources::HUAWEI_NPU_CORE: "40", resources::HUAWEI_NPU_CPU: "40",
+        resources::HUAWEI_NPU_DVPP: "200", resources::GPU_MEMORY: "18k",
+        resources::GPU_MEMORY_RATIO: "200"});
+    let nvidia = json!({labels::NODE_GPU_VENDOR: "nvidia", labels::NODE_GPU_MODEL: "A100",
+        labels::NODE_GPU_DRIVER_VERSION: "480"});
+    let huawei = json!({labels::NODE_GPU_VENDOR: "huawei", labels::NODE_GPU_MODEL: "Ascend-910"});
+    let two = |one: &dyn Fn(&str) -> Value| json!([one("8000"), one("10000")]);
+    for (given, devices, amounts, copied) in [
+        (nvidia.clone(), two(&gpu), &gpus, Some(nvidia)),
+        (huawei.clone(), two(&npu), &npus, Some(huawei)),
+        (json!({}), two(&gpu), &gpus, None),
+        (json!({"anything": "anything"}), two(&gpu), &gpus, None),
+    ] {
+        for share_gpus in [false, true] {
+            let mut case = with("GPUDeviceResource");
+            case.share_gpus = share_gpus;
+            case.device = Some(device(given.clone(), devices.clone()));
+            let plan = case.plan();
+            let mut want = amounts.clone();
+            if share_gpus {
+                want[resources::GPU_SHARED] = json!("200");
+            }
+            let status = &plan.status.as_ref().unwrap()["status"];
+            assert_eq!(status["allocatable"], want, "{given}");
+            assert_eq!(status["capacity"], want, "{given}");
+            let labels = plan.meta.as_ref().map(|meta| &meta["metadata"]["labels"]);
+            assert_eq!(labels, copied.as_ref(), "{given}");
+        }
+    }
 }
