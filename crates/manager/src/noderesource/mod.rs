@@ -28,6 +28,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use plan::{Input, Reset};
 pub(crate) use plugins::{Draft, normalised, numbered, third_parties};
@@ -115,6 +116,17 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
+/// How long after somebody else wrote a NodeResourceTopology its zones are planned again.
+const OUTDATED: Duration = Duration::from_secs(1);
+
+/// What became of the zones of a NodeResourceTopology.
+enum Zones {
+    /// They are written, or nothing was to be.
+    Settled,
+    /// Somebody else was faster: they are to be planned from what is there now.
+    Outdated,
+}
+
 /// The controller's own state: when each node was last brought up to date.
 struct Resources {
     replica: Arc<Replica>,
@@ -195,8 +207,11 @@ impl Resources {
             .metrics
             .noderesource_reconcile
             .count(result.is_ok(), "reconcileNodeResource");
-        result?;
-        Ok(plan.recheck.map_or(Outcome::Done, Outcome::Again))
+        match result? {
+            Zones::Settled => Ok(plan.recheck.map_or(Outcome::Done, Outcome::Again)),
+            // The cache has what somebody else wrote by then.
+            Zones::Outdated => Ok(Outcome::Again(OUTDATED)),
+        }
     }
 
     fn report(&self, node: &str, plan: &Plan) {
@@ -221,17 +236,17 @@ impl Resources {
         }
     }
 
-    async fn apply(&self, node: &str, plan: &Plan) -> Result<(), crate::Error> {
+    async fn apply(&self, node: &str, plan: &Plan) -> Result<Zones, crate::Error> {
         let client = &self.replica.client;
+        let mut zones = Zones::Settled;
         if let Some(change) = &plan.topology {
             let topologies = koord_kube::Api::<NodeResourceTopology>::all(client.clone());
             let written = patch::merge(&topologies, node, change).await;
-            // Whoever was faster brings the node back here.
-            if let Err(error) = written
-                && !patch::is_conflict(&error)
-                && !patch::is_not_found(&error)
-            {
-                return Err(error.into());
+            match written {
+                // What somebody else changed there may be nothing that brings the node back here.
+                Err(error) if patch::is_conflict(&error) => zones = Zones::Outdated,
+                Err(error) if !patch::is_not_found(&error) => return Err(error.into()),
+                _ => {}
             }
         }
         // The API server keeps metadata that comes with a status: one write for both.
@@ -253,12 +268,13 @@ impl Resources {
                 say(node, change, plan.reset.as_ref());
             }
         }
-        if plan.in_sync {
+        // Zones that are still due stay so.
+        if plan.in_sync && matches!(zones, Zones::Settled) {
             self.synced
                 .lock()
                 .insert(node.to_owned(), self.replica.clock.now());
         }
-        Ok(())
+        Ok(zones)
     }
 }
 

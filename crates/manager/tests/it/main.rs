@@ -5,6 +5,7 @@
 mod cluster;
 mod colocation;
 mod deploy;
+mod devices;
 mod flags;
 mod leadership;
 mod metrics;

@@ -1,0 +1,330 @@
+//! What the manager makes of NodeResourceTopologies and Devices, which others write.
+
+use crate::cluster::{Cluster, typed};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::scheduling::Device;
+use koord_api::slo::NodeMetric;
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::{Api, ResourceExt, patch};
+use koord_manager::Options;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const BATCH_CPU: &str = "kubernetes.io/batch-cpu";
+
+fn allocatable(node: &Node, name: &str) -> Option<String> {
+    let status = node.status.as_ref()?;
+    let amount = status.allocatable.as_ref()?.get(name)?;
+    Some(amount.0.clone())
+}
+
+/// A cluster with co-location on, one node of 10 cores, and a manager that knows it.
+async fn started(settings: Value) -> Cluster {
+    let cluster = Cluster::start().await;
+    cluster.configure(settings).await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    cluster.manager(Options::default());
+    cluster
+        .watch::<NodeMetric>()
+        .until("a NodeMetric", |_| Some(()))
+        .await;
+    cluster
+}
+
+fn all_of_it() -> Value {
+    json!({"colocation-config": json!({"enable": true, "cpuReclaimThresholdPercent": 100,
+        "memoryReclaimThresholdPercent": 100}).to_string()})
+}
+
+/// As koordlet writes it: zones of five cores, and an annotation.
+fn topology(model: &str) -> NodeResourceTopology {
+    let amount = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
+    let zone = |name: &str| json!({"name": name, "type": "Node", "resources": [amount("cpu", "5"), amount("memory", "50G")]});
+    let info = json!({"cpuModel": model}).to_string();
+    typed(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha1", "kind": "NodeResourceTopology",
+        "metadata": {"name": "n1", "annotations": {"node.koordinator.sh/cpu-basic-info": info}},
+        "topologyPolicies": ["None"], "zones": [zone("node-0"), zone("node-1")],
+    }))
+}
+
+/// Batch CPU of each zone.
+fn by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
+    let zones = topology.spec.zones.iter();
+    zones
+        .map(|zone| {
+            let found = zone
+                .resources
+                .iter()
+                .find(|found| found.name == BATCH_CPU)?;
+            Some(found.available.to_string())
+        })
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
+    let cluster = started(all_of_it()).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let bound = json!({"numaNodeResources": [{"node": 1}]}).to_string();
+    let pod = json!({
+        "metadata": {"name": "web", "labels": {"koordinator.sh/qosClass": "LS"},
+            "annotations": {"scheduling.koordinator.sh/resource-status": bound}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i",
+            "resources": {"requests": {"cpu": "2", "memory": "20G"}}}]},
+    });
+    pods.create(&PostParams::default(), &typed(pod))
+        .await
+        .unwrap();
+    cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+    let objects: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
+    objects
+        .create(&PostParams::default(), &topology("M"))
+        .await
+        .unwrap();
+    let mut topologies = cluster.watch::<NodeResourceTopology>();
+    let mut zones = async |what: &str, want: [&str; 2]| {
+        topologies
+            .until(what, |topology| {
+                by_zone(topology)
+                    .is_some_and(|zones| zones == want)
+                    .then(|| topology.clone())
+            })
+            .await
+    };
+    // 5 − 0.5, and 5 − 0.5 − 2 where the pod is bound.
+    let written = zones("batch of the zones", ["4500", "2500"]).await;
+    let annotations = written.metadata.annotations.clone().unwrap();
+    assert!(annotations.contains_key("node.koordinator.sh/cpu-basic-info"));
+    let names: Vec<_> = written.spec.zones[0]
+        .resources
+        .iter()
+        .map(|r| &*r.name)
+        .collect();
+    assert_eq!(
+        names,
+        ["cpu", BATCH_CPU, "kubernetes.io/batch-memory", "memory"]
+    );
+
+    // Koordlet writes what it knows of, batch resources not among it: they come back, and its new
+    // annotation stays.
+    let mut anew = topology("M");
+    anew.metadata
+        .annotations
+        .get_or_insert_default()
+        .insert("pools".into(), "0-3".into());
+    anew.metadata.resource_version = written.metadata.resource_version;
+    objects
+        .replace("n1", &PostParams::default(), &anew)
+        .await
+        .unwrap();
+    cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+    let again = zones("batch of the zones again", ["4500", "2500"]).await;
+    assert_eq!(again.metadata.annotations.unwrap()["pools"], "0-3");
+
+    // It writes while the manager does, all the time: nobody's is lost.
+    for at in 0..20 {
+        let pools = json!({"metadata": {"annotations": {"pools": at.to_string()}}});
+        patch::merge(&objects, "n1", &pools).await.unwrap();
+        let system = if at % 2 == 0 { "5" } else { "1" };
+        cluster.report("n1", ("3", "30G"), (system, "10G")).await;
+        tokio::time::advance(Duration::from_millis(3)).await;
+    }
+    let calm = zones("the last report's zones", ["4500", "2500"]).await;
+    assert_eq!(calm.metadata.annotations.unwrap()["pools"], "19");
+    // When both rest, nothing is written any more.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let rest = objects.get("n1").await.unwrap().metadata.resource_version;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let later = objects.get("n1").await.unwrap().metadata.resource_version;
+    assert_eq!(rest, later);
+
+    // Co-location off: the zones are emptied.
+    cluster
+        .configure(json!({"colocation-config": "{\"enable\": false}"}))
+        .await;
+    zones("empty zones", ["0", "0"]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn devices_come_and_go_on_the_node() {
+    let cluster = started(all_of_it()).await;
+    let devices: Api<Device> = Api::all(cluster.client.clone());
+    let gpu = |health: bool, minor: i32| {
+        json!({"type": "gpu", "health": health, "minor": minor, "resources": {
+            "koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "16Gi",
+            "koordinator.sh/gpu-memory-ratio": "100"}})
+    };
+    let device = |devices: Value| -> Device {
+        typed(json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+            "metadata": {"name": "n1", "labels": {"node.koordinator.sh/gpu-model": "A100"}},
+            "spec": {"devices": devices},
+        }))
+    };
+    let rdma = json!({"type": "rdma", "health": true, "minor": 0});
+    let both = device(json!([gpu(true, 0), gpu(true, 1), rdma]));
+    devices.create(&PostParams::default(), &both).await.unwrap();
+    let mut nodes = cluster.watch::<Node>();
+    let mut shows = async |what: &str, want: [Option<&str>; 3]| {
+        nodes
+            .until(what, |node| {
+                let names = [
+                    "koordinator.sh/gpu",
+                    "koordinator.sh/gpu-memory",
+                    "koordinator.sh/rdma",
+                ];
+                let shown = names.map(|name| allocatable(node, name));
+                (shown.each_ref().map(Option::as_deref) == want).then(|| node.clone())
+            })
+            .await
+    };
+    let node = shows("both kinds", [Some("200"), Some("32Gi"), Some("100")]).await;
+    assert_eq!(node.labels()["node.koordinator.sh/gpu-model"], "A100");
+    assert_eq!(allocatable(&node, "cpu").as_deref(), Some("10"));
+
+    let sick = json!({"spec": {"devices": [gpu(true, 0), gpu(false, 1)]}});
+    patch::merge(&devices, "n1", &sick).await.unwrap();
+    shows("one GPU, no RDMA", [Some("100"), Some("16Gi"), None]).await;
+
+    // Of another vendor.
+    let npu = json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": "huawei",
+            "node.koordinator.sh/gpu-model": "Ascend-910"}},
+        "spec": {"devices": [{"type": "gpu", "health": true, "minor": 0,
+            "resources": {"huawei.com/npu-core": "20"}}]}});
+    patch::merge(&devices, "n1", &npu).await.unwrap();
+    let node = nodes_until(&cluster, "the NPU", |node| {
+        allocatable(node, "huawei.com/npu-core").as_deref() == Some("20")
+            && node
+                .labels()
+                .get("node.koordinator.sh/gpu-model")
+                .map(String::as_str)
+                == Some("Ascend-910")
+    })
+    .await;
+    assert_eq!(node.labels()["node.koordinator.sh/gpu-vendor"], "huawei");
+
+    devices
+        .delete("n1", &DeleteParams::default())
+        .await
+        .unwrap();
+    let node = shows("no device", [None, None, None]).await;
+    assert_eq!(allocatable(&node, "huawei.com/npu-core"), None);
+    // Labels stay, as upstream's.
+    assert!(node.labels().contains_key("node.koordinator.sh/gpu-model"));
+}
+
+async fn nodes_until(cluster: &Cluster, what: &str, accept: impl Fn(&Node) -> bool) -> Node {
+    let mut nodes = cluster.watch::<Node>();
+    nodes
+        .until(what, |node| accept(node).then(|| node.clone()))
+        .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
+    let ratios = json!({"enable": true, "ratioModel": {"M": {"baseRatio": 1.2}}});
+    let mut settings = all_of_it();
+    settings["cpu-normalization-config"] = json!(ratios.to_string());
+    let factors = json!({"enable": true, "resourceAmplificationRatio": {"memory": 1.5}});
+    settings["resource-amplification-config"] = json!(factors.to_string());
+    let cluster = started(settings.clone()).await;
+    let objects: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
+    objects
+        .create(&PostParams::default(), &topology("M"))
+        .await
+        .unwrap();
+    cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+    // (10 − 1) × 1.2
+    let node = nodes_until(&cluster, "normalised batch", |node| {
+        allocatable(node, BATCH_CPU).as_deref() == Some("10800")
+    })
+    .await;
+    let annotations = node.annotations();
+    assert_eq!(
+        annotations["node.koordinator.sh/cpu-normalization-ratio"],
+        "1.20"
+    );
+    assert_eq!(
+        annotations["node.koordinator.sh/resource-amplification-ratio"],
+        "{\"cpu\":1.20,\"memory\":1.50}"
+    );
+    let mut topologies = cluster.watch::<NodeResourceTopology>();
+    topologies
+        .until("normalised zones", |topology| {
+            by_zone(topology).filter(|zones| zones == &["5400", "5400"])
+        })
+        .await;
+    // Another machine, and a model that is not listed: what is there stays. Off: 1.00, no factors.
+    patch::merge(
+        &objects,
+        "n1",
+        &json!({"metadata": {"annotations":
+        {"node.koordinator.sh/cpu-basic-info": "{\"cpuModel\":\"other\"}"}}}),
+    )
+    .await
+    .unwrap();
+    cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+    settings["cpu-normalization-config"] = json!("{\"enable\": false}");
+    settings["resource-amplification-config"] = json!("{\"enable\": false}");
+    cluster.configure(settings).await;
+    let node = nodes_until(&cluster, "no normalization", |node| {
+        node.annotations()["node.koordinator.sh/cpu-normalization-ratio"] == "1.00"
+            && allocatable(node, BATCH_CPU).as_deref() == Some("9k")
+    })
+    .await;
+    let key = "node.koordinator.sh/resource-amplification-ratio";
+    assert!(!node.annotations().contains_key(key));
+}
+
+/// A new leader finds forty nodes that are nearly right: their writes are spread over the time after
+/// which small changes are due.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_does_not_write_all_nodes_at_once() {
+    let cluster = Cluster::start().await;
+    cluster.configure(all_of_it()).await;
+    let count = 40;
+    let name = |at: usize| format!("n{at}");
+    for at in 0..count {
+        cluster.add_node(&name(at), json!({}), "10", "100G").await;
+        // 9,000 is right.
+        let near = json!({BATCH_CPU: "9100", "kubernetes.io/batch-memory": "90G",
+            "kubernetes.io/mid-cpu": "0", "kubernetes.io/mid-memory": "0"});
+        let status = json!({"status": {"capacity": near, "allocatable": near}});
+        patch::merge_node_status(&cluster.client, &name(at), &status)
+            .await
+            .unwrap();
+    }
+    // Reports are there before the manager is.
+    let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
+    for at in 0..count {
+        let metric: NodeMetric = typed(json!({
+            "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
+            "metadata": {"name": name(at)}, "spec": {}}));
+        metrics
+            .create(&PostParams::default(), &metric)
+            .await
+            .unwrap();
+        cluster.report(&name(at), ("3", "30G"), ("1", "10G")).await;
+    }
+    cluster.manager(Options::default());
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let mut written = Vec::new();
+    // No further report: time alone brings each node back.
+    for _ in 0..13 {
+        tokio::time::sleep(Duration::from_secs(25)).await;
+        let list = nodes.list(&Default::default()).await.unwrap().items;
+        let right = list
+            .iter()
+            .filter(|node| allocatable(node, BATCH_CPU).as_deref() == Some("9k"));
+        written.push(right.count());
+    }
+    assert_eq!(written.last(), Some(&count), "{written:?}");
+    let steps: Vec<_> = std::iter::once(0).chain(written.iter().copied()).collect();
+    let most = steps.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(most <= Some(count / 3), "{written:?}");
+    let distinct: BTreeSet<_> = written.iter().collect();
+    assert!(distinct.len() >= 6, "{written:?}");
+}
