@@ -5,6 +5,7 @@
     reason = "a test's helpers fail the test"
 )]
 
+mod containerd;
 mod frames;
 #[path = "../../examples/generate.rs"]
 mod generate;

@@ -1,0 +1,364 @@
+//! The stub and the clients against a real containerd, which `bench/containerd` makes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use koord_host::testing::skip;
+use koord_rpc::cri;
+use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
+use koord_rpc::grpc::{MESSAGE_LIMIT, connect};
+use koord_rpc::nri::{
+    Container, ContainerAdjustment, ContainerUpdate, Event, Handler, KeyValue,
+    LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxMemory, LinuxResources,
+    OptionalInt64, OptionalUInt64, PodSandbox, Reply, Seen, Settings, Socket, Stub,
+    UpdateContainersRequest, events_named,
+};
+use koord_rpc::ttrpc::Options;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+const IMAGE: &str = "koord.local/busybox:1";
+
+/// Gives every container the current quota, and notes what it is told.
+struct Quota {
+    quota: AtomicI64,
+    told: mpsc::UnboundedSender<String>,
+}
+
+impl Quota {
+    fn resources(&self) -> LinuxResources {
+        LinuxResources {
+            cpu: Some(LinuxCpu {
+                quota: Some(OptionalInt64 {
+                    value: self.quota.load(Ordering::SeqCst),
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn update(&self, id: &str) -> ContainerUpdate {
+        ContainerUpdate {
+            container_id: id.to_owned(),
+            linux: Some(LinuxContainerUpdate {
+                resources: Some(self.resources()),
+            }),
+            ignore_failure: false,
+        }
+    }
+
+    fn tell(&self, text: String) {
+        let _ = self.told.send(text);
+    }
+}
+
+impl Handler for Quota {
+    fn synchronize(&self, pods: &[PodSandbox], containers: &[Container]) -> Vec<ContainerUpdate> {
+        self.tell(format!("synchronize {} {}", pods.len(), containers.len()));
+        containers
+            .iter()
+            .map(|container| self.update(&container.id))
+            .collect()
+    }
+
+    fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
+        self.tell(format!("create {} {}", pod.name, container.name));
+        let mut resources = self.resources();
+        if let Some(cpu) = &mut resources.cpu {
+            cpu.shares = Some(OptionalUInt64 { value: 1024 });
+        }
+        resources.memory = Some(LinuxMemory {
+            limit: Some(OptionalInt64 { value: 64 << 20 }),
+            ..Default::default()
+        });
+        Ok(Reply {
+            adjust: Some(ContainerAdjustment {
+                // What a peer with a small buffer would stumble over.
+                env: vec![KeyValue {
+                    key: "LONG".into(),
+                    value: "x".repeat(60_000),
+                }],
+                linux: Some(LinuxContainerAdjustment {
+                    resources: Some(resources),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })
+    }
+
+    fn update(
+        &self,
+        _: &PodSandbox,
+        _: &Container,
+        requested: &LinuxResources,
+    ) -> Result<Vec<ContainerUpdate>, String> {
+        let asked = requested.cpu.as_ref().and_then(|cpu| cpu.quota);
+        self.tell(format!("update {:?}", asked.map(|quota| quota.value)));
+        Ok(vec![self.update("")])
+    }
+
+    fn event(&self, event: Event, pod: &PodSandbox, _: Option<&Container>) -> Result<(), String> {
+        self.tell(format!("{event:?} {}", pod.name));
+        Ok(())
+    }
+
+    fn seen(&self, seen: &Seen) {
+        match seen {
+            Seen::Connected => self.tell("connected".to_owned()),
+            Seen::Lost(..) => self.tell("lost".to_owned()),
+            Seen::Answered(..) => {}
+        }
+    }
+}
+
+/// A containerd of our own, which ends with what it runs when this is dropped.
+struct Containerd {
+    script: PathBuf,
+    directory: PathBuf,
+    run: tempfile::TempDir,
+    group: String,
+}
+
+impl Containerd {
+    fn command(&self, verb: &str) {
+        let mut command = Command::new(&self.script);
+        command.arg(verb).arg(&self.directory).arg(self.run.path());
+        let status = command.status().unwrap();
+        assert!(status.success(), "bench/containerd {verb}: {status}");
+    }
+
+    fn kill(&self) {
+        let pid = std::fs::read_to_string(self.run.path().join("pid")).unwrap();
+        let killed = Command::new("kill")
+            .args(["-9", pid.trim()])
+            .status()
+            .unwrap();
+        assert!(killed.success());
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.run.path().join(name)
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        let mut command = Command::new(&self.script);
+        let _ = command
+            .arg("stop")
+            .arg(&self.directory)
+            .arg(self.run.path())
+            .status();
+        for hierarchy in std::fs::read_dir("/sys/fs/cgroup")
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let _ = std::fs::remove_dir(hierarchy.path().join(&self.group));
+        }
+    }
+}
+
+fn file(group: &str, id: &str, controller: &str, name: &str) -> i64 {
+    let path = format!("/sys/fs/cgroup/{controller}/{group}/{id}/{name}");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    text.trim().parse().unwrap()
+}
+
+/// Waits for this message; what comes before it is of no matter.
+async fn until(told: &mut mpsc::UnboundedReceiver<String>, expected: &str) {
+    let waiting = async { while told.recv().await.expect("the stub runs") != expected {} };
+    let limit = Duration::from_secs(120);
+    assert!(
+        tokio::time::timeout(limit, waiting).await.is_ok(),
+        "no {expected:?}"
+    );
+}
+
+fn sandbox(group: &str) -> cri::PodSandboxConfig {
+    cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: "web".into(),
+            uid: group.into(),
+            namespace: "default".into(),
+            attempt: 0,
+        }),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: format!("/{group}"),
+            security_context: Some(cri::LinuxSandboxSecurityContext {
+                namespace_options: Some(cri::NamespaceOption {
+                    network: cri::NamespaceMode::Node as i32,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
+    let Some(directory) = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from) else {
+        return skip(
+            "containerd",
+            "KOORD_CONTAINERD names no directory of bench/containerd",
+        );
+    };
+    if !Path::new("/sys/fs/cgroup/cpu").is_dir() {
+        return skip(
+            "cgroup-v1",
+            "the files that are looked at are those of cgroup v1",
+        );
+    }
+    let group = format!("koord-rpc-{}", std::process::id());
+    let containerd = Containerd {
+        script: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/containerd"),
+        directory,
+        run: tempfile::tempdir().unwrap(),
+        group: group.clone(),
+    };
+    containerd.command("start");
+
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let handler = Arc::new(Quota {
+        quota: AtomicI64::new(50_000),
+        told: tell,
+    });
+    let events = ["RunPodSandbox,CreateContainer,UpdateContainer"];
+    let mut settings = Settings::new("koord-test", "00", events_named(events).unwrap());
+    settings.socket = Socket::Path(containerd.socket("nri.sock"));
+    let stub = Arc::new(Stub::new(settings, Arc::clone(&handler)).unwrap());
+    let (stop, running) = (CancellationToken::new(), Arc::clone(&stub));
+    let until_stop = stop.clone();
+    let running = tokio::spawn(async move { running.run(until_stop).await });
+    until(&mut told, "connected").await;
+
+    let mut runtime = RuntimeServiceClient::new(connect(containerd.socket("containerd.sock")))
+        .max_decoding_message_size(MESSAGE_LIMIT);
+    let config = sandbox(&group);
+    let request = cri::RunPodSandboxRequest {
+        config: Some(config.clone()),
+        ..Default::default()
+    };
+    let pod = runtime
+        .run_pod_sandbox(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_sandbox_id;
+    until(&mut told, "RunPodSandbox web").await;
+    let request = cri::CreateContainerRequest {
+        pod_sandbox_id: pod.clone(),
+        config: Some(cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata {
+                name: "main".into(),
+                attempt: 0,
+            }),
+            image: Some(cri::ImageSpec {
+                image: IMAGE.into(),
+                ..Default::default()
+            }),
+            command: vec!["/bin/sleep".into(), "1000".into()],
+            linux: Some(cri::LinuxContainerConfig {
+                resources: Some(cri::LinuxContainerResources {
+                    cpu_shares: 2,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        sandbox_config: Some(config),
+    };
+    let id = runtime
+        .create_container(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .container_id;
+    until(&mut told, "create web main").await;
+    let request = cri::StartContainerRequest {
+        container_id: id.clone(),
+    };
+    runtime.start_container(request).await.unwrap();
+    let cpu = |name: &str| file(&group, &id, "cpu", name);
+    assert_eq!(cpu("cpu.cfs_quota_us"), 50_000);
+    assert_eq!(cpu("cpu.shares"), 1024);
+    assert_eq!(
+        file(&group, &id, "memory", "memory.limit_in_bytes"),
+        64 << 20
+    );
+    let request = cri::ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: vec!["/bin/sh".into(), "-c".into(), "echo ${#LONG}".into()],
+        timeout: 60,
+    };
+    let output = runtime
+        .exec_sync(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .stdout;
+    assert_eq!(output, b"60000\n");
+
+    // What the kubelet asks for is replaced, for the right container.
+    handler.quota.store(70_000, Ordering::SeqCst);
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(cri::LinuxContainerResources {
+            cpu_period: 100_000,
+            cpu_quota: 30_000,
+            cpu_shares: 512,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    runtime.update_container_resources(request).await.unwrap();
+    until(&mut told, "update Some(30000)").await;
+    assert_eq!((cpu("cpu.cfs_quota_us"), cpu("cpu.shares")), (70_000, 512));
+
+    // Outside of any event.
+    handler.quota.store(90_000, Ordering::SeqCst);
+    let plugin = stub.runtime().borrow().clone().unwrap();
+    let request = UpdateContainersRequest {
+        update: vec![handler.update(&id)],
+        evict: Vec::new(),
+    };
+    let options = Options::within(Duration::from_secs(60));
+    let answer = plugin.update_containers(&request, &options).await.unwrap();
+    assert!(answer.failed.is_empty(), "{answer:?}");
+    assert_eq!(cpu("cpu.cfs_quota_us"), 90_000);
+    drop(plugin);
+
+    // Killed and started again, it has what runs synchronized.
+    handler.quota.store(40_000, Ordering::SeqCst);
+    containerd.kill();
+    until(&mut told, "lost").await;
+    containerd.command("start");
+    until(&mut told, "synchronize 1 1").await;
+    until(&mut told, "connected").await;
+    // It applies the answer after it has it, and says to nobody when that was.
+    let quota = format!("/sys/fs/cgroup/cpu/{group}/{id}/cpu.cfs_quota_us");
+    let applied = async {
+        while std::fs::read_to_string(&quota).unwrap().trim() != "40000" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), applied)
+        .await
+        .unwrap();
+    let request = cri::StopPodSandboxRequest {
+        pod_sandbox_id: pod,
+    };
+    runtime.stop_pod_sandbox(request).await.unwrap();
+    stop.cancel();
+    running.await.unwrap();
+}
