@@ -3,6 +3,7 @@
 mod burst;
 mod koordlet;
 mod levers;
+mod manager;
 mod recommend;
 mod scheduler;
 mod service;
@@ -33,6 +34,8 @@ pub enum Command {
     Apiserver(ApiserverArgs),
     /// How many pods the scheduler places per second, and what that costs.
     Scheduler(scheduler::Args),
+    /// What koord-manager costs: its webhooks and its controllers.
+    Manager(Box<manager::Args>),
     /// What the recommender recommends for traces, beside simpler rules, and its memory.
     Recommend(recommend::Args),
     /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
@@ -110,7 +113,8 @@ async fn api_server(
 /// # Errors
 /// When the fixture cannot be made or the file cannot be written.
 pub fn main(command: Command) -> Result<()> {
-    cluster::init_logging("warn");
+    // That certificates made here are not verified is no news.
+    cluster::init_logging("warn,kube_client::client::tls=error");
     cluster::install_crypto_provider();
     match command {
         Command::Scheduler(args) => {
@@ -129,6 +133,10 @@ pub fn main(command: Command) -> Result<()> {
             let report = levers::run(&args)?;
             console::say(levers::text(&report).trim_end());
             store(&report, args.json.as_deref())
+        }
+        Command::Manager(args) => {
+            let report = manager::run(&args)?;
+            publish(&report, args.json.as_deref())
         }
         Command::Recommend(args) => {
             let report = recommend::run(&args)?;

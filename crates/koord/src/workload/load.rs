@@ -246,7 +246,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     clippy::cast_sign_loss,
     reason = "seconds of a demo"
 )]
-fn nanos(seconds: f64) -> u64 {
+pub(crate) fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
@@ -255,7 +255,7 @@ fn micros(nanoseconds: u64) -> f64 {
     (nanoseconds as f64 / 100.0).round() / 10.0
 }
 
-fn new_histogram() -> Histogram<u64> {
+pub(crate) fn new_histogram() -> Histogram<u64> {
     // One nanosecond to one minute at three digits, the bounds the crate documents as valid.
     #[allow(clippy::expect_used, reason = "constant arguments")]
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds are valid")
@@ -333,7 +333,7 @@ pub fn wake_lag_us(probes: u32) -> f64 {
     probe.join().unwrap_or(f64::INFINITY)
 }
 
-fn sleep_until(due: u64) {
+pub(crate) fn sleep_until(due: u64) {
     let target = Timespec {
         tv_sec: i64::try_from(due / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(due % 1_000_000_000).unwrap_or(0),

@@ -108,10 +108,15 @@ pub(super) fn pods(count: u32, containers: u32) -> Vec<Value> {
     (0..count).map(|index| pod(index, containers)).collect()
 }
 
+/// The name of pod `index`.
+pub(in crate::bench) fn pod_name(index: u32) -> String {
+    format!("service-{index}-7d9c6bd5f-x{index:04}")
+}
+
 pub(in crate::bench) fn pod(index: u32, containers: u32) -> Value {
     let shape = Shape::of(index);
     let batch = shape.is_batch();
-    let name = format!("service-{index}-7d9c6bd5f-x{index:04}");
+    let name = pod_name(index);
     let since = "2026-01-01T00:00:00Z";
     let (class, priority, qos) = if batch {
         ("koord-batch", 5500, "BE")

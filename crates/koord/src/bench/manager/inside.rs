@@ -1,0 +1,123 @@
+//! What the webhooks cost where the API server asks them in its own process, as in `koord up`.
+
+use super::Args;
+use super::objects::{self, Cluster};
+use crate::webhooks;
+use anyhow::{Context as _, Result, ensure};
+use koord_app::Context;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Turns of each server, after one that warms it up.
+const ROUNDS: usize = 10;
+/// Different pods; each is sent once in a turn.
+const PODS: u32 = 1000;
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    profiles: u32,
+    quotas: u32,
+    /// Median of the creations of a pod by one task, as dry runs, without webhooks, microseconds.
+    without_us: f64,
+    /// The same from a server that asks all webhooks of pods.
+    with_us: f64,
+    /// The difference.
+    pub(super) added_us: f64,
+    /// The difference of the medians in each turn.
+    added_each_us: Vec<f64>,
+}
+
+/// Measures: two servers with the same objects, in turns.
+///
+/// # Errors
+/// A server does not start, or the webhooks do not do what the profiles say.
+pub(super) async fn run(args: &Args) -> Result<Report> {
+    let dirs = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let [without, with] = &dirs;
+    let plain = cluster(args, without.path()).await?;
+    let asking = cluster(args, with.path()).await?;
+    let mut options = koord_manager::Options::default();
+    options.webhooks = webhooks::connect(&asking.server, &asking.client, &options.gates).await?;
+    let context = Context::new();
+    let stop = context.shutdown.clone();
+    let manager = tokio::spawn(koord_manager::run(options, asking.client.clone(), context));
+    let pods: Vec<String> = objects::new_pods(PODS, args)
+        .into_iter()
+        .map(|mut pod| {
+            if let Some(metadata) = pod["metadata"].as_object_mut() {
+                metadata.remove("managedFields");
+            }
+            pod.to_string()
+        })
+        .collect();
+    let first = pods.first().context("no pods")?;
+    let made: Value = serde_json::from_str(&create(&asking, first).await?)?;
+    ensure!(
+        made["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE",
+        "the webhooks did not make a batch pod: {made}"
+    );
+
+    let mut all: [Vec<Duration>; 2] = Default::default();
+    let mut added_each_us = Vec::new();
+    for round in 0..=ROUNDS {
+        let mut medians = [0.0; 2];
+        for ((cluster, all), median) in [&plain, &asking]
+            .into_iter()
+            .zip(&mut all)
+            .zip(&mut medians)
+        {
+            let mut took = Vec::with_capacity(pods.len());
+            for pod in &pods {
+                let began = Instant::now();
+                create(cluster, pod).await?;
+                took.push(began.elapsed());
+            }
+            *median = median_us(&mut took);
+            if round > 0 {
+                all.extend(took);
+            }
+        }
+        if round > 0 {
+            added_each_us.push(medians[1] - medians[0]);
+        }
+    }
+    stop.cancel();
+    manager.await??;
+    let [without_us, with_us] = all.each_mut().map(|took| median_us(took));
+    Ok(Report {
+        profiles: args.profiles,
+        quotas: args.quotas,
+        without_us,
+        with_us,
+        added_us: with_us - without_us,
+        added_each_us,
+    })
+}
+
+async fn cluster(args: &Args, work: &std::path::Path) -> Result<Cluster> {
+    let cluster = Cluster::start(work).await?;
+    cluster.add_profiles(args.profiles).await?;
+    cluster.add_quotas(args.quotas).await?;
+    Ok(cluster)
+}
+
+async fn create(cluster: &Cluster, pod: &str) -> Result<String> {
+    let path = format!(
+        "/api/v1/namespaces/{}/pods?dryRun=All",
+        crate::bench::koordlet::objects::NAMESPACE
+    );
+    let post = http::Request::post(path).header("content-type", "application/json");
+    let made = cluster
+        .client
+        .request_text(post.body(pod.as_bytes().to_vec())?);
+    made.await.context("creating a pod")
+}
+
+fn median_us(took: &mut [Duration]) -> f64 {
+    took.sort_unstable();
+    let middle = took.get(took.len() / 2).copied().unwrap_or_default();
+    middle.as_secs_f64() * 1e6
+}

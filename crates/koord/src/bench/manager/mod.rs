@@ -1,0 +1,228 @@
+//! `koord bench manager`: what koord-manager costs, seen from outside.
+//!
+//! The manager is a process of its own, ours or Koordinator's, started with the flags that both take. It
+//! finds an API server over HTTPS with a cluster's objects; that server and whoever puts load on it are
+//! this program, so only the manager is in the figures.
+
+mod inside;
+mod nodes;
+mod objects;
+mod process;
+mod recommendations;
+mod webhooks;
+
+use crate::bench::koordlet::meter::Counters;
+use crate::cluster;
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// A part that can be measured by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// Pods' AdmissionReviews over HTTPS.
+    Webhooks,
+    /// Nodes that report, and a change of the settings.
+    Nodes,
+    /// Recommendations with histories, pods and metrics.
+    Recommender,
+    /// Webhooks that the API server of `koord up` asks without a socket.
+    InProcess,
+}
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Measure these parts only, comma-separated.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
+    only: Vec<Part>,
+    /// The manager to measure; else the `koord-manager` beside this program, or the one inside it.
+    #[arg(long, value_name = "PROGRAM")]
+    manager: Option<PathBuf>,
+    /// Pods per second about which both webhooks are asked.
+    #[arg(long, default_value_t = 500.0)]
+    rate: f64,
+    /// Length of each measured window, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// ClusterColocationProfiles.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    profiles: u32,
+    /// ElasticQuotas.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    quotas: u32,
+    /// Nodes that report.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Pods on each of them.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=250))]
+    pods_per_node: u32,
+    /// Seconds between two reports of a node.
+    #[arg(long, default_value_t = 60.0)]
+    interval: f64,
+    /// Recommendations, of a workload with two pods of three containers each.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    recommendations: u32,
+    /// How often a window is repeated because the machine was busy with something else.
+    #[arg(long, default_value_t = 2)]
+    repeats: u32,
+    /// Keep what the manager logs in this directory.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+impl Args {
+    fn measures(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+}
+
+/// The figures that have a goal, and all others. What was not measured is absent.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// The program that was measured.
+    manager: String,
+    /// 99th percentile of what `/mutate-pod` takes, milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mutate_p99_ms: Option<f64>,
+    /// 99th percentile of what `/validate-pod` takes, milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validate_p99_ms: Option<f64>,
+    /// Cores that the controllers take while nodes report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconcile_cores: Option<f64>,
+    /// Memory of the manager then, MiB.
+    #[serde(rename = "rssMiB", skip_serializing_if = "Option::is_none")]
+    rss_mib: Option<f64>,
+    /// Seconds until a change of the settings has come to every node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config_replan_sec: Option<f64>,
+    /// Memory of a manager with many Recommendations, MiB.
+    #[serde(rename = "recommenderRssMiB", skip_serializing_if = "Option::is_none")]
+    recommender_rss_mib: Option<f64>,
+    /// What the webhooks add to the creation of a pod where they are asked in process, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_process_webhook_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    webhooks: Option<webhooks::Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nodes: Option<nodes::Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recommender: Option<recommendations::Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_process: Option<inside::Report>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The cluster cannot be made, or the manager does not start, ends early or answers wrongly.
+pub(super) fn run(args: &Args) -> Result<Report> {
+    cluster::runtime()?.block_on(async {
+        tokio::select! {
+            report = Box::pin(measure(args)) => report,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    })
+}
+
+async fn measure(args: &Args) -> Result<Report> {
+    let program = process::Program::of(args.manager.as_deref())?;
+    let temporary = tempfile::tempdir().context("temporary directory")?;
+    let work = args.keep.as_deref().unwrap_or(temporary.path());
+    let mut report = Report {
+        manager: program.to_string(),
+        ..Report::default()
+    };
+    if args.measures(Part::Webhooks) {
+        let found = webhooks::run(args, &program, work).await?;
+        report.mutate_p99_ms = Some(found.mutate.p99_ms);
+        report.validate_p99_ms = Some(found.validate.p99_ms);
+        report.webhooks = Some(found);
+    }
+    if args.measures(Part::Nodes) {
+        let found = nodes::run(args, &program, work).await?;
+        report.reconcile_cores = Some(found.cost.cores);
+        report.rss_mib = Some(found.cost.rss_mib);
+        report.config_replan_sec = Some(found.config_replan_sec);
+        report.nodes = Some(found);
+    }
+    if args.measures(Part::Recommender) {
+        let found = recommendations::run(args, &program, work).await?;
+        report.recommender_rss_mib = Some(found.cost.rss_mib);
+        report.recommender = Some(found);
+    }
+    if args.measures(Part::InProcess) {
+        let found = inside::run(args).await?;
+        report.in_process_webhook_us = Some(found.added_us);
+        report.in_process = Some(found);
+    }
+    Ok(report)
+}
+
+/// A process in a window: what it took, and what else the machine did.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Cost {
+    /// Length of the window.
+    seconds: f64,
+    /// CPU time of the manager per second, in cores.
+    cores: f64,
+    /// Its resident set at the end, MiB.
+    #[serde(rename = "rssMiB")]
+    rss_mib: f64,
+    /// The most it was since its start, MiB.
+    #[serde(rename = "peakRssMiB")]
+    peak_rss_mib: f64,
+    /// CPU time of everything but the manager and this program, in percent of the machine.
+    others_percent: f64,
+    /// What the hypervisor took, in percent of the machine.
+    steal_percent: f64,
+}
+
+/// A window that was begun.
+struct Window {
+    machine: crate::bench::koordlet::meter::Machine,
+    manager: Counters,
+    own: Counters,
+    pid: u32,
+}
+
+impl Window {
+    fn begin(pid: u32) -> Result<Self> {
+        Ok(Self {
+            machine: crate::bench::koordlet::meter::Machine::now()?,
+            manager: Counters::of(pid)?,
+            own: Counters::of(std::process::id())?,
+            pid,
+        })
+    }
+
+    fn end(&self) -> Result<Cost> {
+        let manager = Counters::of(self.pid)?;
+        let spent = manager.since(&self.manager);
+        let own = Counters::of(std::process::id())?.since(&self.own);
+        let machine = crate::bench::koordlet::meter::Machine::now()?.since(&self.machine);
+        let known = machine.percent_of(spent.cpu_millicores + own.cpu_millicores);
+        Ok(Cost {
+            seconds: spent.seconds,
+            cores: spent.cpu_millicores / 1000.0,
+            rss_mib: manager.rss_mib(),
+            peak_rss_mib: manager.peak_rss_mib(),
+            others_percent: (machine.busy_percent - known).max(0.0),
+            steal_percent: machine.steal_percent,
+        })
+    }
+}
+
+impl Cost {
+    /// Whether the machine was busy with something else: the window says little then. The limits are
+    /// those of the co-location experiments.
+    fn is_noisy(&self) -> bool {
+        self.others_percent > 4.0 || self.steal_percent > 1.5
+    }
+}

@@ -1,0 +1,307 @@
+//! A cluster of many nodes that report: what the controllers take of the machine, and how long a change
+//! of the settings takes to reach every node.
+
+use super::objects::{self, Cluster};
+use super::process::{Manager, Program};
+use super::{Args, Cost, Window};
+use crate::bench::koordlet::objects as node;
+use crate::cluster::{CONFIG_NAME, CONFIG_NAMESPACE};
+use crate::console;
+use anyhow::{Context as _, Result, bail, ensure};
+use koord_apiserver::store::{Entry, TableId, Watcher};
+use serde::Serialize;
+use serde_json::json;
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// How long the manager has for what it does at its start.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a change of the settings may take.
+const REPLAN: Duration = Duration::from_secs(120);
+/// Without a write for so long, a change of the settings has come everywhere.
+const CALM: Duration = Duration::from_millis(1500);
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(100);
+/// How often the settings change.
+const REPLANS: u32 = 3;
+/// A kubelet writes the status of a node that does not change so many times more rarely than koordlet
+/// reports.
+const HEARTBEATS: u64 = 5;
+/// Reports until the load of a node is where it was.
+const DAY: f64 = 60.0;
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    nodes: u32,
+    pods_per_node: u32,
+    /// Seconds between two reports of a node.
+    interval: f64,
+    /// Seconds from the start of the manager until every node has its NodeMetric and NodeSLO.
+    start_sec: f64,
+    /// CPU seconds that took.
+    start_cpu_sec: f64,
+    /// Reports per second in the window.
+    reports_per_sec: f64,
+    /// Writes of nodes per second in the window, but for the kubelets'.
+    node_writes_per_sec: f64,
+    #[serde(flatten)]
+    pub(super) cost: Cost,
+    /// Windows that were thrown away because the machine was busy with something else.
+    rejected: u32,
+    /// Whether the window that is reported should have been, too.
+    noisy: bool,
+    /// Seconds from the write of the settings until the last node and NodeSLO was written, median.
+    pub(super) config_replan_sec: f64,
+    /// Each of them.
+    replans_sec: Vec<f64>,
+    /// CPU seconds of the manager per change, mean.
+    replan_cpu_sec: f64,
+}
+
+fn nodes_table() -> TableId {
+    TableId::new("", "nodes")
+}
+
+fn slos_table() -> TableId {
+    TableId::new("slo.koordinator.sh", "nodeslos")
+}
+
+/// Measures.
+///
+/// # Errors
+/// The manager does not start, or leaves a node out.
+pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<Report> {
+    let work = work.join("nodes");
+    let cluster = Arc::new(Cluster::start(&work).await?);
+    fill(&cluster, args).await?;
+    cluster.install_webhooks().await?;
+    let began = Instant::now();
+    let mut manager = Manager::start(program, &cluster.kubeconfig, &work, &[]).await?;
+    let metrics = TableId::new("slo.koordinator.sh", "nodemetrics");
+    for table in [&metrics, &slos_table()] {
+        all(&cluster, &mut manager, table, args.nodes, |_| true).await?;
+    }
+    let start_sec = began.elapsed().as_secs_f64();
+    let start_cpu_sec = manager.cpu_seconds();
+
+    let mut reports = JoinSet::new();
+    reports.spawn(report_for_ever(cluster.clone(), args.clone()));
+    let published = |entry: &Entry| {
+        let amount = &entry.value()["status"]["allocatable"]["kubernetes.io/batch-cpu"];
+        amount.is_string() && *amount != "0"
+    };
+    all(
+        &cluster,
+        &mut manager,
+        &nodes_table(),
+        args.nodes,
+        published,
+    )
+    .await?;
+    // One more round, so that what the start left behind is done.
+    tokio::time::sleep(Duration::from_secs_f64(args.interval)).await;
+    let mut rejected = 0;
+    let (cost, node_writes_per_sec) = loop {
+        let mut writes = Watching::of(&cluster, nodes_table())?;
+        let window = Window::begin(manager.pid())?;
+        tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+        manager.alive()?;
+        let cost = window.end()?;
+        let written = writes.count()?;
+        if cost.is_noisy() && rejected < args.repeats {
+            rejected += 1;
+            console::warn(format_args!(
+                "a window is repeated: others {:.1} %, steal {:.1} %",
+                cost.others_percent, cost.steal_percent
+            ));
+            continue;
+        }
+        let kubelets = f64::from(args.nodes) / args.interval / HEARTBEATS as f64;
+        let per_sec = written as f64 / cost.seconds - kubelets;
+        break (cost, per_sec.max(0.0));
+    };
+    // Nobody else writes while the settings change.
+    reports.shutdown().await;
+    let before = manager.cpu_seconds();
+    let mut replans_sec = Vec::new();
+    for round in 1..=REPLANS {
+        replans_sec.push(replan(&cluster, &mut manager, args.nodes, round).await?);
+    }
+    let replan_cpu_sec = (manager.cpu_seconds() - before) / f64::from(REPLANS);
+    let mut sorted = replans_sec.clone();
+    sorted.sort_by(f64::total_cmp);
+    Ok(Report {
+        nodes: args.nodes,
+        pods_per_node: args.pods_per_node,
+        interval: args.interval,
+        start_sec,
+        start_cpu_sec,
+        reports_per_sec: f64::from(args.nodes) / args.interval,
+        node_writes_per_sec,
+        rejected,
+        noisy: cost.is_noisy(),
+        cost,
+        config_replan_sec: sorted.get(sorted.len() / 2).copied().unwrap_or_default(),
+        replans_sec,
+        replan_cpu_sec,
+    })
+}
+
+async fn fill(cluster: &Cluster, args: &Args) -> Result<()> {
+    let nodes = (0..args.nodes).map(objects::node);
+    cluster.create_all("/api/v1/nodes", nodes).await?;
+    let path = format!("/api/v1/namespaces/{}/pods", node::NAMESPACE);
+    let pods = (0..args.nodes * args.pods_per_node)
+        .map(|index| objects::running_pod(index, args.pods_per_node));
+    cluster.create_all(&path, pods).await
+}
+
+/// Waits until `count` objects of a table are `done`; each is looked at until it is.
+pub(super) async fn all(
+    cluster: &Cluster,
+    manager: &mut Manager,
+    table: &TableId,
+    count: u32,
+    done: impl Fn(&Entry) -> bool,
+) -> Result<()> {
+    let mut there: HashSet<Arc<str>> = HashSet::new();
+    let until = Instant::now() + PATIENCE;
+    while there.len() < count as usize {
+        manager.alive()?;
+        if Instant::now() > until {
+            bail!("{table:?}: {} of {count} after {PATIENCE:?}", there.len());
+        }
+        tokio::time::sleep(LOOK).await;
+        let page = cluster.server.store().all(table, None, &|entry| {
+            !there.contains(&entry.key.name) && done(entry)
+        });
+        there.extend(page.iter().map(|entry| entry.key.name.clone()));
+    }
+    Ok(())
+}
+
+/// Every node reports once in an interval, one after the other; as rarely as kubelets do so, its status
+/// is written, too.
+async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
+    let pause = Duration::from_secs_f64(args.interval / f64::from(args.nodes));
+    let mut due = tokio::time::interval(pause);
+    due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+    let mut random = fastrand::Rng::with_seed(1);
+    for round in 0_u64.. {
+        for index in 0..args.nodes {
+            due.tick().await;
+            let name = objects::node_name(index);
+            let load = load_at(index, round);
+            let status = objects::report(
+                index,
+                args.pods_per_node,
+                objects::name_of_running,
+                load,
+                &mut random,
+            );
+            let path = format!("/apis/slo.koordinator.sh/v1alpha1/nodemetrics/{name}/status");
+            cluster.patch(&path, &json!({"status": status})).await?;
+            if (round + u64::from(index)) % HEARTBEATS == 0 {
+                let path = format!("/api/v1/nodes/{name}/status");
+                cluster.patch(&path, &objects::heartbeat()).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The load of a node over its mean: up and down by 40 % in [`DAY`] reports, each node at its own time.
+fn load_at(index: u32, round: u64) -> f64 {
+    let turn = (round as f64 / DAY + f64::from(index % 97) / 97.0) * std::f64::consts::TAU;
+    1.0 + 0.4 * turn.sin()
+}
+
+/// The changes of a table since a point in time.
+struct Watching(Watcher);
+
+impl Watching {
+    fn of(cluster: &Cluster, table: TableId) -> Result<Self> {
+        let store = cluster.server.store();
+        let watcher = store.watch(table, store.revision());
+        Ok(Self(watcher.context("watch")?))
+    }
+
+    /// How many there were.
+    fn count(&mut self) -> Result<u64> {
+        let mut count = 0;
+        while self.0.try_next().map_err(|_| lagged())?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+fn lagged() -> anyhow::Error {
+    anyhow::anyhow!("there were more changes than are kept")
+}
+
+/// Changes the settings, and waits until every node and NodeSLO says so; seconds until the last one did.
+async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32) -> Result<f64> {
+    tokio::time::sleep(CALM).await;
+    let mut statuses = Watching::of(cluster, nodes_table())?;
+    let mut slos = Watching::of(cluster, slos_table())?;
+    // Enough for every node to be written at once, and never the same twice.
+    let (reclaim, suppress) = [(65, 65), (45, 60), (65, 55), (45, 50)][round as usize % 4];
+    let path = format!("/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps/{CONFIG_NAME}");
+    let began = Instant::now();
+    let settings = json!({"data": objects::settings(reclaim, suppress)});
+    cluster.patch(&path, &settings).await?;
+    let mut last = began;
+    let mut seen: [HashSet<Arc<str>>; 2] = Default::default();
+    loop {
+        let next = async {
+            tokio::select! {
+                event = statuses.0.next() => (0, event),
+                event = slos.0.next() => (1, event),
+            }
+        };
+        match tokio::time::timeout(CALM, next).await {
+            Ok((which, event)) => {
+                let event = event.map_err(|_| lagged())?;
+                last = Instant::now();
+                if let Some(seen) = seen.get_mut(which) {
+                    seen.insert(event.new.key.name.clone());
+                }
+            }
+            Err(_) if seen.iter().all(|seen| seen.len() == nodes as usize) => break,
+            Err(_) => manager.alive()?,
+        }
+        let [nodes_seen, slos_seen] = [seen[0].len(), seen[1].len()];
+        ensure!(
+            began.elapsed() < REPLAN,
+            "{nodes_seen} nodes and {slos_seen} NodeSLOs of {nodes} were written after {REPLAN:?}"
+        );
+    }
+    let slos = cluster.server.store().all(&slos_table(), None, &|_| true);
+    let says = |entry: &Arc<Entry>| {
+        entry.value()["spec"]["resourceUsedThresholdWithBE"]["cpuSuppressThresholdPercent"]
+            == suppress
+    };
+    ensure!(slos.iter().all(says), "a NodeSLO has other settings");
+    Ok(last.duration_since(began).as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_go_up_and_down_around_their_mean() {
+        let day: Vec<f64> = (0..60).map(|round| load_at(3, round)).collect();
+        let mean = day.iter().sum::<f64>() / 60.0;
+        assert!((mean - 1.0).abs() < 1e-9, "{mean}");
+        assert!(day.iter().all(|load| (0.6..=1.4).contains(load)));
+        assert!((load_at(3, 60) - load_at(3, 0)).abs() < 1e-9);
+        assert!((load_at(3, 0) - load_at(4, 0)).abs() > 1e-3);
+    }
+}

@@ -1,0 +1,486 @@
+//! The cluster that the manager finds.
+
+use crate::bench::koordlet::fixture::Shape;
+use crate::bench::koordlet::objects as node;
+use crate::cluster::CONFIG_NAMESPACE;
+use anyhow::{Context as _, Result};
+use futures::StreamExt as _;
+use koord_apiserver::ApiServer;
+use koord_kube::Client;
+use koord_kube::webhook::configuration::Service;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const MERGE_PATCH: &str = "application/merge-patch+json";
+/// Writes in progress at a time while the cluster is made.
+const WRITERS: usize = 32;
+/// How many quotas have children.
+const PARENTS: u32 = 20;
+
+/// A cluster; its server ends with it.
+pub(super) struct Cluster {
+    pub(super) kubeconfig: PathBuf,
+    pub(super) client: Client,
+    pub(super) server: Arc<ApiServer>,
+    stop: CancellationToken,
+    _serving: JoinHandle<()>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Cluster {
+    /// One with the definitions, the classes of priority and a namespace for pods.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub(super) async fn start(work: &Path) -> Result<Self> {
+        std::fs::create_dir_all(work)
+            .with_context(|| format!("cannot create {}", work.display()))?;
+        let kubeconfig = work.join("kubeconfig");
+        let stop = CancellationToken::new();
+        let (server, serving) = crate::bench::api_server(&kubeconfig, &stop).await?;
+        let cluster = Self {
+            client: koord_kube::client::in_process(server.service()),
+            kubeconfig,
+            server,
+            stop,
+            _serving: serving,
+        };
+        crate::cluster::first_objects(&cluster.client, &settings(65, 65)).await?;
+        let namespace = json!({"metadata": {"name": node::NAMESPACE, "labels": {"team": "shop"}}});
+        cluster.create("/api/v1/namespaces", namespace).await?;
+        Ok(cluster)
+    }
+
+    /// Tells API servers of every webhook, as the manager's manifests do. Comes last: nobody answers
+    /// before the manager runs.
+    ///
+    /// # Errors
+    /// They are refused.
+    pub(super) async fn install_webhooks(&self) -> Result<()> {
+        let service = Service {
+            namespace: CONFIG_NAMESPACE.to_owned(),
+            name: "koordinator-webhook-service".to_owned(),
+        };
+        for configuration in koord_manager::webhook::manifests(&service) {
+            let plural = match configuration["kind"].as_str() {
+                Some("MutatingWebhookConfiguration") => "mutatingwebhookconfigurations",
+                _ => "validatingwebhookconfigurations",
+            };
+            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
+            self.create(&path, configuration).await?;
+        }
+        Ok(())
+    }
+
+    /// Profiles of which each selects the pods of one application.
+    ///
+    /// # Errors
+    /// One is refused.
+    pub(super) async fn add_profiles(&self, count: u32) -> Result<()> {
+        let path = "/apis/config.koordinator.sh/v1alpha1/clustercolocationprofiles";
+        self.create_all(path, (0..count).map(profile)).await
+    }
+
+    /// Quotas in two levels.
+    ///
+    /// # Errors
+    /// One is refused.
+    pub(super) async fn add_quotas(&self, count: u32) -> Result<()> {
+        let path = format!(
+            "/apis/scheduling.sigs.k8s.io/v1alpha1/namespaces/{}/elasticquotas",
+            node::NAMESPACE
+        );
+        self.create_all(&path, (0..count).map(|index| quota(index, count)))
+            .await
+    }
+
+    /// Creates many objects of one kind.
+    ///
+    /// # Errors
+    /// One is refused.
+    pub(super) async fn create_all(
+        &self,
+        path: &str,
+        objects: impl Iterator<Item = Value>,
+    ) -> Result<()> {
+        each(objects.map(|object| self.create(path, object))).await
+    }
+
+    /// Creates an object, and writes its status where it has one.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(super) async fn create(&self, path: &str, mut object: Value) -> Result<()> {
+        let status = object.get_mut("status").map(Value::take);
+        self.post(path, &object).await?;
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        match status {
+            Some(status) => {
+                let path = format!("{path}/{name}/status");
+                self.patch(&path, &json!({"status": status})).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Creates an object as it is; its uid.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(super) async fn post(&self, path: &str, object: &Value) -> Result<String> {
+        let post = http::Request::post(path).header("content-type", "application/json");
+        let post = post.body(object.to_string().into_bytes())?;
+        let made: Result<Value, _> = self.client.request(post).await;
+        let name = &object["metadata"]["name"];
+        let made = made.with_context(|| format!("creating {name} at {path}"))?;
+        let uid = made["metadata"]["uid"].as_str();
+        Ok(uid.unwrap_or_default().to_owned())
+    }
+
+    /// Changes an object by a merge patch.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(super) async fn patch(&self, path: &str, patch: &Value) -> Result<()> {
+        let request = http::Request::patch(path).header("content-type", MERGE_PATCH);
+        let request = request.body(patch.to_string().into_bytes())?;
+        let patched = self.client.request_text(request).await;
+        patched
+            .map(drop)
+            .with_context(|| format!("patching {path}"))
+    }
+}
+
+/// Does all of it, some at a time.
+///
+/// # Errors
+/// The first that there is.
+pub(super) async fn each<F: Future<Output = Result<()>>>(
+    work: impl Iterator<Item = F>,
+) -> Result<()> {
+    let mut running = futures::stream::iter(work).buffer_unordered(WRITERS);
+    while let Some(done) = running.next().await {
+        done?;
+    }
+    Ok(())
+}
+
+/// Settings with these parts of a node: what batch work may reclaim of its CPU, and where it is
+/// suppressed, both in percent.
+pub(super) fn settings(reclaim: u32, suppress: u32) -> Value {
+    let colocation = json!({"enable": true, "cpuReclaimThresholdPercent": reclaim});
+    let threshold =
+        json!({"clusterStrategy": {"enable": true, "cpuSuppressThresholdPercent": suppress}});
+    json!({
+        "colocation-config": colocation.to_string(),
+        "resource-threshold-config": threshold.to_string(),
+    })
+}
+
+fn profile(index: u32) -> Value {
+    let app = format!("service-{index}");
+    let selector = if index % 2 == 0 {
+        json!({"matchLabels": {"app": app}})
+    } else {
+        json!({"matchExpressions": [{"key": "app", "operator": "In", "values": [app, "none"]}]})
+    };
+    let namespaces = (index % 5 == 0).then(|| json!({"matchLabels": {"team": "shop"}}));
+    let patch = (index % 10 == 0).then(|| json!({"spec": {"terminationGracePeriodSeconds": 60}}));
+    let mut profile = json!({
+        "apiVersion": "config.koordinator.sh/v1alpha1", "kind": "ClusterColocationProfile",
+        "metadata": {"name": format!("profile-{index}")},
+        "spec": {
+            "selector": selector, "qosClass": "BE", "priorityClassName": "koord-batch",
+            "koordinatorPriority": 1000, "schedulerName": "koord-scheduler",
+            "labels": {"koordinator.sh/mutated": "true"},
+            "annotations": {"koordinator.sh/intercepted": "true"},
+        },
+    });
+    for (key, value) in [("namespaceSelector", namespaces), ("patch", patch)] {
+        if let Some(value) = value {
+            profile["spec"][key] = value;
+        }
+    }
+    profile
+}
+
+/// The name of the quota that pod `index` is of: one without children.
+fn quota_of(index: u32, quotas: u32) -> String {
+    let parents = parents(quotas);
+    format!("quota-{}", parents + index % (quotas - parents).max(1))
+}
+
+fn parents(quotas: u32) -> u32 {
+    PARENTS.min(quotas / 2)
+}
+
+fn quota(index: u32, count: u32) -> Value {
+    let parents = parents(count);
+    let is_parent = index < parents;
+    let parent = match index.checked_rem(parents) {
+        Some(parent) if !is_parent => format!("quota-{parent}"),
+        _ => "koordinator-root-quota".to_owned(),
+    };
+    let size = if is_parent { 10_000 } else { 100 };
+    let amount = json!({"cpu": size.to_string(), "memory": format!("{size}Gi")});
+    json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {
+            "name": format!("quota-{index}"), "namespace": node::NAMESPACE,
+            "labels": {
+                "quota.scheduling.koordinator.sh/is-parent": is_parent.to_string(),
+                "quota.scheduling.koordinator.sh/parent": parent,
+            },
+        },
+        "spec": {"min": amount, "max": amount},
+    })
+}
+
+/// Pod `index` as a ReplicaSet creates it, before any webhook saw it.
+fn new_pod(index: u32, args: &super::Args) -> Value {
+    let app = index % args.profiles;
+    let mut pod = node::pod(app, 2);
+    let name = format!("service-{app}-7d9c6bd5f-{index:05}");
+    if let Some(pod) = pod.as_object_mut() {
+        pod.insert("status".to_owned(), json!({}));
+    }
+    let metadata = &mut pod["metadata"];
+    metadata["name"] = name.into();
+    metadata["creationTimestamp"] = Value::Null;
+    metadata["labels"] = json!({
+        "app": format!("service-{app}"), "pod-template-hash": "7d9c6bd5f", "version": "v1",
+        "quota.scheduling.koordinator.sh/name": quota_of(index, args.quotas),
+    });
+    metadata["annotations"] = json!({"prometheus.io/scrape": "true", "prometheus.io/port": "9090"});
+    let fields = [
+        "f:name",
+        "f:image",
+        "f:env",
+        "f:ports",
+        "f:resources",
+        "f:volumeMounts",
+    ];
+    let fields: serde_json::Map<String, Value> = fields
+        .into_iter()
+        .map(|field| (field.to_owned(), json!({".": {}})))
+        .collect();
+    metadata["managedFields"] = json!([{
+        "manager": "kube-controller-manager", "operation": "Update", "apiVersion": "v1",
+        "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:generateName": {}, "f:labels": {".": {}, "f:app": {}}},
+            "f:spec": {"f:containers": {"k:{\"name\":\"c0\"}": fields, "k:{\"name\":\"c1\"}": fields}}},
+    }]);
+    for (part, name) in [
+        ("metadata", "resourceVersion"),
+        ("spec", "nodeName"),
+        ("spec", "priority"),
+        ("spec", "priorityClassName"),
+        ("spec", "preemptionPolicy"),
+    ] {
+        if let Some(object) = pod[part].as_object_mut() {
+            object.remove(name);
+        }
+    }
+    pod["spec"]["schedulerName"] = "default-scheduler".into();
+    let containers = pod["spec"]["containers"].as_array_mut();
+    for container in containers.into_iter().flatten() {
+        container["resources"] = json!({
+            "requests": {"cpu": "500m", "memory": "256Mi"},
+            "limits": {"cpu": "1", "memory": "512Mi"},
+        });
+    }
+    pod
+}
+
+/// The question about the creation of `pod`, as API servers ask it.
+pub(super) fn review(uid: &str, pod: &Value) -> Value {
+    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
+    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+    json!({
+        "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
+        "request": {
+            "uid": uid, "kind": kind, "resource": resource,
+            "requestKind": kind, "requestResource": resource,
+            "name": pod["metadata"]["name"], "namespace": node::NAMESPACE, "operation": "CREATE",
+            "userInfo": {
+                "username": "system:serviceaccount:kube-system:replicaset-controller",
+                "uid": "5f0c1c6e-0c0e-4a6a-9b8e-000000000003",
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system",
+                    "system:authenticated"],
+            },
+            "object": pod, "oldObject": null, "dryRun": false,
+            "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
+        },
+    })
+}
+
+/// Pods of which each has a profile and a quota of its own in turn.
+pub(super) fn new_pods(count: u32, args: &super::Args) -> Vec<Value> {
+    (0..count).map(|index| new_pod(index, args)).collect()
+}
+
+/// The name of node `index`.
+pub(super) fn node_name(index: u32) -> String {
+    format!("node-{index:05}")
+}
+
+const NODE_CPUS: u32 = 32;
+const SINCE: &str = "2026-01-01T00:00:00Z";
+
+/// Node `index` as its kubelet and a cloud make it, with the images that it holds.
+pub(super) fn node(index: u32) -> Value {
+    let name = node_name(index);
+    let amounts = |cpu: u32, memory: u32| {
+        json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi"), "pods": "110",
+            "ephemeral-storage": "200Gi", "hugepages-1Gi": "0", "hugepages-2Mi": "0"})
+    };
+    let images: Vec<Value> = (0..30)
+        .map(|image| {
+            let digest = format!("{image:064x}");
+            json!({"sizeBytes": 100_000_000 + image, "names": [
+                format!("registry.example.com/team/service-{image}@sha256:{digest}"),
+                format!("registry.example.com/team/service-{image}:1.2.3")]})
+        })
+        .collect();
+    json!({
+        "metadata": {
+            "name": name,
+            "labels": {
+                "beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux",
+                "kubernetes.io/hostname": name, "node.kubernetes.io/instance-type": "m.8xlarge",
+                "topology.kubernetes.io/region": "region-1",
+                "topology.kubernetes.io/zone": format!("zone-{}", index % 3),
+                "team.example.com/pool": format!("pool-{}", index % 10),
+            },
+            "annotations": {
+                "node.alpha.kubernetes.io/ttl": "0",
+                "volumes.kubernetes.io/controller-managed-attach-detach": "true",
+            },
+        },
+        "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"], "providerID": format!("cloud:///{name}")},
+        "status": {
+            "capacity": amounts(NODE_CPUS, 128), "allocatable": amounts(NODE_CPUS - 1, 124),
+            "addresses": [
+                {"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
+            "conditions": conditions(SINCE), "images": images,
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+            "nodeInfo": {"machineID": "0123456789abcdef0123456789abcdef",
+                "systemUUID": "01234567-89ab-cdef-0123-456789abcdef",
+                "bootID": "01234567-89ab-cdef-0123-456789abcdef",
+                "kernelVersion": "6.1.0", "osImage": "Debian GNU/Linux 12 (bookworm)",
+                "containerRuntimeVersion": "containerd://2.0.0", "kubeletVersion": "v1.35.0",
+                "kubeProxyVersion": "v1.35.0", "operatingSystem": "linux", "architecture": "amd64"},
+        },
+    })
+}
+
+fn conditions(now: &str) -> Value {
+    let pressure = ["MemoryPressure", "DiskPressure", "PIDPressure"].map(|what| {
+        json!({"type": what, "status": "False", "lastHeartbeatTime": now,
+            "lastTransitionTime": SINCE, "reason": format!("KubeletHasNo{what}"),
+            "message": "kubelet has enough of it"})
+    });
+    let ready = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": now,
+        "lastTransitionTime": SINCE, "reason": "KubeletReady",
+        "message": "kubelet is posting ready status"});
+    pressure.into_iter().chain([ready]).collect()
+}
+
+/// What a kubelet writes when nothing has changed.
+pub(super) fn heartbeat() -> Value {
+    json!({"status": {"conditions": conditions(&now())}})
+}
+
+fn now() -> String {
+    let now = jiff::Timestamp::now();
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Pod `index` of a cluster with so many pods on each node, one after the other. Every third is a
+/// batch pod.
+pub(super) fn running_pod(index: u32, per_node: u32) -> Value {
+    let mut pod = bare_pod(index, 1);
+    pod["spec"]["nodeName"] = node_name(index / per_node).into();
+    pod
+}
+
+/// A pod without what the API server sets itself.
+pub(super) fn bare_pod(index: u32, containers: u32) -> Value {
+    let mut pod = node::pod(index, containers);
+    for (part, name) in [
+        ("spec", "priority"),
+        ("spec", "preemptionPolicy"),
+        ("metadata", "uid"),
+        ("metadata", "resourceVersion"),
+        ("metadata", "creationTimestamp"),
+    ] {
+        if let Some(object) = pod[part].as_object_mut() {
+            object.remove(name);
+        }
+    }
+    pod
+}
+
+/// Namespace and name of the pod of this number.
+pub(super) type NameOfPod = fn(u32) -> (String, String);
+
+/// The pods of [`running_pod`].
+pub(super) fn name_of_running(index: u32) -> (String, String) {
+    (node::NAMESPACE.to_owned(), node::pod_name(index))
+}
+
+/// What koordlet reports of node `index` at this load.
+pub(super) fn report(
+    index: u32,
+    per_node: u32,
+    name_of: NameOfPod,
+    load: f64,
+    random: &mut fastrand::Rng,
+) -> Value {
+    let usage = |cpu_milli: f64, memory_mib: f64| json!({"resources": {"cpu": format!("{cpu_milli:.0}m"), "memory": format!("{memory_mib:.0}Mi")}});
+    // Each pod 10 % to either side.
+    let mut noise = || 0.9 + 0.2 * random.f64();
+    let mut sum = (0.0, 0.0);
+    let first = index * per_node;
+    let pods: Vec<Value> = (first..first + per_node)
+        .map(|pod| {
+            let used = (800.0 * load * noise(), 1500.0 * noise());
+            sum = (sum.0 + used.0, sum.1 + used.1);
+            let is_batch = Shape::of(pod).is_batch();
+            let (namespace, name) = name_of(pod);
+            json!({
+                "name": name, "namespace": namespace,
+                "priority": if is_batch { "koord-batch" } else { "koord-prod" },
+                "qos": if is_batch { "BE" } else { "LS" },
+                "podUsage": usage(used.0, used.1),
+            })
+        })
+        .collect();
+    let system = (600.0 * noise(), 2000.0 * noise());
+    let whole = (sum.0 + system.0, sum.1 + system.1);
+    let percentiles = |part: f64| {
+        let all = ["avg", "p50", "p90", "p95", "p99"];
+        let all = all.map(|name| (name.to_owned(), usage(whole.0 * part, whole.1 * part)));
+        all.into_iter().collect::<serde_json::Map<_, _>>()
+    };
+    let aggregated = [("5m0s", 1.0), ("10m0s", 0.98), ("30m0s", 0.95)]
+        .map(|(duration, part)| json!({"duration": duration, "usage": percentiles(part)}));
+    json!({
+        "updateTime": now(),
+        "nodeMetric": {
+            "nodeUsage": usage(whole.0, whole.1), "systemUsage": usage(system.0, system.1),
+            "aggregatedNodeUsages": aggregated, "aggregatedSystemUsages": aggregated,
+        },
+        "podsMetric": pods,
+        "prodReclaimableMetric": {"resource": usage(2000.0, 4000.0)},
+    })
+}

@@ -1,0 +1,359 @@
+//! Pods' AdmissionReviews over HTTPS, at a rate that does not wait for answers.
+//!
+//! A pod is due at an instant that was drawn in advance (Poisson arrivals). At that instant
+//! `/mutate-pod` is asked, and once it has answered, `/validate-pod` about the pod that came of it, as an
+//! API server does. What `/mutate-pod` takes counts from the intended instant, so a stall shows in
+//! every pod that it delays. The thread that sends asks for real-time priority.
+
+use super::objects::{self, Cluster};
+use super::process::{Manager, Program};
+use super::{Args, Cost, Window};
+use crate::console;
+use crate::workload::load::{nanos, new_histogram, sleep_until};
+use crate::workload::monotonic_ns;
+use anyhow::{Context as _, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use koord_kube::Client;
+use koord_kube::client::Body;
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+/// Different pods.
+const PODS: u32 = 1000;
+/// Load before a window that is not counted.
+const WARMUP: Duration = Duration::from_secs(3);
+/// Answers that are waited for at most, beyond a window.
+const LATE: Duration = Duration::from_secs(15);
+/// As [`Cost::is_noisy`] says it of others: the generator's own lag, 99th percentile, microseconds.
+const LAG_US: f64 = 150.0;
+
+/// How long one of the webhooks took, milliseconds.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Latency {
+    p50_ms: f64,
+    p90_ms: f64,
+    pub(super) p99_ms: f64,
+    #[serde(rename = "p999Ms")]
+    p999_ms: f64,
+    max_ms: f64,
+}
+
+impl Latency {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        let ms = |nanos: u64| nanos as f64 / 1e6;
+        let at = |quantile| ms(histogram.value_at_quantile(quantile));
+        Self {
+            p50_ms: at(0.5),
+            p90_ms: at(0.9),
+            p99_ms: at(0.99),
+            p999_ms: at(0.999),
+            max_ms: ms(histogram.max()),
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// Pods per second; each is two requests.
+    rate: f64,
+    profiles: u32,
+    quotas: u32,
+    /// Bytes of a question, on average.
+    review_bytes: usize,
+    /// Pods that were due in the window.
+    pods: u64,
+    /// Pods without two answers.
+    failed: u64,
+    /// `/mutate-pod`, from the instant at which it should have been asked.
+    pub(super) mutate: Latency,
+    /// `/validate-pod`, from the answer of the other.
+    pub(super) validate: Latency,
+    /// Both together, from the instant at which the first should have been asked.
+    both: Latency,
+    /// `/healthz` of the same server at the same rate, just before: what HTTPS and the machine cost.
+    baseline: Latency,
+    /// How late the generator itself was, 99th percentile, microseconds.
+    send_lag_p99_us: f64,
+    /// Whether it ran at real-time priority.
+    realtime: bool,
+    #[serde(flatten)]
+    cost: Cost,
+    /// Windows that were thrown away because the machine was busy with something else.
+    rejected: u32,
+    /// Whether the window that is reported should have been, too.
+    noisy: bool,
+}
+
+/// What the two webhooks are asked about one pod.
+struct Questions {
+    mutate: Bytes,
+    validate: Bytes,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The manager does not start, or does not do what the profiles say.
+pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<Report> {
+    let work = work.join("webhooks");
+    let cluster = Cluster::start(&work).await?;
+    cluster.add_profiles(args.profiles).await?;
+    cluster.add_quotas(args.quotas).await?;
+    cluster.install_webhooks().await?;
+    let mut manager = Manager::start(program, &cluster.kubeconfig, &work, &[]).await?;
+    let questions: Arc<[Questions]> = questions(&manager.webhooks, args).await?.into();
+    let sizes = questions.iter().map(|asked| asked.mutate.len());
+    let review_bytes = sizes.sum::<usize>() / questions.len().max(1);
+
+    let mut rejected = 0;
+    loop {
+        let seconds = Duration::from_secs(args.seconds);
+        let health = load(args.rate, seconds / 4, &manager.webhooks, None).await?;
+        let (window, pid) = (Arc::new(Mutex::new(None)), manager.pid());
+        let begin = {
+            let window = window.clone();
+            move || *window.lock() = Window::begin(pid).ok()
+        };
+        let asked = Some((
+            questions.clone(),
+            Box::new(begin) as Box<dyn FnOnce() + Send>,
+        ));
+        let seen = load(args.rate, seconds, &manager.webhooks, asked).await?;
+        manager.alive()?;
+        let window = window.lock().take().context("the window never began")?;
+        let cost = window.end()?;
+        let send_lag_p99_us = seen.lag.value_at_quantile(0.99) as f64 / 1000.0;
+        let noisy = cost.is_noisy() || send_lag_p99_us > LAG_US;
+        if noisy && rejected < args.repeats {
+            rejected += 1;
+            console::warn(format_args!(
+                "a window is repeated: others {:.1} %, steal {:.1} %, generator {send_lag_p99_us:.0} µs late",
+                cost.others_percent, cost.steal_percent
+            ));
+            continue;
+        }
+        return Ok(Report {
+            rate: args.rate,
+            profiles: args.profiles,
+            quotas: args.quotas,
+            review_bytes,
+            pods: seen.due,
+            failed: seen.due.saturating_sub(seen.both.len()),
+            mutate: Latency::of(&seen.first),
+            validate: Latency::of(&seen.second),
+            both: Latency::of(&seen.both),
+            baseline: Latency::of(&health.first),
+            send_lag_p99_us,
+            realtime: seen.realtime,
+            cost,
+            rejected,
+            noisy,
+        });
+    }
+}
+
+/// The questions about every pod. Each is asked once, so that what comes of the pod is known: the
+/// profile's class and batch resources.
+async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<Questions>> {
+    let mut all = Vec::new();
+    for (index, pod) in objects::new_pods(PODS, args).into_iter().enumerate() {
+        let uid = format!("00000000-0000-4000-8000-{index:012}");
+        let mutate = Bytes::from(objects::review(&uid, &pod).to_string());
+        let answer = ask(webhooks, "/mutate-pod?timeout=10s", mutate.clone()).await?;
+        let changed = patched(&pod, &answer)
+            .with_context(|| format!("/mutate-pod: {}", String::from_utf8_lossy(&answer)))?;
+        let requests = &changed["spec"]["containers"][0]["resources"]["requests"];
+        ensure!(
+            changed["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE"
+                && requests["kubernetes.io/batch-cpu"].is_string(),
+            "/mutate-pod did not make a batch pod: {changed}"
+        );
+        let validate = Bytes::from(objects::review(&uid, &changed).to_string());
+        let answer = ask(webhooks, "/validate-pod?timeout=10s", validate.clone()).await?;
+        let verdict: Value = serde_json::from_slice(&answer).context("/validate-pod")?;
+        ensure!(
+            verdict["response"]["allowed"] == true,
+            "/validate-pod: {verdict}"
+        );
+        all.push(Questions { mutate, validate });
+    }
+    Ok(all)
+}
+
+/// What an answer makes of the pod that was asked about.
+fn patched(pod: &Value, answer: &[u8]) -> Result<Value> {
+    let answer: Value = serde_json::from_slice(answer)?;
+    let patch = answer["response"]["patch"].as_str().context("no patch")?;
+    let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;
+    let mut changed = pod.clone();
+    json_patch::patch(&mut changed, &patch)?;
+    Ok(changed)
+}
+
+/// The body of an answer.
+async fn ask(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
+    let request = if body.is_empty() {
+        http::Request::get(path)
+    } else {
+        http::Request::post(path).header("content-type", "application/json")
+    };
+    let response = client.send(request.body(Body::from(body))?).await?;
+    let status = response.status();
+    let bytes = response.into_body().collect_bytes().await?;
+    if !status.is_success() {
+        bail!("{path}: {status}: {}", String::from_utf8_lossy(&bytes));
+    }
+    Ok(bytes.to_vec())
+}
+
+/// What the generator saw in its window.
+struct Seen {
+    due: u64,
+    first: Histogram<u64>,
+    second: Histogram<u64>,
+    both: Histogram<u64>,
+    lag: Histogram<u64>,
+    realtime: bool,
+}
+
+/// Pods to ask about, and what is done when the window begins.
+type Asked = (Arc<[Questions]>, Box<dyn FnOnce() + Send>);
+
+/// Asks for `seconds` after [`WARMUP`]; without pods, for `/healthz`.
+async fn load(rate: f64, seconds: Duration, client: &Client, asked: Option<Asked>) -> Result<Seen> {
+    // A client belongs to the runtime that its connections live in.
+    let (client, runtime) = (client.clone(), Handle::current());
+    let (sender, seen) = oneshot::channel();
+    // A thread of its own: its priority ends with it.
+    std::thread::spawn(move || sender.send(generate(rate, seconds, &client, asked, &runtime)));
+    seen.await.context("the generator")?
+}
+
+fn generate(
+    rate: f64,
+    seconds: Duration,
+    client: &Client,
+    asked: Option<Asked>,
+    runtime: &Handle,
+) -> Result<Seen> {
+    let realtime = koord_host::sched::set_fifo(50).is_ok();
+    let (questions, mut begin) = asked.unzip();
+    let seen = Arc::new(Mutex::new(Seen {
+        due: 0,
+        first: new_histogram(),
+        second: new_histogram(),
+        both: new_histogram(),
+        lag: new_histogram(),
+        realtime,
+    }));
+    let start = monotonic_ns() + 50_000_000;
+    let from = start + nanos(WARMUP.as_secs_f64());
+    let end = from + nanos(seconds.as_secs_f64());
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut due = start;
+    let mut tasks = JoinSet::new();
+    let mut at = 0;
+    loop {
+        due += nanos(-(1.0 - random.f64()).ln() / rate.max(0.001));
+        if due >= end {
+            break;
+        }
+        if due >= from
+            && let Some(begin) = begin.take()
+        {
+            begin();
+        }
+        sleep_until(due);
+        let counts = due >= from;
+        if counts {
+            let mut seen = seen.lock();
+            seen.due += 1;
+            seen.lag
+                .saturating_record(monotonic_ns().saturating_sub(due).max(1));
+        }
+        let (client, questions, seen) = (client.clone(), questions.clone(), seen.clone());
+        let question = at;
+        at += 1;
+        tasks.spawn_on(
+            async move {
+                let pod = questions
+                    .as_ref()
+                    .and_then(|all| all.get(question % all.len().max(1)));
+                let (path, body) = match pod {
+                    Some(pod) => ("/mutate-pod?timeout=10s", pod.mutate.clone()),
+                    None => ("/healthz", Bytes::new()),
+                };
+                ask(&client, path, body).await?;
+                let first = monotonic_ns();
+                let mut last = first;
+                if let Some(pod) = pod {
+                    ask(&client, "/validate-pod?timeout=10s", pod.validate.clone()).await?;
+                    last = monotonic_ns();
+                }
+                if counts {
+                    let mut seen = seen.lock();
+                    let took = |from: u64, to: u64| to.saturating_sub(from).max(1);
+                    seen.first.saturating_record(took(due, first));
+                    seen.second.saturating_record(took(first, last));
+                    seen.both.saturating_record(took(due, last));
+                }
+                anyhow::Ok(())
+            },
+            runtime,
+        );
+        while let Some(done) = tasks.try_join_next() {
+            report(done);
+        }
+    }
+    runtime.block_on(async {
+        let rest = async {
+            while let Some(done) = tasks.join_next().await {
+                report(done);
+            }
+        };
+        // Who is later than that has failed.
+        let _ = tokio::time::timeout(LATE, rest).await;
+        tasks.shutdown().await;
+    });
+    let seen = Arc::into_inner(seen).context("the generator still runs")?;
+    Ok(seen.into_inner())
+}
+
+/// Says why a pod had no two answers.
+fn report(done: Result<Result<()>, tokio::task::JoinError>) {
+    match done {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("{error:#}"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_answers_patch_is_applied() {
+        let patch =
+            STANDARD.encode(r#"[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]"#);
+        let answer = json!({"response": {"allowed": true, "patch": patch}}).to_string();
+        let changed = patched(&json!({"metadata": {}}), answer.as_bytes()).unwrap();
+        assert_eq!(changed, json!({"metadata": {"labels": {"a": "b"}}}));
+        let nothing = json!({"response": {"allowed": true}}).to_string();
+        assert!(patched(&json!({}), nothing.as_bytes()).is_err());
+    }
+}
