@@ -10,14 +10,14 @@ use crate::suppress;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
 use koord_kube::events::Severity;
-use koord_kube::{Change, ObjectKey, events};
+use koord_kube::{Change, Mirrored, ObjectKey, events};
 use std::sync::Arc;
 
 /// Decides about the NodeSLO of a node; the second part says what in the node's annotations could
 /// not be used.
 pub(crate) fn plan(
     node: Option<&Node>,
-    existing: Option<&NodeSLO>,
+    existing: Option<&NodeSLOSpec>,
     config: &Config,
 ) -> (Action<NodeSLOSpec>, Option<String>) {
     let Some(node) = node else {
@@ -31,7 +31,7 @@ pub(crate) fn plan(
     let (mut wanted, mut problem) = config.slo(node);
     // Extensions belong to third parties, all but one.
     wanted.extensions = match existing {
-        Some(existing) => existing.spec.extensions.clone(),
+        Some(existing) => existing.extensions.clone(),
         None => Some(suppress::no_extensions()),
     };
     let labels = node.metadata.labels.clone().unwrap_or_default();
@@ -41,7 +41,7 @@ pub(crate) fn plan(
     let action = match existing {
         None => Action::Create(wanted),
         Some(existing) => {
-            if existing.spec == wanted {
+            if *existing == wanted {
                 Action::Nothing
             } else {
                 Action::Update(wanted)
@@ -69,10 +69,10 @@ fn build(replica: &Arc<Replica>) -> Controller {
         .on_change(move |change| match change {
             Change::Applied { old, new } => {
                 if old.as_ref().is_none_or(|old| old.spec != new.spec) {
-                    slos.add(ObjectKey::of(&**new));
+                    slos.add(new.key());
                 }
             }
-            Change::Deleted(slo) => slos.add(ObjectKey::of(&**slo)),
+            Change::Deleted(slo) => slos.add(slo.key()),
             Change::Synced => {}
         });
     let replica = replica.clone();
@@ -85,7 +85,8 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
         replica.caches.nodes.get(&key),
         replica.caches.node_slos.get(&key),
     );
-    let (action, problem) = plan(node.as_deref(), existing.as_deref(), &config);
+    let existing = existing.as_ref().map(|existing| &*existing.spec);
+    let (action, problem) = plan(node.as_deref(), existing, &config);
     let metrics = &replica.metrics;
     metrics
         .nodeslo_spec_parse
@@ -97,8 +98,7 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
             .event(about, warning, "SLOAnnotationIgnored", problem);
     }
     let objects = koord_kube::Api::all(replica.client.clone());
-    let old = existing.as_ref().map(|existing| &existing.spec);
-    let result = object::apply(&objects, &key.name, old, action, NodeSLO::new).await;
+    let result = object::apply(&objects, &key.name, existing, action, NodeSLO::new).await;
     metrics
         .nodeslo_reconcile
         .count(result.is_ok(), "reconcileNodeSLO");

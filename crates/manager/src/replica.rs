@@ -1,7 +1,9 @@
 //! What every replica runs, leader or not: caches, settings, health; and the webhooks beside them.
 
 use crate::cache::{Cache, Follow, Kind, State};
-use crate::facts::{Keep, MetricFacts, PodFacts, PodsByNode, trim_node, trim_topology};
+use crate::facts::{
+    Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, trim_node, trim_topology,
+};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{Error, Options};
@@ -30,7 +32,7 @@ pub(crate) struct Caches {
     pub(crate) nodes: Cache<Node>,
     pub(crate) pods: Cache<PodFacts>,
     pub(crate) node_metrics: Cache<MetricFacts>,
-    pub(crate) node_slos: Cache<NodeSLO>,
+    pub(crate) node_slos: Cache<SloFacts>,
     pub(crate) devices: Cache<Device>,
     pub(crate) topologies: Cache<NodeResourceTopology>,
     pub(crate) profiles: Cache<ClusterColocationProfile>,
@@ -56,6 +58,7 @@ impl Caches {
         let (pods, keep) = (client.clone(), Keep::of(options));
         let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);
         let (metrics, topologies) = (client.clone(), client.clone());
+        let (slos, specs) = (client.clone(), Specs::default());
         let of_metric = |metric: NodeMetric| MetricFacts::of(&metric);
         Self {
             settings: Cache::new(Kind::Settings, settings),
@@ -68,7 +71,9 @@ impl Caches {
             node_metrics: Cache::new(Kind::NodeMetrics, move |stop| {
                 Informer::start_kept(metrics, all(), of_metric, stop)
             }),
-            node_slos: whole(Kind::NodeSlos, client),
+            node_slos: Cache::new(Kind::NodeSlos, move |stop| {
+                Informer::start_kept(slos, all(), move |slo: NodeSLO| specs.of(slo), stop)
+            }),
             devices: whole(Kind::Devices, client),
             topologies: Cache::new(Kind::Topologies, move |stop| {
                 Informer::start_trimmed(topologies, all(), trim_topology, stop)

@@ -167,7 +167,13 @@ mod tests {
             "status": {"phase": phase},
         }))
         .unwrap();
-        Arc::new(PodFacts::of(&pod, Keep { labels: true }))
+        Arc::new(PodFacts::of(
+            &pod,
+            Keep {
+                labels: true,
+                uid: true,
+            },
+        ))
     }
 
     #[test]

@@ -3,9 +3,11 @@
 
 mod metric;
 mod pod;
+mod slo;
 
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};
+pub(crate) use slo::{SloFacts, Specs};
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use koord_api::annotations;

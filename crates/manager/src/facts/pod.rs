@@ -18,14 +18,17 @@ use std::sync::Arc;
 pub(crate) struct Keep {
     /// [`PodFacts::labels`].
     pub(crate) labels: bool,
+    /// [`PodFacts::uid`].
+    pub(crate) uid: bool,
 }
 
 impl Keep {
     /// What the enabled parts of the manager read.
     pub(crate) fn of(options: &Options) -> Self {
+        let profiles = options.gates.enabled("ColocationProfileController");
         Self {
-            labels: options.gates.enabled("ColocationProfileController")
-                || options.gates.enabled("EnableQuotaAdmission"),
+            labels: profiles || options.gates.enabled("EnableQuotaAdmission"),
+            uid: profiles,
         }
     }
 }
@@ -34,6 +37,8 @@ impl Keep {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodFacts {
     pub(crate) key: ObjectKey,
+    /// `None` unless [`Keep::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
+    /// same name is nothing else to the other readers than one that changed.
     pub(crate) uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     /// The node it is bound to; empty if none.
@@ -62,7 +67,7 @@ impl PodFacts {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         Self {
             key: ObjectKey::of(pod),
-            uid: boxed(&meta.uid),
+            uid: boxed(&meta.uid).filter(|_| keep.uid),
             resource_version: boxed(&meta.resource_version),
             node: node.unwrap_or_default().into(),
             active: matches!(phase, Some("Running" | "Pending")),

@@ -1,23 +1,29 @@
 //! Which pods quotas have, by what the pods say.
 
 use super::check::Bound;
+use crate::cache::Cache;
 use crate::facts::PodFacts;
 use koord_kube::{Change, ObjectKey};
 use parking_lot::RwLock;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
-/// Pods by the quota they name and by namespace.
-#[derive(Debug, Default)]
-pub(super) struct BoundPods(RwLock<Index>);
-
-#[derive(Debug, Default)]
-struct Index {
-    labelled: HashMap<Box<str>, BTreeSet<ObjectKey>>,
-    /// Names of pods. Not a count: a listener that comes late may hear of a pod twice.
-    namespaces: HashMap<String, HashSet<Box<str>>>,
+/// Pods by the quota they name.
+pub(super) struct BoundPods {
+    labelled: RwLock<Labelled>,
+    pods: Cache<PodFacts>,
 }
 
+type Labelled = HashMap<Box<str>, BTreeSet<ObjectKey>>;
+
 impl BoundPods {
+    /// No pods yet; those of a namespace are looked for in `pods`.
+    pub(super) fn new(pods: Cache<PodFacts>) -> Self {
+        Self {
+            labelled: RwLock::default(),
+            pods,
+        }
+    }
+
     /// Takes in what the cache of pods says.
     pub(super) fn change(&self, change: &Change<PodFacts>) {
         let (old, new) = match change {
@@ -29,51 +35,33 @@ impl BoundPods {
         if old.is_some() && quota(old) == quota(new) {
             return;
         }
-        let mut index = self.0.write();
-        if let Some(old) = old {
-            index.remove(old);
-        }
-        if let Some(new) = new {
-            index.add(new);
-        }
-    }
-}
-
-impl Index {
-    fn add(&mut self, pod: &PodFacts) {
-        if !pod.quota.is_empty() {
-            let labelled = self.labelled.entry(pod.quota.clone()).or_default();
-            labelled.insert(pod.key.clone());
-        }
-        let namespace = self.namespaces.entry(pod.key.namespace.clone());
-        namespace.or_default().insert(pod.key.name.as_str().into());
-    }
-
-    fn remove(&mut self, pod: &PodFacts) {
-        if let Some(labelled) = self.labelled.get_mut(&pod.quota) {
-            labelled.remove(&pod.key);
-            if labelled.is_empty() {
-                self.labelled.remove(&pod.quota);
+        let mut labelled = self.labelled.write();
+        if let Some(old) = old
+            && let Some(pods) = labelled.get_mut(&old.quota)
+        {
+            pods.remove(&old.key);
+            if pods.is_empty() {
+                labelled.remove(&old.quota);
             }
         }
-        if let Some(names) = self.namespaces.get_mut(&pod.key.namespace) {
-            names.remove(pod.key.name.as_str());
-            if names.is_empty() {
-                self.namespaces.remove(&pod.key.namespace);
-            }
+        if let Some(new) = new.filter(|pod| !pod.quota.is_empty()) {
+            let pods = labelled.entry(new.quota.clone()).or_default();
+            pods.insert(new.key.clone());
         }
     }
 }
 
 impl Bound for BoundPods {
     fn labelled(&self, quota: &str) -> Vec<String> {
-        let index = self.0.read();
-        let pods = index.labelled.get(quota).into_iter().flatten();
+        let labelled = self.labelled.read();
+        let pods = labelled.get(quota).into_iter().flatten();
         pods.map(|pod| pod.name.clone()).collect()
     }
 
+    /// Asked when a quota goes: an index would cost more than it saves.
     fn any_in(&self, namespace: &str) -> bool {
-        self.0.read().namespaces.contains_key(namespace)
+        let pods = self.pods.list();
+        pods.iter().any(|pod| pod.key.namespace == namespace)
     }
 }
 
@@ -93,8 +81,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_counts_for_its_quota_and_its_namespace_until_it_goes() {
-        let bound = BoundPods::default();
+    fn a_pod_counts_for_its_quota_until_it_goes() {
+        let never = |_| unreachable!("nobody starts it");
+        let bound = BoundPods::new(Cache::new(crate::cache::Kind::Pods, never));
         let apply = |old: Option<&Arc<PodFacts>>, new: &Arc<PodFacts>| {
             let (old, new) = (old.cloned(), new.clone());
             bound.change(&Change::Applied { old, new });
@@ -111,10 +100,8 @@ mod tests {
             (vec![], vec!["p".to_owned()])
         );
         bound.change(&Change::Deleted(moved));
-        assert!(bound.any_in("a") && !bound.any_in("b"));
         assert!(bound.labelled("").is_empty());
         bound.change(&Change::Deleted(other));
-        assert!(!bound.any_in("a"));
-        assert!(bound.0.read().labelled.is_empty());
+        assert!(bound.labelled.read().is_empty());
     }
 }

@@ -63,7 +63,7 @@ impl Admission {
         let on = |gate: &str| gates.enabled(gate);
         let admission = Arc::new(Self {
             topology: RwLock::default(),
-            bound: BoundPods::default(),
+            bound: BoundPods::new(caches.pods.clone()),
             evaluator: Evaluator::new(Arc::new(access), retries),
             quota_rules: check::Rules {
                 guarantee_usage: on("ElasticQuotaGuaranteeUsage"),

@@ -1,0 +1,89 @@
+//! NodeSLOs: thousands, and most of them say the same.
+
+use koord_api::slo::{NodeSLO, NodeSLOSpec};
+use koord_kube::{Mirrored, ObjectKey};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What the manager keeps of a NodeSLO.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SloFacts {
+    pub(crate) node: Box<str>,
+    uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    /// Shared with other nodes' that are equal.
+    pub(crate) spec: Arc<NodeSLOSpec>,
+}
+
+/// So many different specs are remembered.
+const REMEMBERED: usize = 16;
+
+/// Specs that were seen of late.
+#[derive(Debug, Default)]
+pub(crate) struct Specs(Mutex<VecDeque<Arc<NodeSLOSpec>>>);
+
+impl Specs {
+    /// `spec`, or an equal one that is kept already.
+    fn share(&self, spec: NodeSLOSpec) -> Arc<NodeSLOSpec> {
+        let mut seen = self.0.lock();
+        let at = seen.iter().position(|known| **known == spec);
+        // The newest is first: it is the one that most nodes have next.
+        let shared = at.and_then(|at| seen.remove(at));
+        let shared = shared.unwrap_or_else(|| Arc::new(spec));
+        seen.truncate(REMEMBERED - 1);
+        seen.push_front(shared.clone());
+        shared
+    }
+
+    /// What is kept of an object.
+    pub(crate) fn of(&self, slo: NodeSLO) -> SloFacts {
+        let meta = slo.metadata;
+        let boxed = |text: Option<String>| text.map(Box::from);
+        SloFacts {
+            node: meta.name.unwrap_or_default().into(),
+            uid: boxed(meta.uid),
+            resource_version: boxed(meta.resource_version),
+            spec: self.share(slo.spec),
+        }
+    }
+}
+
+impl Mirrored for SloFacts {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new("", &*self.node)
+    }
+    fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn equal_specs_are_kept_once_and_old_ones_are_forgotten() {
+        let specs = Specs::default();
+        let slo = |node: &str, percent: i64| -> NodeSLO {
+            let threshold = json!({"enable": true, "cpuSuppressThresholdPercent": percent});
+            let spec = json!({"resourceUsedThresholdWithBE": threshold});
+            serde_json::from_value(json!({"metadata": {"name": node}, "spec": spec})).unwrap()
+        };
+        let (a, b, c) = (slo("a", 65), slo("b", 65), slo("c", 60));
+        let [a, b, c] = [a, b, c].map(|slo| specs.of(slo));
+        assert!(Arc::ptr_eq(&a.spec, &b.spec) && !Arc::ptr_eq(&a.spec, &c.spec));
+        assert_eq!(
+            (a.key().name.as_str(), c.spec.clone()),
+            ("a", slo("c", 60).spec.into())
+        );
+        for percent in 1..100 {
+            specs.of(slo("d", percent));
+        }
+        assert_eq!(specs.0.lock().len(), REMEMBERED);
+    }
+}
