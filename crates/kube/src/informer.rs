@@ -444,7 +444,11 @@ impl<K: Mirrored> Mirror<K> {
             self.set_absent(false);
         }
         match event {
-            watcher::Event::Init => self.listed = Some(HashSet::new()),
+            // Of the first list nothing can be missing.
+            watcher::Event::Init => {
+                let known = !self.objects.read().is_empty();
+                self.listed = known.then(HashSet::new);
+            }
             watcher::Event::InitApply(object) => {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(object.key());

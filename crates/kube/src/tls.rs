@@ -2,16 +2,16 @@
 
 use crate::guard::Peer;
 use axum::extract::Request;
-use axum::middleware::map_request;
+use axum::middleware::{Next, from_fn};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use std::collections::VecDeque;
-use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 /// What clients may take of a server, who need not be anybody to connect to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// At a time; for one more, the oldest has to go. Thus nobody who merely holds connections
-    /// keeps a probe out.
+    /// At a time; for one more, the oldest that waits for no answer has to go, or the oldest of all. Thus
+    /// nobody who merely holds connections keeps a probe out, or takes an answer away.
     pub clients: usize,
     /// To agree on TLS.
     pub handshake: Duration,
@@ -43,6 +43,12 @@ pub const LIMITS: Limits = Limits {
     idle: Duration::from_secs(180),
     grace: Duration::from_secs(10),
 };
+/// For webhooks. API servers keep a connection for each question that they have asked at the same time, and
+/// open more while an answer is late; who loses one then has not created its pod.
+pub const ASKED_BY_SERVERS: Limits = Limits {
+    clients: 768,
+    ..LIMITS
+};
 /// Before another attempt to accept, when there is for example no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -55,7 +61,7 @@ pub async fn serve(
     shutdown: CancellationToken,
     limits: Limits,
 ) {
-    let mut clients: VecDeque<AbortHandle> = VecDeque::new();
+    let mut clients: VecDeque<Served> = VecDeque::new();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -68,25 +74,69 @@ pub async fn serve(
             }
         };
         if clients.len() >= limits.clients {
-            clients.retain(|client| !client.is_finished());
+            clients.retain(|client| !client.task.is_finished());
         }
-        if clients.len() >= limits.clients
-            && let Some(oldest) = clients.pop_front()
-        {
-            oldest.abort();
+        if clients.len() >= limits.clients {
+            let idle = clients.iter().position(Served::is_idle).unwrap_or(0);
+            if let Some(oldest) = clients.remove(idle) {
+                oldest.task.abort();
+            }
         }
         let acceptor = TlsAcceptor::from(configs.borrow().clone());
         let routes = routes.clone();
         let stop = shutdown.clone();
+        let questions = Questions::default();
+        let asked = questions.clone();
         let client = tokio::spawn(async move {
-            stop.run_until_cancelled(talk(stream, acceptor, routes, limits))
+            stop.run_until_cancelled(talk(stream, acceptor, routes, limits, asked))
                 .await;
         });
-        clients.push_back(client.abort_handle());
+        clients.push_back(Served {
+            task: client.abort_handle(),
+            questions,
+        });
     }
 }
 
-async fn talk(stream: TcpStream, acceptor: TlsAcceptor, routes: Router, limits: Limits) {
+/// A client, as long as it is connected.
+struct Served {
+    task: AbortHandle,
+    questions: Questions,
+}
+
+impl Served {
+    fn is_idle(&self) -> bool {
+        self.questions.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// How many requests of a client have no answer yet.
+#[derive(Clone, Default)]
+struct Questions(Arc<AtomicUsize>);
+
+impl Questions {
+    fn ask(&self) -> Asked {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Asked(self.clone())
+    }
+}
+
+/// A request without an answer.
+struct Asked(Questions);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn talk(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    routes: Router,
+    limits: Limits,
+    questions: Questions,
+) {
     let stream = match tokio::time::timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -100,12 +150,18 @@ async fn talk(stream: TcpStream, acceptor: TlsAcceptor, routes: Router, limits: 
     let peer = Peer::of(certificate.map(|certificate| certificate.as_ref()));
     let begun = Arc::new(Notify::new());
     let begins = begun.clone();
-    let routes = routes
-        .layer(Extension(peer))
-        .layer(map_request(move |request: Request| {
-            begins.notify_one();
-            ready(request)
-        }));
+    let routes =
+        routes
+            .layer(Extension(peer))
+            .layer(from_fn(move |request: Request, next: Next| {
+                begins.notify_one();
+                let asked = questions.ask();
+                async move {
+                    let answer = next.run(request).await;
+                    drop(asked);
+                    answer
+                }
+            }));
     // The version is agreed upon: waiting for bytes that tell it would be under no time limit.
     let builder = Builder::new(TokioExecutor::new());
     let mut builder = if session.alpn_protocol() == Some(b"h2") {

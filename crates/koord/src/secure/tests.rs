@@ -546,18 +546,16 @@ async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
 
 /// A server without a guard.
 async fn within(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
+    serving(routes(), limits, stop).await
+}
+
+async fn serving(routes: Router, limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
     crate::cluster::install_crypto_provider();
     let mut source = Source::new(None, Authorities::None).unwrap();
     let (_, configs) = watch::channel(source.first().await.unwrap());
     let listener = TcpListener::bind(ANY).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(tls::serve(
-        listener,
-        routes(),
-        configs,
-        stop.clone(),
-        limits,
-    ));
+    tokio::spawn(tls::serve(listener, routes, configs, stop.clone(), limits));
     address
 }
 
@@ -619,6 +617,40 @@ async fn silent_clients_are_left() {
     }
     let address = within(mute, &stop).await;
     until_closed(TcpStream::connect(address).await.unwrap()).await;
+    stop.cancel();
+}
+
+/// A connection whose answer is still to come is not the one that makes room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_an_answer_keeps_its_connection() {
+    let stop = CancellationToken::new();
+    let limits = tls::Limits {
+        clients: 2,
+        ..tls::LIMITS
+    };
+    let (asked, answers) = (
+        Arc::new(tokio::sync::Notify::new()),
+        Arc::new(tokio::sync::Notify::new()),
+    );
+    let slow = {
+        let (asked, answers) = (asked.clone(), answers.clone());
+        get(async move || {
+            asked.notify_one();
+            answers.notified().await;
+            "late"
+        })
+    };
+    let address = serving(routes().route("/slow", slow), limits, &stop).await;
+    let mut oldest = connect(address, None, "").await;
+    let head = b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    oldest.write_all(head).await.unwrap();
+    asked.notified().await;
+    let idle = connect(address, None, "").await;
+    let (code, _) = ask(address, "GET /healthz", "", None).await;
+    assert_eq!(code, "200");
+    until_closed(idle).await;
+    answers.notify_one();
+    assert!(until_closed(oldest).await.ends_with(b"late"));
     stop.cancel();
 }
 

@@ -159,7 +159,7 @@ impl Keeping {
                             serve::routes(serving.webhooks, &serving.pages),
                             receiver,
                             serving.shutdown,
-                            tls::LIMITS,
+                            tls::ASKED_BY_SERVERS,
                         ));
                     }
                     *configs = Some(sender);

@@ -1,5 +1,6 @@
 //! Reports of nodes: what they use, pod by pod.
 
+use super::packed::Packed;
 use koord_api::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::resources;
@@ -43,7 +44,7 @@ pub(crate) struct PodUsage {
     /// As reported.
     pub(crate) priority: PriorityClass,
     /// `None` if the report names the pod without an amount.
-    pub(crate) usage: Option<Amount>,
+    pub(crate) usage: Option<Packed>,
 }
 
 impl MetricFacts {
@@ -73,7 +74,7 @@ impl Report {
             namespace: pod.namespace.as_str().into(),
             name: pod.name.as_str().into(),
             priority: pod.priority,
-            usage: pod.pod_usage.as_ref().map(amount),
+            usage: pod.pod_usage.as_ref().map(|used| amount(used).into()),
         });
         let host_apps = status.host_application_metric.iter().map(|app| Measured {
             priority: app.priority,

@@ -2,10 +2,12 @@
 //! object, and little of it is ever read.
 
 mod metric;
+mod packed;
 mod pod;
 mod slo;
 
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
+pub(crate) use packed::Packed;
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};
 pub(crate) use slo::{SloFacts, Specs};
 

@@ -1,5 +1,6 @@
 //! Pods, kept once: the cache holds the facts, the index points to them.
 
+use super::packed::Packed;
 use crate::Options;
 use crate::cache::Cache;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +8,7 @@ use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, QosClass};
 use koord_api::{annotations, labels};
 use koord_kube::{Change, Mirrored, ObjectKey};
-use koord_model::reclaim::{Amount, pod_request};
+use koord_model::reclaim::pod_request;
 use parking_lot::RwLock;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +50,7 @@ pub(crate) struct PodFacts {
     pub(crate) priority: PriorityClass,
     /// QoS class, with default.
     pub(crate) qos: QosClass,
-    pub(crate) request: Amount,
+    pub(crate) request: Packed,
     /// The quota that the label names; empty if none.
     pub(crate) quota: Box<str>,
     /// The NUMA nodes in the scheduler's annotation.
@@ -73,7 +74,7 @@ impl PodFacts {
             active: matches!(phase, Some("Running" | "Pending")),
             priority: priority::of_pod_with_default(pod),
             qos: qos::of_pod_with_default(pod),
-            request: pod_request(pod),
+            request: pod_request(pod).into(),
             quota: boxed_label(pod, labels::POD_QUOTA_NAME),
             numa_nodes: numa_nodes(pod),
             labels: if keep.labels {

@@ -1,6 +1,6 @@
 //! From API objects to the [`NodeView`] that the formulas take.
 
-use crate::facts::{PodFacts, PodUsage, Report};
+use crate::facts::{Packed, PodFacts, PodUsage, Report};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::extension::Reserved;
 use koord_api::quantity::{self, Quantity};
@@ -25,14 +25,14 @@ pub(crate) fn node_view<'a>(
         views.push(PodView {
             priority: pod.priority,
             qos: pod.qos,
-            request: pod.request,
-            usage: metric.and_then(|metric| metric.usage),
+            request: pod.request.amount(),
+            usage: metric.and_then(|metric| Some(metric.usage?.amount())),
             numa_nodes: pod.numa_nodes.to_vec(),
         });
     }
     let dangling = measured.into_values().map(|metric| Measured {
         priority: metric.priority,
-        usage: metric.usage.unwrap_or_default(),
+        usage: metric.usage.map(Packed::amount).unwrap_or_default(),
     });
     NodeView {
         capacity: status_amount(node, |status| status.capacity.as_ref()),

@@ -2,7 +2,7 @@
 //! pods.
 
 use super::pods::{ContainerFacts, PodFacts};
-use crate::facts::MetricFacts;
+use crate::facts::{MetricFacts, Packed};
 use jiff::Timestamp;
 use koord_api::quantity::Quantity;
 use koord_api::resources;
@@ -185,7 +185,9 @@ fn of_node_metrics(
             continue;
         };
         for pod in &report.pods {
-            let Some(usage) = &pod.usage else { continue };
+            let Some(usage) = pod.usage.map(Packed::amount) else {
+                continue;
+            };
             if namespaces.contains(&&*pod.namespace) {
                 let key = ObjectKey::new(&*pod.namespace, &*pod.name);
                 let whole = Use {

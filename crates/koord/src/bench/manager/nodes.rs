@@ -206,7 +206,7 @@ async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
             );
             let path = format!("/apis/slo.koordinator.sh/v1alpha1/nodemetrics/{name}/status");
             cluster.patch(&path, &json!({"status": status})).await?;
-            if (round + u64::from(index)) % HEARTBEATS == 0 {
+            if (round + u64::from(index)).is_multiple_of(HEARTBEATS) {
                 let path = format!("/api/v1/nodes/{name}/status");
                 cluster.patch(&path, &objects::heartbeat()).await?;
             }

@@ -187,13 +187,14 @@ pub(super) fn settings(reclaim: u32, suppress: u32) -> Value {
 
 fn profile(index: u32) -> Value {
     let app = format!("service-{index}");
-    let selector = if index % 2 == 0 {
+    let selector = if index.is_multiple_of(2) {
         json!({"matchLabels": {"app": app}})
     } else {
         json!({"matchExpressions": [{"key": "app", "operator": "In", "values": [app, "none"]}]})
     };
-    let namespaces = (index % 5 == 0).then(|| json!({"matchLabels": {"team": "shop"}}));
-    let patch = (index % 10 == 0).then(|| json!({"spec": {"terminationGracePeriodSeconds": 60}}));
+    let namespaces = (index.is_multiple_of(5)).then(|| json!({"matchLabels": {"team": "shop"}}));
+    let patch =
+        (index.is_multiple_of(10)).then(|| json!({"spec": {"terminationGracePeriodSeconds": 60}}));
     let mut profile = json!({
         "apiVersion": "config.koordinator.sh/v1alpha1", "kind": "ClusterColocationProfile",
         "metadata": {"name": format!("profile-{index}")},

@@ -238,7 +238,10 @@ async fn load(rate: f64, seconds: Duration, client: &Client, asked: Option<Asked
     let (client, runtime) = (client.clone(), Handle::current());
     let (sender, seen) = oneshot::channel();
     // A thread of its own: its priority ends with it.
-    std::thread::spawn(move || sender.send(generate(rate, seconds, &client, asked, &runtime)));
+    std::thread::spawn(move || {
+        // Who no longer waits wants no answer.
+        let _ = sender.send(generate(rate, seconds, &client, asked, &runtime));
+    });
     seen.await.context("the generator")?
 }
 

@@ -1,0 +1,110 @@
+//! Amounts in half of the bytes, for what there are hundreds of thousands of.
+
+use koord_api::quantity::{Format, NANOS_PER_UNIT, Quantity};
+use koord_model::reclaim::Amount;
+
+/// CPU and memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Packed {
+    cpu: Small,
+    memory: Small,
+}
+
+impl Packed {
+    pub(crate) fn amount(self) -> Amount {
+        Amount::new(self.cpu.into(), self.memory.into())
+    }
+}
+
+impl From<Amount> for Packed {
+    fn from(amount: Amount) -> Self {
+        Self {
+            cpu: amount.cpu.into(),
+            memory: amount.memory.into(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Small {
+    count: i64,
+    of: Unit,
+    format: Format,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Unit {
+    Whole,
+    Milli,
+    Nano,
+}
+
+impl Unit {
+    const fn nanos(self) -> i128 {
+        match self {
+            Self::Whole => NANOS_PER_UNIT,
+            Self::Milli => NANOS_PER_UNIT / 1000,
+            Self::Nano => 1,
+        }
+    }
+}
+
+impl From<Quantity> for Small {
+    /// Exact up to nine billion cores, and up to eight pebibytes in thousandths; what is larger and not
+    /// whole is rounded up, as everybody does who reads a quantity as a whole number.
+    fn from(quantity: Quantity) -> Self {
+        let (nanos, format) = (quantity.nanos(), quantity.format());
+        let exact = |of: Unit| {
+            let count = i64::try_from(nanos / of.nanos()).ok()?;
+            (nanos % of.nanos() == 0).then_some(Self { count, of, format })
+        };
+        let found = [Unit::Whole, Unit::Milli, Unit::Nano]
+            .into_iter()
+            .find_map(exact);
+        found.unwrap_or(Self {
+            count: quantity.value(),
+            of: Unit::Whole,
+            format,
+        })
+    }
+}
+
+impl From<Small> for Quantity {
+    fn from(small: Small) -> Self {
+        Self::from_nanos(i128::from(small.count) * small.of.nanos(), small.format)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_come_back_as_they_were() {
+        for text in [
+            "0",
+            "1",
+            "250m",
+            "1n",
+            "1500000001n",
+            "-3",
+            "33.3Gi",
+            "128Gi",
+            "2E",
+            "8500M",
+            "1e3",
+            "0.5",
+            "9223372036854775807",
+        ] {
+            let quantity: Quantity = text.parse().unwrap();
+            let packed = Packed::from(Amount::new(quantity, Quantity::ZERO)).amount();
+            assert_eq!(packed.cpu.nanos(), quantity.nanos(), "{text}");
+            assert_eq!(packed.cpu.to_string(), quantity.to_string());
+        }
+        let large: Quantity = "9000000000000000000500m".parse().unwrap();
+        let packed = Packed::from(Amount::new(large, large)).amount();
+        assert_eq!(packed.memory.value(), large.value());
+        assert_eq!(std::mem::size_of::<Option<Packed>>(), 32);
+    }
+}
