@@ -10,7 +10,7 @@ use crate::console;
 use anyhow::{Context as _, Result, bail, ensure};
 use koord_apiserver::store::{Entry, TableId, Watcher};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -254,8 +254,12 @@ async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32
     let (reclaim, suppress) = [(65, 65), (45, 60), (65, 55), (45, 50)][round as usize % 4];
     let path = format!("/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps/{CONFIG_NAME}");
     let began = Instant::now();
-    let settings = json!({"data": objects::settings(reclaim, suppress)});
-    cluster.patch(&path, &settings).await?;
+    let settings = objects::settings(reclaim, suppress);
+    let texts = settings.as_object().into_iter().flatten();
+    let data: serde_json::Map<String, Value> = texts
+        .map(|(key, value)| (key.clone(), value.to_string().into()))
+        .collect();
+    cluster.patch(&path, &json!({"data": data})).await?;
     let mut last = began;
     let mut seen: [HashSet<Arc<str>>; 2] = Default::default();
     loop {

@@ -179,10 +179,7 @@ pub(super) fn settings(reclaim: u32, suppress: u32) -> Value {
     let colocation = json!({"enable": true, "cpuReclaimThresholdPercent": reclaim});
     let threshold =
         json!({"clusterStrategy": {"enable": true, "cpuSuppressThresholdPercent": suppress}});
-    json!({
-        "colocation-config": colocation.to_string(),
-        "resource-threshold-config": threshold.to_string(),
-    })
+    json!({"colocation-config": colocation, "resource-threshold-config": threshold})
 }
 
 fn profile(index: u32) -> Value {
