@@ -109,10 +109,9 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
     let (cost, node_writes_per_sec) = loop {
         let mut writes = Watching::of(&cluster, nodes_table())?;
         let window = Window::begin(manager.pid())?;
-        tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+        let written = writes.count(Duration::from_secs(args.seconds)).await?;
         manager.alive()?;
         let cost = window.end()?;
-        let written = writes.count()?;
         if cost.is_noisy() && rejected < args.repeats {
             rejected += 1;
             console::warn(format_args!(
@@ -231,10 +230,12 @@ impl Watching {
         Ok(Self(watcher.context("watch")?))
     }
 
-    /// How many there were.
-    fn count(&mut self) -> Result<u64> {
+    /// How many there are for so long. They are taken as they come: few are kept.
+    async fn count(&mut self, window: Duration) -> Result<u64> {
+        let end = tokio::time::Instant::now() + window;
         let mut count = 0;
-        while self.0.try_next().map_err(|_| lagged())?.is_some() {
+        while let Ok(event) = tokio::time::timeout_at(end, self.0.next()).await {
+            event.map_err(|_| lagged())?;
             count += 1;
         }
         Ok(count)
