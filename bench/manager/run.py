@@ -159,7 +159,8 @@ def end(known, compat, counts):
     lines = [json.loads(line) for line in open(counts)]
     used = {number for line in lines for number in line["used"]}
     for rule in rules.rules:
-        if rule[-1] not in used:
+        # A run of some steps does not have all of them.
+        if rule[-1] not in used and len(lines) == len(STEPS):
             print(f"nothing differed as {known}:{rule[-1]} says: {rule[-2]}")
     kinds = {}
     for line in lines:
