@@ -116,6 +116,18 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
     })
 }
 
+/// Runs koord-runtime-proxy.
+#[must_use]
+pub fn runtime_proxy(argv: Vec<OsString>) -> ExitCode {
+    start(
+        argv,
+        |args: koord_runtime_proxy::Args, context| async move {
+            let options = args.options()?;
+            Ok(koord_runtime_proxy::run(options, context, || {}).await?)
+        },
+    )
+}
+
 async fn koord_client(
     kubeconfig: Option<&Path>,
     server: &str,

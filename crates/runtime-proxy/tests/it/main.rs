@@ -4,5 +4,6 @@
 
 mod asking;
 mod containerd;
+mod deploy;
 mod passing;
 mod world;

@@ -1,0 +1,42 @@
+//! What is installed on a node fits the program.
+
+use koord_runtime_proxy::{Args, Options};
+use std::time::Duration;
+
+const SERVICE: &str = include_str!("../../../../deploy/runtime-proxy/koord-runtime-proxy.service");
+const SOCKET: &str = include_str!("../../../../deploy/runtime-proxy/koord-runtime-proxy.socket");
+const KUBELET: &str = include_str!("../../../../deploy/runtime-proxy/kubelet-config.yaml");
+
+fn value<'a>(unit: &'a str, key: &str) -> &'a str {
+    let lines = unit.lines();
+    let mut found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    found.next_back().unwrap()
+}
+
+fn options() -> Options {
+    let argv = value(SERVICE, "ExecStart").split(' ');
+    let parsed = koord_app::flags::parse::<Args>(argv.map(Into::into)).unwrap();
+    parsed.args.options().unwrap()
+}
+
+#[test]
+fn socket_service_and_kubelet_mean_the_same_path() {
+    let listen = options().listen;
+    let listen = listen.to_str().unwrap();
+    assert_eq!(value(SOCKET, "ListenStream"), listen);
+    let endpoint = format!("containerRuntimeEndpoint: unix://{listen}");
+    assert!(KUBELET.lines().any(|line| line == endpoint));
+}
+
+#[test]
+fn systemd_waits_for_calls_and_knows_the_successor() {
+    let stop: u64 = value(SERVICE, "TimeoutStopSec").parse().unwrap();
+    assert!(Duration::from_secs(stop) > options().drain_timeout);
+    assert_eq!(value(SERVICE, "StandardInput"), "socket");
+    assert_eq!(
+        (value(SERVICE, "Type"), value(SERVICE, "NotifyAccess")),
+        ("notify", "all")
+    );
+    // Not only the main process: the successor would go with it.
+    assert_eq!(value(SERVICE, "KillMode"), "process");
+}
