@@ -149,24 +149,99 @@ pub struct Injector {
     pub pods: Option<FailurePolicy>,
 }
 
+/// Writes of one configuration that somebody undid before a replica lets the other's stand.
+const WRITES: u32 = 3;
+/// Times that passed without a change until it tries again.
+const QUIET: u32 = 60;
+
+/// What a replica remembers of the others: they may have other gates, or be Koordinator's, which has
+/// no failure policy of its own for pods. None of them shall rewrite the configurations for ever.
+#[derive(Debug, Default)]
+pub struct Contest {
+    mutating: Contested,
+    validating: Contested,
+}
+
+#[derive(Debug, Default)]
+struct Contested {
+    writes: u32,
+    yields: bool,
+    quiet: u32,
+}
+
+impl Contest {
+    /// Nobody has touched the configurations for a while.
+    pub fn rested(&mut self) {
+        for one in [&mut self.mutating, &mut self.validating] {
+            one.quiet += 1;
+            if !one.yields || one.quiet >= QUIET {
+                *one = Contested::default();
+            }
+        }
+    }
+}
+
+impl Contested {
+    /// Whether to write what differs from what is there.
+    fn stands_up(&mut self, current: &Value, wanted: &Value) -> bool {
+        self.yields = self.writes >= WRITES && is_of_another_mind(current, wanted);
+        if !self.yields {
+            self.writes += 1;
+        }
+        !self.yields
+    }
+}
+
+/// Whether `current` only leaves out entries, or has other failure policies: what it asks is answered,
+/// and trusted.
+fn is_of_another_mind(current: &Value, wanted: &Value) -> bool {
+    let without_policy = |entry: &Value| {
+        let mut entry = entry.clone();
+        if let Some(entry) = entry.as_object_mut() {
+            entry.remove("failurePolicy");
+        }
+        entry
+    };
+    let entries = |list: &Value| -> Vec<Value> {
+        let list = list.as_array().into_iter().flatten();
+        list.map(without_policy).collect()
+    };
+    let wanted = entries(wanted);
+    entries(current).iter().all(|entry| wanted.contains(entry))
+}
+
 impl Injector {
-    /// Brings both configurations in line; writes only what differs.
+    /// Brings both configurations in line; writes only what differs, and not for ever what others undo.
     ///
     /// # Errors
     /// See [`InjectError`]. A conflict is one: whoever was faster may have written the same.
-    pub async fn ensure(&self, client: &Client, ca: &[u8]) -> Result<(), InjectError> {
-        self.ensure_one(client, true, &self.mutating, ca).await?;
-        self.ensure_one(client, false, &self.validating, ca).await
+    pub async fn ensure(
+        &self,
+        client: &Client,
+        ca: &[u8],
+        contest: &mut Contest,
+    ) -> Result<(), InjectError> {
+        let Contest {
+            mutating,
+            validating,
+        } = contest;
+        self.ensure_one(client, true, ca, mutating).await?;
+        self.ensure_one(client, false, ca, validating).await
     }
 
     async fn ensure_one(
         &self,
         client: &Client,
         mutating: bool,
-        name: &str,
         ca: &[u8],
+        contested: &mut Contested,
     ) -> Result<(), InjectError> {
         let kind = kind(mutating);
+        let name = if mutating {
+            &self.mutating
+        } else {
+            &self.validating
+        };
         let failed = |source| InjectError::Api {
             kind,
             name: name.to_owned(),
@@ -193,6 +268,17 @@ impl Injector {
         };
         let wanted = self.wanted(entries, ca);
         if stored.is_some() && current == wanted {
+            return Ok(());
+        }
+        let yielded = contested.yields;
+        if stored.is_some() && !contested.stands_up(&current, &wanted) {
+            if !yielded {
+                tracing::warn!(
+                    kind,
+                    name,
+                    "another replica leaves out webhooks or sets other failure policies: that stands"
+                );
+            }
             return Ok(());
         }
         if stored.is_none() {

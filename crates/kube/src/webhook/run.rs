@@ -1,6 +1,6 @@
 //! A webhook server as a whole: certificates, TLS, configurations.
 
-use super::configuration::Injector;
+use super::configuration::{Contest, Injector};
 use super::{Page, Webhook, serve};
 use crate::certs::{Artifacts, CertsError, Keeper};
 use crate::informer::{Change, Informer, Scope};
@@ -70,6 +70,7 @@ impl Server {
                 clock,
                 state,
                 known: Artifacts::default(),
+                contest: Contest::default(),
             };
             let serving = Serving {
                 listener,
@@ -98,6 +99,7 @@ struct Keeping {
     clock: Clock,
     state: watch::Sender<Result<(), String>>,
     known: Artifacts,
+    contest: Contest,
 }
 
 impl Keeping {
@@ -130,7 +132,12 @@ impl Keeping {
             };
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(next) => continue,
+                () = tokio::time::sleep(next) => {
+                    if next == RESYNC {
+                        self.contest.rested();
+                    }
+                    continue;
+                }
                 () = changes.next() => {}
             }
             tokio::select! {
@@ -167,10 +174,10 @@ impl Keeping {
             }
             self.known = certs;
         }
-        let injected = self
-            .server
-            .injector
-            .ensure(&self.client, &self.known.ca_cert);
+        let injected =
+            self.server
+                .injector
+                .ensure(&self.client, &self.known.ca_cert, &mut self.contest);
         injected.await.map_err(|error| error.to_string())?;
         self.state.send_if_modified(|state| {
             let first = state.is_err();

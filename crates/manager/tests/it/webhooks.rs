@@ -2,6 +2,7 @@
 
 use crate::cluster::{Cluster, typed};
 use axum::http::Request;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -18,6 +19,7 @@ use koord_kube::{Api, patch};
 use koord_manager::webhook::{MUTATING, Serve, Settings, VALIDATING, manifests};
 use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const SECRET: &str = "koordinator-webhook-certs";
 const HOST: &str = "koordinator-webhook-service.koordinator-system.svc";
@@ -138,6 +140,62 @@ pub(crate) async fn certificates_are_made_told_and_mended() {
         c.webhooks.as_ref().filter(|w| !w.is_empty()).map(|_| ())
     })
     .await;
+    cluster.ctx.shutdown.cancel();
+    manager.await.unwrap();
+}
+
+/// Somebody, such as Koordinator's manager with its default gates, leaves out an entry each time it
+/// sees it. That stands after three times; what makes the others useless is mended all the same.
+#[tokio::test(start_paused = true)]
+async fn replicas_of_another_mind_do_not_rewrite_each_others_for_ever() {
+    let cluster = Cluster::start().await;
+    let manager = cluster.manager(options(settings(None)));
+    install(&cluster).await;
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let other = "vconfigmap.koordinator.sh";
+    let params = PostParams::default();
+    let has = |c: &ValidatingWebhookConfiguration| {
+        let mut webhooks = c.webhooks.iter().flatten();
+        webhooks.any(|w| w.name == other && w.client_config.ca_bundle.is_some())
+    };
+    let seen = async || loop {
+        let found = api.get(VALIDATING).await.unwrap();
+        if has(&found) {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    let leave_out = async |mut c: ValidatingWebhookConfiguration| {
+        c.webhooks.as_mut().unwrap().retain(|w| w.name != other);
+        api.replace(VALIDATING, &params, &c).await.unwrap()
+    };
+    let mut left = ValidatingWebhookConfiguration::default();
+    for _ in 0..4 {
+        let found = tokio::time::timeout(Duration::from_secs(60), seen()).await;
+        left = leave_out(found.expect("the entry again")).await;
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let now = api.get(VALIDATING).await.unwrap();
+    assert_eq!(now.metadata.generation, left.metadata.generation);
+
+    let entry = &mut left.webhooks.as_mut().unwrap()[0];
+    entry.client_config.ca_bundle = Some(ByteString(b"somebody".to_vec()));
+    api.replace(VALIDATING, &params, &left).await.unwrap();
+    let mended = tokio::time::timeout(Duration::from_secs(60), seen()).await;
+    let mended = mended.expect("the certificate");
+    let mut bundles = mended
+        .webhooks
+        .iter()
+        .flatten()
+        .map(|w| &w.client_config.ca_bundle);
+    assert!(bundles.all(|b| b.as_ref().is_some_and(|b| b.0 != b"somebody")));
+
+    // After an hour of peace it is tried again.
+    leave_out(mended).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(!has(&api.get(VALIDATING).await.unwrap()));
+    tokio::time::sleep(Duration::from_secs(4000)).await;
+    assert!(has(&api.get(VALIDATING).await.unwrap()));
     cluster.ctx.shutdown.cancel();
     manager.await.unwrap();
 }
