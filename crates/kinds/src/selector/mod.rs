@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::jsonpath::Path;
 use super::meta;
+use super::names;
 use super::resource::Resource;
 use crate::Index;
 
@@ -25,6 +26,14 @@ impl From<SelectorError> for super::ApiError {
     fn from(e: SelectorError) -> Self {
         Self::bad_request(e.0)
     }
+}
+
+/// Why no object can have the label `key` with `value`: Kubernetes' rules for both.
+#[must_use]
+pub fn label_problem(key: &str, value: &str) -> Option<String> {
+    let of_key = names::qualified_name(key).into_iter().next();
+    let of_key = of_key.map(|why| format!("{key:?}: {why}"));
+    of_key.or_else(|| Some(format!("{value:?}: {}", names::label_value(value)?)))
 }
 
 const POD_FIELDS: &[&str] = &[

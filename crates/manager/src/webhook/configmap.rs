@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::configmap::{ConfigProblem, NodeOverride, Section, SloControllerConfig, keys};
 use koord_api::selector;
+use koord_kinds::selector::label_problem;
 use koord_kube::ObjectKey;
 use koord_kube::webhook::{Answer, Handler, Operation, Request};
 use serde_json::{Value, json};
@@ -211,6 +212,10 @@ impl Overrides {
                 let message = format!("{key}: override {name:?}: nodeSelector is empty");
                 return Err(Refusal::invalid(message));
             }
+            if let Some(why) = selector.as_ref().and_then(no_label) {
+                let message = format!("{key}: override {name:?}: nodeSelector: {why}");
+                return Err(Refusal::invalid(message));
+            }
             if !names_needed {
                 continue;
             }
@@ -238,6 +243,23 @@ impl Overrides {
         }
         Ok(())
     }
+}
+
+/// A label of a selector that no node can have.
+fn no_label(selector: &LabelSelector) -> Option<String> {
+    let labels = selector.match_labels.iter().flatten();
+    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
+    let wanted = selector.match_expressions.iter().flatten();
+    let wanted = wanted.flat_map(|of| {
+        // Those without values have a key.
+        let values = of.values.iter().flatten().map(String::as_str);
+        std::iter::once("")
+            .chain(values)
+            .map(|value| (&*of.key, value))
+    });
+    labels
+        .chain(wanted)
+        .find_map(|(key, value)| label_problem(key, value))
 }
 
 /// Nodes that a selector describes: with its labels and, in the k-th of them, the k-th value of each

@@ -54,6 +54,9 @@ impl Mutating {
 
 /// The amounts of [`AMPLIFIED`] in `list`.
 fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
+    if !(list.is_object() || list.is_null()) {
+        return Err(format!("{at}: {list}: expected an object"));
+    }
     let mut amounts = ResourceList::new();
     for name in AMPLIFIED {
         let Some(value) = list.get(name).filter(|value| !value.is_null()) else {
@@ -288,6 +291,10 @@ mod tests {
             (
                 vec![(RATIO, r#"{"cpu":2}"#), (RAW, r#"{"cpu":"x"}"#)],
                 ["raw-allocatable", "x"],
+            ),
+            (
+                vec![(RATIO, r#"{"cpu":2}"#), (RAW, "[]")],
+                ["raw-allocatable", "[]"],
             ),
         ] {
             let error = amplify(&mut node(&annotations, "1", "1"), None, true).unwrap_err();

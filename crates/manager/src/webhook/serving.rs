@@ -8,7 +8,8 @@ use crate::replica::Replica;
 use futures::future::BoxFuture;
 use koord_app::Context;
 use koord_kube::webhook::run::Readiness;
-use koord_kube::webhook::{Answer, Handler, Page, Request, Webhook};
+use koord_kube::webhook::{Answer, Handler, Operation, Page, Request, Webhook};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Where the webhooks are asked.
@@ -125,8 +126,150 @@ struct Synced {
 impl Handler for Synced {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
+            if let Some(problem) = malformed(self.row, &request) {
+                return Answer::deny(400, problem);
+            }
             self.replica.wait_for(&[], self.row.caches).await;
             self.handler.handle(request).await
         })
+    }
+}
+
+/// What keeps a question from being one about the row's objects, which upstream refuses to decode.
+/// Questions about anything else are for the handlers to let through.
+fn malformed(row: &Row, request: &Request) -> Option<String> {
+    let about_them = row.registrations.iter().any(|entry| {
+        let (resource, sub) = entry
+            .resource
+            .split_once('/')
+            .unwrap_or((entry.resource, ""));
+        let asked = &request.resource;
+        (entry.group, resource, sub) == (&*asked.group, &*asked.resource, &*request.sub_resource)
+    });
+    if !about_them {
+        return None;
+    }
+    let (new, old) = match request.operation {
+        Operation::Create => (true, false),
+        Operation::Update => (true, true),
+        Operation::Delete | Operation::Connect => (false, false),
+    };
+    let objects = [
+        ("object", new, &request.object),
+        ("oldObject", old, &request.old_object),
+    ];
+    objects.into_iter().find_map(|(name, needed, object)| {
+        let Some(object) = object else {
+            return needed.then(|| format!("request.{name}: missing"));
+        };
+        let problem = misfit(object, &request.kind.kind)?;
+        Some(format!("request.{name}.{problem}"))
+    })
+}
+
+/// What of kind and metadata no object of `kind` has.
+fn misfit(object: &Value, kind: &str) -> Option<String> {
+    let found = object.get("kind").filter(|found| !found.is_null());
+    if let Some(found) = found
+        && !kind.is_empty()
+        && found != kind
+    {
+        return Some(format!("kind: {found}: expected {kind:?}"));
+    }
+    let metadata = object.get("metadata").filter(|value| !value.is_null())?;
+    if !metadata.is_object() {
+        return Some(format!("metadata: {metadata}: expected an object"));
+    }
+    ["labels", "annotations"].into_iter().find_map(|name| {
+        let map = metadata.get(name).filter(|value| !value.is_null())?;
+        let Some(entries) = map.as_object() else {
+            return Some(format!("metadata.{name}: {map}: expected an object"));
+        };
+        let wrong = |(_, value): &(&String, &Value)| !(value.is_string() || value.is_null());
+        let (key, value) = entries.iter().find(wrong)?;
+        Some(format!("metadata.{name}[{key}]: {value}: expected a text"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::webhook::TABLE;
+    use koord_kube::webhook::{Kind, Resource, User};
+    use serde_json::json;
+
+    fn asked(operation: Operation, object: Option<Value>, old: Option<Value>) -> Request {
+        Request {
+            uid: "u".to_owned(),
+            kind: Kind {
+                kind: "Pod".to_owned(),
+                ..Kind::default()
+            },
+            resource: Resource {
+                resource: "pods".to_owned(),
+                ..Resource::default()
+            },
+            sub_resource: String::new(),
+            name: "pod".to_owned(),
+            namespace: "default".to_owned(),
+            operation,
+            user: User::anonymous(),
+            object,
+            old_object: old,
+            dry_run: false,
+        }
+    }
+
+    fn problem(request: &Request) -> Option<String> {
+        let row = TABLE
+            .iter()
+            .find(|row| row.path == "/validate-pod")
+            .unwrap();
+        malformed(row, request)
+    }
+
+    #[test]
+    fn what_is_no_pod_is_named() {
+        use Operation::{Create, Delete, Update};
+        let good = json!({"kind": "Pod", "metadata": {"labels": {"a": "b"}, "annotations": null}});
+        let pod = || Some(good.clone());
+        let passes = [
+            asked(Create, pod(), None),
+            asked(Update, pod(), pod()),
+            asked(Delete, None, pod()),
+            asked(Delete, None, None),
+            asked(Create, Some(json!({})), None),
+        ];
+        for request in passes {
+            assert_eq!(problem(&request), None, "{request:?}");
+        }
+        let wrong = |object: Value| asked(Create, Some(object), None);
+        for (request, says) in [
+            (asked(Create, None, None), "request.object: missing"),
+            (asked(Update, None, pod()), "request.object: missing"),
+            (asked(Update, pod(), None), "request.oldObject: missing"),
+            (
+                asked(Update, pod(), Some(json!({"kind": "Node"}))),
+                "request.oldObject.kind: \"Node\": expected \"Pod\"",
+            ),
+            (
+                wrong(json!({"metadata": "x"})),
+                "request.object.metadata: \"x\": expected an object",
+            ),
+            (
+                wrong(json!({"metadata": {"labels": ["a"]}})),
+                "request.object.metadata.labels: [\"a\"]: expected an object",
+            ),
+            (
+                wrong(json!({"metadata": {"annotations": {"a": 1}}})),
+                "request.object.metadata.annotations[a]: 1: expected a text",
+            ),
+        ] {
+            assert_eq!(problem(&request).as_deref(), Some(says));
+        }
+        // About something else, which the handlers let through.
+        let mut other = asked(Create, Some(json!({"kind": "Eviction"})), None);
+        other.sub_resource = "eviction".to_owned();
+        assert_eq!(problem(&other), None);
     }
 }

@@ -140,6 +140,23 @@ fn refusals_name_key_field_and_value() {
             vec!["system-config", "\\\"a\\\"", "nodeSelector is empty"],
         ),
         (
+            json!({"system-config": {"nodeStrategies": [picks("a", "pool of", "x")]}}),
+            "ConfigParamInvalid",
+            vec!["system-config", "\\\"a\\\"", "nodeSelector", "pool of"],
+        ),
+        (
+            json!({"colocation-config": {"nodeConfigs": [picks("a", "pool", "x y")]}}),
+            "ConfigParamInvalid",
+            vec!["colocation-config", "\\\"a\\\"", "nodeSelector", "x y"],
+        ),
+        (
+            json!({"cpu-burst-config": {"nodeStrategies": [{"name": "a", "nodeSelector": {
+                "matchExpressions": [{"key": "pool", "operator": "NotIn", "values": ["x", "-"]}],
+            }}]}}),
+            "ConfigParamInvalid",
+            vec!["cpu-burst-config", "nodeSelector", "\\\"-\\\""],
+        ),
+        (
             qos(network("beClass", json!(101))),
             "ConfigParamInvalid",
             vec![
