@@ -64,6 +64,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-app",
             "koord-kube",
             "koord-host",
+            "koord-rpc",
         ],
     ),
     (

@@ -6,6 +6,7 @@
 //! | [`domains`], [`labels`], [`annotations`], [`resources`] | keys and resource names |
 //! | [`extension`] | the JSON behind annotations |
 //! | [`qos`], [`priority`] | the classes of a pod |
+//! | [`hookserver`] | how hook servers register with the runtime proxy |
 //! | [`requests`] | how the amounts of containers add up |
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
@@ -23,6 +24,7 @@ mod crds;
 pub mod domains;
 pub mod duration;
 pub mod extension;
+pub mod hookserver;
 pub mod labels;
 pub mod lenient;
 pub mod merge;

@@ -89,8 +89,8 @@ gates! {
     GroupIdentity: Beta, true, Works;
     CPUSetAllocator: Beta, true, Works;
     BatchResource: Beta, true, Works;
-    GPUEnvInject: Alpha, false, Nothing("the environment of containers is set through NRI or the hook server, not built yet");
-    RDMADeviceInject: Alpha, false, Nothing("devices are given through NRI or the hook server, not built yet");
+    GPUEnvInject: Alpha, false, Works;
+    RDMADeviceInject: Alpha, false, NOT_YET;
     CPUNormalization: Alpha, false, Works;
     CoreSched: Alpha, false, Works;
     TerwayQoS: Alpha, false, Nothing("Terway is not supported");

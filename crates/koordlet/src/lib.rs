@@ -8,6 +8,7 @@
 //! | [`store`] | fixed-size rings |
 //! | [`predict`] | peaks from decaying histograms |
 //! | [`hooks`] | what pods ask for in their group files, as pure functions |
+//! | [`runtime`] | the same, given to the container runtime before processes start |
 //! | [`qos`] | the table of strategies: intended writes and evictions |
 //! | [`executor`] | the one writer of kernel files |
 //! | [`audit`] | a record of everything done |
@@ -36,6 +37,7 @@ pub mod options;
 pub mod predict;
 pub mod qos;
 pub mod report;
+pub mod runtime;
 pub mod shell;
 pub mod states;
 pub mod status;

@@ -4,6 +4,7 @@ use crate::audit;
 use crate::evictor;
 use crate::gates::Gates;
 use crate::predict;
+use crate::runtime;
 use crate::states::slo::SuppressMode;
 use crate::states::{Driver, Layout};
 use koord_host::{CgroupPath, Root};
@@ -210,6 +211,8 @@ pub struct Options {
     pub audit: audit::Log,
     /// How pods are evicted.
     pub evict: evictor::Config,
+    /// How containers get their values at creation; not at all by default.
+    pub runtime: runtime::Config,
     /// Where the loop runs.
     pub thread: Thread,
     /// Real-time priority (1–99) of the loop's own thread; 0 is normal. A busy node starves an
@@ -231,6 +234,7 @@ impl Default for Options {
             address: None,
             audit: audit::Log::default(),
             evict: evictor::Config::default(),
+            runtime: runtime::Config::default(),
             thread: Thread::Own,
             realtime_priority: 0,
         }

@@ -10,6 +10,7 @@ use crate::node_events::NodeEvents;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
+use crate::runtime;
 use crate::states::layout::Finder;
 use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
@@ -158,6 +159,13 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ctx.clock.clone(),
         ctx.shutdown.clone(),
     );
+    let parts = runtime::Parts {
+        states: states.clone(),
+        settings: options.settings.clone(),
+        root: root.clone(),
+        metrics: metrics.clone(),
+    };
+    runtime::start(&options.runtime, parts, ctx.shutdown.clone());
     let parts = evictor::Parts {
         client: client.clone(),
         recorder: recorder.clone(),

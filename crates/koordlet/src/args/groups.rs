@@ -87,13 +87,16 @@ pub struct System {
 }
 
 impl System {
+    pub(super) fn mode(&self) -> Result<AgentMode, UnknownAgentMode> {
+        match self.agent_mode.as_str() {
+            "" => Ok(AgentMode::detect()),
+            given => given.parse(),
+        }
+    }
+
     /// The directories that these flags and the mode give.
     pub(super) fn dirs(&self) -> Result<Dirs, UnknownAgentMode> {
-        let mode = match self.agent_mode.as_str() {
-            "" => AgentMode::detect(),
-            given => given.parse()?,
-        };
-        let mut dirs = mode.dirs();
+        let mut dirs = self.mode()?.dirs();
         // Below another /sys, resctrl is there too, unless said otherwise.
         if let Some(sys) = &self.sys_root_dir {
             dirs.sys_fs = sys.join("fs");
@@ -109,6 +112,94 @@ impl System {
             }
         }
         Ok(dirs)
+    }
+}
+
+/// How containers get what hooks want at creation.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Container runtime")]
+pub struct Runtime {
+    /// The one way in which containers get their values at creation: `nri` (as the runtime's plugin),
+    /// `proxy` (as the hook server of koord-runtime-proxy) or `standalone` (after creation). Otherwise
+    /// `nri`, or `proxy` with --enable-nri-runtime-hook=false.
+    #[arg(long, default_value = "")]
+    pub runtime_hooks_mode: String,
+    /// Whether `nri` is the mode where none is named.
+    #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub enable_nri_runtime_hook: bool,
+    /// What becomes of a container whose hook fails: `Ignore` (it is created as asked for) or `Fail`.
+    #[arg(long, default_value = "Ignore")]
+    pub runtime_hooks_plugin_failure_policy: String,
+    /// Stages that are not served, with commas between.
+    #[arg(long, default_value = "", value_delimiter = ',')]
+    pub runtime_hooks_disable_stages: Vec<String>,
+    /// Kind of the hook server's socket: `unix`.
+    #[arg(long, default_value = "unix")]
+    pub runtime_hooks_network: String,
+    /// Where the hook server listens; /host-var-run-koordlet/koordlet.sock in dsMode, else
+    /// --runtime-hooks-host-endpoint.
+    #[arg(long, value_parser = path)]
+    pub runtime_hooks_addr: Option<PathBuf>,
+    /// Where koord-runtime-proxy finds that socket.
+    #[arg(long, default_value = "/var/run/koordlet/koordlet.sock")]
+    pub runtime_hooks_host_endpoint: String,
+    /// What koord-runtime-proxy does when the hook server does not answer: `Ignore` or `Fail`.
+    #[arg(long, default_value = "Ignore")]
+    pub runtime_hooks_failure_policy: String,
+    /// Directory of hook servers' registrations; /host-etc-hookserver/ in dsMode, else
+    /// /etc/runtime/hookserver.d.
+    #[arg(long, value_parser = path)]
+    pub runtime_hooks_config_path: Option<PathBuf>,
+    /// The host's /var/run; /host-var-run/ in dsMode, else /var/run/.
+    #[arg(long, value_parser = path)]
+    pub var_run_root_dir: Option<PathBuf>,
+    /// The runtime's NRI socket below --var-run-root-dir.
+    #[arg(long, default_value = "nri/nri.sock")]
+    pub runtime_hooks_nri_socket_path: PathBuf,
+    /// The plugin's name.
+    #[arg(long, default_value = "koordlet_nri")]
+    pub runtime_hooks_nri_plugin_name: String,
+    /// The plugin's place among others: two digits.
+    #[arg(long, default_value = "00")]
+    pub runtime_hooks_nri_plugin_index: String,
+    /// How long the runtime may take to answer the registration; at least 5s.
+    #[arg(long, default_value = "6s", value_parser = duration)]
+    pub runtime_hooks_nri_connect_timeout: Duration,
+    /// Before the second attempt to reach the runtime; doubled for each one more.
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    pub runtime_hooks_nri_backoff_duration: Duration,
+    /// The longest time between two attempts; at most 30s.
+    #[arg(long, default_value = "1281023h53m38.427387903s", value_parser = duration)]
+    pub runtime_hooks_nri_backoff_cap: Duration,
+}
+
+impl Runtime {
+    /// Where the host's /var/run, the hook server's socket and the registrations are.
+    pub(super) fn places(&self, mode: AgentMode) -> [PathBuf; 3] {
+        let usual = match mode {
+            AgentMode::DaemonSet => [
+                "/host-var-run/",
+                "/host-var-run-koordlet/koordlet.sock",
+                "/host-etc-hookserver/",
+            ],
+            AgentMode::Host => [
+                "/var/run/",
+                self.runtime_hooks_host_endpoint.as_str(),
+                koord_api::hookserver::DIRECTORY,
+            ],
+        };
+        let given = [
+            &self.var_run_root_dir,
+            &self.runtime_hooks_addr,
+            &self.runtime_hooks_config_path,
+        ];
+        let mut places = usual.map(PathBuf::from);
+        for (place, given) in places.iter_mut().zip(given) {
+            if let Some(given) = given {
+                place.clone_from(given);
+            }
+        }
+        places
     }
 }
 

@@ -97,26 +97,8 @@ inert! {
     "there are no strategies beside those of the table": {
         qos_extension_plugins "qos-extension-plugins" = "";
     }
-    "the hook server is not built yet": {
-        runtime_hooks_network "runtime-hooks-network" = "unix";
-        runtime_hooks_addr "runtime-hooks-addr" = "/host-var-run-koordlet/koordlet.sock";
-        runtime_hooks_failure_policy "runtime-hooks-failure-policy" = "Ignore";
-        runtime_hooks_plugin_failure_policy "runtime-hooks-plugin-failure-policy" = "Ignore";
-        runtime_hooks_config_path "runtime-hooks-config-path" = "/host-etc-hookserver/";
-        runtime_hooks_host_endpoint "runtime-hooks-host-endpoint" =
-            "/var/run/koordlet/koordlet.sock";
-        runtime_hooks_disable_stages "runtime-hooks-disable-stages" = "";
-    }
-    "NRI is not built yet": {
-        enable_nri_runtime_hook "enable-nri-runtime-hook" = "true";
-        var_run_root_dir "var-run-root-dir" = "/host-var-run/";
-        runtime_hooks_nri_connect_timeout "runtime-hooks-nri-connect-timeout" = "6s";
-        runtime_hooks_nri_backoff_duration "runtime-hooks-nri-backoff-duration" = "1s";
-        runtime_hooks_nri_backoff_cap "runtime-hooks-nri-backoff-cap" = "1281023h53m38.427387903s";
+    "attempts to reach the runtime go on for ever, each after twice the time of the last": {
         runtime_hooks_nri_backoff_steps "runtime-hooks-nri-backoff-steps" = "2147483647";
         runtime_hooks_nri_backoff_factor "runtime-hooks-nri-backoff-factor" = "2";
-        runtime_hooks_nri_socket_path "runtime-hooks-nri-socket-path" = "nri/nri.sock";
-        runtime_hooks_nri_plugin_name "runtime-hooks-nri-plugin-name" = "koordlet_nri";
-        runtime_hooks_nri_plugin_index "runtime-hooks-nri-plugin-index" = "00";
     }
 }

@@ -13,10 +13,12 @@ use crate::evictor;
 use crate::gates::{Gate, GateError, Gates};
 use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
 use crate::predict;
+use crate::runtime;
 use crate::states::slo::{SuppressMode, UnknownMode};
 use clap::Parser;
 use koord_app::flags;
 use koord_host::{CgroupPath, HostError, Root};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::ParseIntError;
 use std::path::PathBuf;
@@ -66,6 +68,9 @@ pub struct Args {
     /// Strategies.
     #[command(flatten)]
     pub qos: groups::Qos,
+    /// The container runtime.
+    #[command(flatten)]
+    pub runtime: groups::Runtime,
     /// The audit log.
     #[command(flatten)]
     pub audit: groups::Audit,
@@ -131,6 +136,17 @@ pub enum ArgsError {
     /// `--prediction-safety-margin-percent`.
     #[error("prediction-safety-margin-percent must be 0 to 100, got {0}")]
     SafetyMargin(i64),
+    /// `--runtime-hooks-mode`.
+    #[error(transparent)]
+    Delivery(#[from] runtime::UnknownMode),
+    /// A flag of the container runtime.
+    #[error("{flag} {why}")]
+    Runtime {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong with its value.
+        why: String,
+    },
     /// A directory or group.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -164,6 +180,7 @@ impl Args {
             address: self.addr.0,
             audit,
             evict,
+            runtime: self.runtime()?,
             thread: Thread::Own,
             realtime_priority: self.realtime_priority,
         })
@@ -244,6 +261,75 @@ impl Args {
         Ok(evictor::Config {
             mode,
             ..evictor::Config::default()
+        })
+    }
+
+    fn runtime(&self) -> Result<runtime::Config, ArgsError> {
+        let given = &self.runtime;
+        let wrong = |flag, why: &dyn Display| ArgsError::Runtime {
+            flag,
+            why: why.to_string(),
+        };
+        let policy = |flag, text: &str| -> Result<runtime::Policy, ArgsError> {
+            text.parse()
+                .map_err(|error: runtime::UnknownPolicy| wrong(flag, &error))
+        };
+        let mode = match given.runtime_hooks_mode.as_str() {
+            "" if given.enable_nri_runtime_hook => runtime::Mode::Nri,
+            "" => runtime::Mode::Proxy,
+            named => named.parse()?,
+        };
+        if given.runtime_hooks_network != "unix" {
+            let why = format!("must be unix, got {:?}", given.runtime_hooks_network);
+            return Err(wrong("runtime-hooks-network", &why));
+        }
+        let stages = given.runtime_hooks_disable_stages.iter();
+        let disabled: Vec<String> = stages.filter(|stage| !stage.is_empty()).cloned().collect();
+        for stage in &disabled {
+            if !runtime::STAGES.contains(&stage.as_str()) {
+                tracing::warn!(
+                    flag = "runtime-hooks-disable-stages",
+                    stage,
+                    "no such stage"
+                );
+            }
+        }
+        let index = &given.runtime_hooks_nri_plugin_index;
+        if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+            let why = format!("must be two digits, got {index:?}");
+            return Err(wrong("runtime-hooks-nri-plugin-index", &why));
+        }
+        let name = &given.runtime_hooks_nri_plugin_name;
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.+".contains(letter);
+        if name.is_empty() || !name.chars().all(plain) {
+            let why = format!("must be letters, digits and -_.+, got {name:?}");
+            return Err(wrong("runtime-hooks-nri-plugin-name", &why));
+        }
+        let [run, socket, directory] = given.places(self.system.mode()?);
+        let flag = "runtime-hooks-plugin-failure-policy";
+        Ok(runtime::Config {
+            mode,
+            policy: policy(flag, &given.runtime_hooks_plugin_failure_policy)?,
+            disabled,
+            nri: runtime::Nri {
+                socket: run.join(&given.runtime_hooks_nri_socket_path),
+                name: name.clone(),
+                index: index.clone(),
+                connect_within: given.runtime_hooks_nri_connect_timeout,
+                backoff: given.runtime_hooks_nri_backoff_duration,
+                backoff_cap: given
+                    .runtime_hooks_nri_backoff_cap
+                    .min(runtime::BACKOFF_CAP),
+            },
+            server: runtime::Server {
+                socket,
+                endpoint: given.runtime_hooks_host_endpoint.clone(),
+                policy: policy(
+                    "runtime-hooks-failure-policy",
+                    &given.runtime_hooks_failure_policy,
+                )?,
+                directory,
+            },
         })
     }
 

@@ -107,7 +107,7 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
@@ -119,6 +119,7 @@ const OURS: [&str; 11] = [
     "node-name",
     "pod-source",
     "restore-on-stop",
+    "runtime-hooks-mode",
 ];
 
 fn parse(flags: &[&str]) -> Args {
@@ -156,6 +157,16 @@ fn every_flag_of_upstream_has_its_default() {
         ("proc-root-dir", dirs.proc),
     ] {
         defaults.insert(name, dir.display().to_string());
+    }
+    let args = parse(&["--agent-mode=dsMode"]);
+    let places = args.runtime.places(args.system.mode().unwrap());
+    let names = [
+        "var-run-root-dir",
+        "runtime-hooks-addr",
+        "runtime-hooks-config-path",
+    ];
+    for (name, place) in names.into_iter().zip(places) {
+        defaults.insert(name, place.display().to_string());
     }
     for line in UPSTREAM.lines().filter(|line| !line.is_empty()) {
         let (name, want) = line.split_once(' ').unwrap_or((line, ""));
@@ -265,17 +276,34 @@ fn the_stock_manifest_is_accepted() {
     ]);
     let gates = args.options().unwrap().settings.gates;
     assert!(gates.is_on(Gate::BEMemoryEvict));
-    let given = args.inert.given();
-    let names: Vec<_> = given.iter().map(|inert| inert.name).collect();
-    assert_eq!(
-        names,
-        [
-            "runtime-hooks-network",
-            "runtime-hooks-addr",
-            "runtime-hooks-host-endpoint"
-        ]
-    );
-    assert!(given.iter().all(|inert| !inert.why.is_empty()));
+    assert!(args.inert.given().is_empty());
+}
+
+#[test]
+fn one_mode_delivers() {
+    use runtime::{Mode, Policy};
+    let mode = |flags: &[&str]| options(flags).runtime.mode;
+    assert_eq!(mode(&[]), Mode::Nri);
+    assert_eq!(mode(&["--enable-nri-runtime-hook=false"]), Mode::Proxy);
+    assert_eq!(mode(&["--runtime-hooks-mode=standalone"]), Mode::Standalone);
+    assert_eq!(mode(&["--runtime-hooks-mode=proxy"]), Mode::Proxy);
+    let flags = [
+        "--runtime-hooks-plugin-failure-policy=Fail",
+        "--runtime-hooks-disable-stages=PreRunPodSandbox,PreCreateContainer",
+        "--runtime-hooks-nri-backoff-duration=3s",
+        "--agent-mode=hostMode",
+    ];
+    let runtime = options(&flags).runtime;
+    assert_eq!(runtime.policy, Policy::Fail);
+    assert_eq!(runtime.server.policy, Policy::Ignore);
+    assert_eq!(runtime.disabled, ["PreRunPodSandbox", "PreCreateContainer"]);
+    assert_eq!(runtime.nri.backoff, Duration::from_secs(3));
+    assert_eq!(runtime.nri.backoff_cap, Duration::from_secs(30));
+    let [nri, socket] = [&runtime.nri.socket, &runtime.server.socket];
+    assert_eq!(nri, Path::new("/var/run/nri/nri.sock"));
+    assert_eq!(socket, Path::new("/var/run/koordlet/koordlet.sock"));
+    let directory = &runtime.server.directory;
+    assert_eq!(directory, Path::new("/etc/runtime/hookserver.d"));
 }
 
 #[test]
@@ -293,6 +321,27 @@ fn bad_values_name_the_flag() {
         (
             "--prediction-safety-margin-percent=-5",
             "prediction-safety-margin-percent must be",
+        ),
+        ("--runtime-hooks-mode=both", "runtime-hooks-mode must be"),
+        (
+            "--runtime-hooks-network=tcp",
+            "runtime-hooks-network must be",
+        ),
+        (
+            "--runtime-hooks-failure-policy=fail",
+            "runtime-hooks-failure-policy must be",
+        ),
+        (
+            "--runtime-hooks-plugin-failure-policy=",
+            "runtime-hooks-plugin-failure-policy must be",
+        ),
+        (
+            "--runtime-hooks-nri-plugin-index=1",
+            "runtime-hooks-nri-plugin-index must be",
+        ),
+        (
+            "--runtime-hooks-nri-plugin-name=a/b",
+            "runtime-hooks-nri-plugin-name must be",
         ),
         ("--kubelet-cgroup-root=/abs", "cgroup path \"/abs\""),
     ] {

@@ -244,4 +244,4 @@ pub fn desired_host_app(app: &HostApp, rules: &Rules) -> Adjustment {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

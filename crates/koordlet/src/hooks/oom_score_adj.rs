@@ -12,7 +12,7 @@ const NAME: &str = "OOMScoreAdj";
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::OOMScoreAdj],
-    stages: &[Stage::Reconcile],
+    stages: &[Stage::CreateContainer, Stage::Reconcile],
     says: &[Says {
         what: What::OomScoreAdj,
         levels: &[Level::Container],

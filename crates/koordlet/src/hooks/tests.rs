@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 /// A pod from its object.
-pub(super) fn pod(object: Value) -> PodInfo {
+pub(crate) fn pod(object: Value) -> PodInfo {
     let pod: Pod = serde_json::from_value(object).unwrap();
     let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
     PodInfo::of(&pod, &layout).unwrap()
@@ -19,7 +19,7 @@ pub(super) fn pod(object: Value) -> PodInfo {
 
 /// What a node's rules are made from, in the words of the objects they come from.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     settings: Settings,
     slo: Value,
     ratio: Option<String>,
@@ -46,48 +46,52 @@ impl Default for Node {
 }
 
 impl Node {
-    pub(super) fn open(mut self, gate: Gate) -> Self {
+    pub(crate) fn open(mut self, gate: Gate) -> Self {
         self.settings.gates.set(gate, true);
         self
     }
 
-    pub(super) fn close(mut self, gate: Gate) -> Self {
+    pub(crate) fn gates(&self) -> crate::gates::Gates {
+        self.settings.gates.clone()
+    }
+
+    pub(crate) fn close(mut self, gate: Gate) -> Self {
         self.settings.gates.set(gate, false);
         self
     }
 
-    pub(super) fn keep_quotas(mut self) -> Self {
+    pub(crate) fn keep_quotas(mut self) -> Self {
         self.settings.unset_cpu_quota = false;
         self
     }
 
-    pub(super) fn ratio(mut self, text: &str) -> Self {
+    pub(crate) fn ratio(mut self, text: &str) -> Self {
         self.ratio = Some(text.to_owned());
         self
     }
 
-    pub(super) fn quotas_lifted(mut self) -> Self {
+    pub(crate) fn quotas_lifted(mut self) -> Self {
         self.quotas_lifted = true;
         self
     }
 
-    pub(super) fn batch_idle(mut self) -> Self {
+    pub(crate) fn batch_idle(mut self) -> Self {
         self.batch_idle = true;
         self
     }
 
-    pub(super) fn without_cpu_idle(mut self) -> Self {
+    pub(crate) fn without_cpu_idle(mut self) -> Self {
         self.cpu_idle = false;
         self
     }
 
-    pub(super) fn group_identity(mut self) -> Self {
+    pub(crate) fn group_identity(mut self) -> Self {
         self.group_identity = true;
         self
     }
 
     /// Every class enabled with upstream's figures, BE idle, by this CPU policy.
-    pub(super) fn cpu_qos(mut self, policy: &str) -> Self {
+    pub(crate) fn cpu_qos(mut self, policy: &str) -> Self {
         let class = |identity: i64, idle: i64, expeller: bool| {
             json!({"cpuQOS": {"enable": true, "groupIdentity": identity,
                 "schedIdle": idle, "coreExpeller": expeller}})
@@ -101,7 +105,7 @@ impl Node {
     }
 
     /// CPU pools of NUMA nodes 0, 1, …
-    pub(super) fn pools(mut self, shared: &[&str], batch: &[&str]) -> Self {
+    pub(crate) fn pools(mut self, shared: &[&str], batch: &[&str]) -> Self {
         let pools = |lists: &[&str]| {
             let pool = |(node, cpus): (usize, &&str)| json!({"socket": node, "node": node, "cpuset": cpus});
             let pools: Vec<Value> = lists.iter().enumerate().map(pool).collect();
@@ -113,7 +117,7 @@ impl Node {
         self
     }
 
-    pub(super) fn rules(&self) -> Rules {
+    pub(crate) fn rules(&self) -> Rules {
         self.rules_after(None)
     }
 

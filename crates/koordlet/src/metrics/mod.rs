@@ -207,6 +207,9 @@ struct Inner {
     hooks: HistogramVec,
     reconciles: HistogramVec,
     host_applications: Rows<HostApplication>,
+    nri_connected: GaugeVec,
+    nri_lost: IntCounterVec,
+    runtime_asked: HistogramVec,
     tick: GaugeVec,
     bad_input: IntCounterVec,
     failures: IntCounterVec,
@@ -313,6 +316,9 @@ impl Metrics {
                 registry,
                 Rows::new(&node, &[t::HOST_APPLICATIONS], Some(LIFE), host_application),
             )?,
+            nri_connected: gauge(t::NRI_CONNECTED)?,
+            nri_lost: counter(t::NRI_LOST)?,
+            runtime_asked: histogram(t::RUNTIME_ASKED, WRITE_MS)?,
             tick: gauge(t::TICK)?,
             bad_input: counter(t::BAD_INPUT)?,
             failures: counter(t::FAILURES)?,
@@ -530,6 +536,22 @@ impl Metrics {
     /// call and is not counted here, in upstream neither. Nothing calls it before there is NRI.
     pub fn hook_invoked(&self, hook: &str, stage: &str, ok: bool, milliseconds: f64) {
         self.observe(&self.0.hooks, &[hook, stage, status(ok)], milliseconds);
+    }
+
+    /// Records an answer to the container runtime or its proxy: to which request, whether it was what
+    /// hooks want, and how long it took.
+    pub fn runtime_asked(&self, event: &str, ok: bool, milliseconds: f64) {
+        self.observe(&self.0.runtime_asked, &[event, status(ok)], milliseconds);
+    }
+
+    /// Records whether this agent is a plugin of the container runtime.
+    pub fn nri_connected(&self, connected: bool) {
+        self.set(&self.0.nri_connected, &[], f64::from(u8::from(connected)));
+    }
+
+    /// Counts a connection to the container runtime that was lost or could not be made.
+    pub fn nri_lost(&self) {
+        self.count(&self.0.nri_lost, &[]);
     }
 
     /// Records that a value hooks want was compared with the kernel's, and written where it differed;

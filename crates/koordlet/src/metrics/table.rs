@@ -113,6 +113,12 @@ families! {
         "Cap on the node's CPU for batch work, in percent; 100 is none";
     GUARD Internal "pressure_guard_events_total" ["node", "lever", "kind"]
         "What the pressure guard did: trials of levers, their results and what followed";
+    NRI_CONNECTED Internal "nri_connected" ["node"]
+        "1 while this agent is a plugin of the container runtime, else 0";
+    NRI_LOST Internal "nri_connections_lost_total" ["node"]
+        "Connections to the container runtime that were lost or could not be made";
+    RUNTIME_ASKED Internal "runtime_request_duration_milliseconds" ["node", "event", "status"]
+        "Time of the answers to the container runtime and its proxy";
     TICK Internal "tick_seconds" ["node"]
         "Time the last collection and decision took";
     BAD_INPUT Internal "bad_input_total" ["node", "kind", "field"]

@@ -1,0 +1,358 @@
+//! What a runtime, or its proxy, is answered.
+
+use super::asked::{self, AskedContainer, AskedError, AskedPod, Known};
+use super::{Parts, Policy};
+use crate::gates::{Gate, Gates};
+use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired};
+use crate::states::{ContainerInfo, PodInfo};
+use koord_api::qos::{KubeQos, QosClass};
+use koord_host::target::Attribute;
+use koord_host::{HostError, Resource, Target};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What part of the time a runtime gives a plugin is used. An answer that comes later than asked for
+/// costs the connection, and with it the answers to come.
+const SHARE_OF_TIME: f64 = 0.8;
+
+/// How long a runtime waits that does not say.
+const USUAL_TIME: Duration = Duration::from_secs(2);
+
+/// A moment at which a runtime asks, with upstream's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    RunPodSandbox,
+    RemovePodSandbox,
+    CreateContainer,
+    UpdateContainer,
+}
+
+impl Asked {
+    const ALL: [(Self, Stage, &'static str); 4] = [
+        (
+            Self::RunPodSandbox,
+            Stage::RunPodSandbox,
+            "PreRunPodSandbox",
+        ),
+        (
+            Self::CreateContainer,
+            Stage::CreateContainer,
+            "PreCreateContainer",
+        ),
+        (
+            Self::UpdateContainer,
+            Stage::UpdateContainer,
+            "PreUpdateContainerResources",
+        ),
+        (
+            Self::RemovePodSandbox,
+            Stage::RemovePodSandbox,
+            "PreRemoveRunPodSandbox",
+        ),
+    ];
+}
+
+/// Upstream's names of all stages.
+pub(crate) const STAGES: [&str; 8] = [
+    "PreRunPodSandbox",
+    "PreCreateContainer",
+    "PreStartContainer",
+    "PostStartContainer",
+    "PreUpdateContainerResources",
+    "PostStopContainer",
+    "PostStopPodSandbox",
+    "PreRemoveRunPodSandbox",
+];
+
+/// The stages at which a hook is heard and that are not disabled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stages {
+    served: Vec<Asked>,
+    /// Whether processes' scores are set.
+    oom_score: bool,
+}
+
+impl Stages {
+    pub(super) fn of(disabled: &[String], gates: &Gates) -> Self {
+        let heard = |stage: Stage| {
+            let heard =
+                |hook: &&crate::hooks::Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
+            HOOKS
+                .iter()
+                .filter(heard)
+                .any(|hook| hook.stages.contains(&stage))
+        };
+        let served = Asked::ALL.into_iter().filter(|(_, stage, name)| {
+            heard(*stage) && !disabled.iter().any(|disabled| disabled == name)
+        });
+        let served: Vec<Asked> = served.map(|(asked, _, _)| asked).collect();
+        Self {
+            oom_score: gates.is_on(Gate::OOMScoreAdj) && served.contains(&Asked::CreateContainer),
+            served,
+        }
+    }
+
+    pub(super) fn has(&self, asked: Asked) -> bool {
+        self.served.contains(&asked)
+    }
+
+    /// Whether somebody wants `oom_score_adj` of new containers set.
+    pub(super) fn oom_score(&self) -> bool {
+        self.oom_score
+    }
+
+    /// Upstream's names of the stages.
+    pub(super) fn names(&self) -> Vec<String> {
+        let served = Asked::ALL
+            .into_iter()
+            .filter(|(asked, _, _)| self.has(*asked));
+        served.map(|(_, _, name)| name.to_owned()).collect()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerError {
+    #[error(transparent)]
+    Asked(#[from] AskedError),
+    #[error("{hook}: {error}")]
+    Hook { hook: &'static str, error: String },
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("{path}: {error}")]
+    Directory { path: String, error: std::io::Error },
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    #[error("the answer's task has died")]
+    Died,
+}
+
+/// The one who answers, whoever asks.
+#[derive(Debug)]
+pub(super) struct Answers {
+    policy: Policy,
+    pub(super) stages: Stages,
+    pub(super) parts: Parts,
+}
+
+impl Answers {
+    pub(super) fn new(policy: Policy, stages: Stages, parts: Parts) -> Self {
+        Self {
+            policy,
+            stages,
+            parts,
+        }
+    }
+
+    /// What becomes of a request whose hook fails.
+    pub(super) fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The rules in force; `None` before the agent's first round.
+    pub(super) fn rules(&self) -> Option<Arc<Rules>> {
+        self.parts.states.rules.load_full()
+    }
+
+    fn known(&self, asked: &AskedPod) -> Result<Known, AskedError> {
+        let states = &self.parts.states;
+        let layout = states.layout_or(&self.parts.settings.layout);
+        asked::pod(asked, states.pods.load_full(), &layout)
+    }
+
+    /// What hooks want of a container that is about to be created.
+    pub(super) fn create(
+        &self,
+        pod: &AskedPod,
+        container: &AskedContainer,
+    ) -> Result<Adjustment, AnswerError> {
+        let wanted = self.container(pod, container, |_, _| {})?;
+        if let Some(directory) = &wanted.fresh_directory {
+            fresh(&directory.value).map_err(|error| AnswerError::Directory {
+                path: directory.value.clone(),
+                error,
+            })?;
+        }
+        Ok(wanted)
+    }
+
+    /// What hooks want of a container that is there: CPU lists of batch pods are not among it.
+    pub(super) fn running(
+        &self,
+        pod: &AskedPod,
+        container: &AskedContainer,
+    ) -> Result<Adjustment, AnswerError> {
+        self.container(pod, container, |pod, wanted| {
+            if pod.kube_qos == KubeQos::BestEffort || pod.qos == QosClass::Be {
+                wanted.cpus = None;
+            }
+        })
+    }
+
+    fn container(
+        &self,
+        asked: &AskedPod,
+        container: &AskedContainer,
+        then: impl FnOnce(&PodInfo, &mut Adjustment),
+    ) -> Result<Adjustment, AnswerError> {
+        let (Some(rules), known) = (self.rules(), self.known(asked)?) else {
+            return Ok(Adjustment::default());
+        };
+        let Some(pod) = known.pod() else {
+            return Ok(Adjustment::default());
+        };
+        let container: ContainerInfo = asked::container(container, pod);
+        let mut wanted = desired(pod, Some(&container), &rules);
+        self.problems(asked, &mut wanted.problems)?;
+        then(pod, &mut wanted);
+        Ok(wanted)
+    }
+
+    /// What hooks want of a pod's group. It is written, because no answer can carry it.
+    pub(super) fn run_pod(&self, asked: &AskedPod) -> Result<Adjustment, AnswerError> {
+        let (Some(rules), known) = (self.rules(), self.known(asked)?) else {
+            return Ok(Adjustment::default());
+        };
+        let Some(pod) = known.pod() else {
+            return Ok(Adjustment::default());
+        };
+        let mut wanted = desired(pod, None, &rules);
+        self.problems(asked, &mut wanted.problems)?;
+        let number = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value.to_string());
+        let idle = wanted.cpu_idle.as_ref();
+        let values = [
+            (Resource::CpuShares, number(&wanted.cpu_shares)),
+            (Resource::CfsQuota, number(&wanted.cfs_quota)),
+            (Resource::MemoryLimit, number(&wanted.memory_limit)),
+            (Resource::CpuBvtWarp, number(&wanted.bvt)),
+            (
+                Resource::CpuIdle,
+                idle.map(|said| i32::from(said.value).to_string()),
+            ),
+        ];
+        let mut failed = None;
+        for (resource, value) in values {
+            let Some(value) = value else { continue };
+            let target = Target::cgroup(&pod.cgroup, resource);
+            match self.parts.root.write_target(&target, &value) {
+                Ok(_) => {}
+                // The pod has gone meanwhile, or this kernel has no such file.
+                Err(error) if error.is_gone() || error.is_unsupported() => {}
+                Err(error) => {
+                    tracing::warn!(pod = asked.name, %error, "not set");
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if matches!(known, Known::Told(_)) {
+            // The agent's next round shall know it.
+            self.parts.states.resync_pods();
+        }
+        match failed {
+            Some(error) if self.policy == Policy::Fail => Err(error.into()),
+            _ => Ok(wanted),
+        }
+    }
+
+    /// The kill order of a container whose processes wait to be started, where the runtime cannot set
+    /// it.
+    pub(super) fn start(
+        &self,
+        asked: &AskedPod,
+        container: &AskedContainer,
+        group: &str,
+    ) -> Result<(), AnswerError> {
+        let wanted = self.container(asked, container, |_, _| {})?;
+        let Some(score) = wanted.oom_score_adj else {
+            return Ok(());
+        };
+        let states = &self.parts.states;
+        let layout = states.layout_or(&self.parts.settings.layout);
+        let Some(group) = asked::container_group(group, &layout) else {
+            return Ok(());
+        };
+        let processes = self.parts.root.cgroup(&group).processes()?;
+        for pid in processes {
+            let attribute = Attribute::OomScoreAdj;
+            let target = Target::Process { pid, attribute };
+            match self
+                .parts
+                .root
+                .write_target(&target, &score.value.to_string())
+            {
+                Err(error) if !error.is_gone() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Problems are told, or fail the request, as the policy says.
+    fn problems(
+        &self,
+        pod: &AskedPod,
+        problems: &mut Vec<Said<String>>,
+    ) -> Result<(), AnswerError> {
+        for problem in problems.drain(..) {
+            let (hook, error) = (problem.by, problem.value);
+            if self.policy == Policy::Fail {
+                return Err(AnswerError::Hook { hook, error });
+            }
+            tracing::warn!(hook, of = pod.name, error, "not set");
+        }
+        Ok(())
+    }
+
+    /// The answer of `work`, in the part of `limit` that is ours. An error, or no answer in time, is
+    /// told, and is the default answer unless the policy says that the request fails.
+    pub(super) async fn within<T, F>(
+        self: &Arc<Self>,
+        event: &'static str,
+        limit: Option<Duration>,
+        work: F,
+    ) -> Result<T, AnswerError>
+    where
+        T: Default + Send + 'static,
+        F: FnOnce(&Self) -> Result<T, AnswerError> + Send + 'static,
+    {
+        let begun = Instant::now();
+        let limit = limit.unwrap_or(USUAL_TIME).mul_f64(SHARE_OF_TIME);
+        let own = Arc::clone(self);
+        // Files are written and directories made: not on a thread that others' answers need.
+        let work = tokio::task::spawn_blocking(move || work(&own));
+        let answer = match tokio::time::timeout(limit, work).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(AnswerError::Died),
+            Err(_) => Err(AnswerError::Late(limit)),
+        };
+        let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
+        let metrics = &self.parts.metrics;
+        metrics.runtime_asked(event, answer.is_ok(), milliseconds);
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                let policy = self.policy.name();
+                tracing::warn!(event, %error, policy, "the runtime's request is not adjusted");
+                match (self.policy, error) {
+                    // It would fail anyway, and with it the connection.
+                    (Policy::Fail, error) => Err(error),
+                    (Policy::Ignore, _) => Ok(T::default()),
+                }
+            }
+        }
+    }
+}
+
+/// An empty directory that everybody may write to.
+fn fresh(path: &str) -> std::io::Result<()> {
+    let path = Path::new(path);
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o777))
+}

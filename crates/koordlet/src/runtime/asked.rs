@@ -1,0 +1,185 @@
+//! A pod and a container as a runtime speaks of them, turned into what hooks know.
+
+use crate::states::{ContainerInfo, Layout, PodInfo};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use koord_api::annotations;
+use koord_api::extension::ExtendedResourceSpec;
+use koord_api::qos::{self, KubeQos, QosClass};
+use koord_host::CgroupPath;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A pod in a request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AskedPod {
+    pub(super) uid: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    /// The pod's group, as the runtime has it from the kubelet.
+    pub(super) cgroup_parent: String,
+}
+
+/// A container in a request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AskedContainer {
+    pub(super) name: String,
+    /// The CFS quota asked for, and its period, in microseconds; 0 is not said, −1 is none.
+    pub(super) quota: i64,
+    pub(super) period: i64,
+}
+
+/// Why a request cannot be answered.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskedError {
+    #[error("the request names no pod")]
+    NoPod,
+    #[error("the request names no container")]
+    NoContainer,
+    #[error("a pod cannot have the UID {0:?}")]
+    Uid(String),
+}
+
+/// A pod that hooks can be asked about.
+#[derive(Debug, Clone)]
+pub(super) enum Known {
+    /// Of the list of pods: which, and at what place.
+    Listed(Arc<Vec<PodInfo>>, usize),
+    /// Of nothing but a request.
+    Told(Box<PodInfo>),
+}
+
+impl Known {
+    pub(super) fn pod(&self) -> Option<&PodInfo> {
+        match self {
+            Self::Listed(pods, at) => pods.get(*at),
+            Self::Told(pod) => Some(pod),
+        }
+    }
+}
+
+/// The pod of the list, else one made from what the request tells.
+pub(super) fn pod(
+    asked: &AskedPod,
+    listed: Option<Arc<Vec<PodInfo>>>,
+    layout: &Layout,
+) -> Result<Known, AskedError> {
+    if let Some(pods) = listed
+        && let Some(at) = pods.iter().position(|pod| pod.uid == asked.uid)
+    {
+        return Ok(Known::Listed(pods, at));
+    }
+    // Whoever names batch resources in the spec has them in this annotation, too.
+    let extended = asked
+        .annotations
+        .get(annotations::POD_EXTENDED_RESOURCE_SPEC);
+    let extended =
+        extended.and_then(|text| serde_json::from_str::<ExtendedResourceSpec>(text).ok());
+    let names: BTreeSet<String> = extended
+        .unwrap_or_default()
+        .containers
+        .into_keys()
+        .collect();
+    let container = |name| Container {
+        name,
+        ..Container::default()
+    };
+    let mut object = Pod::default();
+    object.metadata.uid = Some(asked.uid.clone());
+    object.metadata.namespace = Some(asked.namespace.clone());
+    object.metadata.name = Some(asked.name.clone());
+    object.metadata.labels = Some(asked.labels.clone());
+    object.metadata.annotations = Some(asked.annotations.clone());
+    object.spec = Some(PodSpec {
+        containers: names.into_iter().map(container).collect(),
+        ..PodSpec::default()
+    });
+    let read = PodInfo::read(&object, layout, None);
+    let (mut pod, malformed) = read.ok_or_else(|| AskedError::Uid(asked.uid.clone()))?;
+    for malformed in malformed {
+        tracing::debug!(
+            pod = asked.name,
+            ?malformed,
+            "what a request tells is left out"
+        );
+    }
+    if let Some((group, class)) = group(&asked.cgroup_parent, layout) {
+        (pod.cgroup, pod.kube_qos) = (group, class);
+        if pod.qos == QosClass::None {
+            pod.qos_default = qos::of_kube(class);
+        }
+    }
+    Ok(Known::Told(Box::new(pod)))
+}
+
+/// The container of the pod, with the limit that the runtime was just told; one that the pod does
+/// not name asks for nothing else.
+pub(super) fn container(asked: &AskedContainer, pod: &PodInfo) -> ContainerInfo {
+    let known = pod.all_containers().find(|known| known.name == asked.name);
+    let mut container = known.cloned().unwrap_or_else(|| ContainerInfo {
+        name: asked.name.clone(),
+        ..ContainerInfo::default()
+    });
+    // A resize comes here before the pod's new spec does.
+    if asked.quota > 0 {
+        let period = if asked.period > 0 {
+            asked.period
+        } else {
+            100_000
+        };
+        container.native.cpu_limit = Some(asked.quota.saturating_mul(1000) / period);
+    }
+    container
+}
+
+/// The group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd
+/// driver the kubelet gives the runtime the slice's name only.
+pub(super) fn group(parent: &str, layout: &Layout) -> Option<(CgroupPath, KubeQos)> {
+    let path = parent.trim_matches('/');
+    let path = match path.strip_suffix(".slice") {
+        Some(name) if !path.contains('/') => slices(name),
+        _ => path.to_owned(),
+    };
+    let group = CgroupPath::new(&path)
+        .ok()
+        .filter(|group| !group.is_root())?;
+    let within = |class| {
+        let class = layout.qos(class).ok();
+        class.is_some_and(|class| group.is_within(&class))
+    };
+    let class = [KubeQos::Burstable, KubeQos::BestEffort];
+    let class = class.into_iter().find(|class| within(*class));
+    let class = class.unwrap_or_else(|| {
+        // Where the layout is not known yet, names tell.
+        let has = |name: &str| path.split(['/', '-', '.']).any(|part| part == name);
+        match (has("burstable"), has("besteffort")) {
+            (true, _) => KubeQos::Burstable,
+            (_, true) => KubeQos::BestEffort,
+            _ => KubeQos::Guaranteed,
+        }
+    });
+    Some((group, class))
+}
+
+/// `a-b` is the group `a.slice/a-b.slice`.
+fn slices(name: &str) -> String {
+    let ends = name.match_indices('-').map(|(at, _)| at);
+    let names = ends.filter_map(|at| name.get(..at)).chain([name]);
+    let groups: Vec<String> = names.map(|name| format!("{name}.slice")).collect();
+    groups.join("/")
+}
+
+/// The group that a runtime names as a container's. With the systemd driver it names it
+/// `slice:prefix:id`.
+pub(super) fn container_group(path: &str, layout: &Layout) -> Option<CgroupPath> {
+    let parts: Vec<&str> = path.split(':').collect();
+    let path = match parts.as_slice() {
+        [slice, prefix, id] => {
+            let (slice, _) = group(slice, layout)?;
+            return slice.join(&format!("{prefix}-{id}.scope")).ok();
+        }
+        _ => path.trim_matches('/'),
+    };
+    CgroupPath::new(path).ok().filter(|group| !group.is_root())
+}

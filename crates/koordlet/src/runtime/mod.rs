@@ -1,0 +1,178 @@
+//! In place before the process starts: what hooks want, given to the container runtime.
+//!
+//! One [`Mode`] is in force. With [`Mode::Nri`] this agent is a plugin of the runtime; with
+//! [`Mode::Proxy`] it is the hook server that koord-runtime-proxy asks; with [`Mode::Standalone`]
+//! nobody asks, and values come with the agent's next round. In every mode the strategies of
+//! [`crate::qos`] look after the values later.
+//!
+//! Answers come from the pods and [`Rules`](crate::hooks::Rules) that are known when the runtime asks,
+//! through the functions that the reconciler uses. What is not known of a pod yet is taken from the
+//! request. Nobody is asked on the way: neither the API server nor the kubelet. So that no value is
+//! fought over, a running container gets those values only that the runtime is about to change, and
+//! CPU lists of batch pods are CPUSuppress' alone.
+
+mod answer;
+mod asked;
+mod nri;
+mod registration;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use crate::metrics::Metrics;
+use crate::options::Settings;
+use crate::states::States;
+use koord_host::Root;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use answer::STAGES;
+pub use registration::{Policy, UnknownPolicy};
+
+/// How containers get their values at creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// From the runtime, with this agent as its plugin.
+    Nri,
+    /// From koord-runtime-proxy, with this agent as its hook server.
+    Proxy,
+    /// Not at creation but with the next round.
+    #[default]
+    Standalone,
+}
+
+/// A mode that there is not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("runtime-hooks-mode must be nri, proxy or standalone, got {0:?}")]
+pub struct UnknownMode(String);
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        match text {
+            "nri" => Ok(Self::Nri),
+            "proxy" => Ok(Self::Proxy),
+            "standalone" => Ok(Self::Standalone),
+            other => Err(UnknownMode(other.to_owned())),
+        }
+    }
+}
+
+impl Mode {
+    /// Its name in the flag.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nri => "nri",
+            Self::Proxy => "proxy",
+            Self::Standalone => "standalone",
+        }
+    }
+}
+
+/// What is told at start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The one way in which containers get their values.
+    pub mode: Mode,
+    /// What becomes of a container whose hook fails.
+    pub policy: Policy,
+    /// Stages that are not served, by upstream's names.
+    pub disabled: Vec<String>,
+    /// The plugin.
+    pub nri: Nri,
+    /// The hook server.
+    pub server: Server,
+}
+
+/// The plugin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nri {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// The plugin's name.
+    pub name: String,
+    /// Two digits: the order among plugins.
+    pub index: String,
+    /// How long each step of a connection may take, and at least 5 s.
+    pub connect_within: Duration,
+    /// Before the second attempt; doubled for each one more.
+    pub backoff: Duration,
+    /// The longest time between two attempts.
+    pub backoff_cap: Duration,
+}
+
+/// The hook server.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Server {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Where the proxy finds that socket.
+    pub endpoint: String,
+    /// What the proxy does when it is not answered.
+    pub policy: Policy,
+    /// The directory of registrations, read by the proxy.
+    pub directory: PathBuf,
+}
+
+/// The longest time between two attempts to reach the runtime.
+pub const BACKOFF_CAP: Duration = Duration::from_secs(30);
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            policy: Policy::Ignore,
+            disabled: Vec::new(),
+            nri: Nri {
+                socket: koord_rpc::nri::SOCKET.into(),
+                name: "koordlet_nri".to_owned(),
+                index: "00".to_owned(),
+                connect_within: Duration::from_secs(6),
+                backoff: Duration::from_secs(1),
+                backoff_cap: BACKOFF_CAP,
+            },
+            server: Server {
+                socket: "/var/run/koordlet/koordlet.sock".into(),
+                endpoint: "/var/run/koordlet/koordlet.sock".to_owned(),
+                policy: Policy::Ignore,
+                directory: koord_api::hookserver::DIRECTORY.into(),
+            },
+        }
+    }
+}
+
+/// What answers are made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Parts {
+    pub(crate) states: Arc<States>,
+    pub(crate) settings: Settings,
+    pub(crate) root: Root,
+    pub(crate) metrics: Metrics,
+}
+
+/// Starts what `config` asks for, and says which mode is in force. It goes on until `shutdown`.
+pub(crate) fn start(config: &Config, parts: Parts, shutdown: CancellationToken) {
+    tracing::info!(
+        mode = config.mode.name(),
+        "containers get what hooks want by this mode"
+    );
+    let stages = answer::Stages::of(&config.disabled, &parts.settings.gates);
+    let answers = Arc::new(answer::Answers::new(config.policy, stages, parts));
+    if config.mode != Mode::Proxy {
+        registration::remove(&config.server.directory);
+    }
+    match config.mode {
+        Mode::Nri => {
+            tokio::spawn(nri::run(config.nri.clone(), answers, shutdown));
+        }
+        Mode::Proxy => {
+            tokio::spawn(server::run(config.server.clone(), answers, shutdown));
+        }
+        Mode::Standalone => {}
+    }
+}

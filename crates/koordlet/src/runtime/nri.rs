@@ -1,0 +1,404 @@
+//! The plugin of the container runtime, as far as it decides: connection and deadlines are
+//! [`koord_rpc::nri::Stub`]'s.
+
+use super::answer::{AnswerError, Answers, Asked};
+use super::asked::{AskedContainer, AskedPod};
+use super::{Nri, Policy};
+use crate::hooks::{Adjustment, Said};
+use koord_rpc::nri::{
+    Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
+    LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxMemory, LinuxResources, Mount,
+    OptionalInt, OptionalInt64, OptionalString, OptionalUInt64, Outcome, PodSandbox, Reply, Seen,
+    Settings, Stub, events_named,
+};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// How often is looked whether there are rules yet.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The shortest time a runtime is given to answer: what it gives plugins itself.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Is a plugin of the runtime until `shutdown`, whenever there is one.
+pub(super) async fn run(config: Nri, answers: Arc<Answers>, shutdown: CancellationToken) {
+    // Who is connected is asked; before the agent's first round there would be nothing to say.
+    while answers.rules().is_none() {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+    let mut settings = Settings::new(config.name, config.index, events(&answers));
+    settings.socket = koord_rpc::nri::Socket::Path(config.socket.clone());
+    settings.registration = config.connect_within.max(PATIENCE);
+    settings.retry = config.backoff;
+    settings.retry_limit = config.backoff_cap.max(config.backoff);
+    if settings.events.is_empty() {
+        tracing::info!("every stage is disabled: no plugin of the runtime");
+        return;
+    }
+    let plugin = Arc::new(Plugin::new(config.socket.display().to_string(), answers));
+    plugin.answers.parts.metrics.nri_connected(false);
+    match Stub::new(settings, plugin) {
+        Ok(stub) => stub.run(shutdown).await,
+        Err(error) => tracing::error!(error, "no plugin of the runtime"),
+    }
+}
+
+/// The events asked for.
+fn events(answers: &Answers) -> Vec<Event> {
+    let stages = &answers.stages;
+    let all = [
+        (Event::RunPodSandbox, stages.has(Asked::RunPodSandbox)),
+        (Event::RemovePodSandbox, stages.has(Asked::RemovePodSandbox)),
+        (Event::CreateContainer, stages.has(Asked::CreateContainer)),
+        (Event::UpdateContainer, stages.has(Asked::UpdateContainer)),
+        // Older runtimes know no score in the answer to CreateContainer.
+        (Event::StartContainer, stages.oom_score()),
+    ];
+    let wanted = all.into_iter().filter(|(_, wanted)| *wanted);
+    wanted.map(|(event, _)| event).collect()
+}
+
+/// What a runtime may be configured to tell a plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Configuration {
+    events: Vec<String>,
+}
+
+/// The plugin.
+#[derive(Debug)]
+pub(super) struct Plugin {
+    socket: String,
+    answers: Arc<Answers>,
+    /// Why there is no connection, as it was told last.
+    lost: parking_lot::Mutex<Option<String>>,
+}
+
+fn asked_pod(pod: &PodSandbox) -> AskedPod {
+    let linux = pod.linux.as_ref();
+    AskedPod {
+        uid: pod.uid.clone(),
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        labels: pod.labels.clone(),
+        annotations: pod.annotations.clone(),
+        cgroup_parent: linux
+            .map(|linux| linux.cgroup_parent.clone())
+            .unwrap_or_default(),
+    }
+}
+
+fn asked_container(container: &Container, resources: Option<&LinuxResources>) -> AskedContainer {
+    let told = Told::of(resources);
+    AskedContainer {
+        name: container.name.clone(),
+        quota: told.quota,
+        period: told.period,
+    }
+}
+
+/// A runtime's resources; 0 and empty are not said.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told<'a> {
+    shares: i64,
+    quota: i64,
+    period: i64,
+    memory: i64,
+    cpus: &'a str,
+}
+
+impl<'a> Told<'a> {
+    fn of(resources: Option<&'a LinuxResources>) -> Self {
+        let unsigned = |value: &Option<OptionalUInt64>| {
+            let value = value.as_ref().map_or(0, |value| value.value);
+            i64::try_from(value).unwrap_or(i64::MAX)
+        };
+        let signed = |value: &Option<OptionalInt64>| value.as_ref().map_or(0, |value| value.value);
+        let cpu = resources.and_then(|resources| resources.cpu.as_ref());
+        let memory = resources.and_then(|resources| resources.memory.as_ref());
+        Self {
+            shares: cpu.map_or(0, |cpu| unsigned(&cpu.shares)),
+            quota: cpu.map_or(0, |cpu| signed(&cpu.quota)),
+            period: cpu.map_or(0, |cpu| unsigned(&cpu.period)),
+            memory: memory.map_or(0, |memory| signed(&memory.limit)),
+            cpus: cpu.map_or("", |cpu| cpu.cpus.as_str()),
+        }
+    }
+}
+
+/// The resources that hooks want; `None` when there are none. An empty CPU list cannot be said.
+fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
+    let value = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value);
+    let shares = value(&wanted.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
+    let cpu = LinuxCpu {
+        shares: shares.map(|value| OptionalUInt64 { value }),
+        quota: value(&wanted.cfs_quota).map(|value| OptionalInt64 { value }),
+        cpus: wanted
+            .cpus
+            .as_ref()
+            .map(|said| said.value.clone())
+            .unwrap_or_default(),
+        ..LinuxCpu::default()
+    };
+    let limit = value(&wanted.memory_limit).map(|value| OptionalInt64 { value });
+    let resources = LinuxResources {
+        cpu: (cpu != LinuxCpu::default()).then_some(cpu),
+        memory: limit.map(|limit| LinuxMemory {
+            limit: Some(limit),
+            ..LinuxMemory::default()
+        }),
+        ..LinuxResources::default()
+    };
+    (resources != LinuxResources::default()).then_some(resources)
+}
+
+/// What a new container gets beside what was asked for; `None` when it is nothing.
+fn adjustment(wanted: Adjustment) -> Option<ContainerAdjustment> {
+    let mut resources = resources(&wanted);
+    if let Some(group) = &wanted.resctrl {
+        resources.get_or_insert_default().rdt_class = Some(OptionalString {
+            value: group.value.group.clone(),
+        });
+    }
+    let score = wanted.oom_score_adj.as_ref();
+    let linux = LinuxContainerAdjustment {
+        resources,
+        oom_score_adj: score.map(|said| OptionalInt { value: said.value }),
+        ..LinuxContainerAdjustment::default()
+    };
+    let env = wanted.env.into_iter().map(|said| KeyValue {
+        key: said.value.0,
+        value: said.value.1,
+    });
+    let mounts = wanted.mounts.into_iter().map(|said| Mount {
+        destination: said.value.destination,
+        source: said.value.source,
+        r#type: "bind".to_owned(),
+        options: vec!["rbind".to_owned()],
+    });
+    let adjustment = ContainerAdjustment {
+        env: env.collect(),
+        mounts: mounts.collect(),
+        linux: (linux != LinuxContainerAdjustment::default()).then_some(linux),
+        ..ContainerAdjustment::default()
+    };
+    (adjustment != ContainerAdjustment::default()).then_some(adjustment)
+}
+
+fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
+    let update = |resources| ContainerUpdate {
+        container_id: id.to_owned(),
+        linux: Some(LinuxContainerUpdate {
+            resources: Some(resources),
+        }),
+        // It may have gone meanwhile.
+        ignore_failure: true,
+    };
+    resources(wanted).map(update).into_iter().collect()
+}
+
+/// Of what is wanted, what a request is about: the rest stays as its owners left it.
+fn only_requested(wanted: &mut Adjustment, told: Told<'_>) {
+    let keep = |said: &mut Option<Said<i64>>, told: i64| {
+        if told == 0 {
+            *said = None;
+        }
+    };
+    keep(&mut wanted.cpu_shares, told.shares);
+    keep(&mut wanted.cfs_quota, told.quota);
+    keep(&mut wanted.memory_limit, told.memory);
+    if told.cpus.is_empty() {
+        wanted.cpus = None;
+    }
+}
+
+/// Of what is wanted, what the runtime has not on record: what it has was in place when the container
+/// was made, and others may have changed it since.
+fn only_missing(wanted: &mut Adjustment, told: Told<'_>) {
+    let drop = |said: &mut Option<Said<i64>>, told: i64| {
+        // Nothing said is no limit.
+        let same = |value: i64| value == told || (value < 0 && told <= 0);
+        if said.as_ref().is_some_and(|said| same(said.value)) {
+            *said = None;
+        }
+    };
+    drop(&mut wanted.cpu_shares, told.shares);
+    drop(&mut wanted.cfs_quota, told.quota);
+    drop(&mut wanted.memory_limit, told.memory);
+    if wanted
+        .cpus
+        .as_ref()
+        .is_some_and(|said| said.value == told.cpus)
+    {
+        wanted.cpus = None;
+    }
+}
+
+impl Plugin {
+    /// The plugin of the runtime behind `socket`.
+    pub(super) fn new(socket: String, answers: Arc<Answers>) -> Self {
+        Self {
+            socket,
+            answers,
+            lost: parking_lot::Mutex::new(None),
+        }
+    }
+
+    /// The answer, or none: told, and an error only where the policy says so.
+    fn settled<T: Default>(
+        &self,
+        event: &str,
+        of: &str,
+        answer: Result<T, AnswerError>,
+    ) -> Result<T, String> {
+        answer.or_else(|error| {
+            let policy = self.answers.policy();
+            tracing::warn!(event, of, %error, policy = policy.name(), "not adjusted");
+            match policy {
+                Policy::Fail => Err(format!("koordlet: {error}")),
+                Policy::Ignore => Ok(T::default()),
+            }
+        })
+    }
+}
+
+impl Handler for Plugin {
+    fn configure(&self, configuration: &str, wanted: Vec<Event>) -> Result<Vec<Event>, String> {
+        if configuration.trim().is_empty() {
+            return Ok(wanted);
+        }
+        let read: Configuration = serde_saphyr::from_str(configuration)
+            .map_err(|error| format!("configuration of the plugin: {error}"))?;
+        if read.events.is_empty() {
+            return Ok(wanted);
+        }
+        events_named(read.events.iter().map(String::as_str))
+    }
+
+    fn synchronize(&self, pods: &[PodSandbox], containers: &[Container]) -> Vec<ContainerUpdate> {
+        let pods: BTreeMap<&str, &PodSandbox> =
+            pods.iter().map(|pod| (pod.id.as_str(), pod)).collect();
+        let mut updates = Vec::new();
+        for container in containers {
+            let lives = [
+                ContainerState::ContainerCreated,
+                ContainerState::ContainerPaused,
+                ContainerState::ContainerRunning,
+            ];
+            let lives = lives.iter().any(|state| *state as i32 == container.state);
+            let Some(pod) = pods
+                .get(container.pod_sandbox_id.as_str())
+                .filter(|_| lives)
+            else {
+                continue;
+            };
+            let linux = container.linux.as_ref();
+            let record = linux.and_then(|linux| linux.resources.as_ref());
+            // Its quota on record is what hooks made of it, not what the pod asked for.
+            let asked = asked_container(container, None);
+            let wanted = self.answers.running(&asked_pod(pod), &asked);
+            let wanted = self.settled("Synchronize", &container.name, wanted);
+            let Ok(mut wanted) = wanted else { continue };
+            only_missing(&mut wanted, Told::of(record));
+            updates.extend(update(&container.id, &wanted));
+        }
+        tracing::info!(
+            pods = pods.len(),
+            containers = containers.len(),
+            updated = updates.len(),
+            "the runtime has told what there is"
+        );
+        updates
+    }
+
+    fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
+        let linux = container.linux.as_ref();
+        let asked = linux.and_then(|linux| linux.resources.as_ref());
+        let asked = asked_container(container, asked);
+        let wanted = self.answers.create(&asked_pod(pod), &asked);
+        let wanted = self.settled("CreateContainer", &container.name, wanted)?;
+        Ok(Reply {
+            adjust: adjustment(wanted),
+            ..Reply::default()
+        })
+    }
+
+    fn update(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        requested: &LinuxResources,
+    ) -> Result<Vec<ContainerUpdate>, String> {
+        let asked = asked_container(container, Some(requested));
+        let wanted = self.answers.running(&asked_pod(pod), &asked);
+        let mut wanted = self.settled("UpdateContainer", &container.name, wanted)?;
+        only_requested(&mut wanted, Told::of(Some(requested)));
+        Ok(update(&container.id, &wanted))
+    }
+
+    fn event(
+        &self,
+        event: Event,
+        pod: &PodSandbox,
+        container: Option<&Container>,
+    ) -> Result<(), String> {
+        match (event, container) {
+            (Event::RunPodSandbox, _) => {
+                let done = self.answers.run_pod(&asked_pod(pod)).map(drop);
+                self.settled("RunPodSandbox", &pod.name, done)
+            }
+            (Event::RemovePodSandbox, _) => {
+                // What the pod had of its own goes with the next round.
+                self.answers.parts.states.resync_pods();
+                Ok(())
+            }
+            (Event::StartContainer, Some(container)) => {
+                let linux = container.linux.as_ref();
+                let group = linux.map_or("", |linux| linux.cgroups_path.as_str());
+                let asked = asked_container(container, None);
+                let done = self.answers.start(&asked_pod(pod), &asked, group);
+                self.settled("StartContainer", &container.name, done)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn seen(&self, seen: &Seen) {
+        let metrics = &self.answers.parts.metrics;
+        match seen {
+            Seen::Connected => {
+                *self.lost.lock() = None;
+                metrics.nri_connected(true);
+                tracing::info!(
+                    socket = self.socket,
+                    "plugin of the container runtime (NRI)"
+                );
+            }
+            Seen::Lost(why, wait) => {
+                metrics.nri_connected(false);
+                metrics.nri_lost();
+                let mut lost = self.lost.lock();
+                // Again and again while there is no runtime: said once.
+                if lost.as_deref() != Some(why) {
+                    let socket = &self.socket;
+                    tracing::warn!(socket, why, retry_in = ?wait, "no plugin of the container runtime (NRI)");
+                    *lost = Some(why.clone());
+                }
+            }
+            Seen::Answered(event, took, outcome) => {
+                let name = event.map_or("Synchronize", |event| event.as_str_name());
+                let milliseconds = took.as_secs_f64() * 1000.0;
+                metrics.runtime_asked(name, *outcome == Outcome::Done, milliseconds);
+                if matches!(outcome, Outcome::Late | Outcome::Panicked) {
+                    tracing::warn!(event = name, ?took, ?outcome, "a container is not adjusted");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The hook server: what koord-runtime-proxy asks.
+
+use super::answer::{AnswerError, Answers, Asked};
+use super::asked::{AskedContainer, AskedError, AskedPod};
+use super::{Server, registration};
+use crate::hooks::{Adjustment, Said};
+use koord_api::hookserver::HookServer;
+use koord_rpc::grpc;
+use koord_rpc::hooks::runtime_hook_service_server::{RuntimeHookService, RuntimeHookServiceServer};
+use koord_rpc::hooks::{
+    ContainerResourceHookRequest, ContainerResourceHookResponse, LinuxContainerResources,
+    PodSandboxHookRequest, PodSandboxHookResponse, PodSandboxMetadata,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// Before another attempt to listen.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Serves and registers until `shutdown`. The registration stays: while nobody answers, the proxy
+/// does what its failure policy says.
+pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: CancellationToken) {
+    let listener = loop {
+        match grpc::listen(&config.socket) {
+            Ok(listener) => break listener,
+            Err(error) => tracing::error!(%error, "the hook server cannot listen"),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(AGAIN) => {}
+        }
+    };
+    let registered = HookServer {
+        remote_endpoint: config.endpoint.clone(),
+        failure_policy: config.policy.name().to_owned(),
+        runtime_hooks: answers.stages.names(),
+    };
+    let directory = config.directory.display();
+    match registration::write(&config.directory, &registered) {
+        Ok(()) => tracing::info!(
+            socket = %config.socket.display(),
+            %directory,
+            hooks = registered.runtime_hooks.join(","),
+            "the hook server is registered"
+        ),
+        Err(error) => tracing::error!(%directory, %error, "the hook server is not registered"),
+    }
+    let service = RuntimeHookServiceServer::new(Service(answers))
+        .max_decoding_message_size(grpc::MESSAGE_LIMIT)
+        .max_encoding_message_size(grpc::MESSAGE_LIMIT);
+    let served = tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(grpc::incoming(listener), shutdown.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the hook server has ended");
+    }
+}
+
+/// The service.
+#[derive(Debug)]
+struct Service(Arc<Answers>);
+
+fn failed(error: AnswerError) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn number(to: &mut i64, said: Option<&Said<i64>>) {
+    if let Some(said) = said {
+        *to = said.value;
+    }
+}
+
+/// The resources with what hooks want; none stay none when they want nothing.
+fn resources(
+    asked: Option<LinuxContainerResources>,
+    wanted: &Adjustment,
+    cpus: bool,
+) -> Option<LinuxContainerResources> {
+    let mut resources = asked.clone().unwrap_or_default();
+    number(&mut resources.cpu_shares, wanted.cpu_shares.as_ref());
+    number(&mut resources.cpu_quota, wanted.cfs_quota.as_ref());
+    number(
+        &mut resources.memory_limit_in_bytes,
+        wanted.memory_limit.as_ref(),
+    );
+    if let Some(cpus) = wanted.cpus.as_ref().filter(|_| cpus) {
+        resources.cpuset_cpus.clone_from(&cpus.value);
+    }
+    (asked.is_some() || resources != LinuxContainerResources::default()).then_some(resources)
+}
+
+fn pod(
+    meta: Option<&PodSandboxMetadata>,
+    labels: &BTreeMap<String, String>,
+    annotations: &BTreeMap<String, String>,
+    cgroup_parent: &str,
+) -> Result<AskedPod, AnswerError> {
+    let meta = meta.ok_or(AskedError::NoPod)?;
+    Ok(AskedPod {
+        uid: meta.uid.clone(),
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        labels: labels.clone(),
+        annotations: annotations.clone(),
+        cgroup_parent: cgroup_parent.to_owned(),
+    })
+}
+
+fn asked(
+    request: &ContainerResourceHookRequest,
+) -> Result<(AskedPod, AskedContainer), AnswerError> {
+    let pod = pod(
+        request.pod_meta.as_ref(),
+        &request.pod_labels,
+        &request.pod_annotations,
+        &request.pod_cgroup_parent,
+    )?;
+    let meta = request.container_meta.as_ref();
+    let meta = meta.ok_or(AskedError::NoContainer)?;
+    let resources = request.container_resources.as_ref();
+    let container = AskedContainer {
+        name: meta.name.clone(),
+        quota: resources.map_or(0, |resources| resources.cpu_quota),
+        period: resources.map_or(0, |resources| resources.cpu_period),
+    };
+    Ok((pod, container))
+}
+
+/// The request, said back.
+fn echo_pod(request: PodSandboxHookRequest) -> PodSandboxHookResponse {
+    PodSandboxHookResponse {
+        labels: request.labels,
+        annotations: request.annotations,
+        cgroup_parent: request.cgroup_parent,
+        resources: request.resources,
+    }
+}
+
+/// The request, said back.
+fn echo(request: ContainerResourceHookRequest) -> ContainerResourceHookResponse {
+    ContainerResourceHookResponse {
+        container_annotations: request.container_annotations,
+        container_resources: request.container_resources,
+        pod_cgroup_parent: request.pod_cgroup_parent,
+        container_envs: request.container_envs,
+    }
+}
+
+impl Service {
+    /// Resources for the container of the request.
+    async fn container(
+        &self,
+        at: Asked,
+        event: &'static str,
+        request: ContainerResourceHookRequest,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        let question = request.clone();
+        let mut response = echo(request);
+        if !self.0.stages.has(at) {
+            return Ok(Response::new(response));
+        }
+        let creates = at == Asked::CreateContainer;
+        let work = move |answers: &Answers| {
+            let (pod, container) = asked(&question)?;
+            if creates {
+                answers.create(&pod, &container)
+            } else {
+                answers.running(&pod, &container)
+            }
+        };
+        let wanted = self.0.within(event, None, work).await.map_err(failed)?;
+        let resources = resources(response.container_resources.take(), &wanted, true);
+        response.container_resources = resources;
+        if creates {
+            if let Some(score) = &wanted.oom_score_adj {
+                let resources = response.container_resources.get_or_insert_default();
+                resources.oom_score_adj = score.value;
+            }
+            let env = wanted.env.into_iter().map(|said| said.value);
+            response.container_envs.extend(env);
+        }
+        Ok(Response::new(response))
+    }
+}
+
+#[tonic::async_trait]
+impl RuntimeHookService for Service {
+    async fn pre_run_pod_sandbox_hook(
+        &self,
+        request: Request<PodSandboxHookRequest>,
+    ) -> Result<Response<PodSandboxHookResponse>, Status> {
+        let request = request.into_inner();
+        let question = request.clone();
+        let mut response = echo_pod(request);
+        if self.0.stages.has(Asked::RunPodSandbox) {
+            let work = move |answers: &Answers| {
+                answers.run_pod(&pod(
+                    question.pod_meta.as_ref(),
+                    &question.labels,
+                    &question.annotations,
+                    &question.cgroup_parent,
+                )?)
+            };
+            let wanted = self.0.within("PreRunPodSandbox", None, work).await;
+            let wanted = wanted.map_err(failed)?;
+            response.resources = resources(response.resources.take(), &wanted, false);
+        }
+        Ok(Response::new(response))
+    }
+
+    async fn post_stop_pod_sandbox_hook(
+        &self,
+        request: Request<PodSandboxHookRequest>,
+    ) -> Result<Response<PodSandboxHookResponse>, Status> {
+        Ok(Response::new(echo_pod(request.into_inner())))
+    }
+
+    async fn pre_create_container_hook(
+        &self,
+        request: Request<ContainerResourceHookRequest>,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        self.container(
+            Asked::CreateContainer,
+            "PreCreateContainer",
+            request.into_inner(),
+        )
+        .await
+    }
+
+    async fn pre_start_container_hook(
+        &self,
+        request: Request<ContainerResourceHookRequest>,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        Ok(Response::new(echo(request.into_inner())))
+    }
+
+    async fn post_start_container_hook(
+        &self,
+        request: Request<ContainerResourceHookRequest>,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        Ok(Response::new(echo(request.into_inner())))
+    }
+
+    async fn post_stop_container_hook(
+        &self,
+        request: Request<ContainerResourceHookRequest>,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        Ok(Response::new(echo(request.into_inner())))
+    }
+
+    async fn pre_update_container_resources_hook(
+        &self,
+        request: Request<ContainerResourceHookRequest>,
+    ) -> Result<Response<ContainerResourceHookResponse>, Status> {
+        let event = "PreUpdateContainerResources";
+        self.container(Asked::UpdateContainer, event, request.into_inner())
+            .await
+    }
+}

@@ -1,0 +1,573 @@
+//! The hook server over its socket, the plugin with a runtime of its own, and what both answer.
+
+use super::nri::Plugin;
+use super::*;
+use crate::gates::Gate;
+use crate::hooks::tests::Node;
+use crate::states::{Driver, Layout};
+use koord_api::hookserver::HookServer;
+use koord_host::fake::Tree;
+use koord_host::{CgroupPath, Resource};
+use koord_rpc::grpc;
+use koord_rpc::hooks::runtime_hook_service_client::RuntimeHookServiceClient;
+use koord_rpc::hooks::{
+    ContainerMetadata, ContainerResourceHookRequest, LinuxContainerResources,
+    PodSandboxHookRequest, PodSandboxMetadata,
+};
+use koord_rpc::mux::Mux;
+use koord_rpc::nri::{
+    ConfigureRequest, Container, CreateContainerRequest, Event, Handler, LinuxContainer, LinuxCpu,
+    LinuxMemory, LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PLUGIN_CHANNEL,
+    PluginClient, PodSandbox, RUNTIME_CHANNEL, RegisterPluginRequest, RunPodSandboxRequest,
+    Runtime, RuntimeServer, StateChangeEvent, SynchronizeRequest,
+};
+use koord_rpc::ttrpc;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tokio::sync::mpsc;
+
+const MIB: i64 = 1 << 20;
+
+/// A fake machine, and what the agent knows.
+struct Rig {
+    tree: Tree,
+    parts: Parts,
+    directory: tempfile::TempDir,
+}
+
+fn text(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+/// Half a core and 64 MiB of batch resources for the container `c`.
+fn extended() -> String {
+    let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
+    json!({"containers": {"c": {"limits": list, "requests": list}}}).to_string()
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::on(Node::default())
+    }
+
+    fn on(node: Node) -> Self {
+        let tree = Tree::hybrid("0-3").unwrap();
+        let states = Arc::new(States::default());
+        states.rules.store(Some(Arc::new(node.rules())));
+        let settings = Settings {
+            gates: node.gates(),
+            layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
+            ..Settings::default()
+        };
+        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        metrics.started("n", 0);
+        let root = tree.root().clone();
+        Self {
+            parts: Parts {
+                states,
+                settings,
+                root,
+                metrics,
+            },
+            tree,
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn config(&self, mode: Mode) -> Config {
+        let mut config = Config {
+            mode,
+            ..Config::default()
+        };
+        config.nri.socket = self.directory.path().join("nri.sock");
+        config.server.socket = self.directory.path().join("koordlet.sock");
+        config.server.endpoint = config.server.socket.display().to_string();
+        config.server.directory = self.directory.path().join("hookserver.d");
+        config
+    }
+
+    fn start(&self, config: &Config) -> tokio_util::sync::DropGuard {
+        let stop = CancellationToken::new();
+        start(config, self.parts.clone(), stop.clone());
+        stop.drop_guard()
+    }
+
+    fn plugin(&self, policy: Policy) -> Plugin {
+        let stages = answer::Stages::of(&[], &self.parts.settings.gates);
+        Plugin::new(
+            "nri.sock".to_owned(),
+            Arc::new(answer::Answers::new(policy, stages, self.parts.clone())),
+        )
+    }
+
+    fn listed(&self, pods: Value) {
+        let pods: Vec<_> = serde_json::from_value::<Vec<Value>>(pods).unwrap();
+        let pods = pods.into_iter().map(crate::hooks::tests::pod).collect();
+        self.parts.states.pods.store(Some(Arc::new(pods)));
+    }
+}
+
+/// A batch pod as the runtime knows it, with the group `kubepods/besteffort/podu`.
+fn batch_pod() -> PodSandbox {
+    PodSandbox {
+        id: "sandbox".to_owned(),
+        name: "p".to_owned(),
+        namespace: "d".to_owned(),
+        uid: "u".to_owned(),
+        labels: text(&[("koordinator.sh/qosClass", "BE")]),
+        annotations: text(&[("node.koordinator.sh/extended-resource-spec", &extended())]),
+        linux: Some(LinuxPodSandbox {
+            cgroup_parent: "/kubepods/besteffort/podu".to_owned(),
+            ..LinuxPodSandbox::default()
+        }),
+        ..PodSandbox::default()
+    }
+}
+
+fn nri_resources(shares: u64, quota: i64, memory: i64, cpus: &str) -> LinuxResources {
+    LinuxResources {
+        cpu: Some(LinuxCpu {
+            shares: Some(OptionalUInt64 { value: shares }),
+            quota: Some(OptionalInt64 { value: quota }),
+            cpus: cpus.to_owned(),
+            ..LinuxCpu::default()
+        }),
+        memory: Some(LinuxMemory {
+            limit: Some(OptionalInt64 { value: memory }),
+            ..LinuxMemory::default()
+        }),
+        ..LinuxResources::default()
+    }
+}
+
+fn container(resources: LinuxResources) -> Container {
+    Container {
+        id: "c1".to_owned(),
+        pod_sandbox_id: "sandbox".to_owned(),
+        name: "c".to_owned(),
+        state: 3,
+        linux: Some(LinuxContainer {
+            resources: Some(resources),
+            ..LinuxContainer::default()
+        }),
+        ..Container::default()
+    }
+}
+
+/// Shares, quota, memory limit and CPU list; 0 and empty where nothing is said.
+fn said(resources: Option<&LinuxResources>) -> (u64, i64, i64, String) {
+    let cpu = resources.and_then(|resources| resources.cpu.clone());
+    let cpu = cpu.unwrap_or_default();
+    let memory = resources.and_then(|resources| resources.memory);
+    (
+        cpu.shares.map_or(0, |shares| shares.value),
+        cpu.quota.map_or(0, |quota| quota.value),
+        memory
+            .and_then(|memory| memory.limit)
+            .map_or(0, |limit| limit.value),
+        cpu.cpus,
+    )
+}
+
+fn adjusted(reply: &koord_rpc::nri::Reply) -> (u64, i64, i64, String) {
+    let linux = reply
+        .adjust
+        .as_ref()
+        .and_then(|adjust| adjust.linux.as_ref());
+    said(linux.and_then(|linux| linux.resources.as_ref()))
+}
+
+async fn client(config: &Config) -> RuntimeHookServiceClient<tonic::transport::Channel> {
+    // It is registered once it listens.
+    let file = config.server.directory.join("koordlet.json");
+    while !file.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    RuntimeHookServiceClient::new(grpc::connect(&config.server.socket))
+}
+
+fn meta() -> Option<PodSandboxMetadata> {
+    Some(PodSandboxMetadata {
+        name: "p".to_owned(),
+        uid: "u".to_owned(),
+        namespace: "d".to_owned(),
+        attempt: 0,
+    })
+}
+
+fn hook_request() -> ContainerResourceHookRequest {
+    ContainerResourceHookRequest {
+        pod_meta: meta(),
+        container_meta: Some(ContainerMetadata {
+            name: "c".to_owned(),
+            ..ContainerMetadata::default()
+        }),
+        container_annotations: text(&[("kept", "1")]),
+        container_resources: Some(LinuxContainerResources {
+            cpu_shares: 2,
+            oom_score_adj: 1000,
+            ..LinuxContainerResources::default()
+        }),
+        pod_labels: batch_pod().labels,
+        pod_annotations: batch_pod().annotations,
+        pod_cgroup_parent: "/kubepods/besteffort/podu".to_owned(),
+        container_envs: text(&[("A", "1")]),
+        ..ContainerResourceHookRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn the_hook_server_is_registered_and_answers() {
+    let rig = Rig::new();
+    let mut config = rig.config(Mode::Proxy);
+    config.disabled = vec!["PreUpdateContainerResources".to_owned()];
+    let _stop = rig.start(&config);
+    let mut client = client(&config).await;
+    let file = std::fs::read(config.server.directory.join("koordlet.json")).unwrap();
+    let registered: HookServer = serde_json::from_slice(&file).unwrap();
+    assert_eq!(registered.remote_endpoint, config.server.endpoint);
+    assert_eq!(registered.failure_policy, "Ignore");
+    assert_eq!(
+        registered.runtime_hooks,
+        ["PreRunPodSandbox", "PreCreateContainer"]
+    );
+
+    let asked = hook_request();
+    let answer = client.pre_create_container_hook(asked.clone()).await;
+    let answer = answer.unwrap().into_inner();
+    assert_eq!(answer.container_annotations, asked.container_annotations);
+    assert_eq!(answer.pod_cgroup_parent, asked.pod_cgroup_parent);
+    assert_eq!(answer.container_envs, asked.container_envs);
+    let want = LinuxContainerResources {
+        cpu_shares: 512,
+        cpu_quota: 50_000,
+        memory_limit_in_bytes: 64 * MIB,
+        oom_score_adj: 1000,
+        ..LinuxContainerResources::default()
+    };
+    assert_eq!(answer.container_resources, Some(want));
+    // A disabled stage, and those that no hook is heard at, say back what they were asked.
+    for answer in [
+        client
+            .pre_update_container_resources_hook(asked.clone())
+            .await,
+        client.pre_start_container_hook(asked.clone()).await,
+        client.post_start_container_hook(asked.clone()).await,
+        client.post_stop_container_hook(asked.clone()).await,
+    ] {
+        let answer = answer.unwrap().into_inner();
+        assert_eq!(answer.container_resources, asked.container_resources);
+    }
+
+    let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
+    let asked = PodSandboxHookRequest {
+        pod_meta: meta(),
+        labels: batch_pod().labels,
+        annotations: batch_pod().annotations,
+        cgroup_parent: "/kubepods/besteffort/podu".to_owned(),
+        ..PodSandboxHookRequest::default()
+    };
+    let answer = client.pre_run_pod_sandbox_hook(asked.clone()).await;
+    let resources = answer.unwrap().into_inner().resources.unwrap();
+    assert_eq!((resources.cpu_shares, resources.cpu_quota), (512, 50_000));
+    let raw = |file| rig.tree.raw(&group, file).unwrap().trim().to_owned();
+    assert_eq!(raw(Resource::CpuShares), "512");
+    assert_eq!(raw(Resource::CfsQuota), "50000");
+    assert_eq!(raw(Resource::MemoryLimit), (64 * MIB).to_string());
+    let answer = client.post_stop_pod_sandbox_hook(asked.clone()).await;
+    assert_eq!(answer.unwrap().into_inner().labels, asked.labels);
+}
+
+#[tokio::test]
+async fn requests_that_mean_nothing_fail_as_the_policy_says() {
+    for (policy, fails) in [(Policy::Ignore, false), (Policy::Fail, true)] {
+        let rig = Rig::new();
+        let mut config = rig.config(Mode::Proxy);
+        config.policy = policy;
+        let _stop = rig.start(&config);
+        let mut client = client(&config).await;
+        let mut asked = hook_request();
+        asked.pod_meta = None;
+        let answer = client.pre_create_container_hook(asked.clone()).await;
+        match answer {
+            Ok(answer) => {
+                assert!(!fails);
+                let resources = answer.into_inner().container_resources;
+                assert_eq!(resources, asked.container_resources);
+            }
+            Err(status) => {
+                assert!(fails);
+                assert_eq!(status.message(), "the request names no pod");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_other_modes_take_the_registration_back() {
+    for mode in [Mode::Nri, Mode::Standalone] {
+        let rig = Rig::new();
+        let config = rig.config(mode);
+        registration::write(&config.server.directory, &HookServer::default()).unwrap();
+        let file = config.server.directory.join("koordlet.json");
+        assert!(file.exists());
+        let _stop = rig.start(&config);
+        assert!(!file.exists(), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_new_container_gets_what_hooks_want() {
+    let rig = Rig::new();
+    let plugin = rig.plugin(Policy::Ignore);
+    let asked = container(nri_resources(2, 0, 0, ""));
+    let want = (512, 50_000, 64 * MIB, String::new());
+    let reply = plugin.create(&batch_pod(), &asked).unwrap();
+    assert_eq!(adjusted(&reply), want, "from what the request tells");
+    // The list has more to say, such as what an annotation of an older webhook left out.
+    let list = json!({"kubernetes.io/batch-cpu": "1000"});
+    rig.listed(json!([{
+        "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "BE"}},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": list, "limits": list}}]}}]));
+    let reply = plugin.create(&batch_pod(), &asked).unwrap();
+    assert_eq!(adjusted(&reply), (1024, 100_000, -1, String::new()));
+    // Nothing is wanted of a plain pod.
+    let plain = PodSandbox {
+        uid: "v".to_owned(),
+        ..PodSandbox::default()
+    };
+    assert_eq!(plugin.create(&plain, &asked).unwrap().adjust, None);
+    rig.parts.states.rules.store(None);
+    assert_eq!(plugin.create(&batch_pod(), &asked).unwrap().adjust, None);
+}
+
+#[test]
+fn environment_mounts_and_scores_are_in_the_answer() {
+    let node = Node::default();
+    let rig = Rig::on(node.open(Gate::GPUEnvInject).open(Gate::OOMScoreAdj));
+    let plugin = rig.plugin(Policy::Ignore);
+    let gpu = json!({"gpu": [{"minor": 1, "resources": {
+        "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "4Gi",
+        "koordinator.sh/gpu-memory-ratio": "50"}}]});
+    let pod = PodSandbox {
+        uid: "u".to_owned(),
+        labels: text(&[("koordinator.sh/gpu-isolation-provider", "HAMi-core")]),
+        annotations: text(&[
+            (
+                "scheduling.koordinator.sh/device-allocated",
+                &gpu.to_string(),
+            ),
+            ("koordinator.sh/oom-score-adj", "-500"),
+        ]),
+        ..PodSandbox::default()
+    };
+    let asked = container(LinuxResources::default());
+    let adjust = plugin.create(&pod, &asked).unwrap().adjust.unwrap();
+    let env: BTreeMap<_, _> = adjust
+        .env
+        .into_iter()
+        .map(|env| (env.key, env.value))
+        .collect();
+    assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], "1");
+    assert_eq!(env["CUDA_DEVICE_SM_LIMIT"], "50");
+    let mounts: Vec<_> = adjust
+        .mounts
+        .iter()
+        .map(|mount| mount.destination.as_str())
+        .collect();
+    assert_eq!(mounts, ["/usr/local/vgpu/libvgpu.so", "/tmp/vgpulock"]);
+    assert!(
+        adjust
+            .mounts
+            .iter()
+            .all(|mount| mount.r#type == "bind" && mount.options == ["rbind"])
+    );
+    let score = adjust.linux.unwrap().oom_score_adj.unwrap();
+    assert_eq!(score.value, -500);
+}
+
+#[test]
+fn an_update_changes_what_the_runtime_is_about_to_change() {
+    let rig = Rig::new();
+    let plugin = rig.plugin(Policy::Ignore);
+    let had = container(nri_resources(512, 70_000, 64 * MIB, ""));
+    let of = |asked: &LinuxResources| {
+        let updates = plugin.update(&batch_pod(), &had, asked).unwrap();
+        assert!(updates.iter().all(|update| update.container_id == "c1"));
+        let linux = updates.first().and_then(|update| update.linux.as_ref());
+        linux.map(|linux| said(linux.resources.as_ref()))
+    };
+    let all = nri_resources(2, 30_000, 96 * MIB, "");
+    assert_eq!(of(&all), Some((512, 50_000, 64 * MIB, String::new())));
+    // A CPU manager's update says CPUs only; a burst of the quota goes on.
+    assert_eq!(of(&nri_resources(0, 0, 0, "0-1")), None);
+    let shares = nri_resources(2, 0, 0, "");
+    assert_eq!(of(&shares), Some((512, 0, 0, String::new())));
+}
+
+#[test]
+fn a_resize_counts_before_the_pods_spec_does() {
+    let rig = Rig::on(Node::default().open(Gate::CPUNormalization).ratio("2.0"));
+    rig.listed(json!([{
+        "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "LS"}},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}}]));
+    let plugin = rig.plugin(Policy::Ignore);
+    let had = container(nri_resources(1024, 50_000, 0, ""));
+    let asked = nri_resources(2048, 200_000, 0, "");
+    let updates = plugin.update(&batch_pod(), &had, &asked).unwrap();
+    let linux = updates[0].linux.as_ref().unwrap();
+    assert_eq!(
+        said(linux.resources.as_ref()),
+        (0, 100_000, 0, String::new())
+    );
+}
+
+#[test]
+fn after_a_pause_only_what_is_missing_is_set() {
+    let rig = Rig::new();
+    let plugin = rig.plugin(Policy::Ignore);
+    let of = |record: LinuxResources, state: i32| {
+        let container = Container {
+            state,
+            ..container(record)
+        };
+        let updates = plugin.synchronize(&[batch_pod()], &[container]);
+        let linux = updates.first().and_then(|update| update.linux.as_ref());
+        linux.map(|linux| said(linux.resources.as_ref()))
+    };
+    let all = Some((512, 50_000, 64 * MIB, String::new()));
+    assert_eq!(of(nri_resources(2, 0, 0, ""), 3), all);
+    assert_eq!(of(nri_resources(2, 0, 0, ""), 4), None, "it has stopped");
+    assert_eq!(of(nri_resources(512, 50_000, 64 * MIB, ""), 3), None);
+    let memory = Some((0, 0, 64 * MIB, String::new()));
+    assert_eq!(of(nri_resources(512, 50_000, 0, ""), 3), memory);
+    let nobodys = Container {
+        pod_sandbox_id: "gone".to_owned(),
+        ..container(LinuxResources::default())
+    };
+    assert_eq!(plugin.synchronize(&[batch_pod()], &[nobodys]), []);
+}
+
+#[test]
+fn groups_as_runtimes_name_them() {
+    use koord_api::qos::KubeQos::{BestEffort, Burstable, Guaranteed};
+    let cgroupfs = Layout::new(Driver::Cgroupfs, CgroupPath::root());
+    let systemd = Layout::new(Driver::Systemd, CgroupPath::root());
+    for (layout, parent, group, class) in [
+        (
+            &cgroupfs,
+            "/kubepods/besteffort/podu",
+            "kubepods/besteffort/podu",
+            BestEffort,
+        ),
+        (&cgroupfs, "/kubepods/podu", "kubepods/podu", Guaranteed),
+        (
+            &systemd,
+            "kubepods-burstable-podu.slice",
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice",
+            Burstable,
+        ),
+        (
+            &systemd,
+            "/kubepods.slice/kubepods-podu.slice",
+            "kubepods.slice/kubepods-podu.slice",
+            Guaranteed,
+        ),
+        (
+            &cgroupfs,
+            "kubepods-besteffort-podu.slice",
+            "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu.slice",
+            BestEffort,
+        ),
+    ] {
+        let (path, found) = asked::group(parent, layout).unwrap();
+        assert_eq!((path.as_str(), found), (group, class), "{parent}");
+    }
+    for nonsense in ["", "/", "../x"] {
+        assert!(asked::group(nonsense, &cgroupfs).is_none(), "{nonsense}");
+    }
+    let path = "kubepods-burstable-podu.slice:cri-containerd:abc";
+    let group = asked::container_group(path, &systemd).unwrap();
+    assert!(
+        group
+            .as_str()
+            .ends_with("-podu.slice/cri-containerd-abc.scope")
+    );
+}
+
+/// The runtime's end: who registers is told to a channel.
+struct FakeRuntime(mpsc::Sender<RegisterPluginRequest>);
+
+impl Runtime for FakeRuntime {
+    async fn register_plugin(
+        &self,
+        request: RegisterPluginRequest,
+        _: ttrpc::Context,
+    ) -> Result<koord_rpc::nri::Empty, ttrpc::Status> {
+        let _ = self.0.send(request).await;
+        Ok(koord_rpc::nri::Empty {})
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
+    let rig = Rig::new();
+    let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
+    let mut config = rig.config(Mode::Nri);
+    config.nri.backoff = Duration::from_millis(5);
+    let _stop = rig.start(&config);
+    for dedicated in [false, true] {
+        let listener = grpc::listen(&config.nri.socket).unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let (mux, [plugin, runtime]) = Mux::open(stream, [PLUGIN_CHANNEL, RUNTIME_CHANNEL]);
+        let (sender, mut registered) = mpsc::channel(1);
+        let server = ttrpc::Server::default().with(RuntimeServer(Arc::new(FakeRuntime(sender))));
+        let serving = tokio::spawn(async move { server.serve(runtime).await });
+        let registered = registered.recv().await.unwrap();
+        assert_eq!(registered.plugin_name, "koordlet_nri");
+        assert_eq!(registered.plugin_idx, "00");
+        let plugin = PluginClient(ttrpc::Client::new(plugin));
+        let options = ttrpc::Options::within(Duration::from_secs(60));
+        let configured = plugin
+            .configure(&ConfigureRequest::default(), &options)
+            .await;
+        // RunPodSandbox, CreateContainer and UpdateContainer; the fourth has no hook by default.
+        assert_eq!(configured.unwrap().events, 0b1000_1001);
+        let there = SynchronizeRequest {
+            pods: vec![batch_pod()],
+            containers: vec![container(nri_resources(2, 0, 0, ""))],
+            more: false,
+        };
+        let answer = plugin.synchronize(&there, &options).await.unwrap();
+        assert_eq!(answer.update.len(), 1);
+        let pod = Some(batch_pod());
+        if dedicated {
+            let asked = RunPodSandboxRequest { pod };
+            plugin.run_pod_sandbox(&asked, &options).await.unwrap();
+        } else {
+            let told = StateChangeEvent {
+                event: Event::RunPodSandbox as i32,
+                pod,
+                container: None,
+            };
+            plugin.state_change(&told, &options).await.unwrap();
+        }
+        let shares = rig.tree.raw(&group, Resource::CpuShares).unwrap();
+        assert_eq!(shares.trim(), "512");
+        rig.tree.feed(&group, Resource::CpuShares, "2\n").unwrap();
+        let asked = CreateContainerRequest {
+            pod: Some(batch_pod()),
+            container: Some(container(nri_resources(2, 0, 0, ""))),
+        };
+        let answer = plugin.create_container(&asked, &options).await.unwrap();
+        let linux = answer.adjust.unwrap().linux.unwrap();
+        let want = (512, 50_000, 64 * MIB, String::new());
+        assert_eq!(said(linux.resources.as_ref()), want);
+        drop(listener);
+        mux.close().await;
+        serving.abort();
+    }
+}
