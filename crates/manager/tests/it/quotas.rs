@@ -178,6 +178,12 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     let change =
         json!({"metadata": {"annotations": {annotations::QUOTA_ADMISSION: "{\"cpu\":\"30\"}"}}});
     patch::merge(&quotas, "child", &change).await.unwrap();
+    // A dry run is charged nothing, which the sum below would show.
+    let dry = pod("dry", "child");
+    let verdict = two
+        .review("/validate-pod", Create, None, Some(&dry), true)
+        .await;
+    assert!(verdict.allowed, "{verdict:?}");
     let mut writers = Vec::new();
     for index in 0..100_u64 {
         let replica = if index.is_multiple_of(2) {

@@ -158,8 +158,11 @@ async fn a_new_quota_gets_what_it_lacks_and_keeps_the_rest() {
 #[tokio::test(start_paused = true)]
 async fn the_validating_webhook_answers_as_upstreams() {
     let handler = validating(&admission().await);
+    let mut above_its_maximum = named("quota3", "");
+    above_its_maximum["spec"] = json!({"min": {"cpu": 2}, "max": {"cpu": 1}});
     let rows = [
         (request(Create, None, Some(named("quota1", ""))), 200),
+        (request(Create, None, Some(above_its_maximum)), 400),
         (
             request(
                 Update,
