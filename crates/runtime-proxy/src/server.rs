@@ -45,10 +45,10 @@ struct Made {
 }
 
 impl Listener {
-    /// Takes the socket that standard input is, if it is the one to listen on, and otherwise makes it in
+    /// Takes the socket that standard input is, if it is one to listen on, and otherwise makes one in
     /// the place of what is there.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
-        if let Some(socket) = inherited(path) {
+        if let Some(socket) = inherited() {
             tracing::info!(socket = %path.display(), "listening on the socket that was handed in");
             return Ok(Self { socket, made: None });
         }
@@ -86,13 +86,16 @@ impl Listener {
     }
 }
 
-fn inherited(path: &Path) -> Option<UnixListener> {
+/// Standard input, if it is a socket with a name and nobody at its other end. The name itself says nothing:
+/// systemd writes `/run` for `/var/run`, and a process before this one moved its socket.
+fn inherited() -> Option<UnixListener> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
-    let socket = std::os::unix::net::UnixListener::from(fd);
-    let bound = socket.local_addr().ok()?;
-    if bound.as_pathname() != Some(path) {
+    let socket = std::os::unix::net::UnixStream::from(fd);
+    socket.local_addr().ok()?.as_pathname()?;
+    if socket.peer_addr().is_ok() {
         return None;
     }
+    let socket = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket));
     socket.set_nonblocking(true).ok()?;
     UnixListener::from_std(socket).ok()
 }

@@ -29,7 +29,6 @@ pub(crate) async fn start(socket: &UnixListener) -> Result<u32, String> {
         .env(FOLLOWS, "1")
         .stdin(Stdio::from(socket))
         .stdout(Stdio::piped())
-        .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
     let mut said = Vec::new();
@@ -38,13 +37,13 @@ pub(crate) async fn start(socket: &UnixListener) -> Result<u32, String> {
         match tokio::time::timeout(PATIENCE, first.read_to_end(&mut said)).await {
             Ok(Ok(_)) if said == READY => {
                 let pid = child.id().unwrap_or_default();
-                // It lives on when this process ends.
+                // It lives on when this process ends, which is why it is never killed for being dropped.
                 tokio::spawn(async move { child.wait().await });
                 return Ok(pid);
             }
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(format!("it cannot be heard: {error}")),
-            Err(_) => return Err(format!("it does not serve after {PATIENCE:?}")),
+            Ok(Err(error)) => tracing::warn!(%error, "the successor cannot be heard"),
+            Err(_) => tracing::warn!("the successor does not serve after {PATIENCE:?}"),
         }
     }
     let _ = child.start_kill();
