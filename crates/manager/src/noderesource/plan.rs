@@ -104,7 +104,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
         draft.annotations.append(&mut draft.with_status);
         plan.status = status_change;
         plan.in_sync = true;
-    } else if status_change.is_some() || !draft.with_status.is_empty() {
+    } else if status_change.is_some() || !draft.with_status.is_empty() || zones.is_some() {
         // A change too small to write now is written when the node is due.
         let due = next_sync
             .unwrap_or_default()

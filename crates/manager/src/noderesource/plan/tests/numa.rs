@@ -161,6 +161,22 @@ fn small_changes_of_zones_wait_and_resets_empty_them() {
     case.topology = Some(topology(&near));
     case.synced = Some(NOW.parse().unwrap());
     assert_eq!(case.plan().topology, None, "not due");
+    // When it will be is known, also when nothing but zones waits.
+    let plan = case.plan();
+    let (written, meta) = (plan.status.unwrap()["status"].clone(), plan.meta.unwrap());
+    let mut node = serde_json::to_value(&case.node).unwrap();
+    for list in ["capacity", "allocatable"] {
+        json_merge(&mut node["status"][list], &written[list]);
+    }
+    json_merge(&mut node["metadata"], &meta["metadata"]);
+    let unwritten = std::mem::replace(&mut case.node, serde_json::from_value(node).unwrap());
+    let plan = case.plan();
+    assert_eq!((plan.status, plan.topology), (None, None));
+    assert_eq!(plan.recheck, Some(Duration::from_secs(301)));
+    case.topology = Some(topology(&first));
+    assert_ne!(case.plan().recheck, Some(Duration::from_secs(301)));
+    case.topology = Some(topology(&near));
+    case.node = unwritten;
     case.synced = None;
     assert_eq!(of_zone(&case.plan(), 0).0, "5k", "due");
 
