@@ -1,0 +1,439 @@
+//! The agent as a plugin of a real containerd: what is in place when a process begins.
+
+use crate::agent::{NODE, cluster};
+use koord_app::{Clock, Context};
+use koord_host::root::Controller;
+use koord_host::testing::skip;
+use koord_host::{Cgroup, CgroupPath, Root};
+use koord_kube::Client;
+use koord_rpc::cri;
+use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
+use koord_rpc::grpc;
+use koordlet::gates::Gate;
+use koordlet::runtime::{self, Mode};
+use koordlet::states::{Driver, Layout};
+use koordlet::{Options, Settings};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+
+const MIB: i64 = 1 << 20;
+
+/// Looks so often before it gives up: far more than any machine needs.
+const LOOKS: usize = 3000;
+
+fn script(verb: &str, directory: &Path, run: &Path) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
+    let done = Command::new(script)
+        .arg(verb)
+        .args([directory, run])
+        .status();
+    assert!(done.unwrap().success(), "bench/containerd {verb}");
+}
+
+/// A containerd of the test's own, and groups for its pods.
+struct Machine {
+    directory: PathBuf,
+    run: tempfile::TempDir,
+    groups: Cgroup,
+    cri: RuntimeServiceClient<Channel>,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        script("stop", &self.directory, self.run.path());
+        let _ = self.groups.remove();
+    }
+}
+
+impl Machine {
+    /// `None`, and said so, where there is none.
+    fn start() -> Option<Self> {
+        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
+        let Some(directory) = named.filter(|named| named.join("complete").exists()) else {
+            skip(
+                "containerd",
+                "KOORD_CONTAINERD names none that bench/containerd unpacked",
+            );
+            return None;
+        };
+        let run = tempfile::Builder::new()
+            .prefix("koord-nri")
+            .tempdir_in("/tmp")
+            .unwrap();
+        script("start", &directory, run.path());
+        let top = format!("koord-test-nri-{}", std::process::id());
+        let groups = Root::system()
+            .unwrap()
+            .cgroup(&CgroupPath::new(&top).unwrap());
+        groups.create(&Controller::ALL).unwrap();
+        let cri = RuntimeServiceClient::new(grpc::connect(run.path().join("containerd.sock")));
+        Some(Self {
+            directory,
+            run,
+            groups,
+            cri,
+        })
+    }
+
+    /// Another containerd where this one was; what ran goes on.
+    fn restart(&self) {
+        let pid = std::fs::read_to_string(self.run.path().join("pid")).unwrap();
+        let pid = pid.trim();
+        assert!(
+            Command::new("kill")
+                .args(["-9", pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+        while Path::new("/proc")
+            .join(pid)
+            .join("fd")
+            .read_dir()
+            .is_ok_and(|mut fds| fds.next().is_some())
+        {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        script("start", &self.directory, self.run.path());
+    }
+
+    fn options(&self, library: &Path) -> Options {
+        let mut settings = Settings {
+            layout: Layout::new(Driver::Cgroupfs, self.groups.path().clone()),
+            hami_library: library.display().to_string(),
+            ..Settings::default()
+        };
+        settings.gates.set(Gate::GPUEnvInject, true);
+        settings.gates.set(Gate::OOMScoreAdj, true);
+        let mut runtime = runtime::Config {
+            mode: Mode::Nri,
+            ..runtime::Config::default()
+        };
+        runtime.nri.socket = self.run.path().join("nri.sock");
+        runtime.nri.backoff = Duration::from_millis(50);
+        runtime.server.directory = self.run.path().join("hookserver.d");
+        Options {
+            node_name: NODE.to_owned(),
+            detect_layout: None,
+            settings,
+            report: false,
+            runtime,
+            ..Options::default()
+        }
+    }
+
+    /// A pod's sandbox, whose group the kubelet would have made.
+    async fn pod(
+        &mut self,
+        uid: &str,
+        class: &str,
+        notes: &[(&str, &str)],
+        labels: &[(&str, &str)],
+    ) -> Pod {
+        let group = self
+            .groups
+            .path()
+            .join(&format!("kubepods/{class}/pod{uid}"))
+            .unwrap();
+        let group = self.groups.root().cgroup(&group);
+        group.create(&Controller::ALL).unwrap();
+        let texts = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let pairs = pairs.iter();
+            pairs
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let host = cri::NamespaceOption {
+            network: cri::NamespaceMode::Node as i32,
+            ..cri::NamespaceOption::default()
+        };
+        let config = cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata {
+                name: uid.to_owned(),
+                uid: uid.to_owned(),
+                namespace: "default".to_owned(),
+                attempt: 0,
+            }),
+            log_directory: self.run.path().join("logs").join(uid).display().to_string(),
+            labels: texts(labels),
+            annotations: texts(notes),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                cgroup_parent: format!("/{}", group.path().as_str()),
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: Some(host),
+                    ..cri::LinuxSandboxSecurityContext::default()
+                }),
+                ..cri::LinuxPodSandboxConfig::default()
+            }),
+            ..cri::PodSandboxConfig::default()
+        };
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: String::new(),
+        };
+        let answer = self.cri.run_pod_sandbox(request).await.unwrap();
+        Pod {
+            id: answer.into_inner().pod_sandbox_id,
+            config,
+            group,
+        }
+    }
+
+    /// A started container, and the first words of its process: its limits, environment and mounts.
+    async fn container(&mut self, pod: &Pod, name: &str) -> Started {
+        let of = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
+        let files = [
+            "cpu/cpu.shares",
+            "cpu/cpu.cfs_quota_us",
+            "cpuset/cpuset.cpus",
+            "memory/memory.limit_in_bytes",
+        ];
+        let text: String = files.into_iter().map(of).collect();
+        let text = format!(
+            "{text} echo score=$(cat /proc/self/oom_score_adj); env; cat /proc/mounts; echo said; sleep 1000000"
+        );
+        let config = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata {
+                name: name.to_owned(),
+                attempt: 0,
+            }),
+            image: Some(cri::ImageSpec {
+                image: "koord.local/busybox:1".to_owned(),
+                ..cri::ImageSpec::default()
+            }),
+            command: ["sh", "-c", &text].map(str::to_owned).to_vec(),
+            log_path: format!("{name}.log"),
+            linux: Some(cri::LinuxContainerConfig {
+                resources: Some(cri::LinuxContainerResources {
+                    cpu_shares: 2,
+                    ..cri::LinuxContainerResources::default()
+                }),
+                ..cri::LinuxContainerConfig::default()
+            }),
+            ..cri::ContainerConfig::default()
+        };
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: pod.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(pod.config.clone()),
+        };
+        let id = self.cri.create_container(request).await.unwrap();
+        let id = id.into_inner().container_id;
+        let request = cri::StartContainerRequest {
+            container_id: id.clone(),
+        };
+        self.cri.start_container(request).await.unwrap();
+        let log = Path::new(&pod.config.log_directory).join(format!("{name}.log"));
+        let mut said = String::new();
+        for _ in 0..LOOKS {
+            said = std::fs::read_to_string(&log).unwrap_or_default();
+            if said.lines().any(|line| line.ends_with(" said")) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let group = pod.group.path().join(&id).unwrap();
+        Started {
+            group: pod.group.root().cgroup(&group),
+            id,
+            said,
+        }
+    }
+}
+
+struct Pod {
+    id: String,
+    config: cri::PodSandboxConfig,
+    group: Cgroup,
+}
+
+struct Started {
+    id: String,
+    group: Cgroup,
+    said: String,
+}
+
+impl Started {
+    fn said(&self, key: &str) -> &str {
+        let begin = format!(" {key}=");
+        let mut found = self.said.lines().filter_map(|line| line.split_once(&begin));
+        found.next().map_or("", |(_, value)| value)
+    }
+
+    /// Shares, quota and memory limit now.
+    fn now(&self) -> (Option<i64>, Option<i64>, Option<i64>) {
+        let group = &self.group;
+        let number = |value: koord_host::Result<Option<i64>>| value.unwrap();
+        (
+            number(group.cpu_shares()),
+            number(group.cfs_quota()),
+            number(group.memory_limit()),
+        )
+    }
+}
+
+/// A running agent.
+struct Agent {
+    ctx: Context,
+    task: JoinHandle<()>,
+}
+
+impl Agent {
+    fn start(options: Options, client: &Client, clock: &Clock) -> Self {
+        let ctx = Context::with_clock(clock.clone());
+        let run = koordlet::run(options, client.clone(), ctx.clone());
+        let task = tokio::spawn(async move { run.await.unwrap() });
+        Self { ctx, task }
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let families = self.ctx.metrics.gather();
+        let found = families.iter().find(|family| family.name() == name);
+        let metric = found.and_then(|family| family.get_metric().first());
+        metric.map_or(0.0, |metric| {
+            metric.get_gauge().get_value() + metric.get_counter().get_value()
+        })
+    }
+
+    async fn connected(&self, lost: f64) {
+        for _ in 0..LOOKS {
+            let again = self.metric("koordlet_nri_connections_lost_total") >= lost;
+            if again && self.metric("koordlet_nri_connected") > 0.0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("never connected");
+    }
+
+    async fn stop(self) {
+        self.ctx.shutdown.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_are_in_place_when_processes_begin() {
+    let Some(mut machine) = Machine::start() else {
+        return;
+    };
+    let clock = Clock::system();
+    let (_server, client) = cluster(&clock).await;
+    let library = machine.run.path().join("libvgpu.so");
+    std::fs::write(&library, "").unwrap();
+    std::fs::create_dir_all("/tmp/vgpulock").unwrap();
+    let agent = Agent::start(machine.options(&library), &client, &clock);
+    agent.connected(0.0).await;
+
+    let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
+    let one = json!({"limits": list, "requests": list});
+    let extended = json!({"containers": {"a": one, "b": one, "c": one, "d": one}}).to_string();
+    let notes = [
+        (
+            "node.koordinator.sh/extended-resource-spec",
+            extended.as_str(),
+        ),
+        ("koordinator.sh/oom-score-adj", "777"),
+    ];
+    let batch = machine
+        .pod(
+            "be",
+            "besteffort",
+            &notes,
+            &[("koordinator.sh/qosClass", "BE")],
+        )
+        .await;
+    assert_eq!(
+        batch.group.cpu_shares().unwrap(),
+        Some(2048),
+        "the pod's own group"
+    );
+    let want = (Some(512), Some(50_000), Some(64 * MIB));
+    let first = machine.container(&batch, "a").await;
+    assert_eq!(first.said("cpu/cpu.shares"), "512", "{}", first.said);
+    assert_eq!(first.said("cpu/cpu.cfs_quota_us"), "50000");
+    assert_eq!(
+        first.said("memory/memory.limit_in_bytes"),
+        (64 * MIB).to_string()
+    );
+    assert_eq!(first.said("score"), "777");
+
+    // The kubelet resizes it.
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: first.id.clone(),
+        linux: Some(cri::LinuxContainerResources {
+            cpu_period: 100_000,
+            cpu_quota: 30_000,
+            cpu_shares: 100,
+            memory_limit_in_bytes: 96 * MIB,
+            ..cri::LinuxContainerResources::default()
+        }),
+        ..cri::UpdateContainerResourcesRequest::default()
+    };
+    machine
+        .cri
+        .update_container_resources(request)
+        .await
+        .unwrap();
+    assert_eq!(first.now(), want);
+
+    let status = json!({"cpuset": "0"}).to_string();
+    let gpu = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
+        "koordinator.sh/gpu-memory": "4Gi", "koordinator.sh/gpu-memory-ratio": "50"}}]});
+    let gpu = gpu.to_string();
+    let notes = [
+        ("scheduling.koordinator.sh/resource-status", status.as_str()),
+        ("scheduling.koordinator.sh/device-allocated", gpu.as_str()),
+    ];
+    let labels = [
+        ("koordinator.sh/qosClass", "LSR"),
+        ("koordinator.sh/gpu-isolation-provider", "HAMi-core"),
+    ];
+    let pinned = machine.pod("lsr", "burstable", &notes, &labels).await;
+    let service = machine.container(&pinned, "s").await;
+    assert_eq!(service.said("cpuset/cpuset.cpus"), "0");
+    assert_eq!(service.said("cpu/cpu.cfs_quota_us"), "-1");
+    assert_eq!(service.said("NVIDIA_VISIBLE_DEVICES"), "1");
+    assert_eq!(service.said("CUDA_DEVICE_SM_LIMIT"), "50");
+    for mounted in [library.to_str().unwrap(), "/tmp/vgpulock"] {
+        assert!(
+            service.said.contains(&format!(" {mounted} ")),
+            "{mounted}: {}",
+            service.said
+        );
+    }
+
+    // While there is no agent, containers get what they are asked for; then what hooks want.
+    agent.stop().await;
+    let missed = machine.container(&batch, "b").await;
+    assert_eq!(missed.said("cpu/cpu.shares"), "2");
+    let agent = Agent::start(machine.options(&library), &client, &clock);
+    agent.connected(0.0).await;
+    let mut now = missed.now();
+    for _ in 0..LOOKS {
+        now = missed.now();
+        if now == want {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(now, want, "what was missed");
+    let next = machine.container(&batch, "c").await;
+    assert_eq!(next.said("cpu/cpu.shares"), "512");
+
+    machine.restart();
+    agent.connected(1.0).await;
+    let last = machine.container(&batch, "d").await;
+    assert_eq!(last.said("cpu/cpu.shares"), "512");
+    assert_eq!(
+        last.said("memory/memory.limit_in_bytes"),
+        (64 * MIB).to_string()
+    );
+    assert_eq!(first.now(), want, "what was there");
+    agent.stop().await;
+}
