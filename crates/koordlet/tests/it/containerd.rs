@@ -47,7 +47,23 @@ impl Drop for Machine {
     fn drop(&mut self) {
         script("stop", &self.directory, self.run.path());
         let _ = self.groups.remove();
+        // runc makes groups in the hierarchies that the agent leaves alone, too: devices, for example.
+        let top = self.groups.path().to_string();
+        let hierarchies = Path::new("/sys/fs/cgroup").read_dir();
+        for hierarchy in hierarchies.into_iter().flatten().flatten() {
+            remove_empty(&hierarchy.path().join(top.trim_start_matches('/')));
+        }
     }
+}
+
+/// Removes a group and those below it, as far as nothing runs there.
+fn remove_empty(group: &Path) {
+    for below in group.read_dir().into_iter().flatten().flatten() {
+        if below.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&below.path());
+        }
+    }
+    let _ = std::fs::remove_dir(group);
 }
 
 impl Machine {
