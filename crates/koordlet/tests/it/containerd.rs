@@ -98,23 +98,7 @@ impl Machine {
 
     /// Another containerd where this one was; what ran goes on.
     fn restart(&self) {
-        let pid = std::fs::read_to_string(self.run.path().join("pid")).unwrap();
-        let pid = pid.trim();
-        assert!(
-            Command::new("kill")
-                .args(["-9", pid])
-                .status()
-                .unwrap()
-                .success()
-        );
-        while Path::new("/proc")
-            .join(pid)
-            .join("fd")
-            .read_dir()
-            .is_ok_and(|mut fds| fds.next().is_some())
-        {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        script("kill", &self.directory, self.run.path());
         script("start", &self.directory, self.run.path());
     }
 
