@@ -268,7 +268,10 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
     let output = explain(&other, &["pod/nowhere"]);
     assert_eq!(output.status.code(), Some(1));
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("pods \"nowhere\" not found"), "{stderr}");
+    assert!(
+        stderr.contains("there is no pod default/nowhere"),
+        "{stderr}"
+    );
     for up in [&mut other, &mut up] {
         assert_eq!(up.interrupt(), Some(0));
     }
