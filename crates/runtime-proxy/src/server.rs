@@ -243,9 +243,13 @@ impl Connection {
         let decision = match grpc::unframe(&body) {
             Ok(message) => {
                 let decision = self.decider.decide(call, message.clone()).await;
-                decision.map(|decision| match decision.message == message {
-                    true => (body, decision.then),
-                    false => (grpc::frame(&decision.message), decision.then),
+                decision.map(|decision| {
+                    if decision.message == message {
+                        return (body, decision.then);
+                    }
+                    // Nobody has to say it, and it is another one now.
+                    head.headers.remove(header::CONTENT_LENGTH);
+                    (grpc::frame(&decision.message), decision.then)
                 })
             }
             Err(error) => match call.before() {
@@ -258,7 +262,6 @@ impl Connection {
             Ok(decision) => decision,
             Err(refusal) => return Ok(Answer::refusal(Code::Unknown, &refusal.to_string())),
         };
-        head.headers.remove(header::CONTENT_LENGTH);
         let decider = self.decider.clone();
         let done = move |answer: Option<Bytes>| {
             let doing = async move {
