@@ -204,7 +204,7 @@ impl Answers {
         let Some(pod) = known.pod() else {
             return Ok(Adjustment::default());
         };
-        let container: ContainerInfo = asked::container(container, pod);
+        let container: ContainerInfo = asked::container(container, pod)?;
         let mut wanted = desired(pod, Some(&container), &rules);
         self.problems(asked, &mut wanted.problems)?;
         then(pod, &mut wanted);

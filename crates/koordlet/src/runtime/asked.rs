@@ -39,6 +39,8 @@ pub(super) enum AskedError {
     NoContainer,
     #[error("a pod cannot have the UID {0:?}")]
     Uid(String),
+    #[error("a container cannot have the name {0:?}")]
+    Name(String),
 }
 
 /// A pod that hooks can be asked about.
@@ -114,8 +116,14 @@ pub(super) fn pod(
 }
 
 /// The container of the pod, with the limit that the runtime was just told; one that the pod does
-/// not name asks for nothing else.
-pub(super) fn container(asked: &AskedContainer, pod: &PodInfo) -> ContainerInfo {
+/// not name asks for nothing else. Its name becomes a part of paths.
+pub(super) fn container(
+    asked: &AskedContainer,
+    pod: &PodInfo,
+) -> Result<ContainerInfo, AskedError> {
+    if asked.name.is_empty() || asked.name.contains(['/', '\0']) {
+        return Err(AskedError::Name(asked.name.clone()));
+    }
     let known = pod.all_containers().find(|known| known.name == asked.name);
     let mut container = known.cloned().unwrap_or_else(|| ContainerInfo {
         name: asked.name.clone(),
@@ -130,7 +138,7 @@ pub(super) fn container(asked: &AskedContainer, pod: &PodInfo) -> ContainerInfo 
         };
         container.native.cpu_limit = Some(asked.quota.saturating_mul(1000) / period);
     }
-    container
+    Ok(container)
 }
 
 /// The group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd

@@ -344,6 +344,24 @@ fn a_new_container_gets_what_hooks_want() {
     assert_eq!(plugin.create(&batch_pod(), &asked).unwrap().adjust, None);
 }
 
+/// A name becomes a part of paths: of the directory that HAMi's monitor reads, for one.
+#[test]
+fn containers_with_names_that_are_paths_are_not_answered() {
+    let rig = Rig::new();
+    let plugin = rig.plugin(Policy::Fail);
+    for name in ["", "c/../../../../etc", "/", "c\0"] {
+        let asked = Container {
+            name: name.to_owned(),
+            ..container(LinuxResources::default())
+        };
+        let error = plugin.create(&batch_pod(), &asked).unwrap_err();
+        let told = format!("koordlet: a container cannot have the name {name:?}");
+        assert_eq!(error, told);
+    }
+    let asked = container(LinuxResources::default());
+    assert!(plugin.create(&batch_pod(), &asked).is_ok());
+}
+
 #[test]
 fn environment_mounts_and_scores_are_in_the_answer() {
     let node = Node::default();
