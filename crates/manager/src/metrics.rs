@@ -1,14 +1,13 @@
 //! The manager's metrics, under upstream's names.
 
-use koord_app::metrics::{Expiring, ExpiringGauges, register};
+mod computed;
+
+use computed::Computed;
+use koord_app::metrics::register;
 use koord_kube::queue::QueueMetrics;
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
-use std::time::Duration;
-
-/// How long the gauge of a node that is not computed any more is kept.
-const GAUGE_LIFE: Duration = Duration::from_secs(15 * 60);
 
 /// All metrics. Clones share the series.
 #[derive(Debug, Clone)]
@@ -22,7 +21,7 @@ pub(crate) struct Metrics {
     pub(crate) queues: QueueMetrics,
     pub(crate) reconciles: Reconciles,
     plugins: IntCounterVec,
-    allocatable: ExpiringGauges,
+    allocatable: Computed,
 }
 
 /// A counter with `status` and `reason`.
@@ -50,11 +49,6 @@ impl Metrics {
             "slo_controller_node_resource_run_plugin_status",
             "How the plugins of the noderesource controller ran",
         );
-        let allocatable = Opts::new(
-            "slo_controller_node_extended_resource_allocatable_internal",
-            "Computed amounts of extended resources, before thresholds are applied",
-        );
-        let allocatable = GaugeVec::new(allocatable, &["node", "resource", "unit"])?;
         Ok(Self {
             nodemetric_reconcile: outcomes("nodemetric_reconcile_count", "NodeMetric reconciles")?,
             nodemetric_spec_parse: outcomes("nodemetric_spec_parse_count", "NodeMetric specs")?,
@@ -77,7 +71,7 @@ impl Metrics {
                 registry,
                 IntCounterVec::new(plugins, &["plugin", "status", "reason"])?,
             )?,
-            allocatable: register(registry, Expiring::new(allocatable, GAUGE_LIFE))?,
+            allocatable: register(registry, Computed::new()?)?,
         })
     }
 
@@ -90,27 +84,12 @@ impl Metrics {
 
     /// Shows a computed amount: cores for CPU resources, bytes for memory.
     pub(crate) fn computed(&self, node: &str, resource: &str, amount: f64) {
-        let unit = if resource.ends_with("cpu") {
-            "integer"
-        } else {
-            "byte"
-        };
-        // The number of labels is right, which is all that could be wrong.
-        if let Ok(gauge) = self.allocatable.with(&[node, resource, unit]) {
-            gauge.set(amount);
-        }
+        self.allocatable.set(node, resource, amount);
     }
 
     /// Forgets a node.
     pub(crate) fn forget(&self, node: &str) {
-        for resource in crate::noderesource::RESOURCES {
-            let unit = if resource.ends_with("cpu") {
-                "integer"
-            } else {
-                "byte"
-            };
-            self.allocatable.remove(&[node, resource, unit]);
-        }
+        self.allocatable.forget(node);
     }
 }
 

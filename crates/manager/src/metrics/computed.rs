@@ -1,0 +1,131 @@
+//! The computed amounts of every node. As gauges they would take a kilobyte each, of a manager that is
+//! asked for them twice a minute; so they are kept as numbers, and become gauges when somebody asks.
+
+use crate::noderesource::RESOURCES;
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, Opts};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long the amount of a node that is not computed any more is kept.
+const LIFE: Duration = Duration::from_secs(15 * 60);
+
+/// By resource, in the order of [`RESOURCES`].
+type Amounts = [Option<(f64, Instant)>; RESOURCES.len()];
+
+/// See the module documentation. Clones share the amounts.
+#[derive(Debug, Clone)]
+pub(super) struct Computed {
+    nodes: Arc<Mutex<HashMap<Box<str>, Amounts>>>,
+    /// Without series; describes them.
+    described: GaugeVec,
+}
+
+fn gauges() -> prometheus::Result<GaugeVec> {
+    let opts = Opts::new(
+        "slo_controller_node_extended_resource_allocatable_internal",
+        "Computed amounts of extended resources, before thresholds are applied",
+    );
+    GaugeVec::new(opts, &["node", "resource", "unit"])
+}
+
+impl Computed {
+    pub(super) fn new() -> prometheus::Result<Self> {
+        Ok(Self {
+            nodes: Arc::default(),
+            described: gauges()?,
+        })
+    }
+
+    /// Cores for CPU resources, bytes for memory. A resource without a gauge is left out.
+    pub(super) fn set(&self, node: &str, resource: &str, amount: f64) {
+        let at = RESOURCES.iter().position(|known| *known == resource);
+        let mut nodes = self.nodes.lock();
+        if !nodes.contains_key(node) {
+            nodes.insert(node.into(), Amounts::default());
+        }
+        let amounts = nodes.get_mut(node);
+        if let Some(place) = at.and_then(|at| amounts?.get_mut(at)) {
+            *place = Some((amount, Instant::now()));
+        }
+    }
+
+    pub(super) fn forget(&self, node: &str) {
+        self.nodes.lock().remove(node);
+    }
+}
+
+impl Collector for Computed {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        // It was made once, so it can be made again.
+        let Ok(gauges) = gauges() else {
+            return Vec::new();
+        };
+        let now = Instant::now();
+        self.nodes.lock().retain(|node, amounts| {
+            for (resource, place) in RESOURCES.iter().zip(amounts.iter_mut()) {
+                *place = place.filter(|(_, since)| now.duration_since(*since) <= LIFE);
+                let unit = if resource.ends_with("cpu") {
+                    "integer"
+                } else {
+                    "byte"
+                };
+                if let Some((amount, _)) = place {
+                    gauges
+                        .with_label_values(&[&**node, *resource, unit])
+                        .set(*amount);
+                }
+            }
+            amounts.iter().any(Option::is_some)
+        });
+        gauges.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_app::metrics::{encode, register};
+
+    #[tokio::test(start_paused = true)]
+    async fn amounts_are_told_until_they_are_old_or_the_node_goes() {
+        let registry = prometheus::Registry::new();
+        let computed = register(&registry, Computed::new().unwrap()).unwrap();
+        let text = || encode(&registry).unwrap();
+        computed.set("a", "kubernetes.io/batch-cpu", 2.5);
+        computed.set("a", "kubernetes.io/mid-memory", 1024.0);
+        computed.set("b", "kubernetes.io/batch-cpu", 1.0);
+        let name = "slo_controller_node_extended_resource_allocatable_internal";
+        let line = |node: &str, resource: &str, rest: &str| {
+            format!("{name}{{node=\"{node}\",resource=\"kubernetes.io/{resource}\",unit={rest}\n")
+        };
+        let cpu = line("a", "batch-cpu", "\"integer\"} 2.5");
+        let memory = line("a", "mid-memory", "\"byte\"} 1024");
+        assert!(
+            text().contains(&cpu) && text().contains(&memory),
+            "{}",
+            text()
+        );
+        computed.forget("b");
+        assert!(!text().contains("\"b\""));
+        tokio::time::advance(LIFE / 2).await;
+        computed.set("a", "kubernetes.io/batch-cpu", 2.5);
+        tokio::time::advance(LIFE / 2 + Duration::from_secs(1)).await;
+        assert!(
+            text().contains(&cpu) && !text().contains(&memory),
+            "{}",
+            text()
+        );
+        tokio::time::advance(LIFE).await;
+        assert!(!text().contains(name));
+        assert!(computed.nodes.lock().is_empty());
+    }
+}
