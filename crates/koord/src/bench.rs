@@ -5,6 +5,7 @@ mod koordlet;
 mod levers;
 mod manager;
 mod recommend;
+mod runtime;
 mod scheduler;
 mod service;
 mod simulated;
@@ -16,6 +17,7 @@ use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -38,6 +40,8 @@ pub enum Command {
     Manager(Box<manager::Args>),
     /// What the recommender recommends for traces, beside simpler rules, and its memory.
     Recommend(recommend::Args),
+    /// What being asked before a container starts adds to its creation; exit code 3 without a runtime.
+    Runtime(runtime::Args),
     /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
     Up(whole::Args),
 }
@@ -112,11 +116,15 @@ async fn api_server(
 ///
 /// # Errors
 /// When the fixture cannot be made or the file cannot be written.
-pub fn main(command: Command) -> Result<()> {
+pub fn main(command: Command) -> Result<ExitCode> {
     // That certificates made here are not verified is no news.
     cluster::init_logging("warn,kube_client::client::tls=error");
     cluster::install_crypto_provider();
     match command {
+        Command::Runtime(args) => match cluster::runtime()?.block_on(runtime::run(&args))? {
+            Some(report) => publish(&report, args.json.as_deref()),
+            None => return Ok(ExitCode::from(3)),
+        },
         Command::Scheduler(args) => {
             let report = scheduler::run(&args)?;
             publish(&report, args.json.as_deref())
@@ -172,7 +180,8 @@ pub fn main(command: Command) -> Result<()> {
             };
             publish(&report, args.json.as_deref())
         }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {

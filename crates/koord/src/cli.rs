@@ -144,7 +144,7 @@ fn run(args: Args) -> Result<ExitCode> {
             demo: None,
             colocation,
         } => return demo::main(&colocation),
-        Command::Bench(command) => bench::main(command)?,
+        Command::Bench(command) => return bench::main(command),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -16,6 +16,7 @@
 //! Invariant: no client of Kubernetes, and nothing here decides what a container shall get.
 
 mod args;
+pub mod bench;
 mod call;
 mod forward;
 mod grpc;
