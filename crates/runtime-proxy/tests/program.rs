@@ -1,7 +1,11 @@
 //! Processes that follow each other. A program of its own, without the test harness: it is started again
 //! as the proxy, with the proxy's flags.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on shall panic"
+)]
 
 #[path = "it/world.rs"]
 #[allow(dead_code, reason = "the other tests use the rest")]
@@ -10,14 +14,22 @@ mod world;
 use futures::future::BoxFuture;
 use http::Response;
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use world::{Body, Client, World, frame, hear, reply, serve};
 
+/// By this the program knows that it is to be the proxy.
+const PROXY: &str = "KOORD_TEST_IS_PROXY";
+
+/// Longer than any machine needs for one step.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn main() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+    if std::env::var_os(PROXY).is_some() {
         let parsed = koord_app::flags::parse::<koord_runtime_proxy::Args>(std::env::args_os());
         let options = parsed.unwrap().args.options().unwrap();
         runtime.block_on(async {
@@ -32,13 +44,41 @@ fn main() {
     runtime.block_on(no_call_fails_when_one_process_follows_another());
 }
 
+/// The first process and all that follow it, which are of its process group: none outlives the test,
+/// however it ends.
+struct Family {
+    first: Child,
+}
+
+impl Family {
+    fn group(&self) -> String {
+        format!("-{}", self.first.id())
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        let _ = Command::new("kill")
+            .args(["-KILL", "--", &self.group()])
+            .stderr(Stdio::null())
+            .status();
+        let _ = self.first.wait();
+    }
+}
+
 /// The process that says it serves.
 fn announced(notify: &UnixDatagram) -> String {
     let mut text = [0; 100];
-    let length = notify.recv(&mut text).unwrap();
+    let length = notify.recv(&mut text).expect("a process that serves");
     let text = String::from_utf8(text[..length].to_vec()).unwrap();
     let pid = text.strip_prefix("READY=1\nMAINPID=").unwrap();
     pid.trim_end().to_owned()
+}
+
+/// Whether a process runs: one that has ended and that nobody has waited for has no command line.
+fn runs(pid: &str) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline"));
+    line.is_ok_and(|line| !line.is_empty())
 }
 
 fn signal(name: &str, pid: &str) {
@@ -66,8 +106,9 @@ async fn no_call_fails_when_one_process_follows_another() {
     let _runtime = serve(&world.options.runtime, handler);
     let notify_path = world.path("notify");
     let notify = UnixDatagram::bind(&notify_path).unwrap();
+    notify.set_read_timeout(Some(PATIENCE)).unwrap();
     let flag = |name: &str, path: &std::path::Path| format!("--{name}={}", path.display());
-    let mut first = Command::new(std::env::current_exe().unwrap())
+    let first = Command::new(std::env::current_exe().unwrap())
         .arg(flag("koord-runtimeproxy-endpoint", &world.options.listen))
         .arg(flag(
             "remote-runtime-service-endpoint",
@@ -75,11 +116,14 @@ async fn no_call_fails_when_one_process_follows_another() {
         ))
         .arg(flag("runtime-hook-server-config-dir", &world.options.hooks))
         .env("NOTIFY_SOCKET", &notify_path)
+        .env(PROXY, "1")
+        .process_group(0)
         .spawn()
         .unwrap();
+    let mut family = Family { first };
     let wait = || tokio::task::block_in_place(|| announced(&notify));
     let mut pids = vec![wait()];
-    assert_eq!(pids[0], first.id().to_string());
+    assert_eq!(pids[0], family.first.id().to_string());
     for _ in 0..3 {
         let before = Client::connect(&world.options.listen).await;
         let run = before.call("/runtime.v1.RuntimeService/RunPodSandbox", frame(b""));
@@ -97,28 +141,19 @@ async fn no_call_fails_when_one_process_follows_another() {
         let (got, ()) = tokio::join!(run, follow);
         assert_eq!(got.status().0, "0", "{got:?}");
     }
-    let status = tokio::task::block_in_place(|| first.wait()).unwrap();
+    let status = tokio::task::block_in_place(|| family.first.wait()).unwrap();
     assert!(status.success(), "{status}");
+    let last = pids.last().unwrap().clone();
     pids.sort();
     pids.dedup();
     assert_eq!(pids.len(), 4);
-    signal("-TERM", &wait_for_last(&world).await);
-}
-
-/// The process that serves now: the only one left.
-async fn wait_for_last(world: &World) -> String {
-    let flag = world.options.listen.display().to_string();
-    loop {
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            if String::from_utf8_lossy(&line).contains(&flag) {
-                found.push(entry.file_name().to_string_lossy().into_owned());
-            }
+    signal("-TERM", &last);
+    let ends = async {
+        while pids.iter().any(|pid| runs(pid)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        if let [pid] = found.as_slice() {
-            return pid.clone();
-        }
-        tokio::task::yield_now().await;
-    }
+    };
+    tokio::time::timeout(PATIENCE, ends).await.expect(
+        "the last process ends when it is asked to, those before it when they have followers",
+    );
 }
