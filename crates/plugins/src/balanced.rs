@@ -4,7 +4,7 @@ use crate::args;
 use crate::fit::is_scalar;
 use koord_model::resources::ResourceId;
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Plugin, Points, PreScore, Signable, Signature, State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -69,6 +69,9 @@ impl Plugin for BalancedAllocation {
     }
     fn points(&self) -> Points {
         Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);

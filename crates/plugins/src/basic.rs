@@ -3,8 +3,8 @@
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::Taint;
 use koord_scheduler::framework::{
-    Action, BindPlan, Cycle, Helps, Interest, Plugin, Points, PreFilter, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, BindPlan, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -31,6 +31,9 @@ impl Plugin for SchedulingGates {
     }
     fn points(&self) -> Points {
         Points::PRE_ENQUEUE
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
         if pod.gates.is_empty() {
@@ -60,6 +63,9 @@ impl Plugin for DynamicResources {
             .or(Points::POST_FILTER)
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![Interest {
@@ -96,6 +102,9 @@ impl Plugin for NodeName {
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![Interest {
@@ -160,6 +169,9 @@ impl Plugin for NodeUnschedulable {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn holders(&self) -> Holders {
+        Holders::Judged
+    }
     fn interests(&self) -> Vec<Interest> {
         vec![
             Interest {
@@ -221,11 +233,7 @@ impl Plugin for DefaultBinder {
     fn points(&self) -> Points {
         Points::BIND
     }
-    fn bind(&self, cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
-        // What stands for another object has no binding; its own plugin writes that object.
-        if cycle.pod.stands_for.is_some() {
-            return BindPlan::Skip;
-        }
+    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Binding
     }
 }

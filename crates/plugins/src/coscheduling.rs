@@ -19,8 +19,8 @@ use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, NotShown, ObjectChange, Permit, Plugin,
-    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, NotShown, ObjectChange, Permit,
+    Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
     Signature, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -138,6 +138,9 @@ impl Plugin for Coscheduling {
             .or(Points::PERMIT)
             .or(Points::PRE_BIND)
             .or(Points::POST_BIND)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Booked
     }
     /// Nothing of the pod is read where nodes are judged: members are like any other pods there.
     fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {

@@ -25,7 +25,7 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Lack,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest, Lack,
     Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem,
     Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
@@ -232,6 +232,9 @@ impl Plugin for DeviceShare {
         let score = Points::PRE_SCORE.or(Points::SCORE);
         filter.or(score).or(Points::RESERVE).or(Points::PRE_BIND)
     }
+    fn holders(&self) -> Holders {
+        Holders::Booked
+    }
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
         vec![
@@ -409,7 +412,7 @@ impl Plugin for DeviceShare {
         };
         let holding = Holding {
             devices,
-            reserves: cycle.pod.stands_for.is_some(),
+            reserves: cycle.pod.is_holder(),
             from: cycle.nominated.map(|from| from.uid.clone()),
         };
         self.row(node, cycle.view).put(cycle.pod, holding);

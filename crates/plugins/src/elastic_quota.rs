@@ -349,10 +349,6 @@ impl Plugin for ElasticQuotas {
         }
     }
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
-        // What stands for another object holds room on a node, not in a quota.
-        if pod.stands_for.is_some() {
-            return;
-        }
         self.start(view.resources);
         let began = self.times.sometimes();
         let operation = if began.is_some() && self.ledger.get(&pod.uid).is_some() {

@@ -8,9 +8,9 @@ use koord_api::quantity::Quantity;
 use koord_api::resources::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Interest, Lack, Plugin,
-    Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Interest, Lack,
+    Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -86,6 +86,9 @@ impl Plugin for Fit {
             .or(Points::FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         let pod = Action::DELETE.or(Action::POD_SCALE_DOWN);

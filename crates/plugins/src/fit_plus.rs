@@ -3,7 +3,7 @@
 use crate::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Plugin, Points, PreScore, Signable, Signature, State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -90,6 +90,9 @@ impl Plugin for FitPlus {
     }
     fn points(&self) -> Points {
         Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);

@@ -5,7 +5,8 @@
 //! an image that few nodes have cannot reach a point, and such pods cost nothing.
 
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Effects, Normalize, Plugin, Points, PreScore, State, View,
+    BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points, PreScore, State,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -118,6 +119,9 @@ impl Plugin for ImageLocality {
     }
     fn points(&self) -> Points {
         Points::PRE_SCORE.or(Points::SCORE).or(Points::VOLATILE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let row = node.row();

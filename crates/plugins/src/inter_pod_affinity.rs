@@ -12,9 +12,9 @@ use crate::topology::{Census, CounterId, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Normalize,
-    ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -260,6 +260,9 @@ impl Plugin for InterPodAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
             .or(Points::VOLATILE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Booked
     }
     fn interests(&self) -> Vec<Interest> {
         let interest = |subject, actions| Interest { subject, actions };

@@ -17,9 +17,9 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, NotShown, ObjectChange, Plugin,
-    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, NotShown, ObjectChange,
+    Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use load::{Dims, Load, Report, Row};
@@ -196,6 +196,9 @@ impl Plugin for LoadAware {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
             .or(Points::RESERVE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);

@@ -5,8 +5,9 @@ use k8s_openapi::api::core::v1::{
     NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
 };
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin,
-    Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
+    Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use serde::Deserialize;
@@ -182,6 +183,9 @@ impl Plugin for NodeAffinity {
             .or(Points::FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![

@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Plugin,
-    Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -101,6 +101,9 @@ impl Plugin for NodePorts {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn holders(&self) -> Holders {
+        Holders::Booked
+    }
     fn interests(&self) -> Vec<Interest> {
         vec![
             Interest {
@@ -163,7 +166,7 @@ impl Plugin for NodePorts {
         if users == 0 && cycle.overlay.added.is_empty() {
             return Ok(());
         }
-        if cycle.pods(node).any(|pod| collide(wanted, pod)) {
+        if cycle.booked(node).any(|pod| collide(wanted, pod)) {
             return Err(Rejection::unschedulable(TAKEN));
         }
         Ok(())

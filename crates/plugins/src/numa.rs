@@ -29,11 +29,11 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, Lack, NotShown, ObjectChange,
-    Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State,
-    Subject, Verdict, View,
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
+    ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
-use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{Report, Side, milli};
 use pod::{Allocation, Incoming};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -124,15 +124,10 @@ impl Numa {
 }
 
 fn problem(pod: &PodInfo, message: String) -> Problem {
-    let kind = pod.stands_for.as_ref().map_or("Pod", |_| "Reservation");
-    let namespace = match pod.stands_for {
-        Some(_) => String::new(),
-        None => pod.namespace.to_string(),
+    let (kind, namespace, name) = match pod.booked() {
+        Booked::Pod(_) => ("Pod", pod.namespace.to_string(), None),
+        Booked::Holder(object) => ("Reservation", String::new(), object.name.clone()),
     };
-    let name = pod
-        .stands_for
-        .as_ref()
-        .and_then(|object| object.name.clone());
     Problem {
         kind,
         namespace,
@@ -154,6 +149,9 @@ impl Plugin for Numa {
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
             .or(Points::NUMA)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Booked
     }
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);

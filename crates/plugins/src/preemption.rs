@@ -8,8 +8,8 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Interest, ObjectChange, Plugin, Points,
-    PostFilter, Preemption, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, ObjectChange, Plugin,
+    Points, PostFilter, Preemption, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -88,6 +88,9 @@ impl Plugin for DefaultPreemption {
     }
     fn points(&self) -> Points {
         Points::POST_FILTER
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![Interest {

@@ -27,9 +27,9 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest,
-    Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore,
-    Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter,
+    PreScore, Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -94,7 +94,7 @@ pub(crate) fn build(
 impl Reservations {
     fn side(&self, cycle: &Cycle<'_>) -> Result<Side, Rejection> {
         let pod = cycle.pod;
-        if pod.stands_for.is_some() {
+        if pod.is_holder() {
             return self.reserve_side(pod, Some(cycle.view.resources));
         }
         let owner_of = self.table.matching(pod);
@@ -183,6 +183,9 @@ impl Plugin for Reservations {
             .or(Points::PRE_BIND)
             .or(Points::BIND)
     }
+    fn holders(&self) -> Holders {
+        Holders::Booked
+    }
     fn interests(&self) -> Vec<Interest> {
         vec![
             Interest {
@@ -227,7 +230,7 @@ impl Plugin for Reservations {
         })
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
-        if pod.stands_for.is_some() {
+        if pod.is_holder() {
             match self.reserve_side(pod, None) {
                 Ok(Side::Reserve { fixed, policy }) => {
                     signature.number(-2);
@@ -293,7 +296,7 @@ impl Plugin for Reservations {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        if pod.stands_for.is_some() {
+        if pod.is_holder() {
             self.table.booked(&pod.uid, node);
         } else if pod.node.is_some() {
             self.table.observe(pod, node, view, fx);
@@ -307,7 +310,7 @@ impl Plugin for Reservations {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        if new.stands_for.is_none() && new.node.is_some() {
+        if !new.is_holder() && new.node.is_some() {
             self.table.observe(new, node, view, fx);
         }
     }
@@ -318,7 +321,7 @@ impl Plugin for Reservations {
         _view: View<'_>,
         fx: &mut Effects,
     ) {
-        if pod.stands_for.is_some() {
+        if pod.is_holder() {
             self.table.unbooked(&pod.uid, node);
         } else {
             self.table.disown(&pod.uid, fx);
@@ -448,7 +451,7 @@ impl Plugin for Reservations {
         diagnosis: &mut Diagnosis,
         fx: &mut Effects,
     ) {
-        if cycle.pod.stands_for.is_some() {
+        if cycle.pod.is_holder() {
             let message = diagnosis.message();
             self.say_unschedulable(&cycle.pod.uid, message, cycle.view.now, fx);
         }
@@ -483,7 +486,7 @@ impl Plugin for Reservations {
 
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let pod = cycle.pod;
-        if pod.stands_for.is_some() || side::ignores(pod) {
+        if pod.is_holder() || side::ignores(pod) {
             return Ok(());
         }
         if let Some(reservation) = cycle
@@ -517,7 +520,7 @@ impl Plugin for Reservations {
             let text = serde_json::to_string(&allocated)
                 .map_err(|error| Rejection::error(error.to_string()))?;
             patch.annotations.insert(key.to_owned(), text);
-        } else if pod.stands_for.is_none() && side::given(pod, key).is_some() {
+        } else if !pod.is_holder() && side::given(pod, key).is_some() {
             // Left from an attempt that failed, or copied: it would count as an owner.
             patch
                 .annotations
@@ -527,7 +530,7 @@ impl Plugin for Reservations {
     }
     fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan {
         let pod = cycle.pod;
-        if pod.stands_for.is_none() {
+        if !pod.is_holder() {
             return BindPlan::Skip;
         }
         let Some(record) = self

@@ -4,8 +4,8 @@ use crate::args::{decode, invalid};
 use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
 use koord_api::extension::SchedulingHint as Hint;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Plugin, Points,
-    PreFilter, Rejection, Signable, Signature, State, Subject, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
+    Points, PreFilter, Rejection, Signable, Signature, State, Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -71,6 +71,9 @@ impl Plugin for SchedulingHint {
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![Interest {

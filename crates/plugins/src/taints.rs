@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Interest, Normalize, Plugin,
-    Points, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
+    Plugin, Points, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -94,6 +94,9 @@ impl Plugin for TaintToleration {
     }
     fn points(&self) -> Points {
         Points::FILTER.or(Points::PRE_SCORE).or(Points::SCORE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
     }
     fn interests(&self) -> Vec<Interest> {
         vec![

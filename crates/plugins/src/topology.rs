@@ -134,7 +134,7 @@ impl Census {
         };
         let mut found: Vec<(u32, i32)> = Vec::new();
         for row in 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX) {
-            let pods = nodes.pods(NodeIndex(row));
+            let pods = nodes.booked(NodeIndex(row));
             let matching = pods.filter(|pod| counter.matches(pod, labels_of)).count();
             if matching > 0 {
                 found.push((row, i32::try_from(matching).unwrap_or(i32::MAX)));

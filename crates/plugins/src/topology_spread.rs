@@ -11,9 +11,9 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, Normalize,
-    ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -250,6 +250,9 @@ impl Plugin for TopologySpread {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
             .or(Points::VOLATILE)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Booked
     }
     fn interests(&self) -> Vec<Interest> {
         let interest = |subject, actions| Interest { subject, actions };

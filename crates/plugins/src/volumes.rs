@@ -35,11 +35,8 @@ const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 /// `namespace/name`.
 type Key = String;
 
-/// The pod's volumes; none for what only stands for another object.
+/// The pod's volumes. A reservation has none: these plugins ignore holders.
 fn volumes(pod: &PodInfo) -> &[Volume] {
-    if pod.stands_for.is_some() {
-        return &[];
-    }
     pod.spec()
         .and_then(|spec| spec.volumes.as_deref())
         .unwrap_or_default()

@@ -322,7 +322,7 @@ impl Run {
             self.latencies.push(self.busy.saturating_sub(at));
         }
         self.timed(|engine| engine.bind_finished(&uid, Ok(()), now));
-        if !matches!(request.plan, BindPlan::Binding) || request.pod.stands_for.is_some() {
+        if !matches!(request.plan, BindPlan::Binding) || request.pod.is_holder() {
             return;
         }
         let mut pod = objects::bound(&request.pod.object, &request.node);

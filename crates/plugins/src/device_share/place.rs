@@ -58,15 +58,16 @@ impl DeviceShare {
         let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
         // Pods that leave; what is reserved comes back only to whom it is reserved for.
         let leaves = |uid: &str| {
-            overlay.removed.iter().any(|gone| {
-                *gone.uid == *uid && (gone.stands_for.is_none() || cycle.pod.stands_for.is_some())
-            })
+            overlay
+                .removed
+                .iter()
+                .any(|gone| *gone.uid == *uid && (!gone.is_holder() || cycle.pod.is_holder()))
         };
         let nominated = cycle.nominated.map(std::slice::from_ref);
         let offered = nominated.unwrap_or(overlay.removed);
         let offered: Vec<&Arc<PodInfo>> = offered
             .iter()
-            .filter(|from| from.stands_for.is_some() && reserves(&from.uid) && !leaves(&from.uid))
+            .filter(|from| from.is_holder() && reserves(&from.uid) && !leaves(&from.uid))
             .collect();
         if pod.ignores_reservations {
             let used = row.books.without(|uid| leaves(uid) || reserves(uid));

@@ -6,7 +6,7 @@ use koord_api::{annotations, labels};
 use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{Problem, Signature};
-use koord_scheduler::state::PodInfo;
+use koord_scheduler::state::{Booked, PodInfo};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::sync::{Arc, OnceLock};
@@ -158,7 +158,7 @@ impl Reader {
         ] {
             signature.text(label(pod, key).unwrap_or_default());
         }
-        signature.number(i64::from(pod.stands_for.is_some()));
+        signature.number(i64::from(pod.is_holder()));
     }
 
     /// What the pod's annotation says it holds.
@@ -182,7 +182,7 @@ impl Reader {
         let from = from.and_then(|text| serde_json::from_str::<ReservationAllocated>(text).ok());
         Ok(Some(Holding {
             devices,
-            reserves: pod.stands_for.is_some(),
+            reserves: pod.is_holder(),
             from: from.map(|from| from.uid.into()),
         }))
     }
@@ -229,22 +229,17 @@ fn designated(held: Holding) -> Designated {
 
 /// A problem of `pod`.
 pub(super) fn problem(pod: &Arc<PodInfo>, message: String) -> Problem {
-    let stands_for = pod
-        .stands_for
-        .as_ref()
-        .and_then(|object| object.kind.as_deref());
-    let reservation = stands_for == Some("Reservation");
+    let (kind, namespace, name) = match pod.booked() {
+        Booked::Pod(_) => ("Pod", pod.namespace.to_string(), pod.name.to_string()),
+        Booked::Holder(object) => {
+            let name = object.name.clone().unwrap_or_default();
+            ("Reservation", String::new(), name)
+        }
+    };
     Problem {
-        kind: if reservation { "Reservation" } else { "Pod" },
-        namespace: if reservation {
-            String::new()
-        } else {
-            pod.namespace.to_string()
-        },
-        name: match (&pod.stands_for, reservation) {
-            (Some(object), true) => object.name.clone().unwrap_or_default(),
-            _ => pod.name.to_string(),
-        },
+        kind,
+        namespace,
+        name,
         uid: pod.uid.to_string(),
         message,
     }

@@ -232,7 +232,7 @@ impl Allocation {
         Self {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
-            is_reservation: pod.stands_for.is_some(),
+            is_reservation: pod.is_holder(),
             ..Self::default()
         }
     }

@@ -46,12 +46,7 @@ impl<'a> Spot<'a> {
             table.usable(cycle.pod, side, node, cycle.view, node_labels)
         };
         let mut victims: FxHashMap<u32, (Amounts, i64)> = FxHashMap::default();
-        for pod in cycle
-            .overlay
-            .removed
-            .iter()
-            .filter(|pod| pod.stands_for.is_none())
-        {
+        for pod in cycle.overlay.removed.iter().filter(|pod| !pod.is_holder()) {
             if let Some(at) = table.used_by(&pod.uid).and_then(|uid| table.find(uid))
                 && table
                     .record(at)
@@ -261,7 +256,7 @@ impl<'a> Spot<'a> {
         // What is imagined away of reservations is back, except for those that make way.
         let mut stand_ins = 0;
         for pod in cycle.overlay.removed {
-            stand_ins += i64::from(pod.stands_for.is_some());
+            stand_ins += i64::from(pod.is_holder());
         }
         let open = |at: u32, record: &Record, id: ResourceId| {
             let left = self.left(at, record, id);
@@ -270,7 +265,7 @@ impl<'a> Spot<'a> {
         let free = |id: ResourceId| {
             let mut used = cycle.requested(*node, id);
             for pod in cycle.overlay.removed {
-                if pod.stands_for.is_some() {
+                if pod.is_holder() {
                     used = used.saturating_add(pod.requests.get(id));
                 }
             }

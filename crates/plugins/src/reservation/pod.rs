@@ -111,14 +111,13 @@ impl Terms {
                 carry(&mut pod, reserved, table)?;
             }
         }
-        let mut info = PodInfo::new(Arc::new(pod), table)?;
-        info.stands_for = Some(Arc::new(ObjectReference {
+        let mut info = PodInfo::new(Arc::new(pod), table)?.holding_for(ObjectReference {
             api_version: Some("scheduling.koordinator.sh/v1alpha1".to_owned()),
             kind: Some("Reservation".to_owned()),
             name: meta.name.clone(),
             uid: meta.uid.clone(),
             ..ObjectReference::default()
-        }));
+        });
         let allocatable = info.requests.clone();
         // A limit on the number of owners is no request of the reservation itself.
         if info.requests.contains(PODS) {
@@ -200,11 +199,9 @@ impl Terms {
         for (at, id) in [CPU, resources::MEMORY].into_iter().enumerate() {
             scoring[at] = scoring[at].saturating_sub(taken.get(id)).max(0);
         }
-        PodInfo {
-            requests,
-            scoring,
-            ..self.pod.clone()
-        }
+        let mut info = self.pod.clone();
+        (info.requests, info.scoring) = (requests, scoring);
+        info
     }
 }
 

@@ -4,7 +4,9 @@ use k8s_openapi::api::core::v1::Node;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::Profiles;
+use koord_scheduler::state::Booked;
 
+mod beside;
 mod books;
 mod lifecycle;
 mod rows;
@@ -29,13 +31,21 @@ struct World {
 }
 
 fn engine(args: &Value, gates: &[&str]) -> Engine {
-    let enabled = [
+    engine_beside(args, gates, &[])
+}
+
+/// The same with these plugins, too.
+fn engine_beside(args: &Value, gates: &[&str], others: &[&str]) -> Engine {
+    let plain = [
         "NodeUnschedulable",
         "NodeAffinity",
         "NodeResourcesFit",
         "SchedulingHint",
     ];
-    let enabled: Vec<Value> = enabled.iter().map(|name| json!({"name": name})).collect();
+    let plain = plain.iter().chain(others);
+    let mut enabled: Vec<Value> = plain.map(|name| json!({"name": name})).collect();
+    enabled.push(json!({"name": NAME, "weight": 5000}));
+    enabled.push(json!({"name": "DefaultBinder"}));
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -43,8 +53,7 @@ fn engine(args: &Value, gates: &[&str]) -> Engine {
             "schedulerName": "koord-scheduler",
             "plugins": {"multiPoint": {
                 "disabled": [{"name": "*"}],
-                "enabled": [enabled[0], enabled[1], enabled[2], enabled[3],
-                    {"name": NAME, "weight": 5000}, {"name": "DefaultBinder"}]
+                "enabled": enabled
             }},
             "pluginConfig": [{"name": NAME, "args": args}]
         }]
@@ -77,6 +86,14 @@ impl World {
             cached: true,
             uids: 0,
             writes: 0,
+        }
+    }
+
+    /// With these plugins, too.
+    fn beside(others: &[&str]) -> Self {
+        Self {
+            engine: engine_beside(&json!({}), &[], others),
+            ..Self::new()
         }
     }
 
@@ -257,9 +274,9 @@ impl World {
             }
             Output::Write(write) if !self.broken => self.write(&write),
             Output::Failed(failure) => {
-                let name = match &failure.pod.stands_for {
-                    Some(object) => object.name.clone().unwrap_or_default(),
-                    None => failure.pod.name.to_string(),
+                let name = match failure.pod.booked() {
+                    Booked::Holder(object) => object.name.clone().unwrap_or_default(),
+                    Booked::Pod(pod) => pod.name.to_string(),
                 };
                 self.said.push((name, failure.message));
             }

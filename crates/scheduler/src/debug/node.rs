@@ -18,7 +18,7 @@ pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     let Some((index, info)) = known.and_then(|index| Some((index, nodes.info(index)?))) else {
         return Value::Null;
     };
-    let mut pods: Vec<&PodInfo> = nodes.pods(index).map(|pod| &**pod).collect();
+    let mut pods: Vec<&PodInfo> = nodes.booked(index).map(|pod| &**pod).collect();
     pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     let of = |keep: fn(&Affinity) -> bool| -> Vec<Value> {
         let kept = pods.iter().filter(|pod| affinity(pod).is_some_and(keep));

@@ -185,7 +185,9 @@ impl Engine {
             .meter
             .start_always(&self.names, profile, Point::PostFilter);
         laps.ended("Unschedulable");
-        for instance in &self.profiles[profile].post_filter {
+        let asked = self.judging(pod);
+        let instances = self.profiles[profile].post_filter.iter();
+        for instance in instances.filter(|at| asked & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
                 PostFilter::Nominated(node) => {
@@ -193,7 +195,7 @@ impl Engine {
                     break;
                 }
                 // What is reserved does not run yet: nobody is evicted for it.
-                PostFilter::Preempt(rules) if pod.stands_for.is_some() => {
+                PostFilter::Preempt(rules) if pod.is_holder() => {
                     format!("{}not eligible to evict pods.", rules.prefix)
                 }
                 PostFilter::Preempt(rules) => {
@@ -252,7 +254,9 @@ impl Engine {
         }
         diagnosis.post_filter_message = messages.join(", ");
         let mut fx = Effects::default();
-        for instance in &self.profiles[profile].post_filter {
+        let told = self.booking(pod);
+        let instances = self.profiles[profile].post_filter.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
             self.plugins[*instance].after_post_filter(&cycle, &mut diagnosis, &mut fx);
         }
@@ -269,8 +273,10 @@ impl Engine {
     ) -> Result<(), Stop> {
         let mut fx = Effects::default();
         let mut refused = None;
+        let told = self.booking(pod);
         let mut laps = self.meter.start(&self.names, profile, Point::Reserve);
-        for instance in &self.profiles[profile].reserve {
+        let instances = self.profiles[profile].reserve.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
@@ -301,8 +307,10 @@ impl Engine {
         let mut waiting: Option<Waiting> = None;
         let mut fx = Effects::default();
         let mut refused = None;
+        let told = self.booking(pod);
         let mut laps = self.meter.start(&self.names, profile, Point::Permit);
-        for instance in &self.profiles[profile].permit {
+        let instances = self.profiles[profile].permit.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
             let answer = self.plugins[*instance].permit(&cycle, node, &mut fx);
             laps.lap(*instance, || measure::of_permit(&answer));
@@ -356,7 +364,9 @@ impl Engine {
     ) -> Result<bool, Stop> {
         let mut fx = Effects::default();
         let mut answer = Ok(true);
-        for instance in &self.profiles[profile].pre_bind {
+        let told = self.booking(pod);
+        let instances = self.profiles[profile].pre_bind.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
             match self.plugins[*instance].ready_to_bind(&cycle, node, &mut fx) {
                 Permit::Allow => {}
@@ -399,8 +409,10 @@ impl Engine {
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
+        let told = self.booking(pod);
         let mut laps = self.meter.start(&self.names, profile, Point::PreBind);
-        for instance in &self.profiles[profile].pre_bind {
+        let instances = self.profiles[profile].pre_bind.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let verdict = self.plugins[*instance].pre_bind(&cycle, node, &mut patch);
             laps.lap(*instance, || measure::of_verdict(&verdict));
             if let Err(rejection) = verdict {
@@ -410,6 +422,7 @@ impl Engine {
         drop(laps);
         let plans = self.profiles[profile].bind.iter();
         let plan = plans
+            .filter(|at| told & (1 << **at) != 0)
             .map(|instance| (self.plugins[*instance].bind(&cycle, node), *instance))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
@@ -541,7 +554,7 @@ impl Engine {
         let uid = wait.pod.uid.clone();
         self.deadlines.push(Reverse((wait.until, uid.clone())));
         if let Some(record) = self.pods.get(&uid)
-            && wait.pod.stands_for.is_none()
+            && !wait.pod.is_holder()
         {
             let node = self.nodes.name(record.node).clone();
             self.nominator.expect(&uid, &node);

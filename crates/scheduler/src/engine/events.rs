@@ -31,7 +31,8 @@ impl Engine {
     /// A pod, or something that is scheduled like one, was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        let told = self.booking(&info);
+        for plugin in super::among(told, &mut self.plugins) {
             let view = view!(self, now);
             plugin.on_pod(&info, view, &mut fx);
         }
@@ -116,7 +117,8 @@ impl Engine {
         }
         self.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        let told = self.booking(&info);
+        for plugin in super::among(told, &mut self.plugins) {
             let view = view!(self, now);
             plugin.on_updated(&old, &info, index, view, &mut fx);
         }
@@ -126,7 +128,7 @@ impl Engine {
         }
         let mut action = Action(0);
         // What stands for another object shrinks as others take its place: no room for anybody.
-        if info.stands_for.is_none()
+        if !info.is_holder()
             && old
                 .requests
                 .iter()
@@ -286,9 +288,11 @@ impl Engine {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
                 self.meter.begin_after(now);
+                let told = self.booking(&pod);
                 if let Some(at) = profile {
                     let mut laps = self.meter.start(&self.names, at, Point::PostBind);
-                    for instance in &self.profiles[at].post_bind {
+                    let instances = self.profiles[at].post_bind.iter();
+                    for instance in instances.filter(|at| told & (1 << **at) != 0) {
                         let view = view!(self, now);
                         self.plugins[*instance].post_bind(&pod, &node, view, &mut fx);
                         laps.lap(*instance, || "Success");

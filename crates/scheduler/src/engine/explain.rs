@@ -197,7 +197,9 @@ impl Engine {
             None => self.queue.find(is)?.clone(),
         };
         let mut plugins = serde_json::Map::new();
-        for plugin in &self.plugins {
+        let asked = self.judging(&pod);
+        let numbered = self.plugins.iter().enumerate();
+        for (_, plugin) in numbered.filter(|(at, _)| asked & (1 << at) != 0) {
             if let Some(said) = plugin.explain(&pod, view!(self, now)) {
                 plugins.insert(plugin.name().to_owned(), said);
             }

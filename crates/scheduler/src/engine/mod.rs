@@ -37,8 +37,8 @@ pub use measure::{Measured, Measures, Point};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, BindPlan, Cycle, Effects, Instance, Interest, NotShown, Plugin, PodPatch, Points,
-    Problem, Profile, Profiles, Readings, Signature, Subject, Write,
+    Action, BindPlan, Cycle, Effects, Holders, Instance, Interest, NotShown, Plugin, PodPatch,
+    Points, Problem, Profile, Profiles, Readings, Signature, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -228,6 +228,9 @@ pub struct Engine {
     plugins: Vec<Box<dyn Plugin>>,
     names: Vec<&'static str>,
     interests: Vec<Vec<Interest>>,
+    /// The plugins that say where holders go, and those to which they are pods.
+    judges_holders: PluginSet,
+    books_holders: PluginSet,
     /// Per profile, the plugins whose reading of a pod makes its shape.
     signers: Vec<Vec<Instance>>,
     classes: FxHashMap<(usize, Signature), Evaluation>,
@@ -279,8 +282,15 @@ impl Engine {
             .iter()
             .map(|profile| signers(profile, &plugins))
             .collect();
+        let holders = |least: Holders| {
+            let all = plugins.iter().enumerate();
+            let those = all.filter(|(_, plugin)| plugin.holders() >= least);
+            those.fold(0, |set, (instance, _)| set | 1 << instance)
+        };
         Self {
             options,
+            judges_holders: holders(Holders::Judged),
+            books_holders: holders(Holders::Booked),
             caching: true,
             meter: measure::Meter::new(profiles.len(), plugins.len()),
             observer: None,
@@ -457,10 +467,30 @@ impl Engine {
     }
 
     fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
+        let asked = self.judging(pod);
         let plugins = self.profiles[profile].pre_enqueue.iter();
         plugins
+            .filter(|instance| asked & (1 << **instance) != 0)
             .filter(|instance| self.plugins[**instance].pre_enqueue(pod).is_err())
             .fold(0, |set, instance| set | 1 << instance)
+    }
+
+    /// The plugins that are asked where `pod` goes.
+    fn judging(&self, pod: &PodInfo) -> PluginSet {
+        if pod.is_holder() {
+            self.judges_holders
+        } else {
+            PluginSet::MAX
+        }
+    }
+
+    /// The plugins that have `pod` in their books.
+    fn booking(&self, pod: &PodInfo) -> PluginSet {
+        if pod.is_holder() {
+            self.books_holders
+        } else {
+            PluginSet::MAX
+        }
     }
 
     /// Books `pod` on `node` ahead of the binding.
@@ -480,7 +510,8 @@ impl Engine {
         self.pods.insert(pod.uid.clone(), record);
         self.count_priority(&pod, true);
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        let told = self.booking(&pod);
+        for plugin in among(told, &mut self.plugins) {
             let view = view!(self, now);
             plugin.on_assigned(&pod, index, view, &mut fx);
         }
@@ -492,12 +523,14 @@ impl Engine {
         let record = self.pods.remove(uid)?;
         self.count_priority(&record.info, false);
         self.evicting.remove(uid);
+        let told = self.booking(&record.info);
         if record.assumed
             && let Some(profile) = record.profile
         {
             let view = view!(self, now);
             let mut fx = Effects::default();
-            for instance in self.profiles[profile].reserve.iter().rev() {
+            let instances = self.profiles[profile].reserve.iter().rev();
+            for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
                 self.plugins[*instance].unreserve(&cycle, record.node, &mut fx);
             }
@@ -505,7 +538,7 @@ impl Engine {
         }
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        for plugin in among(told, &mut self.plugins) {
             let view = view!(self, now);
             plugin.on_unassigned(&record.info, record.node, view, &mut fx);
         }
@@ -526,6 +559,17 @@ impl Engine {
         self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
         true
     }
+}
+
+/// Those plugins that are in `set`.
+fn among(
+    set: PluginSet,
+    plugins: &mut [Box<dyn Plugin>],
+) -> impl Iterator<Item = &mut Box<dyn Plugin>> {
+    let numbered = plugins.iter_mut().enumerate();
+    numbered
+        .filter(move |(instance, _)| set & (1 << instance) != 0)
+        .map(|(_, plugin)| plugin)
 }
 
 /// The plugins whose answers pods share, each once.

@@ -381,7 +381,7 @@ impl Engine {
         other: &PodInfo,
         rules: &Preemption<'_>,
     ) -> bool {
-        if other.priority >= pod.priority || other.stands_for.is_some() {
+        if other.priority >= pod.priority || other.is_holder() {
             return false;
         }
         let label = |key: &str| other.object.metadata.labels.as_ref()?.get(key);
@@ -434,7 +434,7 @@ impl Engine {
             .collect();
         for other in outranked {
             self.denominate(&other.uid);
-            if other.stands_for.is_none() {
+            if !other.is_holder() {
                 self.outbox.push(Output::Write(clear_nomination(&other)));
             }
         }
@@ -484,7 +484,7 @@ impl Engine {
 
     /// Counts `pod` among the booked ones, or out of them.
     pub(super) fn count_priority(&mut self, pod: &PodInfo, there: bool) {
-        if pod.stands_for.is_some() {
+        if pod.is_holder() {
             return;
         }
         let count = self.priorities.entry(pod.priority).or_default();

@@ -208,9 +208,11 @@ impl Engine {
         let profile = &self.profiles[profile];
         let mut prepared = Prepared::default();
         let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
+        let asked = self.judging(cycle.pod);
+        let asks = |instance: &Instance| asked & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
         let mut laps = self.meter.start(&self.names, at, Point::PreFilter);
-        for instance in &profile.pre_filter {
+        for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
             let answer = self.plugins[*instance].pre_filter(cycle);
             laps.lap(*instance, || measure::of_pre_filter(&answer));
             match answer {
@@ -241,7 +243,7 @@ impl Engine {
         }
         drop(laps);
         prepared.skipped = skipped;
-        for instance in &profile.filter {
+        for instance in profile.filter.iter().filter(|at| asks(at)) {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
@@ -262,7 +264,8 @@ impl Engine {
         }
         // A score plugin without a pre-score step of its own is asked without state.
         let mut laps = self.meter.start(&self.names, at, Point::PreScore);
-        for (instance, weight) in &profile.score {
+        let scorers = profile.score.iter();
+        for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
             let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
                 let answer = plugin.pre_score(cycle);
@@ -295,8 +298,10 @@ impl Engine {
 
     /// The first of the nodes that a plugin prefers that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
+        let asked = self.judging(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
+            .filter(|at| asked & (1 << **at) != 0)
             .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
@@ -370,7 +375,11 @@ impl Engine {
         signature: &mut Signature,
         mut apart: Option<&mut Signature>,
     ) -> Signable {
-        for instance in &self.signers[profile] {
+        // What no plugin asks of a holder, it may ask of a pod.
+        signature.number(i64::from(pod.is_holder()));
+        let asked = self.judging(pod);
+        let signers = self.signers[profile].iter();
+        for instance in signers.filter(|at| asked & (1 << **at) != 0) {
             let plugin = &self.plugins[*instance];
             let signature = match &mut apart {
                 Some(apart) if plugin.points().has(Points::RELEASE) => &mut **apart,

@@ -185,10 +185,15 @@ impl<'a> Cycle<'a> {
         [cpu, memory]
     }
 
-    /// The pods on `node`.
+    /// The pods on `node`, without holders.
     pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &'a Arc<PodInfo>> + use<'a> {
+        self.booked(node).filter(|pod| !pod.is_holder())
+    }
+
+    /// The pods and holders on `node`.
+    pub fn booked(&self, node: NodeIndex) -> impl Iterator<Item = &'a Arc<PodInfo>> + use<'a> {
         let Self { view, overlay, .. } = *self;
-        let booked = view.nodes.pods(node);
+        let booked = view.nodes.booked(node);
         booked
             .filter(move |pod| overlay.removed.is_empty() || !overlay.removes(&pod.uid))
             .chain(overlay.added)
@@ -223,6 +228,19 @@ impl State {
     }
 }
 
+/// What a plugin makes of holders: what has the form of a pod and only keeps room on a node for pods
+/// to come, like a reservation ([`Booked::Holder`](crate::state::Booked)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Holders {
+    /// Nothing: none of its hooks is called for them.
+    #[default]
+    Ignored,
+    /// It says where they go, as of pods; they are no part of its books.
+    Judged,
+    /// They are pods to it: all hooks are called for them.
+    Booked,
+}
+
 /// A scheduling rule. One instance may serve several profiles.
 ///
 /// All methods are called from the one task that owns the engine. Methods with `&self` may be
@@ -232,6 +250,13 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// The extension points it implements.
     fn points(&self) -> Points;
+    /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
+    /// and by [`Plugin::explain`]; at [`Holders::Booked`], also at the points from there on, and told
+    /// by [`Plugin::on_pod`], [`Plugin::on_assigned`], [`Plugin::on_updated`] and
+    /// [`Plugin::on_unassigned`].
+    fn holders(&self) -> Holders {
+        Holders::Ignored
+    }
 
     /// The events that can make a pod that this plugin refused schedulable.
     fn interests(&self) -> Vec<Interest> {

@@ -5,7 +5,7 @@ use super::watch::Message;
 use crate::engine::{BindError, BindRequest, Failure};
 use crate::framework::{BindPlan, PodPatch, Problem, Verb, Write};
 use crate::metrics::{Call, Metrics};
-use crate::state::PodInfo;
+use crate::state::{Booked, PodInfo};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_kube::api::{
     ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
@@ -159,9 +159,9 @@ impl Writer {
             match &result {
                 Ok(()) => {
                     let about = reference(pod);
-                    let what = match &pod.stands_for {
-                        Some(object) => object.name.clone().unwrap_or_default(),
-                        None => pod.to_string(),
+                    let what = match pod.booked() {
+                        Booked::Holder(object) => object.name.clone().unwrap_or_default(),
+                        Booked::Pod(pod) => pod.to_string(),
                     };
                     let message = format!("Successfully assigned {what} to {}", request.node);
                     recorder.event_with_action(
@@ -228,7 +228,7 @@ impl Writer {
 
     /// Whether the pod's condition has to be written.
     pub(super) fn has_news(&self, failure: &Failure) -> bool {
-        failure.pod.stands_for.is_none()
+        !failure.pod.is_holder()
             && status_patch(failure, "", self.expected(failure), self.clock.now()).is_some()
     }
 
@@ -264,7 +264,7 @@ impl Writer {
     /// What stands for another object has no condition of its own: its plugin writes that object's.
     fn write_condition(&mut self, failure: &Failure, nearest: &str) {
         let key = failure.pod.clone();
-        if key.stands_for.is_some() {
+        if key.is_holder() {
             return;
         }
         let said = self.expected(failure);
@@ -438,9 +438,9 @@ impl Writer {
 }
 
 fn reference(pod: &PodInfo) -> ObjectReference {
-    match &pod.stands_for {
-        Some(object) => (**object).clone(),
-        None => koord_kube::events::reference(&*pod.object),
+    match pod.booked() {
+        Booked::Holder(object) => object.clone(),
+        Booked::Pod(pod) => koord_kube::events::reference(&*pod.object),
     }
 }
 

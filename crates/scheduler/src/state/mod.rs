@@ -6,7 +6,7 @@ mod seen;
 mod store;
 
 pub use node::{NodeError, NodeInfo, NodeProblem};
-pub use pod::{PodError, PodInfo};
+pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;
 pub(crate) use seen::volume_matters;
 pub use store::{NodeIndex, NodeStore};

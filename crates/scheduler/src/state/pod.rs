@@ -32,6 +32,15 @@ pub enum PodError {
     },
 }
 
+/// What is queued, placed and booked in the form of a pod.
+#[derive(Debug, Clone, Copy)]
+pub enum Booked<'a> {
+    /// A pod.
+    Pod(&'a PodInfo),
+    /// What holds room on a node for pods to come, and the object it stands for. It runs nothing.
+    Holder(&'a ObjectReference),
+}
+
 /// A pod, parsed.
 #[derive(Debug, Clone)]
 pub struct PodInfo {
@@ -72,7 +81,7 @@ pub struct PodInfo {
     /// Whether it has finished: phase Succeeded or Failed.
     pub terminal: bool,
     /// The object that is scheduled in the form of this pod; `None` for real pods.
-    pub stands_for: Option<Arc<ObjectReference>>,
+    holds_for: Option<Arc<ObjectReference>>,
 }
 
 impl PodInfo {
@@ -141,9 +150,33 @@ impl PodInfo {
                 .any(|owner| owner.kind == "DaemonSet"),
             deleting: meta.deletion_timestamp.is_some(),
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
-            stands_for: None,
+            holds_for: None,
             object: pod,
         })
+    }
+
+    /// The same as what holds room on behalf of `object`.
+    #[must_use]
+    pub fn holding_for(self, object: ObjectReference) -> Self {
+        Self {
+            holds_for: Some(Arc::new(object)),
+            ..self
+        }
+    }
+
+    /// What it is: a pod, or what only has the form of one.
+    #[must_use]
+    pub fn booked(&self) -> Booked<'_> {
+        match &self.holds_for {
+            None => Booked::Pod(self),
+            Some(object) => Booked::Holder(object),
+        }
+    }
+
+    /// Whether it only holds room for pods to come.
+    #[must_use]
+    pub fn is_holder(&self) -> bool {
+        self.holds_for.is_some()
     }
 
     /// The pod's `spec`; an empty one when there is none.

@@ -91,15 +91,21 @@ impl NodeStore {
         &self.rows[node.row()].name
     }
 
-    /// The pods on `node`, assumed ones included, in no particular order.
+    /// The pods on `node`, assumed ones included, in no particular order. Without holders.
     pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {
+        self.booked(node).filter(|pod| !pod.is_holder())
+    }
+
+    /// All that takes room on `node`: pods and holders, assumed ones included, in no particular
+    /// order.
+    pub fn booked(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {
         self.rows
             .get(node.row())
             .into_iter()
             .flat_map(|row| row.pods.values())
     }
 
-    /// How many pods are on `node`.
+    /// How many pods and holders are on `node`.
     #[must_use]
     pub fn pod_count(&self, node: NodeIndex) -> usize {
         self.rows.get(node.row()).map_or(0, |row| row.pods.len())
@@ -272,7 +278,7 @@ impl NodeStore {
     pub fn books_balance(&self) -> bool {
         (0..self.rows.len()).map(index).all(|node| {
             let mut sum = Amounts::new();
-            for pod in self.pods(node) {
+            for pod in self.booked(node) {
                 sum.add_all(&pod.requests);
                 sum.add(PODS, 1);
             }

@@ -40,11 +40,7 @@ impl Plugin for Holder {
         out: &mut Vec<Arc<PodInfo>>,
     ) {
         let wanted = owner(cycle.pod);
-        let held = cycle
-            .view
-            .nodes
-            .pods(node)
-            .filter(|pod| pod.stands_for.is_some());
+        let held = cycle.view.nodes.booked(node).filter(|pod| pod.is_holder());
         // `r` owns `r`, `r2`, …
         let own = |pod: &&Arc<PodInfo>| wanted.is_some_and(|wanted| pod.uid.starts_with(wanted));
         out.extend(held.filter(own).cloned());
@@ -98,12 +94,12 @@ fn stand_in(engine: &mut Engine, uid: &str, minor: u8) {
     let mut pod = gpu(uid, 50);
     pod["spec"]["nodeName"] = json!("n");
     pod["metadata"]["annotations"] = annotated("device-allocated", &held)["annotations"].clone();
-    let mut info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
-    info.stands_for = Some(Arc::new(ObjectReference {
+    let info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
+    let info = info.holding_for(ObjectReference {
         kind: Some("Reservation".to_owned()),
         name: Some(uid.to_owned()),
         ..ObjectReference::default()
-    }));
+    });
     let change = ObjectChange {
         kind: HOLDS,
         action: Action::ADD,

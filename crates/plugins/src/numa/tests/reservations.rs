@@ -13,8 +13,8 @@ impl StandIn {
         let names = label("use").unwrap_or_default();
         let mut open: Vec<_> = view
             .nodes
-            .pods(node)
-            .filter(|held| held.stands_for.is_some())
+            .booked(node)
+            .filter(|held| held.is_holder())
             .filter(|held| names.split('.').any(|name| *name == *held.uid))
             .collect();
         open.sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -56,11 +56,11 @@ impl Plugin for StandIn {
         let annotations = reservation.metadata.annotations.clone().unwrap_or_default();
         let change = json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
         let held = Arc::new(pod(&name, "8", change));
-        let mut info = PodInfo::new(held, view.resources).unwrap();
-        info.stands_for = Some(Arc::new(ObjectReference {
+        let info = PodInfo::new(held, view.resources).unwrap();
+        let info = info.holding_for(ObjectReference {
             name: Some(name),
             ..ObjectReference::default()
-        }));
+        });
         fx.apply.push(Arc::new(info));
     }
 }

@@ -187,7 +187,7 @@ impl World {
             let left = (reserved * 1000 - used).max(0);
             *held.entry(node.to_owned()).or_default() += left;
             let row = nodes.find(node).unwrap();
-            let stands = nodes.pods(row).find(|pod| *pod.uid == *uid);
+            let stands = nodes.booked(row).find(|pod| *pod.uid == *uid);
             prop_assert_eq!(stands.map(|pod| pod.requests.get(CPU)), Some(left));
             if !self.broken {
                 let restricted = r["spec"]["allocatePolicy"] == "Restricted";

@@ -123,7 +123,7 @@ impl Bench {
     fn settle(mut self) -> Self {
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         let (row, mut fx) = (self.row(), Effects::default());
-        for pod in self.engine.nodes().pods(row) {
+        for pod in self.engine.nodes().booked(row) {
             plugin.on_assigned(pod, row, self.view(), &mut fx);
         }
         self.plugin = plugin;
@@ -155,7 +155,7 @@ impl Bench {
         };
         let mut removed = Vec::new();
         self.plugin.release(cycle, &state, row, &mut removed);
-        let pods = self.engine.nodes().pods(row);
+        let pods = self.engine.nodes().booked(row);
         removed.extend(pods.filter(|pod| victims.contains(&&*pod.name)).cloned());
         let cycle = Cycle {
             overlay: Overlay {

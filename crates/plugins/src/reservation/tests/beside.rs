@@ -1,0 +1,157 @@
+//! What other plugins make of the pod that stands for a reservation.
+
+use super::*;
+use koord_api::labels;
+use koord_api::scheduling::{ElasticQuota, PodGroup};
+use koord_api::slo::NodeMetric;
+
+/// Something that another plugin watches.
+fn seen<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
+    world: &mut World,
+    kind: &'static str,
+    object: Value,
+) {
+    let new: T = serde_json::from_value(object).unwrap();
+    let change = ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(new),
+    };
+    world.engine.object_changed(&change, world.now);
+}
+
+/// A node of 32 cores of which 2 are used, with a threshold of 65 %: 20.8 cores.
+fn measured() -> World {
+    let mut world = World::beside(&["LoadAwareScheduling"]);
+    world.node("n", 32);
+    let report = json!({
+        "metadata": {"name": "n"},
+        "status": {
+            "updateTime": world.now.to_string(),
+            "nodeMetric": {"nodeUsage": {"resources": {"cpu": "2", "memory": "1Gi"}}}
+        }
+    });
+    seen::<NodeMetric>(
+        &mut world,
+        "nodemetrics.v1alpha1.slo.koordinator.sh",
+        report,
+    );
+    world
+}
+
+#[test]
+fn what_is_reserved_is_no_load() {
+    for pods in [
+        &[("a", "16", "web", "n (r)")][..],
+        &[("a", "8", "web", "n (r)"), ("b", "8", "web", "n (r)")],
+        &[("a", "12", "other", "n")],
+    ] {
+        for cached in [true, false] {
+            let mut world = measured();
+            world.caching(cached);
+            world.reserve("r", "16", "web", json!({}));
+            world.run();
+            assert_eq!(world.status("r")["phase"], "Available");
+            for (name, cpu, app, fate) in pods {
+                world.pod(name, cpu, app, json!({}));
+                world.run();
+                assert_eq!(world.fate(name), *fate, "{name} of {pods:?}");
+            }
+        }
+    }
+}
+
+/// A reservation uses nothing, but its owners will: it goes where there is room for them.
+#[test]
+fn a_reservation_goes_where_its_owner_may() {
+    // 85 % of what is asked for is expected to be used.
+    for (cpu, placed) in [("20", true), ("24", false)] {
+        let mut world = measured();
+        world.reserve("r", cpu, "web", json!({}));
+        world.run();
+        assert_eq!(world.status("r")["phase"] == "Available", placed, "{cpu}");
+        if !placed {
+            let said = world.word("r");
+            assert!(said.contains("cpu usage exceed threshold"), "{said}");
+        }
+    }
+}
+
+fn of_quota() -> Value {
+    json!({"metadata": {"labels": {labels::POD_QUOTA_NAME: "team"}}})
+}
+
+#[test]
+fn no_quota_is_asked_for_a_reservation() {
+    let mut world = World::beside(&["ElasticQuota"]);
+    world.node("n", 32);
+    let quota = json!({
+        "metadata": {"name": "team", "namespace": "quotas", "uid": "team"},
+        "spec": {"max": {"cpu": "4"}, "min": {"cpu": "4"}}
+    });
+    seen::<ElasticQuota>(
+        &mut world,
+        "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+        quota,
+    );
+    // As a migration makes it: for the pod that fills the quota, with the labels of that pod.
+    world.pod("old", "4", "any", of_quota());
+    world.run();
+    assert_eq!(world.fate("old"), "n");
+    let change = json!({"spec": {"template": of_quota()}});
+    world.reserve("r", "4", "web", change);
+    world.run();
+    assert_eq!(
+        world.status("r")["phase"],
+        "Available",
+        "{}",
+        world.word("r")
+    );
+    // Its owner is asked: the quota is full.
+    world.pod("new", "4", "web", of_quota());
+    world.run();
+    assert!(
+        world.word("new").contains("Insufficient quotas"),
+        "{}",
+        world.word("new")
+    );
+    world.pod_gone("old");
+    world.later(30);
+    assert_eq!(world.fate("new"), "n (r)");
+}
+
+/// As Koordinator has it: reservations with a gang's label are placed together.
+#[test]
+fn reservations_of_a_gang_are_placed_together() {
+    let mut world = World::beside(&["Coscheduling"]);
+    world.node("n", 8);
+    let group = json!({
+        "metadata": {"name": "g", "namespace": "default", "uid": "g"},
+        "spec": {"minMember": 2}
+    });
+    seen::<PodGroup>(
+        &mut world,
+        "podgroups.v1alpha1.scheduling.sigs.k8s.io",
+        group,
+    );
+    let member =
+        || json!({"spec": {"template": {"metadata": {"labels": {labels::POD_GROUP: "g"}}}}});
+    world.reserve("a", "4", "web", member());
+    world.run();
+    assert_eq!(world.status("a")["nodeName"], Value::Null);
+    world.reserve("b", "4", "web", member());
+    world.later(30);
+    assert_eq!(
+        world.status("a")["phase"],
+        "Available",
+        "{}",
+        world.word("a")
+    );
+    assert_eq!(
+        world.status("b")["phase"],
+        "Available",
+        "{}",
+        world.word("b")
+    );
+}
