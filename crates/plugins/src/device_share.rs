@@ -16,6 +16,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
+use crate::pre_bind::take_back;
 use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
@@ -424,16 +425,17 @@ impl Plugin for DeviceShare {
         fx.touched.push(node);
     }
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        let Some(row) = self.rows.get(node.row()) else {
+        let key = annotations::DEVICE_ALLOCATED;
+        let row = self.rows.get(node.row());
+        let held = row.and_then(|row| Some((row, row.books.get(&cycle.pod.uid)?)));
+        let Some((row, held)) = held else {
+            take_back(cycle.pod, key, patch);
             return Ok(());
         };
-        if let Some(held) = row.books.get(&cycle.pod.uid) {
-            let said = held.devices.to_annotation(row.inventory.as_deref());
-            let text = serde_json::to_string(&said)
-                .map_err(|error| Rejection::error(error.to_string()))?;
-            let key = annotations::DEVICE_ALLOCATED.to_owned();
-            patch.annotations.insert(key, text);
-        }
+        let said = held.devices.to_annotation(row.inventory.as_deref());
+        let text =
+            serde_json::to_string(&said).map_err(|error| Rejection::error(error.to_string()))?;
+        patch.annotations.insert(key.to_owned(), text);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
+use crate::pre_bind::take_back;
 use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
@@ -481,13 +482,10 @@ impl Plugin for Numa {
         self.book(node).take_back(&cycle.pod.uid);
     }
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        if self.is_empty_on(node) {
-            return Ok(());
-        }
-        let Some((book, side)) = self.known(node) else {
-            return Ok(());
-        };
-        let Some(given) = book.pods.get(&cycle.pod.uid) else {
+        let known = self.known(node).filter(|_| !self.is_empty_on(node));
+        let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));
+        let Some((given, side)) = given else {
+            take_back(cycle.pod, annotations::RESOURCE_STATUS, patch);
             return Ok(());
         };
         let failed = |error: serde_json::Error| Rejection::error(error.to_string());

@@ -17,6 +17,7 @@ mod show;
 mod side;
 mod table;
 
+use crate::pre_bind::take_back;
 use args::Args;
 use control::Agenda;
 use fit::{Counts, NO_MATCH, Spot};
@@ -43,8 +44,6 @@ const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
 const POLICY_CONFLICT: &str = "node(s) reservation allocate policy conflict";
 const NO_PRE_ALLOCATION: &str = "node(s) no pod match reservation with pre allocation required";
-/// An annotation that says the pod uses no reservation; a key cannot be taken back.
-const NO_RESERVATION: &str = "{}";
 /// Raw score of a node whose reservations have no order is at most 100; that of one with an order
 /// is beyond, higher for lower orders, and far from overflow when it is normalised.
 const ORDER_LIMIT: i64 = 40_000_000_000_000_000;
@@ -520,11 +519,8 @@ impl Plugin for Reservations {
             let text = serde_json::to_string(&allocated)
                 .map_err(|error| Rejection::error(error.to_string()))?;
             patch.annotations.insert(key.to_owned(), text);
-        } else if !pod.is_holder() && side::given(pod, key).is_some() {
-            // Left from an attempt that failed, or copied: it would count as an owner.
-            patch
-                .annotations
-                .insert(key.to_owned(), NO_RESERVATION.to_owned());
+        } else if !pod.is_holder() {
+            take_back(pod, key, patch);
         }
         Ok(())
     }

@@ -428,6 +428,20 @@ fn a_node_without_a_device_object_is_left_to_the_kubelet() {
 }
 
 #[test]
+fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
+    let mut engine = one_node(1, json!({}));
+    engine.pod_applied(object(gpu("a", 100)), now());
+    // The patch arrived, the binding did not.
+    let mut pod = (*bound(&decide(&mut engine).unwrap())).clone();
+    pod.spec.as_mut().unwrap().node_name = None;
+    let mut engine = super::tests::engine(json!({}));
+    engine.node_applied(node("kubelet", json!({})), now());
+    engine.pod_applied(Arc::new(pod), now());
+    let bind = decide(&mut engine).unwrap();
+    assert_eq!(bind.patch.annotations[annotations::DEVICE_ALLOCATED], "{}");
+}
+
+#[test]
 fn the_emptier_node_wins_or_the_fuller_one() {
     for (strategy, expected) in [
         ("LeastAllocated", "idle: gpu 0"),

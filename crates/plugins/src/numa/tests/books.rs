@@ -77,6 +77,29 @@ fn a_failed_binding_gives_back_what_it_took() {
 }
 
 #[test]
+fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
+    let policy = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
+    let bind = try_bind(&mut one(policy), pod("a", "3", json!({}))).unwrap();
+    // The patch arrived, the binding did not.
+    let mut pod = bound(&bind);
+    pod.spec.as_mut().unwrap().node_name = None;
+    let plain = json!({"metadata": {"name": "plain", "uid": "plain"},
+        "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}}});
+    let mut engine = engine(json!({}));
+    engine.node_applied(Arc::new(serde_json::from_value(plain).unwrap()), now());
+    let bind = try_bind(&mut engine, pod).unwrap();
+    assert_eq!(bind.patch.annotations[annotations::RESOURCE_STATUS], "{}");
+    // Said once.
+    let again = try_bind(&mut engine, {
+        let mut pod = bound(&bind);
+        pod.metadata.uid = Some("again".to_owned());
+        pod.spec.as_mut().unwrap().node_name = None;
+        pod
+    });
+    assert!(again.unwrap().patch.is_empty());
+}
+
+#[test]
 fn malformed_annotations_are_reported_and_free_nothing() {
     let mut engine = one(json!({}));
     engine.pod_applied(Arc::new(with_status("good", r#"{"cpuset":"0-3"}"#)), now());
