@@ -1,6 +1,6 @@
 //! The command line, with upstream's names and defaults.
 
-use crate::{Options, OptionsError, Skip};
+use crate::{Mode, Options, OptionsError, Skip};
 use clap::Parser;
 use koord_api::GoDuration;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct Args {
     /// Accepted for compatibility: images are asked for where the runtime is
     #[arg(long, default_value = "")]
     pub remote_image_service_endpoint: String,
-    /// What the runtime speaks: Containerd is the CRI; Docker is not supported
+    /// What the runtime speaks: Containerd (the CRI) or Docker (the API of its engine)
     #[arg(long, default_value = "Containerd")]
     pub backend_runtime_mode: String,
     /// Key of the label that exempts a pod from hooks
@@ -50,17 +50,14 @@ impl Args {
     ///
     /// Names the flag and its value.
     pub fn options(&self) -> Result<Options, OptionsError> {
-        match self.backend_runtime_mode.as_str() {
-            "Containerd" => {}
-            "Docker" => {
-                let problem = "\"Docker\" is not supported; cri-dockerd speaks the CRI";
-                return Err(OptionsError::flag("backend-runtime-mode", problem));
-            }
+        let mode = match self.backend_runtime_mode.as_str() {
+            "Containerd" => Mode::Containerd,
+            "Docker" => Mode::Docker,
             mode => {
                 let problem = format!("{mode:?} is neither Containerd nor Docker");
                 return Err(OptionsError::flag("backend-runtime-mode", problem));
             }
-        }
+        };
         if !self.remote_image_service_endpoint.is_empty() {
             tracing::warn!(
                 endpoint = self.remote_image_service_endpoint,
@@ -85,6 +82,7 @@ impl Args {
         Ok(Options {
             listen,
             runtime,
+            mode,
             hooks: self.runtime_hook_server_config_dir.clone(),
             hook_timeout: positive("runtime-hook-timeout", &self.runtime_hook_timeout)?,
             drain_timeout: self.drain_timeout.to_std().unwrap_or_default(),
@@ -165,7 +163,6 @@ mod tests {
                 "--backend-runtime-mode=containerd",
                 "\"containerd\" is neither",
             ),
-            ("--backend-runtime-mode=Docker", "not supported"),
             ("--koord-runtimeproxy-endpoint=proxy.sock", "\"proxy.sock\""),
             (
                 "--remote-runtime-service-endpoint=",

@@ -92,6 +92,7 @@ pub async fn measure(runtime: &Path, dir: &Path, calls: usize) -> Result<Report,
     let options = Options {
         listen: dir.join("proxy.sock"),
         runtime: runtime.to_owned(),
+        mode: crate::Mode::Containerd,
         hooks: dir.join("hookserver.d"),
         hook_timeout: Duration::from_secs(5),
         drain_timeout: Duration::from_secs(5),
@@ -134,6 +135,7 @@ pub async fn measure(runtime: &Path, dir: &Path, calls: usize) -> Result<Report,
     let (ended, report) = tokio::join!(proxy, measuring);
     ended?;
     report.ok_or_else(|| RunError::Runtime {
+        api: "the CRI v1",
         path: runtime.to_owned(),
         problem: "the proxy ended early".to_owned(),
     })

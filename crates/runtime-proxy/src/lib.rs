@@ -11,13 +11,15 @@
 //! Eight calls are read as well (`call`): what a hook server answers is put into the request (`merge`
 //! says how, `wire` does it without touching anything else), and what the runtime did is remembered
 //! (`store`). `registration` knows who wants to be asked, `hooks` asks. `server` is the socket, and how
-//! one process follows another there without a call being lost.
+//! one process follows another there without a call being lost. `docker` does the same with the API of a
+//! Docker engine.
 //!
 //! Invariant: no client of Kubernetes, and nothing here decides what a container shall get.
 
 mod args;
 pub mod bench;
 mod call;
+mod docker;
 mod forward;
 mod grpc;
 mod hooks;
@@ -47,6 +49,15 @@ pub struct Skip {
     pub value: String,
 }
 
+/// What the runtime speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The CRI: containerd, CRI-O, cri-dockerd.
+    Containerd,
+    /// The API of the Docker engine.
+    Docker,
+}
+
 /// How the proxy runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -54,6 +65,8 @@ pub struct Options {
     pub listen: PathBuf,
     /// The runtime's socket.
     pub runtime: PathBuf,
+    /// What it speaks.
+    pub mode: Mode,
     /// The directory where hook servers register.
     pub hooks: PathBuf,
     /// How long a hook server may take for an answer.
@@ -84,11 +97,13 @@ impl OptionsError {
 /// Why the proxy ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// No runtime with the CRI v1 answers.
-    #[error("the runtime at {} does not speak the CRI v1: {problem}", path.display())]
+    /// No runtime answers as it should.
+    #[error("the runtime at {} does not speak {api}: {problem}", path.display())]
     Runtime {
         /// Its socket.
         path: PathBuf,
+        /// What it was asked in.
+        api: &'static str,
         /// What it said.
         problem: String,
     },
@@ -111,27 +126,13 @@ pub enum RunError {
 ///
 /// When there is no runtime or no socket at the start; a supervisor tries again.
 pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Result<(), RunError> {
-    let runtime = store::lookup::Runtime::new(&options.runtime);
-    let (name, version) = runtime
-        .version()
-        .await
-        .map_err(|status| RunError::Runtime {
-            path: options.runtime.clone(),
-            problem: status.message().to_owned(),
-        })?;
-    tracing::info!(name, version, "runtime");
     let following = context.shutdown.child_token();
     let _unfollow = following.clone().drop_guard();
     let (registrations, follow) = registration::follow(options.hooks.clone(), following);
     tokio::spawn(follow);
-    let decider = call::Decider {
-        hooks: hooks::Hooks::new(registrations, options.hook_timeout),
-        store: store::Store::default(),
-        runtime,
-        skip: options.skip.clone(),
-    };
+    let hooks = hooks::Hooks::new(registrations, options.hook_timeout);
     let mut hangup = signal(SignalKind::hangup()).map_err(RunError::Signals)?;
-    let server = server::Server::new(&options, decider);
+    let server = server::Server::new(protocol(&options, hooks).await?);
     let listener = server::Listener::open(&options.listen).map_err(|error| RunError::Listen {
         path: options.listen.clone(),
         error,
@@ -163,4 +164,37 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
             }
         }
     }
+}
+
+/// What is served, once the runtime has said who it is.
+async fn protocol(options: &Options, hooks: hooks::Hooks) -> Result<server::Protocol, RunError> {
+    let unknown = |api, problem| RunError::Runtime {
+        path: options.runtime.clone(),
+        api,
+        problem,
+    };
+    let skip = options.skip.clone();
+    Ok(match options.mode {
+        Mode::Containerd => {
+            let runtime = store::lookup::Runtime::new(&options.runtime);
+            let said = runtime.version().await;
+            let said = said.map_err(|status| unknown("the CRI v1", status.message().to_owned()));
+            let (name, version) = said?;
+            tracing::info!(name, version, "runtime");
+            let decider = call::Decider {
+                hooks,
+                store: store::Store::default(),
+                runtime,
+                skip,
+            };
+            server::Protocol::cri(&options.runtime, decider)
+        }
+        Mode::Docker => {
+            let docker = docker::Docker::new(&options.runtime, hooks, skip);
+            let version = docker.version().await;
+            let version = version.map_err(|problem| unknown("the Docker API", problem))?;
+            tracing::info!(name = "docker", version, "runtime");
+            server::Protocol::docker(docker)
+        }
+    })
 }

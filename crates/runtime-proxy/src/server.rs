@@ -4,8 +4,8 @@
 //! input, and on SIGHUP a process starts its successor with it. Who connects meanwhile waits in the
 //! socket's queue instead of being refused; calls in progress are finished by the process that has them.
 
-use crate::Options;
 use crate::call::{Call, Decider, Then};
+use crate::docker::Docker;
 use crate::forward::{
     Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, STREAM_WINDOW, SendError,
 };
@@ -13,10 +13,11 @@ use crate::grpc::{self, Code};
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, header};
 use hyper::body::{Body as _, Incoming};
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use koord_rpc::grpc::Tolerant;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -100,21 +101,42 @@ fn inherited() -> Option<UnixListener> {
     UnixListener::from_std(socket).ok()
 }
 
+/// What is spoken on the socket, and with the runtime.
+#[derive(Debug)]
+pub(crate) enum Protocol {
+    Cri {
+        runtime: Arc<Path>,
+        decider: Arc<Decider>,
+    },
+    Docker(Arc<Docker>),
+}
+
+impl Protocol {
+    pub(crate) fn cri(runtime: &Path, decider: Decider) -> Self {
+        Self::Cri {
+            runtime: runtime.into(),
+            decider: Arc::new(decider),
+        }
+    }
+
+    pub(crate) fn docker(docker: Docker) -> Self {
+        Self::Docker(Arc::new(docker))
+    }
+}
+
 /// Serves connections until `stop`, and then until the calls in progress are done.
 #[derive(Debug)]
 pub(crate) struct Server {
-    runtime: Arc<Path>,
-    decider: Arc<Decider>,
+    protocol: Protocol,
     /// Said to connections: no new calls.
     drain: CancellationToken,
     connections: TaskTracker,
 }
 
 impl Server {
-    pub(crate) fn new(options: &Options, decider: Decider) -> Self {
+    pub(crate) fn new(protocol: Protocol) -> Self {
         Self {
-            runtime: options.runtime.as_path().into(),
-            decider: Arc::new(decider),
+            protocol,
             drain: CancellationToken::new(),
             connections: TaskTracker::new(),
         }
@@ -150,12 +172,47 @@ impl Server {
         self.drain.cancel();
         self.connections.close();
         self.connections.wait().await;
+        if let Protocol::Docker(docker) = &self.protocol {
+            docker.finish().await;
+        }
     }
 
     fn serve(&self, stream: UnixStream) {
+        match &self.protocol {
+            Protocol::Cri { runtime, decider } => self.serve_cri(stream, runtime, decider),
+            Protocol::Docker(docker) => self.serve_docker(stream, docker.clone()),
+        }
+    }
+
+    fn serve_docker(&self, stream: UnixStream, docker: Arc<Docker>) {
+        let drain = self.drain.clone();
+        self.connections.spawn(async move {
+            let service = service_fn(move |request| {
+                let docker = docker.clone();
+                async move { Ok::<_, Infallible>(docker.call(request).await) }
+            });
+            let mut builder = http1::Builder::new();
+            // A client that has sent all still waits for the answer.
+            builder.half_close(true).auto_date_header(false);
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            let mut connection = pin!(connection.with_upgrades());
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = drain.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended");
+            }
+        });
+    }
+
+    fn serve_cri(&self, stream: UnixStream, runtime: &Arc<Path>, decider: &Arc<Decider>) {
         let one = Connection {
-            backend: Backend::new(self.runtime.clone()),
-            decider: self.decider.clone(),
+            backend: Backend::new(runtime.clone()),
+            decider: decider.clone(),
             drain: self.drain.clone(),
         };
         let drain = self.drain.clone();

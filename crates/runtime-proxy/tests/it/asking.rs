@@ -115,6 +115,19 @@ impl Hooks {
         })
     }
 
+    /// One that fails everything.
+    pub(crate) fn failing() -> Self {
+        Self {
+            fails: true,
+            ..Self::default()
+        }
+    }
+
+    /// All that was asked, in order.
+    pub(crate) fn all(&self) -> Vec<(&'static str, Asked)> {
+        self.asked.lock().clone()
+    }
+
     fn hooks(&self) -> Vec<&'static str> {
         self.asked.lock().iter().map(|(hook, _)| *hook).collect()
     }

@@ -5,5 +5,6 @@
 mod asking;
 mod containerd;
 mod deploy;
+mod docker;
 mod passing;
 mod world;

@@ -9,7 +9,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use koord_app::Context;
-use koord_runtime_proxy::{Options, RunError, Skip};
+use koord_runtime_proxy::{Mode, Options, RunError, Skip};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,6 +190,7 @@ impl World {
         let options = Options {
             listen: at("proxy/proxy.sock"),
             runtime: at("runtime.sock"),
+            mode: Mode::Containerd,
             hooks: at("hookserver.d"),
             hook_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(60),

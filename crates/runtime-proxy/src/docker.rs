@@ -1,0 +1,513 @@
+//! The same for a kubelet that speaks to dockerd: its HTTP API passes as it comes, and hook servers are
+//! asked about the containers that a kubelet makes there.
+//!
+//! dockershim and cri-dockerd know no pods in that API: a pod is a container by itself, its pause
+//! container, and names and labels say what belongs together (`names`). Containers with other names are
+//! not Kubernetes' and pass.
+
+mod engine;
+mod fields;
+mod names;
+
+use crate::hooks::{Hook, Hooks, Refusal};
+use crate::store::{Container, Store};
+use crate::{Skip, grpc, merge};
+use bytes::Bytes;
+use engine::{Engine, EngineError, Found};
+use fields::{HOST_CONFIG, LABELS};
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Either, Full, Limited};
+use hyper::body::Incoming;
+use koord_rpc::hooks::{ContainerMetadata, ContainerResourceHookRequest, PodSandboxMetadata};
+use names::{Name, Route};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tokio_util::task::TaskTracker;
+
+/// A body: the other side's as it comes, or one of ours.
+pub(crate) type Body = Either<Incoming, Full<Bytes>>;
+
+/// Why the engine is not asked, or cannot be.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("a body is larger than {limit} bytes, or broke off: {0}", limit = grpc::MESSAGE)]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Failure {
+    /// As dockerd says what is wrong.
+    fn answer(&self) -> Response<Body> {
+        let status = match self {
+            Self::Refused(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Engine(_) => StatusCode::BAD_GATEWAY,
+            Self::Body(_) => StatusCode::BAD_REQUEST,
+        };
+        let text = serde_json::json!({ "message": self.to_string() }).to_string();
+        let mut response = Response::new(own(text.into()));
+        *response.status_mut() = status;
+        let json = header::HeaderValue::from_static("application/json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        response
+    }
+}
+
+fn own(bytes: Bytes) -> Body {
+    Either::Right(Full::new(bytes))
+}
+
+/// What a container is to Kubernetes, and what hook servers are asked about it.
+#[derive(Debug, Clone)]
+enum Known {
+    Pod(Arc<koord_rpc::hooks::PodSandboxHookRequest>),
+    Container(Arc<Container>),
+}
+
+/// The proxy of a Docker engine.
+#[derive(Debug)]
+pub(crate) struct Docker {
+    hooks: Hooks,
+    store: Store,
+    skip: Skip,
+    engine: Engine,
+    /// Connections that became something else than HTTP: attach and exec.
+    tunnels: TaskTracker,
+}
+
+impl Docker {
+    pub(crate) fn new(socket: &Path, hooks: Hooks, skip: Skip) -> Self {
+        Self {
+            hooks,
+            store: Store::default(),
+            skip,
+            engine: Engine::new(socket),
+            tunnels: TaskTracker::new(),
+        }
+    }
+
+    /// The engine's version; an error when there is none.
+    pub(crate) async fn version(&self) -> Result<String, String> {
+        self.engine
+            .version()
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    /// Returns when every tunnel has ended.
+    pub(crate) async fn finish(&self) {
+        self.tunnels.close();
+        self.tunnels.wait().await;
+    }
+
+    /// Answers a request.
+    pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
+        let answer = match Route::of(request.method(), request.uri()) {
+            None => self.pass(request).await.map_err(Failure::from),
+            Some(Route::Create(name)) => self.create(&name, request).await,
+            Some(Route::Start(id)) => self.start(&id, request).await,
+            Some(Route::Stop(id)) => self.stop(&id, request).await,
+            Some(Route::Update(id)) => self.update(&id, request).await,
+            Some(Route::Remove(id)) => self.remove(&id, request).await,
+        };
+        answer.unwrap_or_else(|failure| {
+            tracing::warn!(%failure, "a request of the Docker API has failed");
+            failure.answer()
+        })
+    }
+
+    async fn pass(&self, mut request: Request<Incoming>) -> Result<Response<Body>, EngineError> {
+        let upgrade = request.headers().contains_key(header::UPGRADE);
+        let client = upgrade.then(|| hyper::upgrade::on(&mut request));
+        let mut response = self.engine.send(request.map(Either::Left)).await?;
+        if let Some(client) = client
+            && response.status() == StatusCode::SWITCHING_PROTOCOLS
+        {
+            let engine = hyper::upgrade::on(&mut response);
+            self.tunnels.spawn(engine::tunnel(client, engine));
+        }
+        Ok(response.map(Either::Left))
+    }
+
+    fn exempt(&self, labels: &BTreeMap<String, String>) -> bool {
+        labels.get(&self.skip.key) == Some(&self.skip.value)
+    }
+
+    /// What is known of a container by its id or name, and its id.
+    async fn known(&self, id: &str) -> Result<Option<(String, Known)>, EngineError> {
+        if let Some(pod) = self.store.pod(id) {
+            return Ok(Some((id.to_owned(), Known::Pod(pod))));
+        }
+        if let Some(container) = self.store.container(id) {
+            return Ok(Some((id.to_owned(), Known::Container(container))));
+        }
+        let Some(Found { id, config, name }) = self.engine.inspect(id).await? else {
+            return Ok(None);
+        };
+        let Some(name) = Name::parse(&name) else {
+            return Ok(None);
+        };
+        let known = match fields::sandbox_of(&config) {
+            None => {
+                let pod = Arc::new(pod(&name, &config));
+                self.store.put_pod(id.clone(), pod.clone());
+                Known::Pod(pod)
+            }
+            Some(sandbox) => {
+                let of = self.sandbox(&sandbox).await?;
+                let container = Arc::new(container(&name, &config, sandbox, of.as_deref()));
+                self.store.put_container(id.clone(), container.clone());
+                Known::Container(container)
+            }
+        };
+        Ok(Some((id, known)))
+    }
+
+    /// The pod whose pause container this is.
+    async fn sandbox(
+        &self,
+        id: &str,
+    ) -> Result<Option<Arc<koord_rpc::hooks::PodSandboxHookRequest>>, EngineError> {
+        if let Some(pod) = self.store.pod(id) {
+            return Ok(Some(pod));
+        }
+        let Some(Found { id, config, name }) = self.engine.inspect(id).await? else {
+            return Ok(None);
+        };
+        let known = Name::parse(&name).map(|name| Arc::new(pod(&name, &config)));
+        if let Some(pod) = &known {
+            self.store.put_pod(id, pod.clone());
+        }
+        Ok(known)
+    }
+
+    /// What is known of a container that `hook` is asked about; an engine that does not say is a hook
+    /// that failed.
+    async fn asked(&self, hook: Hook, id: &str) -> Result<Option<(String, Known)>, Refusal> {
+        if self.hooks.server(hook).is_none() {
+            return Ok(None);
+        }
+        match self.known(id).await {
+            Ok(known) => Ok(known),
+            Err(error) => self
+                .hooks
+                .unaskable(hook, format!("container {id} cannot be looked up: {error}")),
+        }
+    }
+
+    async fn create(
+        &self,
+        name: &Name,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Failure> {
+        let (head, body) = request.into_parts();
+        let body = whole(body).await?;
+        let decided = match serde_json::from_slice::<Map<String, Value>>(&body) {
+            Ok(config) => self.decide(name, config).await?,
+            Err(error) => {
+                let problem = format!("the body of a creation cannot be read: {error}");
+                self.hooks
+                    .unaskable::<()>(Hook::PreCreateContainer, problem)?;
+                None
+            }
+        };
+        let (body, known) = match decided {
+            Some((changed, known)) => (changed.unwrap_or(body), Some(known)),
+            None => (body, None),
+        };
+        let response = self.send_whole(head, body).await?;
+        let Some(known) = known.filter(|_| response.status().is_success()) else {
+            return Ok(response.map(Either::Left));
+        };
+        let (head, answer) = response.into_parts();
+        let answer = whole(answer).await?;
+        match fields::id(&answer) {
+            Some(id) => match known {
+                Known::Pod(pod) => self.store.put_pod(id, pod),
+                Known::Container(mut container) => {
+                    let with_id = Arc::make_mut(&mut container);
+                    let meta = with_id.request.container_meta.get_or_insert_default();
+                    meta.id.clone_from(&id);
+                    self.store.put_container(id, container);
+                }
+            },
+            None => tracing::warn!("the engine made a container, but does not say its id"),
+        }
+        Ok(Response::from_parts(head, own(answer)))
+    }
+
+    /// The body that the engine gets, when it is another one, and what is to be remembered.
+    async fn decide(
+        &self,
+        name: &Name,
+        mut config: Map<String, Value>,
+    ) -> Result<Option<(Option<Bytes>, Known)>, Refusal> {
+        let before = config.clone();
+        let Some(sandbox) = fields::sandbox_of(&config) else {
+            let mut pod = pod(name, &config);
+            if !self.exempt(&pod.labels)
+                && let Some(answer) = self.hooks.pod(Hook::PreRunPodSandbox, &pod).await?
+            {
+                merge::entries(&mut pod.labels, &answer.labels);
+                merge::entries(&mut pod.annotations, &answer.annotations);
+                fields::edit(&mut config, HOST_CONFIG, |host| {
+                    if let Some(answered) = &answer.resources {
+                        let wanted = pod.resources.get_or_insert_default();
+                        merge::answer(wanted, answered);
+                        fields::put_resources(host, wanted);
+                    }
+                    fields::put_parent(host, &answer.cgroup_parent);
+                });
+                if !answer.cgroup_parent.is_empty() {
+                    pod.cgroup_parent = answer.cgroup_parent;
+                }
+            }
+            return Ok(Some((changed(&before, &config), Known::Pod(Arc::new(pod)))));
+        };
+        let hook = Hook::PreCreateContainer;
+        let of = match self.sandbox(&sandbox).await {
+            Ok(of) => of,
+            Err(error) => {
+                let problem = format!("pod sandbox {sandbox} cannot be looked up: {error}");
+                self.hooks.unaskable(hook, problem)?
+            }
+        };
+        let mut container = container(name, &config, sandbox, of.as_deref());
+        let asked = &mut container.request;
+        if !self.exempt(&asked.pod_labels)
+            && let Some(answer) = self.hooks.container(hook, asked).await?
+        {
+            let annotations = &mut asked.container_annotations;
+            merge::entries(annotations, &answer.container_annotations);
+            merge::entries(&mut asked.container_envs, &answer.container_envs);
+            fields::put_env(&mut config, &answer.container_envs);
+            fields::edit(&mut config, HOST_CONFIG, |host| {
+                if let Some(answered) = &answer.container_resources {
+                    let wanted = asked.container_resources.get_or_insert_default();
+                    merge::answer(wanted, answered);
+                    fields::put_resources(host, wanted);
+                }
+                fields::put_parent(host, &answer.pod_cgroup_parent);
+            });
+            if !answer.pod_cgroup_parent.is_empty() {
+                asked.pod_cgroup_parent = answer.pod_cgroup_parent;
+            }
+        }
+        let known = Known::Container(Arc::new(container));
+        Ok(Some((changed(&before, &config), known)))
+    }
+
+    async fn start(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+        let mut known = self.asked(Hook::PreStartContainer, id).await?;
+        if known.is_none() {
+            // Who only wants to hear of it fails nothing.
+            known = self
+                .asked(Hook::PostStartContainer, id)
+                .await
+                .unwrap_or_default();
+        }
+        let of = match known {
+            Some((_, Known::Container(one))) if !self.exempt(&one.request.pod_labels) => Some(one),
+            _ => None,
+        };
+        if let Some(one) = &of {
+            self.hooks
+                .container(Hook::PreStartContainer, &one.request)
+                .await?;
+        }
+        let response = self.pass(request).await?;
+        if let Some(one) = of.filter(|_| response.status().is_success()) {
+            // What comes back, and a failure, is for nobody: it is done.
+            let _ = self
+                .hooks
+                .container(Hook::PostStartContainer, &one.request)
+                .await;
+        }
+        Ok(response)
+    }
+
+    async fn stop(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+        let mut known = None;
+        for hook in [Hook::PostStopContainer, Hook::PostStopPodSandbox] {
+            if known.is_none() {
+                known = self.asked(hook, id).await.unwrap_or_default();
+            }
+        }
+        let response = self.pass(request).await?;
+        // A container that had stopped is 304.
+        if !response.status().is_success() && response.status() != StatusCode::NOT_MODIFIED {
+            return Ok(response);
+        }
+        // What comes back, and a failure, is for nobody: it is done.
+        match known {
+            Some((id, Known::Container(one))) => {
+                if !self.exempt(&one.request.pod_labels) {
+                    let _ = self
+                        .hooks
+                        .container(Hook::PostStopContainer, &one.request)
+                        .await;
+                }
+                self.store.remove_container(&id);
+            }
+            Some((id, Known::Pod(pod))) => {
+                if !self.exempt(&pod.labels) {
+                    let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
+                }
+                self.store.remove_pod(&id);
+            }
+            None => self.forget(id),
+        }
+        Ok(response)
+    }
+
+    async fn update(
+        &self,
+        id: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Failure> {
+        let hook = Hook::PreUpdateContainerResources;
+        let Some((id, Known::Container(known))) = self.asked(hook, id).await? else {
+            return Ok(self.pass(request).await?);
+        };
+        let (head, body) = request.into_parts();
+        let body = whole(body).await?;
+        let mut container = (*known).clone();
+        let (body, remember) = match serde_json::from_slice::<Map<String, Value>>(&body) {
+            Ok(mut update) => {
+                let before = update.clone();
+                let asked = &mut container.request;
+                let resources = asked.container_resources.get_or_insert_default();
+                merge::update(resources, &fields::resources(&update));
+                if !self.exempt(&asked.pod_labels)
+                    && let Some(answer) = self.hooks.container(hook, asked).await?
+                    && let Some(answered) = &answer.container_resources
+                {
+                    let resources = asked.container_resources.get_or_insert_default();
+                    merge::answer(resources, answered);
+                    fields::put_update(&mut update, resources);
+                }
+                (changed(&before, &update).unwrap_or(body), true)
+            }
+            Err(error) => {
+                let problem = format!("the body of an update cannot be read: {error}");
+                self.hooks.unaskable::<()>(hook, problem)?;
+                (body, false)
+            }
+        };
+        let response = self.send_whole(head, body).await?;
+        if remember && response.status().is_success() {
+            self.store.put_container(id, Arc::new(container));
+        }
+        Ok(response.map(Either::Left))
+    }
+
+    async fn remove(
+        &self,
+        id: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Failure> {
+        let response = self.pass(request).await?;
+        if response.status().is_success() {
+            self.forget(id);
+        }
+        Ok(response)
+    }
+
+    fn forget(&self, id: &str) {
+        self.store.remove_container(id);
+        self.store.remove_pod(id);
+    }
+
+    async fn send_whole(
+        &self,
+        mut head: http::request::Parts,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, EngineError> {
+        // Said anew, for the body that it is now.
+        head.headers.remove(header::CONTENT_LENGTH);
+        self.engine.send(Request::from_parts(head, own(body))).await
+    }
+}
+
+/// The object as text, if it is not what it was.
+fn changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<Bytes> {
+    (before != after)
+        .then(|| serde_json::to_vec(after).ok())
+        .flatten()
+        .map(Bytes::from)
+}
+
+async fn whole(body: Incoming) -> Result<Bytes, Failure> {
+    let body = Limited::new(body, grpc::MESSAGE).collect().await;
+    Ok(body.map_err(Failure::Body)?.to_bytes())
+}
+
+/// What a hook server is told of a pod, from the configuration of its pause container.
+fn pod(name: &Name, config: &Map<String, Value>) -> koord_rpc::hooks::PodSandboxHookRequest {
+    let (labels, annotations) = fields::split(config.get(LABELS));
+    let host = config.get(HOST_CONFIG).and_then(Value::as_object);
+    koord_rpc::hooks::PodSandboxHookRequest {
+        pod_meta: Some(PodSandboxMetadata {
+            name: name.pod.clone(),
+            uid: name.uid.clone(),
+            namespace: name.namespace.clone(),
+            attempt: name.attempt,
+        }),
+        runtime_handler: "docker".to_owned(),
+        labels,
+        annotations,
+        cgroup_parent: host.map(fields::parent).unwrap_or_default(),
+        overhead: None,
+        resources: host.map(fields::resources),
+    }
+}
+
+/// What a hook server is told of a container.
+fn container(
+    name: &Name,
+    config: &Map<String, Value>,
+    sandbox: String,
+    of: Option<&koord_rpc::hooks::PodSandboxHookRequest>,
+) -> Container {
+    let host = config.get(HOST_CONFIG).and_then(Value::as_object);
+    let (labels, annotations) = fields::split(config.get(LABELS));
+    // A pod that is gone: its containers' names and labels say who it was.
+    let unknown;
+    let pod = match of {
+        Some(pod) => pod,
+        None => {
+            unknown = koord_rpc::hooks::PodSandboxHookRequest {
+                labels,
+                ..pod(name, &Map::new())
+            };
+            &unknown
+        }
+    };
+    let own_parent = host.map(fields::parent).unwrap_or_default();
+    Container {
+        sandbox,
+        request: ContainerResourceHookRequest {
+            container_meta: Some(ContainerMetadata {
+                name: name.container.clone(),
+                attempt: name.attempt,
+                id: String::new(),
+            }),
+            container_annotations: annotations,
+            container_resources: host.map(fields::resources),
+            container_envs: fields::env(config),
+            pod_meta: pod.pod_meta.clone(),
+            pod_annotations: pod.annotations.clone(),
+            pod_labels: pod.labels.clone(),
+            pod_resources: pod.resources.clone(),
+            pod_cgroup_parent: if own_parent.is_empty() || own_parent.starts_with("container:") {
+                pod.cgroup_parent.clone()
+            } else {
+                own_parent
+            },
+        },
+    }
+}

@@ -1,0 +1,200 @@
+//! The Docker engine behind its socket.
+
+use super::{Body, own};
+use crate::forward::DIAL;
+use bytes::Bytes;
+use http::{HeaderName, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Headers that are about a connection and not about what is asked.
+const OF_CONNECTIONS: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::UPGRADE,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    // hyper has answered it.
+    header::EXPECT,
+];
+
+/// The version of the API by which this proxy asks itself: upstream's, which every engine knows since 2018.
+const API: &str = "/v1.39";
+
+/// How long the engine may take to say something, and how much, in bytes.
+const DEADLINE: Duration = Duration::from_secs(5);
+const ANSWER: usize = 16 << 20;
+
+/// Why the engine does not answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EngineError {
+    #[error("the engine at {} cannot be reached: {error}", path.display())]
+    Dial {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("the engine at {} breaks off: {error}", path.display())]
+    Broken { path: PathBuf, error: hyper::Error },
+    #[error("the engine does not answer {0} within {DEADLINE:?}")]
+    Slow(String),
+    #[error("the engine's answer to {asked}: {problem}")]
+    Answer { asked: String, problem: String },
+}
+
+/// A container as the engine has it: its configuration as a creation has it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) config: Map<String, Value>,
+}
+
+/// What of a container's inspection is used.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    id: String,
+    name: String,
+    #[serde(default)]
+    config: Map<String, Value>,
+    #[serde(default)]
+    host_config: Value,
+}
+
+/// The engine. Each request has a connection of its own, as it may become something else than HTTP.
+#[derive(Debug)]
+pub(super) struct Engine {
+    socket: PathBuf,
+}
+
+impl Engine {
+    pub(super) fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// Sends a request on.
+    pub(super) async fn send(
+        &self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, EngineError> {
+        let upgrade = request.headers().get(header::UPGRADE).cloned();
+        for name in OF_CONNECTIONS {
+            request.headers_mut().remove(name);
+        }
+        if let Some(upgrade) = upgrade {
+            let headers = request.headers_mut();
+            headers.insert(header::UPGRADE, upgrade);
+            let value = header::HeaderValue::from_static("Upgrade");
+            headers.insert(header::CONNECTION, value);
+        }
+        let path = request.uri().path_and_query().cloned();
+        *request.uri_mut() = path.map_or_else(Uri::default, Uri::from);
+        *request.version_mut() = http::Version::HTTP_11;
+        let dialled = tokio::time::timeout(DIAL, UnixStream::connect(&self.socket)).await;
+        let dialled = dialled.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let stream = dialled.map_err(|error| EngineError::Dial {
+            path: self.socket.clone(),
+            error,
+        })?;
+        let broken = |error| EngineError::Broken {
+            path: self.socket.clone(),
+            error,
+        };
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(broken)?;
+        tokio::spawn(connection.with_upgrades());
+        let mut response = sender.send_request(request).await.map_err(broken)?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            for name in OF_CONNECTIONS {
+                response.headers_mut().remove(name);
+            }
+        }
+        Ok(response)
+    }
+
+    /// What the engine says to a question of this proxy's own; `None` when there is no such thing.
+    async fn get(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
+        let asking = async {
+            let mut request = Request::new(own(Bytes::new()));
+            let uri = Uri::try_from(format!("{API}{path}"));
+            *request.uri_mut() = uri.map_err(|error| answer(path, error))?;
+            let host = header::HeaderValue::from_static("docker");
+            request.headers_mut().insert(header::HOST, host);
+            let (head, body) = self.send(request).await?.into_parts();
+            if head.status == StatusCode::NOT_FOUND {
+                return Ok(None);
+            }
+            let body = Limited::new(body, ANSWER).collect().await;
+            let body = body.map_err(|error| answer(path, error))?.to_bytes();
+            if !head.status.is_success() {
+                return Err(answer(path, String::from_utf8_lossy(&body)));
+            }
+            Ok(Some(body))
+        };
+        let asked = tokio::time::timeout(DEADLINE, asking).await;
+        asked.unwrap_or_else(|_| Err(EngineError::Slow(path.to_owned())))
+    }
+
+    pub(super) async fn version(&self) -> Result<String, EngineError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Version {
+            version: String,
+        }
+        let path = "/version";
+        let said = self.get(path).await?;
+        let said = said.ok_or_else(|| answer(path, "there is none"))?;
+        let read: Version = serde_json::from_slice(&said).map_err(|error| answer(path, error))?;
+        Ok(read.version)
+    }
+
+    /// The container of this id or name, if there is one.
+    pub(super) async fn inspect(&self, id: &str) -> Result<Option<Found>, EngineError> {
+        let path = format!("/containers/{id}/json");
+        let Some(said) = self.get(&path).await? else {
+            return Ok(None);
+        };
+        let read: Inspected =
+            serde_json::from_slice(&said).map_err(|error| answer(&path, error))?;
+        let mut config = read.config;
+        config.insert(super::HOST_CONFIG.to_owned(), read.host_config);
+        Ok(Some(Found {
+            id: read.id,
+            name: read.name,
+            config,
+        }))
+    }
+}
+
+fn answer(asked: &str, problem: impl std::fmt::Display) -> EngineError {
+    EngineError::Answer {
+        asked: asked.to_owned(),
+        problem: problem.to_string(),
+    }
+}
+
+/// Bytes of a connection that is no HTTP any more, both ways, until both ended.
+pub(super) async fn tunnel(client: OnUpgrade, engine: OnUpgrade) {
+    let ends = tokio::try_join!(client, engine);
+    let (client, engine) = match ends {
+        Ok(ends) => ends,
+        Err(error) => {
+            tracing::debug!(%error, "no tunnel");
+            return;
+        }
+    };
+    let (mut client, mut engine) = (TokioIo::new(client), TokioIo::new(engine));
+    if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut engine).await {
+        tracing::debug!(%error, "a tunnel ended");
+    }
+}

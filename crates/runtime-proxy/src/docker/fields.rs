@@ -1,0 +1,276 @@
+//! The fields of the Docker API that hook servers hear of, and change. All others stay as they are.
+
+use koord_rpc::hooks::LinuxContainerResources as Resources;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+type Object = Map<String, Value>;
+
+pub(super) const LABELS: &str = "Labels";
+pub(super) const HOST_CONFIG: &str = "HostConfig";
+const ENV: &str = "Env";
+const PARENT: &str = "CgroupParent";
+const SCORE: &str = "OomScoreAdj";
+
+/// Labels by which a kubelet's containers know what they are.
+const KIND: &str = "io.kubernetes.docker.type";
+const SANDBOX: &str = "podsandbox";
+const SANDBOX_ID: &str = "io.kubernetes.sandbox.id";
+
+/// What a label's key begins with when it is an annotation of Kubernetes.
+const ANNOTATION: &str = "annotation.";
+
+/// The id of the pause container that a container belongs to; `None` for a pause container.
+pub(super) fn sandbox_of(config: &Object) -> Option<String> {
+    let labels = config.get(LABELS)?;
+    let label = |key: &str| labels.get(key).and_then(Value::as_str);
+    if label(KIND) == Some(SANDBOX) {
+        return None;
+    }
+    label(SANDBOX_ID).map(ToOwned::to_owned)
+}
+
+/// Labels and annotations.
+pub(super) fn split(
+    labels: Option<&Value>,
+) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+    let (mut plain, mut annotations) = (BTreeMap::new(), BTreeMap::new());
+    for (key, value) in labels.and_then(Value::as_object).into_iter().flatten() {
+        let Some(value) = value.as_str() else {
+            continue;
+        };
+        match key.strip_prefix(ANNOTATION) {
+            Some(key) => annotations.insert(key.to_owned(), value.to_owned()),
+            None => plain.insert(key.clone(), value.to_owned()),
+        };
+    }
+    (plain, annotations)
+}
+
+/// Changes the object in a field, which comes to be if there is none.
+pub(super) fn edit(of: &mut Object, field: &str, change: impl FnOnce(&mut Object)) {
+    let mut object = match of.remove(field) {
+        Some(Value::Object(object)) => object,
+        _ => Map::new(),
+    };
+    change(&mut object);
+    of.insert(field.to_owned(), Value::Object(object));
+}
+
+fn numbers(of: &mut Resources) -> [(&'static str, &mut i64); 5] {
+    [
+        ("CpuPeriod", &mut of.cpu_period),
+        ("CpuQuota", &mut of.cpu_quota),
+        ("CpuShares", &mut of.cpu_shares),
+        ("Memory", &mut of.memory_limit_in_bytes),
+        ("MemorySwap", &mut of.memory_swap_limit_in_bytes),
+    ]
+}
+
+fn texts(of: &mut Resources) -> [(&'static str, &mut String); 2] {
+    [
+        ("CpusetCpus", &mut of.cpuset_cpus),
+        ("CpusetMems", &mut of.cpuset_mems),
+    ]
+}
+
+/// The resources of a HostConfig, or of an update.
+pub(super) fn resources(of: &Object) -> Resources {
+    let mut read = Resources::default();
+    let number = |field: &str| of.get(field).and_then(Value::as_i64).unwrap_or_default();
+    for (field, value) in numbers(&mut read) {
+        *value = number(field);
+    }
+    read.oom_score_adj = number(SCORE);
+    for (field, value) in texts(&mut read) {
+        of.get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .clone_into(value);
+    }
+    read
+}
+
+/// Makes the resources of an update these, but for those that it says already.
+pub(super) fn put_update(of: &mut Object, wanted: &Resources) {
+    let (mut now, mut wanted) = (resources(of), wanted.clone());
+    for ((field, wanted), (_, now)) in numbers(&mut wanted).into_iter().zip(numbers(&mut now)) {
+        if wanted != now {
+            of.insert(field.to_owned(), Value::from(*wanted));
+        }
+    }
+    for ((field, wanted), (_, now)) in texts(&mut wanted).into_iter().zip(texts(&mut now)) {
+        if wanted != now {
+            of.insert(field.to_owned(), Value::from(wanted.clone()));
+        }
+    }
+}
+
+/// Makes the resources of a HostConfig these, but for those that it says already.
+pub(super) fn put_resources(of: &mut Object, wanted: &Resources) {
+    if resources(of).oom_score_adj != wanted.oom_score_adj {
+        of.insert(SCORE.to_owned(), Value::from(wanted.oom_score_adj));
+    }
+    put_update(of, wanted);
+}
+
+/// The group of a HostConfig as hook servers know groups: with the systemd driver, the slice with those
+/// that it is in.
+pub(super) fn parent(of: &Object) -> String {
+    let parent = of.get(PARENT).and_then(Value::as_str).unwrap_or_default();
+    let Some(name) = slice(parent) else {
+        return parent.to_owned();
+    };
+    let ends = name.match_indices('-').map(|(at, _)| at);
+    let names = ends.filter_map(|at| name.get(..at)).chain([name]);
+    names.map(|name| format!("/{name}.slice")).collect()
+}
+
+/// The name of a slice alone, without its ending.
+fn slice(parent: &str) -> Option<&str> {
+    parent
+        .strip_suffix(".slice")
+        .filter(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// Makes the group of a HostConfig this one, in the form that it has there. An empty one says nothing.
+pub(super) fn put_parent(of: &mut Object, wanted: &str) {
+    if wanted.is_empty() || wanted == parent(of) {
+        return;
+    }
+    let systemd = of
+        .get(PARENT)
+        .and_then(Value::as_str)
+        .is_some_and(|now| slice(now).is_some());
+    let name = if systemd {
+        wanted.rsplit('/').next().unwrap_or(wanted)
+    } else {
+        wanted
+    };
+    of.insert(PARENT.to_owned(), Value::from(name));
+}
+
+/// The environment; of a variable that is there twice, the last value.
+pub(super) fn env(config: &Object) -> BTreeMap<String, String> {
+    let list = config
+        .get(ENV)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let pairs = list.filter_map(|entry| entry.as_str()?.split_once('='));
+    pairs
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Changes variables in their places and appends those that are not there: a later one may use an
+/// earlier one.
+pub(super) fn put_env(config: &mut Object, wanted: &BTreeMap<String, String>) {
+    let now = env(config);
+    let mut list = match config.get(ENV) {
+        Some(Value::Array(list)) => list.clone(),
+        _ => Vec::new(),
+    };
+    for (key, value) in wanted {
+        if now.get(key) == Some(value) {
+            continue;
+        }
+        let text = Value::from(format!("{key}={value}"));
+        let is_it = |entry: &&mut Value| {
+            let name = entry
+                .as_str()
+                .map(|text| text.split('=').next().unwrap_or_default());
+            name == Some(key)
+        };
+        match list.iter_mut().rev().find(is_it) {
+            Some(entry) => *entry = text,
+            None => list.push(text),
+        }
+    }
+    if !list.is_empty() {
+        config.insert(ENV.to_owned(), Value::Array(list));
+    }
+}
+
+/// The id in the engine's answer to a creation.
+pub(super) fn id(answer: &[u8]) -> Option<String> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    Some(answer.get("Id")?.as_str()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn of(value: Value) -> Object {
+        match value {
+            Value::Object(object) => object,
+            _ => panic!("no object"),
+        }
+    }
+
+    /// The four forms of a group in upstream's tables.
+    #[test]
+    fn groups_are_told_with_those_they_are_in() {
+        for (there, told) in [
+            (
+                "kubepods-besteffort-podX.slice",
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podX.slice",
+            ),
+            ("kubepods-podX.slice", "/kubepods.slice/kubepods-podX.slice"),
+            ("/kubepods/besteffort/podX", "/kubepods/besteffort/podX"),
+            ("", ""),
+        ] {
+            let mut host = of(json!({ "CgroupParent": there, "Init": true }));
+            assert_eq!(parent(&host), told);
+            let before = host.clone();
+            put_parent(&mut host, told);
+            put_parent(&mut host, "");
+            assert_eq!(host, before);
+        }
+        let mut host = of(json!({ "CgroupParent": "kubepods-besteffort-podX.slice" }));
+        put_parent(&mut host, "/kubepods.slice/kubepods-podX.slice");
+        assert_eq!(host["CgroupParent"], "kubepods-podX.slice");
+        let mut host = of(json!({ "CgroupParent": "/kubepods/podX" }));
+        put_parent(&mut host, "/kubepods/besteffort/podX");
+        assert_eq!(host["CgroupParent"], "/kubepods/besteffort/podX");
+    }
+
+    #[test]
+    fn only_what_differs_is_said() {
+        let mut host = of(json!({ "CpuShares": 2, "Memory": 64, "Binds": ["/a:/a"] }));
+        let mut wanted = resources(&host);
+        let before = host.clone();
+        put_resources(&mut host, &wanted);
+        assert_eq!(host, before);
+        wanted.cpu_shares = 512;
+        wanted.cpu_quota = -1;
+        wanted.oom_score_adj = 998;
+        wanted.cpuset_cpus = "0-1".to_owned();
+        put_resources(&mut host, &wanted);
+        let expected = json!({ "CpuShares": 512, "Memory": 64, "Binds": ["/a:/a"], "CpuQuota": -1,
+            "OomScoreAdj": 998, "CpusetCpus": "0-1" });
+        assert_eq!(Value::Object(host), expected);
+    }
+
+    #[test]
+    fn variables_keep_their_places() {
+        let mut config = of(json!({ "Env": ["A=1", "B=$(A)=x", "A=2", "C"] }));
+        let read = env(&config);
+        assert_eq!(read["A"], "2");
+        assert_eq!(read["B"], "$(A)=x");
+        let wanted = [("A", "2"), ("B", "3"), ("C", ""), ("D", "4")];
+        let wanted = wanted.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        put_env(&mut config, &wanted.into());
+        assert_eq!(config["Env"], json!(["A=1", "B=3", "A=2", "C=", "D=4"]));
+    }
+
+    #[test]
+    fn annotations_are_labels_with_a_prefix() {
+        let labels = json!({ "annotation.a/b": "1", "a/b": "2", "n": 3 });
+        let (labels, annotations) = split(Some(&labels));
+        assert_eq!(labels, [("a/b".to_owned(), "2".to_owned())].into());
+        assert_eq!(annotations, [("a/b".to_owned(), "1".to_owned())].into());
+    }
+}
