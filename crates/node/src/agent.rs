@@ -10,6 +10,7 @@ use crate::logs::Logs;
 use crate::machine::{self, Machine, NodeFacts};
 use crate::options::Options;
 use crate::pod::burstable_shares;
+use crate::runner::Runner;
 use crate::state::{State, StateError, StateFile};
 use crate::table::Table;
 use crate::worker::{Command, Worker};
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) host: HostFacts,
     pub(crate) table: Table,
     pub(crate) places: Places,
+    pub(crate) runner: Box<dyn Runner>,
     pub(crate) backoff: Backoff,
     pub(crate) shutdown: CancellationToken,
 }
@@ -128,6 +130,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         },
         table: Table::default(),
         places: Places::default(),
+        runner: Box::new(container::Processes),
         backoff: Backoff {
             base: options.backoff_base,
             max: options.backoff_max,

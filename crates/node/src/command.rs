@@ -67,16 +67,28 @@ pub struct HostFacts {
     pub root: bool,
 }
 
-/// Everything needed to start `container` of `pod`.
-///
-/// # Errors
-/// When it has no command or needs something that this node does not have.
-pub fn invocation(
+/// What a container asks for, whoever runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// In place of the image's entry point, if it is not empty.
+    pub(crate) command: Vec<String>,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) dir: Option<PathBuf>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    /// It must not run as root.
+    pub(crate) not_root: bool,
+}
+
+/// What `container` of `pod` asks for. `env` is what there is before its own variables.
+pub(crate) fn asked(
     pod: &Pod,
     container: &Container,
     host: &HostFacts,
-) -> Result<Invocation, Unstartable> {
-    let env = environment(pod, container, host)?;
+    env: Vec<(String, String)>,
+) -> Result<Asked, Unstartable> {
+    let env = environment(pod, container, host, env)?;
     let lookup: BTreeMap<&str, &str> = env
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()))
@@ -88,14 +100,7 @@ pub fn invocation(
             .map(|word| expand(word, &lookup))
             .collect()
     };
-    let mut argv = expand_all(&container.command);
-    if argv.first().is_none_or(String::is_empty) {
-        return Err(Unstartable::NoCommand {
-            container: container.name.clone(),
-            image: container.image.clone().unwrap_or_default(),
-        });
-    }
-    argv.extend(expand_all(&container.args));
+    let (command, args) = (expand_all(&container.command), expand_all(&container.args));
     let pod_context = pod
         .spec
         .as_ref()
@@ -125,33 +130,46 @@ pub fn invocation(
     let not_root = own
         .and_then(|context| context.run_as_non_root)
         .or(pod_context.and_then(|context| context.run_as_non_root));
-    if not_root == Some(true) && uid.map_or(host.root, |uid| uid == 0) {
-        return Err(Unstartable::Unsupported {
-            container: container.name.clone(),
-            field: "securityContext.runAsNonRoot".to_owned(),
-            reason: "the container would run as root; set runAsUser".to_owned(),
-        });
-    }
     let dir = container
         .working_dir
         .as_ref()
         .filter(|dir| !dir.is_empty())
         .map(PathBuf::from);
-    Ok(Invocation {
-        argv,
+    Ok(Asked {
+        command,
+        args,
         env,
-        dir: dir.or_else(|| Some(PathBuf::from("/"))),
+        dir,
         uid,
         gid,
+        not_root: not_root == Some(true),
     })
 }
 
-fn environment(
+impl Asked {
+    /// Refuses root where the container must not run as it; `root` is what it runs as by default.
+    pub(crate) fn check_user(&self, container: &str, root: bool) -> Result<(), Unstartable> {
+        if self.not_root && self.uid.map_or(root, |uid| uid == 0) {
+            return Err(Unstartable::Unsupported {
+                container: container.to_owned(),
+                field: "securityContext.runAsNonRoot".to_owned(),
+                reason: "the container would run as root; set runAsUser".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Everything needed to start `container` of `pod` as a process.
+///
+/// # Errors
+/// When it has no command or needs something that this node does not have.
+pub fn invocation(
     pod: &Pod,
     container: &Container,
     host: &HostFacts,
-) -> Result<Vec<(String, String)>, Unstartable> {
-    let mut env: Vec<(String, String)> = vec![
+) -> Result<Invocation, Unstartable> {
+    let env = vec![
         ("PATH".to_owned(), host.path.clone()),
         (
             "HOSTNAME".to_owned(),
@@ -159,6 +177,31 @@ fn environment(
         ),
         ("HOME".to_owned(), "/".to_owned()),
     ];
+    let asked = asked(pod, container, host, env)?;
+    let mut argv = asked.command.clone();
+    if argv.first().is_none_or(String::is_empty) {
+        return Err(Unstartable::NoCommand {
+            container: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+        });
+    }
+    asked.check_user(&container.name, host.root)?;
+    argv.extend(asked.args);
+    Ok(Invocation {
+        argv,
+        env: asked.env,
+        dir: asked.dir.or_else(|| Some(PathBuf::from("/"))),
+        uid: asked.uid,
+        gid: asked.gid,
+    })
+}
+
+fn environment(
+    pod: &Pod,
+    container: &Container,
+    host: &HostFacts,
+    mut env: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, Unstartable> {
     if container
         .env_from
         .as_ref()

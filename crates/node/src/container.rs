@@ -1,25 +1,24 @@
-//! One start of one container: log, group, process, end.
+//! Containers as processes of this machine: log, group, process, end.
 
 use crate::agent::Shared;
-use crate::command::Invocation;
-use crate::exec::{self, Place};
-use crate::lifecycle::Ended;
-use crate::logs::{LogKey, pump};
+use crate::command::{self, Invocation};
+use crate::exec::{self, ExecOptions, Session};
+use crate::logs::pump;
 use crate::pidfd;
 use crate::pod::Amounts;
+use crate::runner::{Exited, Failure, Live, Runner, Started, Wanted};
 use crate::state::Process;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_host::CgroupPath;
 use koord_host::process::{Exit, Spawn, Spawned};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::unix::pipe;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::JoinHandle;
 
 /// How long the output of an ended container may stay open, in the hands of a process that left
 /// the container's group.
@@ -29,66 +28,32 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// to find a process that left the process group of its container.
 pub(crate) const MARK: &str = "KOORD_CONTAINER_ID";
 
+/// What stands before `://` in the ids of containers.
+const SCHEME: &str = "koord";
+
+/// Runs containers as processes of this machine.
+#[derive(Debug)]
+pub(crate) struct Processes;
+
 /// A container that runs.
-#[derive(Debug)]
-pub(crate) struct Running {
-    /// Index of its record.
-    pub(crate) index: usize,
-    /// Its id.
-    pub(crate) id: String,
+struct Running {
+    shared: Arc<Shared>,
+    /// The pod's uid.
+    uid: String,
+    id: String,
     /// Its process, and the process group of that.
-    pub(crate) pid: u32,
+    pid: u32,
     group: Option<CgroupPath>,
-    /// Ends its probes with it.
-    pub(crate) probes: Option<AbortOnDrop>,
+    /// What its commands are given, too.
+    invocation: Invocation,
 }
 
-/// A task that ends when this goes.
-#[derive(Debug)]
-pub(crate) struct AbortOnDrop(pub(crate) AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// A container whose main process has ended.
-#[derive(Debug)]
-pub(crate) struct Exited {
-    pub(crate) id: String,
-    exit: Exit,
-    out_of_memory: bool,
-}
-
-/// A container that could not be started.
-#[derive(Debug)]
-pub(crate) struct StartFailure {
-    pub(crate) id: String,
-    pub(crate) message: String,
-}
-
-impl Exited {
-    /// What is told about the end.
-    pub(crate) fn ended(&self, started_at: Timestamp, finished_at: Timestamp) -> Ended {
-        let signal = match self.exit {
-            Exit::Signal(signal) => Some(signal),
-            Exit::Code(_) => None,
-        };
-        let reason = match (self.exit.code(), self.out_of_memory) {
-            (0, _) => "Completed",
-            (_, true) => "OOMKilled",
-            _ => "Error",
-        };
-        Ended {
-            exit_code: self.exit.code(),
-            signal,
-            reason: reason.to_owned(),
-            message: String::new(),
-            started_at,
-            finished_at,
-            id: self.id.clone(),
-        }
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("id", &self.id)
+            .field("pid", &self.pid)
+            .finish_non_exhaustive()
     }
 }
 
@@ -101,29 +66,32 @@ pub(crate) fn new_id() -> String {
     id
 }
 
-/// Starts a container in its own group below `pod_group`, with its output going to its log. The
-/// future resolves when it has ended and everything it said is in the log.
-pub(crate) async fn start(
-    shared: &Arc<Shared>,
-    pod: &Pod,
-    container: &Container,
-    pod_group: Option<CgroupPath>,
-    attempt: u32,
-    invocation: Invocation,
-    index: usize,
-) -> Result<(Running, Place, BoxFuture<'static, Exited>), StartFailure> {
+impl Runner for Processes {
+    fn scheme(&self) -> &str {
+        SCHEME
+    }
+
+    fn start<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        wanted: Wanted<'a>,
+    ) -> BoxFuture<'a, Result<Started, Failure>> {
+        start(shared, wanted).boxed()
+    }
+}
+
+/// Starts a container in its own group below the pod's, with its output going to its log.
+async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Failure> {
+    let Wanted { pod, container, .. } = wanted;
+    let invocation = command::invocation(pod, container, &shared.host)
+        .map_err(|error| Failure::Never(error.reason().to_owned(), error.to_string()))?;
     let id = new_id();
-    let fail = |message: String| StartFailure {
+    let fail = |message: String| Failure::Start {
         id: id.clone(),
         message,
     };
-    let meta = &pod.metadata;
-    let key = LogKey {
-        namespace: meta.namespace.clone().unwrap_or_default(),
-        pod: meta.name.clone().unwrap_or_default(),
-        uid: meta.uid.clone().unwrap_or_default(),
-        container: container.name.clone(),
-    };
+    let key = wanted.log_key();
+    let attempt = wanted.attempt;
     let (size, files) = (shared.options.log_max_size, shared.options.log_max_files);
     let log = shared
         .logs
@@ -132,7 +100,7 @@ pub(crate) async fn start(
     shared.logs.prune(&key, attempt, 2);
     let mut group = None;
     let mut entrances = Vec::new();
-    if let (Some(groups), Some(parent)) = (&shared.groups, &pod_group) {
+    if let (Some(groups), Some(parent)) = (&shared.groups, wanted.group) {
         let settings = Amounts::of(container)
             .map_err(|error| fail(error.to_string()))?
             .settings();
@@ -196,21 +164,17 @@ pub(crate) async fn start(
         }
     }
     drop(log);
-    let place = Place {
-        id: id.clone(),
-        group: group.clone(),
-        invocation,
-    };
-    shared.places.put(exec::key_of(&key), place.clone());
-    let running = Running {
-        index,
+    let live = Arc::new(Running {
+        shared: shared.clone(),
+        uid: key.uid,
         id: id.clone(),
         pid: spawned.pid,
         group: group.clone(),
-        probes: None,
-    };
+        invocation,
+    });
     let exit = wait(shared.clone(), id, group, spawned, pumps).boxed();
-    Ok((running, place, exit))
+    let ip = None;
+    Ok(Started { live, exit, ip })
 }
 
 async fn wait(
@@ -250,10 +214,21 @@ async fn wait(
             pump.abort();
         }
     }
+    let reason = match (exit.code(), out_of_memory) {
+        (0, _) => "Completed",
+        (_, true) => "OOMKilled",
+        _ => "Error",
+    };
+    let signal = match exit {
+        Exit::Signal(signal) => Some(signal),
+        Exit::Code(_) => None,
+    };
     Exited {
         id,
-        exit,
-        out_of_memory,
+        code: exit.code(),
+        signal,
+        reason: reason.to_owned(),
+        message: String::new(),
     }
 }
 
@@ -272,27 +247,48 @@ async fn reap(mut spawned: Spawned) -> Result<Exit, koord_host::HostError> {
     }
 }
 
-/// Kills a container that did not end in time.
-pub(crate) fn kill(shared: &Shared, running: &Running) {
-    let mut result = koord_host::process::kill_group(running.pid);
-    if let (Some(group), true) = (&running.group, shared.groups.is_some()) {
-        result = result.and(shared.root.cgroup(group).kill().map(|_| ()));
+impl Live for Running {
+    fn id(&self) -> &str {
+        &self.id
     }
-    if let Err(error) = result {
-        tracing::warn!(pid = running.pid, %error, "container not killed");
-    }
-}
 
-/// Removes what an ended container leaves: its group and its entry in the state.
-pub(crate) async fn clean(shared: &Shared, pod: &Pod, running: &Running) {
-    shared.places.remove(&running.id);
-    remove_group(shared, running.group.as_ref()).await;
-    let uid = pod.metadata.uid.clone().unwrap_or_default();
-    shared.state.note(|state| {
-        if let Some(entry) = state.pods.get_mut(&uid) {
-            entry.processes.remove(&running.id);
+    fn terminate(&self, _grace: Duration) {
+        if let Err(error) = koord_host::process::terminate_group(self.pid) {
+            tracing::warn!(pid = self.pid, %error, "container not signalled");
         }
-    });
+    }
+
+    fn kill(&self) {
+        let mut result = koord_host::process::kill_group(self.pid);
+        if let (Some(group), true) = (&self.group, self.shared.groups.is_some()) {
+            result = result.and(self.shared.root.cgroup(group).kill().map(|_| ()));
+        }
+        if let Err(error) = result {
+            tracing::warn!(pid = self.pid, %error, "container not killed");
+        }
+    }
+
+    /// Removes its group and its entry in the state.
+    fn clean(&self) -> BoxFuture<'_, ()> {
+        async {
+            remove_group(&self.shared, self.group.as_ref()).await;
+            self.shared.state.note(|state| {
+                if let Some(entry) = state.pods.get_mut(&self.uid) {
+                    entry.processes.remove(&self.id);
+                }
+            });
+        }
+        .boxed()
+    }
+
+    fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>> {
+        let place = exec::Place {
+            id: &self.id,
+            group: self.group.as_ref(),
+            invocation: &self.invocation,
+        };
+        async move { exec::spawn(&self.shared, place, options).await }.boxed()
+    }
 }
 
 async fn remove_group(shared: &Shared, group: Option<&CgroupPath>) {

@@ -4,7 +4,9 @@ use crate::agent::Shared;
 use crate::command::Invocation;
 use crate::container::MARK;
 use crate::pidfd;
+use crate::runner::Live;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use koord_host::CgroupPath;
 use koord_host::process::{Exit, Spawn, Spawned, Streams};
 use parking_lot::Mutex;
@@ -24,30 +26,33 @@ const PIECE: usize = 32 << 10;
 /// How long the output of an ended command may stay open in the hands of what it left behind.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
-/// What a command in a running container needs: the container's group and surroundings.
-#[derive(Debug, Clone)]
-pub(crate) struct Place {
-    pub(crate) id: String,
-    pub(crate) group: Option<CgroupPath>,
-    pub(crate) invocation: Invocation,
+/// What a command in a container that is a process needs: the container's group and surroundings.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) group: Option<&'a CgroupPath>,
+    pub(crate) invocation: &'a Invocation,
 }
 
-/// The containers that run, by namespace, pod and container.
+/// The containers that run, by namespace, pod and container. The tasks of their pods own them.
 #[derive(Debug, Default)]
-pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Place>>);
+pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Weak<dyn Live>>>);
 
 impl Places {
-    pub(crate) fn put(&self, key: [String; 3], place: Place) {
-        self.0.lock().insert(key, place);
+    pub(crate) fn put(&self, key: [String; 3], live: &Arc<dyn Live>) {
+        self.0.lock().insert(key, Arc::downgrade(live));
     }
 
     /// Forgets a container, unless another start took its place.
     pub(crate) fn remove(&self, id: &str) {
-        self.0.lock().retain(|_, place| place.id != id);
+        let other = |live: Arc<dyn Live>| live.id() != id;
+        self.0
+            .lock()
+            .retain(|_, live| live.upgrade().is_some_and(other));
     }
 
-    fn get(&self, key: [&str; 3]) -> Option<Place> {
-        self.0.lock().get(&key.map(str::to_owned)).cloned()
+    fn get(&self, key: [&str; 3]) -> Option<Arc<dyn Live>> {
+        self.0.lock().get(&key.map(str::to_owned))?.upgrade()
     }
 }
 
@@ -72,6 +77,46 @@ pub struct Session {
     pub exit: Ending,
     /// Its terminal, if it has one.
     pub terminal: Option<Terminal>,
+}
+
+impl Session {
+    /// A command whose output comes at its end: exit code, standard output, standard error.
+    pub(crate) fn collected(
+        run: BoxFuture<'static, Result<(i32, Vec<u8>, Vec<u8>), String>>,
+    ) -> Self {
+        let (pieces, output) = mpsc::channel(WAITING);
+        let (tell, code) = oneshot::channel();
+        let killed = CancellationToken::new();
+        let kill = killed.clone();
+        tokio::spawn(async move {
+            let done = tokio::select! {
+                done = run => done,
+                () = kill.cancelled() => return,
+            };
+            let ended = match done {
+                Ok((code, out, err)) => {
+                    for (is_error, bytes) in [(false, out), (true, err)] {
+                        // The client has gone when nobody listens.
+                        if !bytes.is_empty() {
+                            let _ = pieces.send((is_error, bytes.into())).await;
+                        }
+                    }
+                    Ok(code)
+                }
+                Err(why) => Err(why),
+            };
+            let _ = tell.send(ended);
+        });
+        Self {
+            stdin: None,
+            output,
+            exit: Ending {
+                code,
+                _kill: killed.drop_guard(),
+            },
+            terminal: None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -122,14 +167,12 @@ impl Execs {
         let _ = self.0.set(Arc::downgrade(shared));
     }
 
-    fn find(&self, key: [&str; 3]) -> Result<(Arc<Shared>, Place), String> {
+    fn find(&self, key: [&str; 3]) -> Result<Arc<dyn Live>, String> {
         let shared = self.0.get().and_then(Weak::upgrade);
         let shared = shared.ok_or("the node does not run")?;
         let [_, pod, container] = key;
-        let place = shared.places.get(key);
-        let place = place
-            .ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))?;
-        Ok((shared, place))
+        let live = shared.places.get(key);
+        live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
     }
 
     /// Whether a container runs.
@@ -151,29 +194,29 @@ impl Execs {
         container: &str,
         options: ExecOptions,
     ) -> Result<Session, String> {
-        let (shared, place) = self.find([namespace, pod, container])?;
-        start(&shared, &place, options).await
+        let live = self.find([namespace, pod, container])?;
+        live.exec(options).await
     }
 }
 
-/// Starts a command in the group and surroundings of a container.
-pub(crate) async fn start(
+/// Starts a command in the group and surroundings of a container that is a process.
+pub(crate) async fn spawn(
     shared: &Arc<Shared>,
-    place: &Place,
+    place: Place<'_>,
     options: ExecOptions,
 ) -> Result<Session, String> {
     let mut words = options.command.iter().map(OsString::from);
-    let invocation = &place.invocation;
+    let invocation = place.invocation;
     let mut env: Vec<(OsString, OsString)> = invocation
         .env
         .iter()
         .map(|(name, value)| (name.into(), value.into()))
-        .chain([(MARK.into(), OsString::from(&place.id))])
+        .chain([(MARK.into(), OsString::from(place.id))])
         .collect();
     if options.tty && !invocation.env.iter().any(|(name, _)| name == "TERM") {
         env.push(("TERM".into(), "xterm".into()));
     }
-    let entrances = match (&shared.groups, &place.group) {
+    let entrances = match (&shared.groups, place.group) {
         (Some(groups), Some(group)) => groups.entrances(group),
         _ => Vec::new(),
     };
@@ -334,8 +377,7 @@ fn writer(stream: OwnedFd, is_terminal: bool) -> mpsc::Sender<Bytes> {
 /// # Errors
 /// A sentence, when it cannot be started or its end cannot be known.
 pub(crate) async fn run(
-    shared: &Arc<Shared>,
-    place: &Place,
+    live: &dyn Live,
     command: Vec<String>,
     time: Duration,
     most: usize,
@@ -344,7 +386,7 @@ pub(crate) async fn run(
         command,
         ..ExecOptions::default()
     };
-    let mut session = start(shared, place, options).await?;
+    let mut session = live.exec(options).await?;
     let work = async {
         let mut said = Vec::new();
         while let Some((_, piece)) = session.output.recv().await {

@@ -43,6 +43,7 @@ mod pidfd;
 pub mod pod;
 pub mod probe;
 mod publish;
+mod runner;
 pub mod state;
 pub mod status;
 mod table;

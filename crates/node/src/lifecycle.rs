@@ -89,6 +89,10 @@ pub struct Record {
     pub restarts: u32,
     /// Failures in a row, which lengthen the pause.
     pub failures: u32,
+    /// How often in a row what it needs could not be had, and when it is asked for again.
+    pub wanting: Option<(u32, Timestamp)>,
+    /// The runtime's name of its image, once that is known.
+    pub image_id: Option<String>,
     /// It can never run: a configuration that this node cannot honour.
     pub hopeless: bool,
     /// Its startup probe has succeeded in this run, or it has none.
@@ -112,10 +116,23 @@ impl Record {
             last: None,
             restarts: 0,
             failures: 0,
+            wanting: None,
+            image_id: None,
             hopeless: false,
             started: true,
             ready: true,
         }
+    }
+
+    /// What it needs could not be had at `now`.
+    pub fn lacks(&mut self, reason: &str, message: String, backoff: &Backoff, now: Timestamp) {
+        let times = self.wanting.map_or(1, |(times, _)| times.saturating_add(1));
+        let pause = backoff.pause(times.saturating_add(1));
+        self.wanting = Some((times, after(now, pause)));
+        self.state = State::Waiting {
+            reason: reason.to_owned(),
+            message,
+        };
     }
 
     /// Whether it runs.
@@ -282,20 +299,26 @@ fn consider(
         State::Terminated(ended) => Some(ended),
         State::Waiting { .. } => record.last.as_ref(),
     };
-    let pause = backoff.pause(record.failures);
-    let due = last.map_or(now, |ended| {
-        let pause = jiff::SignedDuration::try_from(pause).unwrap_or(jiff::SignedDuration::MAX);
-        ended
-            .finished_at
-            .saturating_add(pause)
-            .unwrap_or(Timestamp::MAX)
-    });
+    let (due, pause) = match record.wanting {
+        Some((times, due)) => (due, backoff.pause(times.saturating_add(1))),
+        None => {
+            let pause = backoff.pause(record.failures);
+            let due = last.map_or(now, |ended| after(ended.finished_at, pause));
+            (due, pause)
+        }
+    };
     if due <= now {
         step.start.push(index);
     } else {
         step.backing_off.push((index, pause));
         step.wake_at = Some(step.wake_at.map_or(due, |earlier| earlier.min(due)));
     }
+}
+
+/// `pause` after `time`.
+fn after(time: Timestamp, pause: Duration) -> Timestamp {
+    let pause = jiff::SignedDuration::try_from(pause).unwrap_or(jiff::SignedDuration::MAX);
+    time.saturating_add(pause).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]
@@ -442,6 +465,23 @@ mod tests {
         assert_eq!(go(&records, Always).start, [1]);
         let records = [init_with(fresh(), true), main];
         assert_eq!(go(&records, Never).start, [0]);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_asked_for_with_growing_pauses() {
+        let mut record = main_with(ended(1, 5), 1);
+        let policy = RestartPolicy::Always;
+        for (now, pause) in [(10, 10), (20, 20), (40, 40)] {
+            record.lacks("ErrImagePull", String::new(), &BACKOFF, at(now));
+            let found = step(policy, &[record.clone()], &BACKOFF, at(now));
+            assert_eq!(found.backing_off, [(0, Duration::from_secs(pause))]);
+            let due = now + i64::try_from(pause).unwrap();
+            assert_eq!(found.wake_at, Some(at(due)));
+            assert_eq!(
+                step(policy, &[record.clone()], &BACKOFF, at(due)).start,
+                [0]
+            );
+        }
     }
 
     #[test]

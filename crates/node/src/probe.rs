@@ -4,8 +4,8 @@
 //! probe runs. A container with a readiness probe is not ready until that succeeds. Failing liveness,
 //! or startup, ends the container; its restart policy says what follows.
 
-use crate::agent::Shared;
-use crate::exec::{self, Place};
+use crate::exec;
+use crate::runner::Live;
 use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::fmt;
@@ -238,13 +238,12 @@ pub(crate) enum Said {
 /// Runs the probes of one start of a container, and tells `to` with the container's id, until that
 /// is closed.
 pub(crate) async fn watch(
-    shared: Arc<Shared>,
-    place: Place,
+    live: Arc<dyn Live>,
     specs: Vec<Spec>,
     to: mpsc::UnboundedSender<(String, Said)>,
 ) {
     let begun = Instant::now();
-    let asker = Asker { shared, place, to };
+    let asker = Asker { live, to };
     let (startup, others): (Vec<_>, Vec<_>) = specs
         .into_iter()
         .partition(|spec| spec.kind == Kind::Startup);
@@ -258,15 +257,14 @@ pub(crate) async fn watch(
 }
 
 struct Asker {
-    shared: Arc<Shared>,
-    place: Place,
+    live: Arc<dyn Live>,
     to: mpsc::UnboundedSender<(String, Said)>,
 }
 
 impl Asker {
     /// Whether somebody still listens.
     fn tell(&self, said: Said) -> bool {
-        self.to.send((self.place.id.clone(), said)).is_ok()
+        self.to.send((self.live.id().to_owned(), said)).is_ok()
     }
 
     async fn until_started(&self, spec: &Spec, begun: Instant) -> bool {
@@ -331,7 +329,7 @@ impl Asker {
     }
 
     async fn exec(&self, command: &[String], time: Duration) -> Result<(), String> {
-        let done = exec::run(&self.shared, &self.place, command.to_vec(), time, SHOWN).await?;
+        let done = exec::run(&*self.live, command.to_vec(), time, SHOWN).await?;
         match done {
             Some((0, _)) => Ok(()),
             Some((code, said)) if said.trim().is_empty() => Err(format!("exit code {code}")),

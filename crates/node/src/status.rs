@@ -9,9 +9,6 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Prefix of container ids in statuses.
-pub const ID_PREFIX: &str = "koord://";
-
 /// What the status depends on beside the pod itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
@@ -21,8 +18,12 @@ pub struct Facts<'a> {
     pub outcome: Option<Outcome>,
     /// A pod that this node refused or gave up: reason and message of the status.
     pub refused: Option<(&'a str, &'a str)>,
-    /// Address of the node and its pods.
+    /// Address of the node.
     pub ip: &'a str,
+    /// Address of the pod.
+    pub pod_ip: &'a str,
+    /// What stands before `://` in the ids of containers.
+    pub scheme: &'a str,
     /// When the node first saw the pod.
     pub start_time: Timestamp,
     /// Now.
@@ -38,7 +39,7 @@ pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
             .records
             .iter()
             .filter(|record| record.init == init)
-            .map(|record| container_status(pod, record))
+            .map(|record| container_status(pod, record, facts.scheme))
             .collect()
     };
     let (init, main) = (statuses(true), statuses(false));
@@ -53,9 +54,9 @@ pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
         host_ips: Some(vec![HostIP {
             ip: facts.ip.to_owned(),
         }]),
-        pod_ip: Some(facts.ip.to_owned()),
+        pod_ip: Some(facts.pod_ip.to_owned()),
         pod_ips: Some(vec![PodIP {
-            ip: facts.ip.to_owned(),
+            ip: facts.pod_ip.to_owned(),
         }]),
         start_time: old
             .and_then(|status| status.start_time.clone())
@@ -169,7 +170,7 @@ fn container_of<'p>(pod: &'p Pod, record: &Record) -> Option<&'p Container> {
     list.iter().find(|container| container.name == record.name)
 }
 
-fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
+fn container_status(pod: &Pod, record: &Record, scheme: &str) -> ContainerStatus {
     let container = container_of(pod, record);
     let image = container
         .and_then(|container| container.image.clone())
@@ -187,17 +188,17 @@ fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
     };
     ContainerStatus {
         name: record.name.clone(),
-        image: image.clone(),
-        image_id: image,
+        image_id: record.image_id.clone().unwrap_or_else(|| image.clone()),
+        image,
         container_id: id
             .filter(|id| !id.is_empty())
-            .map(|id| format!("{ID_PREFIX}{id}")),
+            .map(|id| format!("{scheme}://{id}")),
         ready,
         started: Some(record.has_started()),
         restart_count: i32::try_from(record.restarts).unwrap_or(i32::MAX),
-        state: Some(container_state(&record.state)),
+        state: Some(container_state(&record.state, scheme)),
         last_state: record.last.as_ref().map(|ended| ContainerState {
-            terminated: Some(terminated(ended)),
+            terminated: Some(terminated(ended, scheme)),
             ..Default::default()
         }),
         resources: container.and_then(|container| container.resources.clone()),
@@ -205,7 +206,7 @@ fn container_status(pod: &Pod, record: &Record) -> ContainerStatus {
     }
 }
 
-fn container_state(state: &State) -> ContainerState {
+fn container_state(state: &State, scheme: &str) -> ContainerState {
     let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     match state {
         State::Waiting { reason, message } => ContainerState {
@@ -222,13 +223,13 @@ fn container_state(state: &State) -> ContainerState {
             ..ContainerState::default()
         },
         State::Terminated(ended) => ContainerState {
-            terminated: Some(terminated(ended)),
+            terminated: Some(terminated(ended, scheme)),
             ..ContainerState::default()
         },
     }
 }
 
-fn terminated(ended: &Ended) -> ContainerStateTerminated {
+fn terminated(ended: &Ended, scheme: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
         exit_code: ended.exit_code,
         signal: ended.signal,
@@ -236,7 +237,7 @@ fn terminated(ended: &Ended) -> ContainerStateTerminated {
         message: Some(ended.message.clone()).filter(|message| !message.is_empty()),
         started_at: Some(Time(ended.started_at)),
         finished_at: Some(Time(ended.finished_at)),
-        container_id: Some(format!("{ID_PREFIX}{}", ended.id)),
+        container_id: Some(format!("{scheme}://{}", ended.id)),
     }
 }
 
@@ -246,8 +247,8 @@ pub fn resume(record: &mut Record, status: &ContainerStatus, now: Timestamp) {
     record.restarts = u32::try_from(status.restart_count).unwrap_or(0);
     let id = |id: &Option<String>| {
         id.as_deref()
-            .and_then(|id| id.strip_prefix(ID_PREFIX))
-            .unwrap_or("")
+            .and_then(|id| id.split_once("://"))
+            .map_or("", |(_, id)| id)
             .to_owned()
     };
     let of = |state: &ContainerStateTerminated| Ended {
@@ -332,6 +333,8 @@ mod tests {
 
     fn status(pod: &Pod, records: &[Record], outcome: Option<Outcome>) -> PodStatus {
         let facts = Facts {
+            scheme: "koord",
+            pod_ip: "10.0.0.1",
             records,
             outcome,
             refused: None,

@@ -1,14 +1,14 @@
 //! One task per pod: starts its containers, watches them, tells the API, and stops them.
 
 use crate::agent::Shared;
-use crate::command;
-use crate::container::{self, AbortOnDrop, Exited, Running, StartFailure};
-use crate::exec::Place;
+use crate::container;
+use crate::exec;
 use crate::groups::GroupError;
 use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
 use crate::pod::{self, GroupSettings, qos_of};
 use crate::probe::{self, Kind, Said};
 use crate::publish::{Desired, Publisher};
+use crate::runner::{Exited, Failure, Live, Wanted};
 use crate::status::{self, Facts};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -20,6 +20,7 @@ use koord_kube::events::{Severity, reference};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 /// What the agent tells a pod's task.
@@ -42,6 +43,24 @@ const MAX_GRACE: Duration = Duration::from_secs(366 * 24 * 3600);
 
 type Exits = FuturesUnordered<futures::future::BoxFuture<'static, Exited>>;
 
+/// A container that runs.
+struct Running {
+    /// Index of its record.
+    index: usize,
+    live: Arc<dyn Live>,
+    /// Ends its probes with it.
+    _probes: Option<AbortOnDrop>,
+}
+
+/// A task that ends when this goes.
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// A pod on this node.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
@@ -52,6 +71,8 @@ pub(crate) struct Worker {
     group: Option<CgroupPath>,
     outcome: Option<Outcome>,
     refused: Option<(String, String)>,
+    /// The pod's address, when it is not the node's.
+    ip: Option<String>,
     started: Timestamp,
     publisher: Publisher,
     /// What the probes of its containers say.
@@ -100,6 +121,7 @@ impl Worker {
             group: None,
             outcome,
             refused,
+            ip: None,
             started: now,
             publisher,
             said,
@@ -151,7 +173,9 @@ impl Worker {
                 }
                 let started = !step.start.is_empty();
                 for index in step.start {
-                    self.start(index).await;
+                    if let Some(why) = self.start(index, commands).await {
+                        return why;
+                    }
                 }
                 if started {
                     self.publish(false);
@@ -200,6 +224,11 @@ impl Worker {
         })
     }
 
+    /// The pod's address.
+    fn ip(&self) -> &str {
+        self.ip.as_deref().unwrap_or(&self.shared.host.ip)
+    }
+
     fn container(&self, index: usize) -> Option<Container> {
         let record = self.records.get(index)?;
         let spec = self.pod.spec.as_ref()?;
@@ -226,6 +255,12 @@ impl Worker {
         let Some(record) = self.records.get_mut(index) else {
             return;
         };
+        if let State::Waiting { reason, message } = &mut record.state
+            && reason == "ErrImagePull"
+        {
+            *reason = "ImagePullBackOff".into();
+            *message = format!("Back-off pulling image: {message}");
+        }
         if let State::Terminated(ended) = &record.state {
             let message = format!(
                 "back-off {}s restarting failed container={} pod={name}_{namespace}({uid})",
@@ -251,57 +286,91 @@ impl Worker {
         )
     }
 
-    /// Starts a container. Every failure ends in its record; there is nothing to return.
-    async fn start(&mut self, index: usize) {
-        let Some(container) = self.container(index) else {
-            return;
-        };
-        let again = {
-            let Some(record) = self.records.get_mut(index) else {
-                return;
-            };
-            if let State::Terminated(ended) = &record.state {
-                record.last = Some(ended.clone());
+    /// Has the image of a container, while the pod may be told to end: then this says why.
+    async fn image(
+        &mut self,
+        container: &Container,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+    ) -> Result<Result<String, Failure>, Why> {
+        let (shared, mut pod) = (self.shared.clone(), self.pod.clone());
+        let asked = pod.clone();
+        let mut image = shared.runner.image(&shared, &asked, container);
+        loop {
+            tokio::select! {
+                biased;
+                image = &mut image => {
+                    self.pod = pod;
+                    return Ok(image);
+                }
+                command = commands.recv() => match command {
+                    Some(Command::Update(new)) => {
+                        pod = new;
+                        if pod.metadata.deletion_timestamp.is_some() {
+                            self.pod = pod;
+                            return Err(Why::Deleted);
+                        }
+                    }
+                    Some(Command::Gone) => return Err(Why::Gone),
+                    Some(Command::Stop) | None => return Err(Why::Stop),
+                },
             }
-            let again = record.last.is_some();
-            record.restarts += u32::from(again);
-            again
-        };
-        let invocation = match command::invocation(&self.pod, &container, &self.shared.host) {
-            Ok(invocation) => invocation,
-            Err(error) => {
-                self.hopeless(index, error.reason(), error.to_string());
-                return;
+        }
+    }
+
+    /// Starts a container. Every failure ends in its record. What ends the pod meanwhile is returned.
+    async fn start(
+        &mut self,
+        index: usize,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+    ) -> Option<Why> {
+        let container = self.container(index)?;
+        if let Some(record) = self.records.get_mut(index)
+            && let State::Terminated(ended) = &record.state
+        {
+            record.last = Some(ended.clone());
+        }
+        let image = match self.image(&container, commands).await {
+            Ok(Ok(image)) => image,
+            Ok(Err(failure)) => {
+                self.start_failed(index, &container, failure);
+                return None;
             }
+            Err(why) => return Some(why),
         };
+        let record = self.records.get_mut(index)?;
+        let again = record.last.is_some();
+        let attempt = record.restarts.saturating_add(u32::from(again));
         let settings = match pod::pod_settings(&self.pod) {
             Ok(settings) => settings,
             Err(error) => {
                 self.hopeless(index, "CreateContainerConfigError", error.to_string());
-                return;
+                return None;
             }
         };
         if let Err(error) = self.ensure_group(&settings) {
             // A full disk or a tree that is gone may be mended: tried again, as any failed start.
-            let id = container::new_id();
-            let message = error.to_string();
-            self.start_failed(index, &container.name, StartFailure { id, message });
-            return;
+            let (id, message) = (container::new_id(), error.to_string());
+            self.start_failed(index, &container, Failure::Start { id, message });
+            return None;
         }
-        let attempt = self.records.get(index).map_or(0, |record| record.restarts);
-        let group = self.group.clone();
-        let begun = container::start(
-            &self.shared,
-            &self.pod,
-            &container,
-            group,
+        let wanted = Wanted {
+            pod: &self.pod,
+            container: &container,
+            group: self.group.as_ref(),
             attempt,
-            invocation,
-            index,
-        );
+            image: &image,
+        };
+        let key = exec::key_of(&wanted.log_key());
+        let begun = self.shared.runner.start(&self.shared, wanted).await;
         let now = self.shared.clock.now();
-        match begun.await {
-            Ok((mut running, place, exit)) => {
+        if let Some(record) = self.records.get_mut(index)
+            && !matches!(begun, Err(Failure::Later(..)))
+        {
+            record.restarts = attempt;
+            record.wanting = None;
+        }
+        match begun {
+            Ok(started) => {
                 let verb = if again { "Started again" } else { "Started" };
                 self.event(
                     Severity::Normal,
@@ -311,15 +380,24 @@ impl Worker {
                 if let Some(record) = self.records.get_mut(index) {
                     record.state = State::Running {
                         started_at: now,
-                        id: running.id.clone(),
+                        id: started.live.id().to_owned(),
                     };
+                    record.image_id = Some(image).filter(|image| !image.is_empty());
                 }
-                running.probes = self.start_probes(index, &container, place);
-                self.running.push(running);
-                self.exits.push(exit);
+                self.ip = started.ip.or(self.ip.take());
+                let live = started.live;
+                self.shared.places.put(key, &live);
+                let probes = self.start_probes(index, &container, live.clone());
+                self.running.push(Running {
+                    index,
+                    live,
+                    _probes: probes,
+                });
+                self.exits.push(started.exit);
             }
-            Err(failure) => self.start_failed(index, &container.name, failure),
+            Err(failure) => self.start_failed(index, &container, failure),
         }
+        None
     }
 
     /// Starts the probes of a container that has just been started.
@@ -327,9 +405,9 @@ impl Worker {
         &mut self,
         index: usize,
         container: &Container,
-        place: Place,
+        live: Arc<dyn Live>,
     ) -> Option<AbortOnDrop> {
-        let (specs, refused) = probe::specs(container, &self.shared.host.ip);
+        let (specs, refused) = probe::specs(container, self.ip());
         for why in refused {
             let text = format!("container {}: {why}", container.name);
             self.event(Severity::Warning, "ProbeNotRun", text);
@@ -342,16 +420,16 @@ impl Worker {
         if specs.is_empty() {
             return None;
         }
-        let watch = probe::watch(self.shared.clone(), place, specs, self.to_say.clone());
+        let watch = probe::watch(live, specs, self.to_say.clone());
         Some(AbortOnDrop(tokio::spawn(watch).abort_handle()))
     }
 
     /// Acts on what a probe of the container `id` says.
     fn hear(&mut self, id: &str, said: Said) {
-        let Some(running) = self.running.iter().find(|running| running.id == id) else {
+        let Some(running) = self.running.iter().find(|running| running.live.id() == id) else {
             return;
         };
-        let pid = running.pid;
+        let live = running.live.clone();
         let Some(record) = self.records.get_mut(running.index) else {
             return;
         };
@@ -369,10 +447,8 @@ impl Worker {
                 let name = &record.name;
                 let text = format!("Container {name} failed {kind} probe, will be restarted");
                 self.event(Severity::Normal, "Killing", text);
-                if let Err(error) = koord_host::process::terminate_group(pid) {
-                    tracing::warn!(pid, %error, "container not signalled");
-                }
                 let grace = grace.unwrap_or_else(|| self.grace());
+                live.terminate(grace);
                 self.doomed.push((Instant::now() + grace, id.to_owned()));
             }
         }
@@ -386,15 +462,26 @@ impl Worker {
             .partition(|(at, _)| *at <= now);
         self.doomed = later;
         for (_, id) in due {
-            if let Some(running) = self.running.iter().find(|running| running.id == id) {
-                container::kill(&self.shared, running);
+            if let Some(running) = self.running.iter().find(|running| running.live.id() == id) {
+                running.live.kill();
             }
         }
     }
 
-    fn start_failed(&mut self, index: usize, container: &str, failure: StartFailure) {
+    fn start_failed(&mut self, index: usize, container: &Container, failure: Failure) {
         let now = self.shared.clock.now();
-        let message = format!("container {container}: {}", failure.message);
+        let (id, text) = match failure {
+            Failure::Never(reason, text) => return self.hopeless(index, &reason, text),
+            Failure::Later(reason, text) => {
+                self.event(Severity::Warning, "Failed", text.clone());
+                if let Some(record) = self.records.get_mut(index) {
+                    record.lacks(&reason, text, &self.shared.backoff, now);
+                }
+                return;
+            }
+            Failure::Start { id, message } => (id, message),
+        };
+        let message = format!("container {}: {text}", container.name);
         self.event(Severity::Warning, "Failed", message);
         if let Some(record) = self.records.get_mut(index) {
             record.failures = record.failures.saturating_add(1);
@@ -402,10 +489,10 @@ impl Worker {
                 exit_code: 128,
                 signal: None,
                 reason: "StartError".into(),
-                message: failure.message,
+                message: text,
                 started_at: now,
                 finished_at: now,
-                id: failure.id,
+                id,
             });
         }
     }
@@ -438,11 +525,12 @@ impl Worker {
         let position = self
             .running
             .iter()
-            .position(|running| running.id == exited.id);
+            .position(|running| running.live.id() == exited.id);
         let Some(running) = position.map(|position| self.running.swap_remove(position)) else {
             return;
         };
-        container::clean(&self.shared, &self.pod, &running).await;
+        self.shared.places.remove(running.live.id());
+        running.live.clean().await;
         let now = self.shared.clock.now();
         let Some(record) = self.records.get_mut(running.index) else {
             return;
@@ -475,9 +563,7 @@ impl Worker {
                     let text = format!("Stopping container {}", record.name);
                     self.event(Severity::Normal, "Killing", text);
                 }
-                if let Err(error) = koord_host::process::terminate_group(running.pid) {
-                    tracing::warn!(pid = running.pid, %error, "container not signalled");
-                }
+                running.live.terminate(grace);
             }
         }
         let shutdown = self.shared.shutdown.clone();
@@ -496,7 +582,7 @@ impl Worker {
                 () = tokio::time::sleep_until(deadline), if !killed => {
                     killed = true;
                     for running in &self.running {
-                        container::kill(&self.shared, running);
+                        running.live.kill();
                     }
                 }
                 command = next => match command {
@@ -517,6 +603,7 @@ impl Worker {
                 }
             }
         }
+        self.shared.runner.end_pod(&self.shared, &self.pod).await;
         if let (Some(groups), Some(group)) = (&self.shared.groups, self.group.take())
             && let Err(error) = groups.remove(&group).await
         {
@@ -552,6 +639,8 @@ impl Worker {
             outcome: self.outcome,
             refused,
             ip: &self.shared.host.ip,
+            pod_ip: self.ip(),
+            scheme: self.shared.runner.scheme(),
             start_time: self.started,
             now: self.shared.clock.now(),
         };

@@ -1,0 +1,144 @@
+//! Who runs containers: the seam between what pods need and what carries it out. [`container`](crate::container)
+//! starts processes of this machine, [`cri`](crate::cri) asks a container runtime.
+
+use crate::agent::Shared;
+use crate::exec::{ExecOptions, Session};
+use crate::lifecycle::Ended;
+use crate::logs::LogKey;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_host::CgroupPath;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Starts containers, and ends what pods had beside them.
+pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
+    /// What stands before `://` in the ids of containers.
+    fn scheme(&self) -> &str;
+
+    /// Has the image of a container, and says by which name it is to be started. May be dropped at
+    /// any time.
+    fn image<'a>(
+        &'a self,
+        shared: &'a Shared,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> BoxFuture<'a, Result<String, Failure>> {
+        let (_, _) = (shared, pod);
+        let image = container.image.clone().unwrap_or_default();
+        async move { Ok(image) }.boxed()
+    }
+
+    /// Starts a container.
+    fn start<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        wanted: Wanted<'a>,
+    ) -> BoxFuture<'a, Result<Started, Failure>>;
+
+    /// Ends and removes what a pod without containers still has.
+    fn end_pod<'a>(&'a self, shared: &'a Shared, pod: &'a Pod) -> BoxFuture<'a, ()> {
+        let (_, _) = (shared, pod);
+        async {}.boxed()
+    }
+}
+
+/// A container that runs.
+pub(crate) trait Live: std::fmt::Debug + Send + Sync {
+    /// Its id.
+    fn id(&self) -> &str;
+
+    /// Asks it to end. It is killed later, by [`Live::kill`], if it has not after `grace`.
+    fn terminate(&self, grace: Duration);
+
+    /// Ends everything in it at once.
+    fn kill(&self);
+
+    /// Removes what it leaves after its end.
+    fn clean(&self) -> BoxFuture<'_, ()>;
+
+    /// Runs a command in it. The error is a sentence.
+    fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>>;
+}
+
+/// A container to start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) container: &'a Container,
+    /// The pod's group, if there is one.
+    pub(crate) group: Option<&'a CgroupPath>,
+    /// How often it was started before.
+    pub(crate) attempt: u32,
+    /// What [`Runner::image`] said.
+    pub(crate) image: &'a str,
+}
+
+impl Wanted<'_> {
+    /// Where its log is found.
+    pub(crate) fn log_key(&self) -> LogKey {
+        let meta = &self.pod.metadata;
+        LogKey {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            pod: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            container: self.container.name.clone(),
+        }
+    }
+}
+
+/// A container that was started, and its end.
+pub(crate) struct Started {
+    pub(crate) live: Arc<dyn Live>,
+    /// Resolves when it has ended and everything it said is in the log.
+    pub(crate) exit: BoxFuture<'static, Exited>,
+    /// The pod's address, when it is not the node's.
+    pub(crate) ip: Option<String>,
+}
+
+/// A container that could not be started.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It cannot be, ever: reason and message of its state.
+    Never(String, String),
+    /// What it needs, its image for example, cannot be had now: reason and message of its state.
+    Later(String, String),
+    /// This start failed.
+    Start {
+        /// The container's id.
+        id: String,
+        /// For the user.
+        message: String,
+    },
+}
+
+/// A container whose main process has ended.
+#[derive(Debug)]
+pub(crate) struct Exited {
+    pub(crate) id: String,
+    /// Exit code; 128 + signal when it was killed.
+    pub(crate) code: i32,
+    /// The signal that killed it, where that is known.
+    pub(crate) signal: Option<i32>,
+    /// As in [`Ended`].
+    pub(crate) reason: String,
+    /// As in [`Ended`].
+    pub(crate) message: String,
+}
+
+impl Exited {
+    /// What is told about the end.
+    pub(crate) fn ended(self, started_at: Timestamp, finished_at: Timestamp) -> Ended {
+        Ended {
+            exit_code: self.code,
+            signal: self.signal,
+            reason: self.reason,
+            message: self.message,
+            started_at,
+            finished_at,
+            id: self.id,
+        }
+    }
+}
