@@ -73,7 +73,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     (
         "koord-node",
-        &["koord-api", "koord-app", "koord-kube", "koord-host"],
+        &[
+            "koord-api",
+            "koord-app",
+            "koord-kube",
+            "koord-host",
+            "koord-rpc",
+        ],
     ),
     (
         "koord-sim",

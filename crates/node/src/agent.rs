@@ -2,6 +2,7 @@
 
 use crate::command::HostFacts;
 use crate::container;
+use crate::cri::{self, Runtime, Runtimed};
 use crate::exec::Places;
 use crate::groups::{GroupError, Groups};
 use crate::http;
@@ -80,9 +81,16 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let boot_id = procfs::boot_id(&root)?.unwrap_or_default();
     let (state, left) = open_state(&options.data_dir, &boot_id).await?;
     let state = Arc::new(state);
-    let groups = Groups::new(root.clone(), &options.cgroup_parent, state.clone())?;
+    let mut groups = Groups::new(root.clone(), &options.cgroup_parent, state.clone())?;
+    let owner = std::path::absolute(&options.data_dir).unwrap_or_else(|_| options.data_dir.clone());
+    let owner = owner.display().to_string();
+    clear_runtimes(&options, &owner, &state, &left).await;
     clean_leftovers(&root, &groups, &state, &left).await;
-    let machine = Machine::read(&root, &options.data_dir)?;
+    let mut machine = Machine::read(&root, &options.data_dir)?;
+    if let Some(runtime) = &options.runtime {
+        groups.shared_with_a_runtime();
+        machine.info.container_runtime_version = runtime.version();
+    }
     let milli = machine
         .cpus
         .saturating_mul(1000)
@@ -130,7 +138,10 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         },
         table: Table::default(),
         places: Places::default(),
-        runner: Box::new(container::Processes),
+        runner: match options.runtime.clone() {
+            Some(runtime) => Box::new(Runtimed::new(runtime, owner, machine.memory)),
+            None => Box::new(container::Processes),
+        },
         backoff: Backoff {
             base: options.backoff_base,
             max: options.backoff_max,
@@ -222,6 +233,36 @@ async fn open_state(dir: &Path, boot_id: &str) -> Result<(StateFile, State), Sta
         }
     }
     StateFile::open(dir, boot_id)
+}
+
+/// Removes the sandboxes of an earlier run, from its runtime and from the present one, and notes which
+/// one has sandboxes from now on.
+async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left: &State) {
+    let now = options.runtime.as_ref().map(Runtime::endpoint);
+    let before = left
+        .runtime
+        .as_deref()
+        .filter(|before| Some(*before) != now);
+    let before = match before.map(Runtime::connect) {
+        None => None,
+        Some(connecting) => match connecting.await {
+            Ok(runtime) => Some(runtime),
+            Err(error) => {
+                tracing::warn!(%error, "pods of an earlier run may be left in its runtime");
+                None
+            }
+        },
+    };
+    for runtime in before.iter().chain(&options.runtime) {
+        let endpoint = runtime.endpoint();
+        match cri::clear(runtime, owner).await {
+            Ok(0) => {}
+            Ok(sandboxes) => tracing::info!(endpoint, sandboxes, "removed those of an earlier run"),
+            Err(error) => tracing::warn!(endpoint, error, "pods of an earlier run are left there"),
+        }
+    }
+    let now = now.map(str::to_owned);
+    state.note(|state| state.runtime = now);
 }
 
 /// Ends what an earlier run of this node left behind: its processes and its groups.

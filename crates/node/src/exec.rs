@@ -6,7 +6,6 @@ use crate::container::MARK;
 use crate::pidfd;
 use crate::runner::Live;
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use koord_host::CgroupPath;
 use koord_host::process::{Exit, Spawn, Spawned, Streams};
 use parking_lot::Mutex;
@@ -82,7 +81,7 @@ pub struct Session {
 impl Session {
     /// A command whose output comes at its end: exit code, standard output, standard error.
     pub(crate) fn collected(
-        run: BoxFuture<'static, Result<(i32, Vec<u8>, Vec<u8>), String>>,
+        run: impl Future<Output = Result<(i32, Vec<u8>, Vec<u8>), String>> + Send + 'static,
     ) -> Self {
         let (pieces, output) = mpsc::channel(WAITING);
         let (tell, code) = oneshot::channel();

@@ -41,6 +41,7 @@ pub(crate) struct Groups {
     root: Root,
     layout: Layout,
     state: Arc<StateFile>,
+    controllers: &'static [Controller],
 }
 
 impl Groups {
@@ -54,7 +55,13 @@ impl Groups {
             root,
             layout: Layout::below(parent)?,
             state,
+            controllers: &CONTROLLERS,
         })
+    }
+
+    /// A container runtime makes groups below those of pods, in every hierarchy.
+    pub(crate) fn shared_with_a_runtime(&mut self) {
+        self.controllers = &Controller::ALL;
     }
 
     /// Makes `kubepods` and the QoS classes. `milli` is what pods may use of the machine.
@@ -170,12 +177,23 @@ impl Groups {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.remove_elsewhere(path);
         self.state.change(|state| {
             state
                 .groups
                 .retain(|known| CgroupPath::new(known).is_ok_and(|known| !known.is_within(path)));
         })?;
         Ok(())
+    }
+
+    /// Removes the directories of a group, as far as they are empty, that a runtime made in other
+    /// hierarchies: `devices`, for example.
+    fn remove_elsewhere(&self, path: &CgroupPath) {
+        let trees = std::fs::read_dir(self.root.sys("fs/cgroup"));
+        for tree in trees.into_iter().flatten().flatten() {
+            // Most have none, or it is somebody else's as well.
+            let _ = std::fs::remove_dir(path.under(&tree.path()));
+        }
     }
 
     /// Removes everything that was made here and is below the parent: pods first, then the
@@ -226,7 +244,7 @@ impl Groups {
             self.state
                 .change(|state| state.groups.extend(missing.iter().cloned()))?;
         }
-        if let Err(error) = self.root.cgroup(path).create(&CONTROLLERS) {
+        if let Err(error) = self.root.cgroup(path).create(self.controllers) {
             let gone = |group: &str| {
                 CgroupPath::new(group).is_ok_and(|group| !self.root.cgroup(&group).exists())
             };

@@ -9,7 +9,10 @@
 //!   kubepods/besteffort/pod<uid>/<container id>   best effort, batch pods among them
 //! ```
 //!
-//! What it is not, on purpose:
+//! With a container runtime ([`Options::runtime`]) the runtime runs them, in the same groups, from
+//! images, with namespaces: see [`cri`].
+//!
+//! What it is not without one, on purpose:
 //! * images are not pulled: a container's `command` is a program of this machine, and a container
 //!   without one waits with reason `ErrImageNeverPull` and a message that says so;
 //! * there are no namespaces and no volumes: every pod sees the host's network and files;
@@ -32,6 +35,7 @@
 mod agent;
 pub mod command;
 mod container;
+pub mod cri;
 mod exec;
 mod groups;
 mod http;
@@ -50,6 +54,7 @@ mod table;
 mod worker;
 
 pub use agent::Error;
+pub use cri::{Runtime, RuntimeError};
 pub use exec::{Ending, ExecOptions, Execs, Session, Terminal};
 pub use groups::GroupError;
 pub use logs::{LogOptions, LogStream, Logs};

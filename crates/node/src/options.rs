@@ -1,5 +1,6 @@
 //! What the node is told at start.
 
+use crate::cri::Runtime;
 use crate::exec::Execs;
 use crate::logs::Logs;
 use koord_host::{CgroupPath, Root};
@@ -47,6 +48,8 @@ pub struct Options {
     pub root: Option<Root>,
     /// Run containers without control groups even where they could be used.
     pub unconfined: bool,
+    /// Who runs the containers; this node itself, as processes, when `None`.
+    pub runtime: Option<Runtime>,
     /// Cancelled, containers that are being stopped are killed at once.
     pub hurry: CancellationToken,
 }
@@ -71,6 +74,7 @@ impl Default for Options {
             execs: None,
             root: None,
             unconfined: false,
+            runtime: None,
             hurry: CancellationToken::new(),
         }
     }

@@ -40,6 +40,9 @@ pub struct State {
     pub groups: BTreeSet<String>,
     /// Pods by uid.
     pub pods: BTreeMap<String, PodEntry>,
+    /// The container runtime that has sandboxes of this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
 }
 
 /// Why the state cannot be used.

@@ -91,6 +91,25 @@ impl Logs {
         Ok(writer)
     }
 
+    /// Follows the log of the `attempt`-th start of a container that somebody else writes; where he
+    /// writes it is [`Tail::path`].
+    pub(crate) fn adopt(&self, key: &LogKey, attempt: u32) -> io::Result<Tail> {
+        let dir = self
+            .pod_dir(&key.namespace, &key.pod, &key.uid)
+            .join(&key.container);
+        fs::create_dir_all(&dir)?;
+        let path = std::path::absolute(dir.join(format!("{attempt}.log")))?;
+        let (progress, receiver) = watch::channel(Progress::default());
+        let shown = dir.join(format!("{attempt}.log"));
+        self.0.live.lock().insert(shown.clone(), receiver);
+        Ok(Tail {
+            logs: self.clone(),
+            shown,
+            path,
+            progress,
+        })
+    }
+
     /// Removes the logs of a pod.
     pub(crate) fn remove(&self, namespace: &str, pod: &str, uid: &str) {
         let dir = self.pod_dir(namespace, pod, uid);
@@ -162,6 +181,64 @@ impl Logs {
         of_pod
             .max_by_key(|entry| entry.metadata().and_then(|meta| meta.modified()).ok())
             .map(|entry| entry.path())
+    }
+}
+
+/// A log that somebody else writes.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    logs: Logs,
+    /// Its name in [`Inner::live`].
+    shown: PathBuf,
+    path: PathBuf,
+    progress: watch::Sender<Progress>,
+}
+
+impl Tail {
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets readers see what was written, and says how much there is, in bytes.
+    pub(crate) fn look(&self) -> u64 {
+        let size = fs::metadata(&self.path).map_or(0, |file| file.len());
+        self.progress.send_if_modified(|progress| {
+            let new = progress.bytes != size;
+            progress.bytes = size;
+            new
+        });
+        size
+    }
+
+    /// Moves the file out of the way, for its writer to begin another, and back if it does not.
+    pub(crate) async fn rotate<E>(
+        &self,
+        files: u32,
+        begin: impl Future<Output = Result<(), E>>,
+    ) -> io::Result<Result<(), E>> {
+        let rotations = self.progress.borrow().rotations;
+        let old = rotated(&self.path, rotations);
+        fs::rename(&self.path, &old)?;
+        if let Err(error) = begin.await {
+            fs::rename(&old, &self.path)?;
+            return Ok(Err(error));
+        }
+        let rotations = rotations.saturating_add(1);
+        self.progress
+            .send_modify(|progress| progress.rotations = rotations);
+        if let Some(oldest) = rotations.checked_sub(files.max(1)) {
+            // One more file than wanted harms nobody.
+            let _ = fs::remove_file(rotated(&self.path, oldest));
+        }
+        Ok(Ok(()))
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.progress.send_modify(|progress| progress.closed = true);
+        self.logs.close(&self.shown);
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "test code")]
 
 mod confined;
+mod containerd;
 mod exec;
 mod pods;
 mod recovery;

@@ -1,0 +1,532 @@
+//! Sandboxes and containers: started, watched, stopped and removed.
+
+use super::request::{self, OWNER, POD_UID, Surroundings};
+use super::{PATIENCE, Runtime, ask, is_gone, said};
+use crate::agent::Shared;
+use crate::command;
+use crate::exec::{ExecOptions, Session};
+use crate::logs::Tail;
+use crate::pod::Amounts;
+use crate::runner::{Exited, Failure, Live, Runner, Started, Wanted};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_rpc::cri;
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tonic::Status;
+
+/// How often the runtime is asked which containers run.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two attempts of what must be done in the end.
+const AGAIN: Duration = Duration::from_millis(500);
+/// As many attempts are made, so that a runtime that is gone for good stops nobody for ever.
+const ATTEMPTS: u32 = 20;
+
+/// Runs pods through a container runtime.
+#[derive(Debug)]
+pub(crate) struct Runtimed {
+    ours: Ours,
+    /// Bytes of the machine's memory.
+    memory: i64,
+    /// Sandboxes by the pod's uid.
+    sandboxes: Mutex<FxHashMap<String, Sandbox>>,
+    /// Containers that run, as they were last seen.
+    running: watch::Receiver<FxHashSet<String>>,
+    looking: AbortHandle,
+}
+
+impl Drop for Runtimed {
+    fn drop(&mut self) {
+        self.looking.abort();
+    }
+}
+
+/// A runtime, and who asks it.
+#[derive(Debug, Clone)]
+struct Ours {
+    runtime: Runtime,
+    owner: String,
+}
+
+#[derive(Debug, Clone)]
+struct Sandbox {
+    id: String,
+    config: cri::PodSandboxConfig,
+    /// The pod's own address.
+    ip: Option<String>,
+}
+
+impl Ours {
+    /// The sandboxes of this node; of one pod only, when it is named.
+    async fn sandboxes(&self, uid: Option<&str>) -> Result<Vec<String>, Status> {
+        let mut label_selector = BTreeMap::from([(OWNER.to_owned(), self.owner.clone())]);
+        label_selector.extend(uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())));
+        let request = cri::ListPodSandboxRequest {
+            filter: Some(cri::PodSandboxFilter {
+                label_selector,
+                ..cri::PodSandboxFilter::default()
+            }),
+        };
+        let listed = ask(PATIENCE, self.runtime.runtime().list_pod_sandbox(request)).await?;
+        Ok(listed.items.into_iter().map(|item| item.id).collect())
+    }
+
+    /// Stops and removes the sandboxes of this node or of one pod, with all their containers.
+    async fn remove(&self, uid: Option<&str>) -> Result<usize, Status> {
+        let mut client = self.runtime.runtime();
+        let found = self.sandboxes(uid).await?;
+        for id in &found {
+            let stop = cri::StopPodSandboxRequest {
+                pod_sandbox_id: id.clone(),
+            };
+            let remove = cri::RemovePodSandboxRequest {
+                pod_sandbox_id: id.clone(),
+            };
+            gone_is_well(ask(PATIENCE, client.stop_pod_sandbox(stop)).await.map(drop))?;
+            gone_is_well(
+                ask(PATIENCE, client.remove_pod_sandbox(remove))
+                    .await
+                    .map(drop),
+            )?;
+        }
+        Ok(found.len())
+    }
+
+    /// As [`Ours::remove`], again and again while the runtime does not answer.
+    async fn remove_for_sure(&self, uid: Option<&str>) -> Result<usize, Status> {
+        let mut attempts = 1;
+        loop {
+            match self.remove(uid).await {
+                Err(status) if attempts < ATTEMPTS => {
+                    attempts += 1;
+                    tracing::warn!(error = said(&status), "sandboxes not removed; tried again");
+                    tokio::time::sleep(AGAIN).await;
+                }
+                settled => return settled,
+            }
+        }
+    }
+
+    async fn status(&self, id: &str) -> Result<cri::ContainerStatus, Status> {
+        let request = cri::ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = ask(PATIENCE, self.runtime.runtime().container_status(request)).await?;
+        let none = || Status::internal("the runtime told no status of a container");
+        answer.status.ok_or_else(none)
+    }
+
+    /// Stops a container, which is killed when it has not ended after so many seconds.
+    async fn stop(&self, id: &str, seconds: u64) {
+        for _ in 0..ATTEMPTS {
+            let request = cri::StopContainerRequest {
+                container_id: id.to_owned(),
+                timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
+            };
+            let limit = PATIENCE.saturating_add(Duration::from_secs(seconds));
+            let stopped = ask(limit, self.runtime.runtime().stop_container(request)).await;
+            match gone_is_well(stopped.map(drop)) {
+                Ok(()) => return,
+                Err(status) => {
+                    tracing::warn!(container = id, error = said(&status), "not stopped");
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn remove_container(&self, id: &str) {
+        let request = cri::RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let removed = ask(PATIENCE, self.runtime.runtime().remove_container(request)).await;
+        // It goes with its sandbox at the latest.
+        if let Err(status) = gone_is_well(removed.map(drop)) {
+            tracing::warn!(
+                container = id,
+                error = said(&status),
+                "container not removed"
+            );
+        }
+    }
+}
+
+fn gone_is_well(result: Result<(), Status>) -> Result<(), Status> {
+    match result {
+        Err(status) if is_gone(&status) => Ok(()),
+        other => other,
+    }
+}
+
+/// Stops and removes all that the node with this data directory has in a runtime; says how many
+/// sandboxes that were.
+pub(crate) async fn clear(runtime: &Runtime, owner: &str) -> Result<usize, String> {
+    let ours = Ours {
+        runtime: runtime.clone(),
+        owner: owner.to_owned(),
+    };
+    let removed = ours.remove_for_sure(None).await;
+    removed.map_err(|status| said(&status))
+}
+
+impl Runtimed {
+    /// Pods through `runtime`, for the node with the data directory `owner` on a machine with so many
+    /// bytes of memory.
+    pub(crate) fn new(runtime: Runtime, owner: String, memory: i64) -> Self {
+        let (seen, running) = watch::channel(FxHashSet::default());
+        let ours = Ours { runtime, owner };
+        let looking = tokio::spawn(look(ours.clone(), seen)).abort_handle();
+        Self {
+            ours,
+            memory,
+            sandboxes: Mutex::default(),
+            running,
+            looking,
+        }
+    }
+
+    /// The pod's sandbox, made when it has none that is ready.
+    async fn sandbox(
+        &self,
+        pod: &Pod,
+        uid: &str,
+        around: &Surroundings<'_>,
+    ) -> Result<Sandbox, Status> {
+        let known = self.sandboxes.lock().get(uid).cloned();
+        let mut attempt = 0;
+        if let Some(known) = known {
+            let status = self.sandbox_status(&known.id).await;
+            let state = match status {
+                Ok(status) => Some(status.state()),
+                Err(status) if is_gone(&status) => None,
+                Err(status) => return Err(status),
+            };
+            if state == Some(cri::PodSandboxState::SandboxReady) {
+                return Ok(known);
+            }
+            let meta = known.config.metadata;
+            attempt = meta.map_or(0, |meta| meta.attempt).saturating_add(1);
+        }
+        self.ours.remove(Some(uid)).await?;
+        let config = request::sandbox(pod, attempt, around);
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: String::new(),
+        };
+        let mut client = self.ours.runtime.runtime();
+        let id = ask(PATIENCE, client.run_pod_sandbox(request))
+            .await?
+            .pod_sandbox_id;
+        let network = self.sandbox_status(&id).await?.network;
+        let ip = network
+            .map(|network| network.ip)
+            .filter(|ip| !ip.is_empty());
+        let sandbox = Sandbox { id, config, ip };
+        self.sandboxes
+            .lock()
+            .insert(uid.to_owned(), sandbox.clone());
+        Ok(sandbox)
+    }
+
+    async fn sandbox_status(&self, id: &str) -> Result<cri::PodSandboxStatus, Status> {
+        let request = cri::PodSandboxStatusRequest {
+            pod_sandbox_id: id.to_owned(),
+            verbose: false,
+        };
+        let mut client = self.ours.runtime.runtime();
+        let status = ask(PATIENCE, client.pod_sandbox_status(request))
+            .await?
+            .status;
+        status.ok_or_else(|| Status::internal("the runtime told no status of a sandbox"))
+    }
+
+    async fn begin(&self, shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Failure> {
+        let never = |text: String| Failure::Never("CreateContainerConfigError".to_owned(), text);
+        let later = |reason: &str, text| Failure::Later(reason.to_owned(), text);
+        let Wanted { pod, container, .. } = wanted;
+        let asked = command::asked(pod, container, &shared.host, Vec::new());
+        let asked = asked.map_err(|error| never(error.to_string()))?;
+        let amounts = Amounts::of(container).map_err(|error| never(error.to_string()))?;
+        if asked.not_root && asked.uid.is_none() {
+            let known = self.ours.runtime.known(wanted.image).await;
+            let known = known.map_err(|status| later("ImageInspectError", said(&status)))?;
+            // A name instead of a number may be root's, too, but nobody calls it so.
+            let root = known.is_none_or(|image| match image.uid {
+                Some(uid) => uid.value == 0,
+                None => image.username.is_empty(),
+            });
+            let allowed = asked.check_user(&container.name, root);
+            allowed.map_err(|error| never(error.to_string()))?;
+        }
+        let key = wanted.log_key();
+        let file = |error: std::io::Error| later("CreateContainerError", format!("log: {error}"));
+        let tail = shared.logs.adopt(&key, wanted.attempt).map_err(file)?;
+        shared.logs.prune(&key, wanted.attempt, 2);
+        let logs = tail
+            .path()
+            .ancestors()
+            .nth(2)
+            .map(|dir| dir.display().to_string());
+        let group = wanted.group.map(|group| format!("/{}", group.as_str()));
+        let around = Surroundings {
+            owner: &self.ours.owner,
+            group: group.as_deref().unwrap_or_default(),
+            network: self.ours.runtime.has_network(),
+            logs: logs.as_deref().unwrap_or_default(),
+            memory: self.memory,
+        };
+        let sandbox = self
+            .sandbox(pod, &key.uid, &around)
+            .await
+            .map_err(|status| {
+                let text = format!("Failed to create pod sandbox: {}", said(&status));
+                later("CreatePodSandboxError", text)
+            })?;
+        let config = request::container(
+            pod,
+            container,
+            asked,
+            &amounts,
+            wanted.image,
+            wanted.attempt,
+            &around,
+        );
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.id,
+            config: Some(config),
+            sandbox_config: Some(sandbox.config),
+        };
+        let mut client = self.ours.runtime.runtime();
+        let created = ask(PATIENCE, client.create_container(request)).await;
+        let id = created
+            .map_err(|status| {
+                let text = format!("container {}: {}", container.name, said(&status));
+                later("CreateContainerError", text)
+            })?
+            .container_id;
+        let request = cri::StartContainerRequest {
+            container_id: id.clone(),
+        };
+        if let Err(status) = ask(PATIENCE, client.start_container(request)).await {
+            self.ours.remove_container(&id).await;
+            let message = said(&status);
+            return Err(Failure::Start { id, message });
+        }
+        let exit = ended(
+            self.ours.clone(),
+            id.clone(),
+            tail,
+            self.running.clone(),
+            (shared.options.log_max_size, shared.options.log_max_files),
+        );
+        let ours = self.ours.clone();
+        Ok(Started {
+            live: Arc::new(Running { ours, id }),
+            exit: exit.boxed(),
+            ip: sandbox.ip,
+        })
+    }
+}
+
+impl Runner for Runtimed {
+    fn scheme(&self) -> &str {
+        self.ours.runtime.name()
+    }
+
+    fn image<'a>(
+        &'a self,
+        shared: &'a Shared,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> BoxFuture<'a, Result<String, Failure>> {
+        self.ours.runtime.have(shared, pod, container).boxed()
+    }
+
+    fn start<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        wanted: Wanted<'a>,
+    ) -> BoxFuture<'a, Result<Started, Failure>> {
+        self.begin(shared, wanted).boxed()
+    }
+
+    fn end_pod<'a>(&'a self, _shared: &'a Shared, pod: &'a Pod) -> BoxFuture<'a, ()> {
+        async {
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            if let Err(status) = self.ours.remove_for_sure(Some(uid)).await {
+                let error = said(&status);
+                tracing::error!(pod = ?pod.metadata.name, error, "its sandbox is left behind");
+            }
+            self.sandboxes.lock().remove(uid);
+        }
+        .boxed()
+    }
+}
+
+/// Tells which containers run.
+async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
+    let mut told = false;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        // Whoever waits for an end has a receiver beside the runner's own.
+        if seen.receiver_count() < 2 {
+            continue;
+        }
+        let request = cri::ListContainersRequest {
+            filter: Some(cri::ContainerFilter {
+                state: Some(cri::ContainerStateValue {
+                    state: cri::ContainerState::ContainerRunning as i32,
+                }),
+                label_selector: BTreeMap::from([(OWNER.to_owned(), ours.owner.clone())]),
+                ..cri::ContainerFilter::default()
+            }),
+        };
+        match ask(PATIENCE, ours.runtime.runtime().list_containers(request)).await {
+            Ok(listed) => {
+                told = false;
+                let ids = listed.containers.into_iter().map(|container| container.id);
+                seen.send_replace(ids.collect());
+            }
+            Err(status) => {
+                if !told {
+                    let endpoint = ours.runtime.endpoint();
+                    tracing::warn!(
+                        endpoint,
+                        error = said(&status),
+                        "the runtime does not answer"
+                    );
+                }
+                told = true;
+            }
+        }
+    }
+}
+
+/// Waits for the end of a container, and keeps its log short meanwhile.
+async fn ended(
+    ours: Ours,
+    id: String,
+    tail: Tail,
+    mut running: watch::Receiver<FxHashSet<String>>,
+    (most, files): (u64, u32),
+) -> Exited {
+    loop {
+        if running.changed().await.is_err() {
+            // The node is going, and this with it.
+            std::future::pending::<()>().await;
+        }
+        let size = tail.look();
+        if running.borrow_and_update().contains(&id) {
+            if size > most {
+                rotate(&ours, &id, &tail, files).await;
+            }
+            continue;
+        }
+        match ours.status(&id).await {
+            Ok(status) if status.state() == cri::ContainerState::ContainerExited => {
+                tail.look();
+                let reason = match (status.exit_code, status.reason) {
+                    (0, reason) if reason.is_empty() => "Completed".to_owned(),
+                    (_, reason) if reason.is_empty() => "Error".to_owned(),
+                    (_, reason) => reason,
+                };
+                return Exited {
+                    id,
+                    code: status.exit_code,
+                    signal: None,
+                    reason,
+                    message: status.message,
+                };
+            }
+            // It runs: it was started while the runtime made its list. Or nobody knows.
+            Ok(_) => {}
+            Err(status) if is_gone(&status) => {
+                return Exited {
+                    id,
+                    code: 137,
+                    signal: None,
+                    reason: "ContainerStatusUnknown".to_owned(),
+                    message: "the runtime does not know the container any more".to_owned(),
+                };
+            }
+            Err(status) => tracing::debug!(container = id, error = said(&status), "not known"),
+        }
+    }
+}
+
+async fn rotate(ours: &Ours, id: &str, tail: &Tail, files: u32) {
+    let request = cri::ReopenContainerLogRequest {
+        container_id: id.to_owned(),
+    };
+    let mut client = ours.runtime.runtime();
+    let reopened = ask(PATIENCE, client.reopen_container_log(request));
+    let rotated = tail.rotate(files, async { reopened.await.map(drop) }).await;
+    let error = match rotated {
+        Ok(Ok(())) => return,
+        Ok(Err(status)) => said(&status),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(container = id, error, "log not rotated");
+}
+
+/// A container in the runtime.
+#[derive(Debug)]
+struct Running {
+    ours: Ours,
+    id: String,
+}
+
+impl Running {
+    fn stop(&self, seconds: u64) {
+        let (ours, id) = (self.ours.clone(), self.id.clone());
+        tokio::spawn(async move { ours.stop(&id, seconds).await });
+    }
+}
+
+impl Live for Running {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn terminate(&self, grace: Duration) {
+        self.stop(grace.as_secs_f64().ceil() as u64);
+    }
+
+    fn kill(&self) {
+        self.stop(0);
+    }
+
+    fn clean(&self) -> BoxFuture<'_, ()> {
+        self.ours.remove_container(&self.id).boxed()
+    }
+
+    fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>> {
+        async move {
+            if options.stdin || options.tty {
+                let text = "commands with standard input or a terminal (-i, -t) are not served \
+                            for containers of a runtime; without them they are";
+                return Err(text.to_owned());
+            }
+            let mut client = self.ours.runtime.runtime();
+            let request = cri::ExecSyncRequest {
+                container_id: self.id.clone(),
+                cmd: options.command,
+                timeout: 0,
+            };
+            let run = async move {
+                let done = client.exec_sync(request).await;
+                let done = done.map_err(|status| said(&status))?.into_inner();
+                Ok((done.exit_code, done.stdout, done.stderr))
+            };
+            Ok(Session::collected(run))
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,241 @@
+//! Pods on a real containerd.
+
+use crate::support::{RunningNode, World, container};
+use k8s_openapi::api::core::v1::Pod;
+use koord_node::{ExecOptions, Execs, Options, Runtime};
+use koord_rpc::{cri, grpc};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const IMAGE: &str = "koord.local/busybox:1";
+
+/// A containerd of the test's own.
+struct Containerd {
+    dir: PathBuf,
+    run: tempfile::TempDir,
+}
+
+impl Containerd {
+    /// `None`, and said so, where there is none.
+    fn start() -> Option<Self> {
+        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
+        let Some(dir) = named.filter(|named| named.join("complete").exists()) else {
+            let why = "KOORD_CONTAINERD names none that bench/containerd unpacked";
+            koord_host::testing::skip("containerd", why);
+            return None;
+        };
+        let run = tempfile::Builder::new()
+            .prefix("koord-cri")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let one = Self { dir, run };
+        one.script("start");
+        Some(one)
+    }
+
+    fn script(&self, verb: &str) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
+        let done = Command::new(script)
+            .args([Path::new(verb), &self.dir, self.run.path()])
+            .status();
+        assert!(done.unwrap().success(), "bench/containerd {verb}");
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.run.path().join("containerd.sock")
+    }
+
+    async fn options(&self, world: &World) -> Options {
+        let endpoint = format!("unix://{}", self.socket().display());
+        Options {
+            runtime: Some(Runtime::connect(&endpoint).await.unwrap()),
+            ..world.options()
+        }
+    }
+
+    async fn node(&self, world: &World) -> RunningNode {
+        world.start_with(self.options(world).await).await
+    }
+
+    /// How many sandboxes and containers there are.
+    async fn left(&self) -> (usize, usize) {
+        let channel = grpc::connect(self.socket());
+        let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
+        let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest::default());
+        let sandboxes = sandboxes.await.unwrap().into_inner().items.len();
+        let containers = client.list_containers(cri::ListContainersRequest::default());
+        (
+            sandboxes,
+            containers.await.unwrap().into_inner().containers.len(),
+        )
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.script("stop");
+    }
+}
+
+/// A pod of busybox with these scripts.
+fn spec(policy: &str, script: &str) -> Value {
+    json!({
+        "restartPolicy": policy, "terminationGracePeriodSeconds": 30,
+        "containers": [{"name": "c", "image": IMAGE, "command": ["/bin/sh", "-c", script]}]
+    })
+}
+
+/// Directories of groups, in any hierarchy, with this name below the hierarchy's root.
+fn groups(world: &World) -> Vec<PathBuf> {
+    let trees = Path::new("/sys/fs/cgroup").read_dir().unwrap().flatten();
+    let groups = trees.map(|tree| world.parent.under(&tree.path()));
+    groups.filter(|group| group.exists()).collect()
+}
+
+fn state(pod: &Pod) -> Value {
+    container(pod)["state"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_run_in_a_runtime_and_leave_nothing() {
+    let Some(containerd) = Containerd::start() else {
+        return;
+    };
+    let world = World::new().await;
+    let node = containerd.node(&world).await;
+
+    let said = "echo hello $WHO; cat /proc/self/oom_score_adj /proc/self/cgroup; \
+                cat /sys/fs/cgroup/cpu/cpu.shares /sys/fs/cgroup/cpu/cpu.cfs_quota_us; exit 3";
+    let mut job = spec("Never", said);
+    job["initContainers"] = json!([{"name": "i", "image": IMAGE, "command": ["true"]}]);
+    job["containers"][0]["env"] = json!([{"name": "WHO",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+    job["containers"][0]["resources"] = json!({"limits": {"cpu": "500m", "memory": "64Mi"},
+        "requests": {"cpu": "250m", "memory": "32Mi"}});
+    world.create("job", job).await;
+    let pod = world.in_phase("job", "Failed").await;
+    let end = state(&pod)["terminated"].clone();
+    assert_eq!(
+        (&end["exitCode"], &end["reason"]),
+        (&json!(3), &json!("Error"))
+    );
+    let id = end["containerID"].as_str().unwrap();
+    let id = id.strip_prefix("containerd://").unwrap();
+    let log = world.log("job").await;
+    let uid = pod.metadata.uid.unwrap();
+    let group = format!("{}/kubepods/burstable/pod{uid}/{id}\n", world.parent);
+    for line in ["hello job\n", "\n256\n", "\n50000\n", "\n99", &group] {
+        assert!(log.contains(line), "{line:?} is not in {log}");
+    }
+    // A pod that is over keeps its log, and nothing in the runtime.
+    assert_eq!(containerd.left().await, (0, 0));
+    world.delete("job").await;
+    world.gone("job").await;
+
+    world.create("crash", spec("Always", "exit 1")).await;
+    let again = |pod: &Pod| {
+        let crash = container(pod);
+        let waits = crash["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+        waits && crash["restartCount"].as_i64() >= Some(2)
+    };
+    world
+        .pod_when("crash", |pod| {
+            pod.status
+                .as_ref()
+                .is_some_and(|s| s.container_statuses.is_some())
+                && again(pod)
+        })
+        .await;
+    world.delete("crash").await;
+    world.gone("crash").await;
+
+    // SIGTERM is answered, and the answer is seen in the log before the pod goes.
+    let polite = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done";
+    world.create("polite", spec("Always", polite)).await;
+    world.in_phase("polite", "Running").await;
+    node.stop().await;
+    assert_eq!(containerd.left().await, (0, 0));
+    assert_eq!(groups(&world), Vec::<PathBuf>::new());
+    assert!(world.log("polite").await.contains("bye"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_cannot_be_had_is_told() {
+    let Some(containerd) = Containerd::start() else {
+        return;
+    };
+    let world = World::new().await;
+    let node = containerd.node(&world).await;
+    for (name, policy, reasons) in [
+        ("never", "Never", &["ErrImageNeverPull"][..]),
+        (
+            "pulled",
+            "IfNotPresent",
+            &["ErrImagePull", "ImagePullBackOff"],
+        ),
+    ] {
+        let mut pod = spec("Always", "true");
+        pod["containers"][0]["image"] = json!("127.0.0.1:1/absent:1");
+        pod["containers"][0]["imagePullPolicy"] = json!(policy);
+        world.create(name, pod).await;
+        let waits = |pod: &Pod| {
+            let status = pod
+                .status
+                .as_ref()
+                .and_then(|s| s.container_statuses.as_ref());
+            let reason = status.map(|_| state(pod)["waiting"]["reason"].clone());
+            let reason = reason.and_then(|reason| reason.as_str().map(str::to_owned));
+            reason.is_some_and(|reason| reasons.contains(&&*reason))
+        };
+        let pod = world.pod_when(name, waits).await;
+        let why = state(&pod)["waiting"]["message"].to_string();
+        assert!(why.contains("127.0.0.1:1/absent:1"), "{why}");
+        assert_eq!(container(&pod)["restartCount"], 0);
+        world.delete(name).await;
+        world.gone(name).await;
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
+    let Some(containerd) = Containerd::start() else {
+        return;
+    };
+    let world = World::new().await;
+    let execs = Execs::default();
+    let options = Options {
+        execs: Some(execs.clone()),
+        ..containerd.options(&world).await
+    };
+    let node = world.start_with(options).await;
+    let script = "while [ ! -e /go ]; do sleep 0.1; done; exit 7";
+    world.create("stays", spec("Never", script)).await;
+    world.create("also", spec("Always", "sleep 1000")).await;
+    world.in_phase("stays", "Running").await;
+    world.in_phase("also", "Running").await;
+    containerd.script("kill");
+    containerd.script("start");
+    let options = ExecOptions {
+        command: ["sh", "-c", "echo said; touch /go; exit 4"]
+            .map(str::to_owned)
+            .to_vec(),
+        ..ExecOptions::default()
+    };
+    let mut session = execs.start("default", "stays", "c", options).await.unwrap();
+    let (is_error, text) = session.output.recv().await.unwrap();
+    assert_eq!((is_error, &text[..]), (false, &b"said\n"[..]));
+    assert_eq!(session.exit.wait().await, Ok(4));
+    let stays = world.in_phase("stays", "Failed").await;
+    assert_eq!(state(&stays)["terminated"]["exitCode"], 7);
+
+    // The next run finds what the last one left, although it is told of no runtime.
+    node.crash(world.dir.path()).await;
+    assert_eq!(containerd.left().await, (1, 1));
+    let node = world.start().await;
+    let nothing = || async { (containerd.left().await == (0, 0)).then_some(()) };
+    world.until("nothing is left", nothing).await;
+    node.stop().await;
+    assert_eq!(groups(&world), Vec::<PathBuf>::new());
+}
