@@ -42,7 +42,7 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
         let reset = measured.clone();
         options.debug.on_reset(move || reset.reset());
         let client = koord_client(
-            args.kubeconfig.as_deref(),
+            args.client_kubeconfig(&options).as_deref(),
             &args.master,
             qps,
             burst,

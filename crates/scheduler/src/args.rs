@@ -218,6 +218,15 @@ impl Args {
         })
     }
 
+    /// The kubeconfig: the configuration file's, else the flag's.
+    #[must_use]
+    pub fn client_kubeconfig(&self, options: &Options) -> Option<PathBuf> {
+        let config = options.config.as_ref();
+        let named = config.map(|config| config.client_connection.kubeconfig.clone());
+        let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+        named.or_else(|| self.kubeconfig.clone())
+    }
+
     /// Requests per second and at once, from the flags, else the file, else upstream's defaults.
     #[must_use]
     pub fn client_limits(&self, options: &Options) -> (f64, u32) {

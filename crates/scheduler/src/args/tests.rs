@@ -24,6 +24,38 @@ fn upstreams_manifests_are_accepted() {
 }
 
 #[test]
+fn the_files_kubeconfig_counts_before_the_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, format!("{head}{text}")).unwrap();
+        path.display().to_string()
+    };
+    let named = write("named", "clientConnection: {kubeconfig: /file}\n");
+    let silent = write("silent", "");
+    for (line, expected) in [
+        (format!("--config={named}"), Some("/file")),
+        (
+            format!("--config={named} --kubeconfig=/flag"),
+            Some("/file"),
+        ),
+        (
+            format!("--config={silent} --kubeconfig=/flag"),
+            Some("/flag"),
+        ),
+        ("--kubeconfig=/flag".to_owned(), Some("/flag")),
+        (format!("--config={silent}"), None),
+    ] {
+        let argv = std::iter::once("koord-scheduler").chain(line.split_whitespace());
+        let args = flags::parse::<Args>(argv.map(OsString::from)).unwrap().args;
+        let options = args.options(Registry::default()).unwrap();
+        let found = args.client_kubeconfig(&options);
+        assert_eq!(found, expected.map(PathBuf::from), "{line}");
+    }
+}
+
+#[test]
 fn what_has_no_effect_says_so() {
     for (line, expected) in [
         (
