@@ -288,9 +288,7 @@ mod tests {
     fn node(labels: Value) -> NodeInfo {
         let node = serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}}));
         let table = koord_model::resources::ResourceTable::new();
-        NodeInfo::new(std::sync::Arc::new(node.unwrap()), &table)
-            .unwrap()
-            .0
+        NodeInfo::new(std::sync::Arc::new(node.unwrap()), None, &table).0
     }
 
     fn term(value: Value) -> NodeSelectorTerm {

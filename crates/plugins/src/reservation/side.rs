@@ -280,7 +280,7 @@ mod tests {
         let node = serde_json::from_value(json!({"metadata": {"name": "n", "labels":
             {"zone": "nodes", "arch": "arm64"}}}))
         .unwrap();
-        let (node, _) = NodeInfo::new(Arc::new(node), &TABLE).unwrap();
+        let (node, _) = NodeInfo::new(Arc::new(node), None, &TABLE);
         let pod = pod(affinity, exact);
         PodSide::new(&pod, vec![1], &TABLE)
             .unwrap()

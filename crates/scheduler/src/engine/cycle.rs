@@ -330,6 +330,7 @@ impl Engine {
                         point: Point::Permit,
                         until,
                         patience: (name, longest),
+                        missed: None,
                     });
                     entry.on.push(name);
                     if until < entry.until {
@@ -380,6 +381,7 @@ impl Engine {
                         point: Point::PreBind,
                         until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
                         patience: (self.names[*instance], longest),
+                        missed: None,
                     };
                     self.wait(waiting);
                     answer = Ok(false);
@@ -563,6 +565,10 @@ impl Engine {
                 node,
             });
         }
+        if self.waiting.is_empty() {
+            self.awaited = 0;
+        }
+        self.awaited |= self.named(&wait.on);
         self.waiting.insert(uid, wait);
         if self.deadlines.len() > 2 * self.waiting.len() + 64 {
             let waiting = &self.waiting;

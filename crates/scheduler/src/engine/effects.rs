@@ -7,7 +7,6 @@ use crate::framework::{Action, ClusterEvent, Effects, Helps, Instance, Interest,
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::Timestamp;
-use std::sync::Arc;
 
 impl Engine {
     pub(super) fn pod_event(
@@ -90,9 +89,36 @@ impl Engine {
                 }
             }
         }
+        // Who waits is not refused yet, and may be when its time is over.
+        let mut missed = Vec::new();
+        if self.awaited & interested != 0 {
+            for (uid, wait) in &self.waiting {
+                let asked = self.named(&wait.on) & interested;
+                let helps = |instance: Instance| {
+                    asked & (1 << instance) != 0
+                        && self.helps(instance, &wait.pod, event, view, &hinted)
+                };
+                let may = wait.missed.is_none() && wait.pod.priority <= priority;
+                if may && (0..self.plugins.len()).any(helps) {
+                    missed.push(uid.clone());
+                }
+            }
+        }
+        for uid in missed {
+            if let Some(wait) = self.waiting.get_mut(&uid) {
+                wait.missed = Some(event.label());
+            }
+        }
         for uid in wake {
             self.queue.wake(&uid, event.label(), now);
         }
+    }
+
+    /// The plugins of these names, as those that refuse.
+    pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
+        let at = |name: &&str| self.names.iter().position(|known| known == name);
+        let at = names.iter().filter_map(at);
+        at.fold(0, |set, at| set | 1 << at)
     }
 
     /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
@@ -185,9 +211,9 @@ impl Engine {
             self.reject_waiting(&uid, plugin, reason.as_str(), now);
         }
         for (uid, plugin, reason) in fx.rollback {
-            if let Some(Waiting { pod, .. }) = self.stop_waiting(&uid, REFUSED, now) {
+            if let Some(wait) = self.stop_waiting(&uid, REFUSED, now) {
                 self.unbook(&uid, now);
-                self.refuse_waiting(&pod, plugin, reason.as_str(), now);
+                self.refuse_waiting(&wait, plugin, reason.as_str(), now);
             }
         }
     }
@@ -230,25 +256,22 @@ impl Engine {
         reason: &str,
         now: Timestamp,
     ) {
-        let Some(Waiting { pod, .. }) = self.stop_waiting(uid, REFUSED, now) else {
+        let Some(wait) = self.stop_waiting(uid, REFUSED, now) else {
             return;
         };
         self.forget(uid, now);
-        self.refuse_waiting(&pod, plugin, reason, now);
+        self.refuse_waiting(&wait, plugin, reason, now);
     }
 
     pub(super) fn refuse_waiting(
         &mut self,
-        pod: &Arc<PodInfo>,
+        wait: &Waiting,
         plugin: &'static str,
         reason: &str,
         now: Timestamp,
     ) {
-        let by = self
-            .names
-            .iter()
-            .position(|name| *name == plugin)
-            .map_or(0, |at| 1 << at);
+        let pod = &wait.pod;
+        let by = self.named(&[plugin]);
         // Refused on the chosen node: the others do not count.
         let refusal = diagnosis::NodeRefusal {
             failed_plugin: plugin,
@@ -265,5 +288,8 @@ impl Engine {
             ..Diagnosis::default()
         };
         self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
+        if let Some(event) = wait.missed {
+            self.queue.wake(&pod.uid, event, now);
+        }
     }
 }

@@ -186,19 +186,12 @@ impl Engine {
             uid: meta.uid.clone().unwrap_or_default(),
             message,
         };
-        let (info, ignored) = match NodeInfo::new(node, &self.resources) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                let message = format!("the node takes no pods: {error}");
-                self.outbox.push(Output::Problem(problem(message)));
-                return self.node_deleted(&meta.name.clone().unwrap_or_default(), now);
-            }
-        };
         let old = self
             .nodes
-            .find(&info.name)
+            .find(meta.name.as_deref().unwrap_or_default())
             .and_then(|index| self.nodes.info(index))
             .cloned();
+        let (info, ignored) = NodeInfo::new(node, old.as_deref(), &self.resources);
         let action = old
             .as_ref()
             .map_or(Action::ADD, |old| difference(old, &info));
@@ -206,7 +199,15 @@ impl Engine {
             let status = node.object.status.as_ref();
             status.and_then(|status| status.images.clone())
         };
-        if action.0 == 0 && old.as_ref().map(|old| images(old)) == Some(images(&info)) {
+        let amounts = |node: &NodeInfo| {
+            let status = node.object.status.as_ref();
+            status.and_then(|status| status.allocatable.clone())
+        };
+        let nothing_new = |old: &Arc<NodeInfo>| {
+            let said = ignored.is_empty() || amounts(old) == amounts(&info);
+            said && images(old) == images(&info)
+        };
+        if action.0 == 0 && old.as_ref().is_some_and(nothing_new) {
             return;
         }
         for NodeProblem(message) in ignored {

@@ -214,6 +214,8 @@ struct Waiting {
     until: Timestamp,
     /// Whose wait ends first, and how long that plugin wanted to wait.
     patience: (&'static str, SignedDuration),
+    /// The last event that would have helped it had it been refused by who it waits for.
+    missed: Option<&'static str>,
 }
 
 /// See the module documentation.
@@ -237,6 +239,8 @@ pub struct Engine {
     uses: u64,
     mismatches: u64,
     waiting: FxHashMap<Arc<str>, Waiting>,
+    /// Plugins that pods wait for; those of before, too, until nobody waits.
+    awaited: PluginSet,
     /// When waits end; entries of pods that wait no more are dropped when they come up.
     deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
     decisions: explain::Decisions,
@@ -307,6 +311,7 @@ impl Engine {
             uses: 0,
             mismatches: 0,
             waiting: FxHashMap::default(),
+            awaited: 0,
             deadlines: BinaryHeap::new(),
             decisions: explain::Decisions::default(),
             nominator: Nominator::default(),

@@ -280,6 +280,74 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
 }
 
 #[test]
+fn what_happens_while_a_pod_waits_counts_when_its_time_is_over() {
+    for (happens, tried) in [(true, 1), (false, 0)] {
+        let mut engine = engine();
+        engine.node_applied(node("n", "2"), at(0));
+        engine.pod_applied(pod("wait", "2"), at(0));
+        assert_eq!(schedule(&mut engine, 0).len(), 1);
+        if happens {
+            engine.node_applied(node("n2", "1"), at(10));
+        }
+        engine.take_outputs();
+        // Its time is over, and nothing else happens.
+        assert_eq!(schedule(&mut engine, 29), []);
+        assert_eq!(schedule(&mut engine, 30).len(), tried, "{happens}");
+        let said = messages(&mut engine).join("; ");
+        assert!(said.contains("rejected due to timeout"), "{said}");
+    }
+}
+
+#[test]
+fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(bound("a", "1", "n"), at(0));
+    engine.take_outputs();
+    engine.node_applied(node("n", "2x"), at(1));
+    let said = |engine: &mut Engine| {
+        let outputs = engine.take_outputs().into_iter();
+        let problems = outputs.filter_map(|output| match output {
+            Output::Problem(problem) => Some(problem.message),
+            _ => None,
+        });
+        problems.collect::<Vec<_>>()
+    };
+    let problems = said(&mut engine);
+    assert!(
+        problems.len() == 1 && problems[0].contains("status.allocatable[cpu]"),
+        "{problems:?}"
+    );
+    assert!(
+        problems[0].contains("\"2x\"") && problems[0].contains("keeps"),
+        "{problems:?}"
+    );
+    // Said once.
+    engine.node_applied(node("n", "2x"), at(2));
+    assert_eq!(said(&mut engine), [""; 0]);
+    engine.pod_applied(pod("b", "1"), at(2));
+    assert_eq!(
+        schedule(&mut engine, 2),
+        [("b".to_owned(), Some("n".to_owned()))]
+    );
+    engine.pod_applied(pod("c", "1"), at(3));
+    assert_eq!(schedule(&mut engine, 3), [("c".to_owned(), None)]);
+    // One that was never read has none of it, and is there.
+    engine.node_applied(node("new", "x"), at(4));
+    assert!(engine.nodes().find("new").is_some());
+    assert!(
+        said(&mut engine)
+            .iter()
+            .any(|text| text.contains("has none"))
+    );
+    engine.node_applied(node("new", "1"), at(5));
+    assert_eq!(
+        schedule(&mut engine, 60),
+        [("c".to_owned(), Some("new".to_owned()))]
+    );
+}
+
+#[test]
 fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));

@@ -11,6 +11,8 @@ pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
 use watch::Source;
 pub use watch::Watch;
+#[cfg(test)]
+pub(crate) use watch::trim_pod;
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Explanation, Question};

@@ -2,7 +2,7 @@
 
 use crate::framework::{Action, ObjectChange};
 use crate::state::{SeenPod, volume_matters};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use koord_kube::{Change, Client, Informer, Mirrored, ObjectKey, Scope};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -243,9 +243,24 @@ pub(crate) fn trim_pod(pod: &mut Pod) {
         volumes.shrink_to_fit();
     }
     if let Some(status) = &mut pod.status {
-        status.container_statuses = None;
+        // Only what a container takes is read, which may differ from what it asks for.
+        for statuses in [
+            &mut status.container_statuses,
+            &mut status.init_container_statuses,
+        ] {
+            let all = statuses.take().into_iter().flatten();
+            let told = all.filter(|one| one.resources.is_some());
+            let kept: Vec<ContainerStatus> = told
+                .map(|one| ContainerStatus {
+                    name: one.name,
+                    resources: one.resources,
+                    allocated_resources: one.allocated_resources,
+                    ..ContainerStatus::default()
+                })
+                .collect();
+            *statuses = Some(kept).filter(|kept| !kept.is_empty());
+        }
         status.ephemeral_container_statuses = None;
-        status.init_container_statuses = None;
     }
 }
 

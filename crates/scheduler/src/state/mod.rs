@@ -5,7 +5,7 @@ mod pod;
 mod seen;
 mod store;
 
-pub use node::{NodeError, NodeInfo, NodeProblem};
+pub use node::{NodeInfo, NodeProblem};
 pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;
 pub(crate) use seen::volume_matters;

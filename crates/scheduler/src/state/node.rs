@@ -9,14 +9,6 @@ use std::sync::Arc;
 /// Annotation that sets resources of a node aside: `{"resources":{..},"reservedCPUs":"0-3",..}`.
 const RESERVATION: &str = "node.koordinator.sh/reservation";
 
-/// A node that cannot be understood; it takes no pods until it changes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NodeError {
-    /// An amount is not a quantity.
-    #[error("{0}")]
-    Quantity(String),
-}
-
 /// Something on a node that was ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeProblem(pub String);
@@ -35,20 +27,30 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// Reads `node`, numbering the resources it names in `table`. Also returns what was ignored.
-    ///
-    /// # Errors
-    /// An allocatable amount is not a quantity.
+    /// Reads `node`, numbering the resources it names in `table`. Also returns what was ignored: of a
+    /// resource whose amount is not a quantity, the node keeps what it had `before`, if anything.
+    #[must_use]
     pub fn new(
         node: Arc<Node>,
+        before: Option<&Self>,
         table: &ResourceTable,
-    ) -> Result<(Self, Vec<NodeProblem>), NodeError> {
+    ) -> (Self, Vec<NodeProblem>) {
         let status = node.status.as_ref();
         let listed = status.and_then(|s| s.allocatable.as_ref());
-        let mut allocatable =
-            super::pod::amounts(listed, table, || "status.allocatable".to_owned())
-                .map_err(|error| NodeError::Quantity(error.to_string()))?;
         let mut problems = Vec::new();
+        let mut unread = Vec::new();
+        let field = || "status.allocatable".to_owned();
+        let read = super::pod::amounts_but(listed, table, field, |id, error| {
+            let left = if before.is_some() {
+                "keeps what it had"
+            } else {
+                "has none"
+            };
+            problems.push(NodeProblem(format!("{error}; the node {left} of it")));
+            unread.push(id);
+            Ok(())
+        });
+        let mut allocatable = read.unwrap_or_default();
         if let Some(text) = annotation(&node, RESERVATION) {
             match reserved(text, table) {
                 Ok(reserved) => {
@@ -62,21 +64,22 @@ impl NodeInfo {
                 ))),
             }
         }
+        for id in unread {
+            allocatable.set(id, before.map_or(0, |before| before.allocatable.get(id)));
+        }
         let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
         let unschedulable = node
             .spec
             .as_ref()
             .and_then(|s| s.unschedulable)
             .unwrap_or(false);
-        Ok((
-            Self {
-                name,
-                allocatable,
-                unschedulable,
-                object: node,
-            },
-            problems,
-        ))
+        let info = Self {
+            name,
+            allocatable,
+            unschedulable,
+            object: node,
+        };
+        (info, problems)
     }
 
     /// The value of label `key`.
@@ -177,7 +180,7 @@ mod tests {
             "status": {"allocatable": {"cpu": "8", "memory": "16Gi"}}
         }))
         .unwrap();
-        NodeInfo::new(Arc::new(node), &ResourceTable::new()).unwrap()
+        NodeInfo::new(Arc::new(node), None, &ResourceTable::new())
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, ObjectReference, Pod, PodSpec, PodStatus, ResourceRequirements,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use koord_api::priority::PriorityClass;
 use koord_api::requests::{self, Place};
-use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceTable};
+use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceId, ResourceTable};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -56,7 +58,8 @@ pub struct PodInfo {
     pub priority: i32,
     /// Koordinator's priority class, defaulted.
     pub priority_class: PriorityClass,
-    /// What it needs to run: containers, init containers and overhead combined.
+    /// What it needs to run: containers, init containers and overhead combined. While it is resized in
+    /// place, of each container the most that is asked for, allocated or in use.
     pub requests: Amounts,
     /// Its limits, combined the same way.
     pub limits: Amounts,
@@ -103,10 +106,11 @@ impl PodInfo {
             .into();
         let namespace: Arc<str> = meta.namespace.as_deref().unwrap_or_default().into();
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
-        let requests = combined(spec, table, Side::Requests)?;
-        let limits = combined(spec, table, Side::Limits)?;
-        let scoring = combined(spec, table, Side::Scoring)?;
         let status = pod.status.as_ref();
+        let running = Running::of(status);
+        let requests = combined(spec, &running, table, Side::Requests)?;
+        let limits = combined(spec, &running, table, Side::Limits)?;
+        let scoring = combined(spec, &running, table, Side::Scoring)?;
         let since = |kind: &str| {
             status
                 .and_then(|s| s.conditions.as_ref())
@@ -212,6 +216,8 @@ impl PodInfo {
             || a.metadata.labels != b.metadata.labels
             || a.metadata.annotations != b.metadata.annotations
             || a.metadata.owner_references != b.metadata.owner_references
+            || self.requests != other.requests
+            || self.limits != other.limits
             || self.deleting != other.deleting
     }
 
@@ -236,11 +242,63 @@ enum Side {
     Scoring,
 }
 
+/// What the status says of a pod's containers.
+#[derive(Default)]
+struct Running<'a> {
+    main: &'a [ContainerStatus],
+    init: &'a [ContainerStatus],
+    /// Whether the node cannot do what the spec asks for now.
+    infeasible: bool,
+}
+
+impl<'a> Running<'a> {
+    fn of(status: Option<&'a PodStatus>) -> Self {
+        let Some(status) = status else {
+            return Self::default();
+        };
+        let pending = status.conditions.iter().flatten();
+        let pending = pending.into_iter().find(|c| c.type_ == "PodResizePending");
+        Self {
+            main: status.container_statuses.as_deref().unwrap_or_default(),
+            init: status
+                .init_container_statuses
+                .as_deref()
+                .unwrap_or_default(),
+            infeasible: pending.is_some_and(|c| c.reason.as_deref() == Some("Infeasible")),
+        }
+    }
+
+    /// The resources of a container that stays, if they are known, as `(actual, allocated)`.
+    fn resources(
+        &self,
+        place: Place,
+        container: &Container,
+    ) -> Option<[Option<&'a BTreeMap<String, Quantity>>; 2]> {
+        let all = match place {
+            Place::Main(_) => self.main,
+            Place::Init(_) if requests::is_sidecar(container) => self.init,
+            Place::Init(_) => &[],
+        };
+        let status = all.iter().find(|status| status.name == container.name)?;
+        let actual = status.resources.as_ref()?;
+        Some([
+            actual.requests.as_ref(),
+            status.allocated_resources.as_ref(),
+        ])
+    }
+}
+
 /// Sum of containers and sidecars, or the peak while init containers run, whichever is larger;
 /// pod-level amounts replace it; overhead comes on top.
-fn combined(spec: &PodSpec, table: &ResourceTable, side: Side) -> Result<Amounts, PodError> {
-    let own =
-        |place: Place, container: &Container| container_amounts(container, table, side, place);
+fn combined(
+    spec: &PodSpec,
+    running: &Running<'_>,
+    table: &ResourceTable,
+    side: Side,
+) -> Result<Amounts, PodError> {
+    let own = |place: Place, container: &Container| {
+        container_amounts(container, running, table, side, place)
+    };
     let mut total = requests::peak(spec, own)?;
     if let Some(pod_level) = &spec.resources {
         let listed = amounts(list(pod_level, side), table, || "spec.resources".to_owned())?;
@@ -258,8 +316,11 @@ fn combined(spec: &PodSpec, table: &ResourceTable, side: Side) -> Result<Amounts
     Ok(total)
 }
 
+/// Source of what counts while a pod is resized: `k8s.io/component-helpers/resource`, `PodRequests`
+/// with `UseStatusResources`.
 fn container_amounts(
     container: &Container,
+    running: &Running<'_>,
     table: &ResourceTable,
     side: Side,
     place: Place,
@@ -269,6 +330,18 @@ fn container_amounts(
         .as_ref()
         .and_then(|resources| list(resources, side));
     let mut own = amounts(listed, table, || format!("{place}.resources"))?;
+    if side != Side::Limits
+        && let Some(lists) = running.resources(place, container)
+    {
+        if running.infeasible {
+            own = Amounts::new();
+        }
+        for list in lists {
+            // What cannot be read there is not counted there; the spec is.
+            let read = amounts_but(list, table, String::new, |_, _| Ok(()));
+            requests::Total::raise(&mut own, &read.unwrap_or_default());
+        }
+    }
     if side == Side::Scoring {
         for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
             if !own.contains(id) {
@@ -292,6 +365,16 @@ pub(super) fn amounts(
     table: &ResourceTable,
     field: impl Fn() -> String,
 ) -> Result<Amounts, PodError> {
+    amounts_but(list, table, field, |_, error| Err(error))
+}
+
+/// The same, as long as `bad` lets the resources pass that cannot be read; nothing is said of those.
+pub(super) fn amounts_but(
+    list: Option<&BTreeMap<String, Quantity>>,
+    table: &ResourceTable,
+    field: impl Fn() -> String,
+    mut bad: impl FnMut(ResourceId, PodError) -> Result<(), PodError>,
+) -> Result<Amounts, PodError> {
     let mut out = Amounts::new();
     for (name, quantity) in list.into_iter().flatten() {
         // Under both its names, the amount counts once.
@@ -299,13 +382,18 @@ pub(super) fn amounts(
         if current != name && list.is_some_and(|list| list.contains_key(current)) {
             continue;
         }
-        let parsed = koord_api::quantity::parse(quantity).map_err(|error| PodError::Quantity {
-            field: format!("{}[{name}]", field()),
-            value: quantity.0.clone(),
-            reason: error.to_string(),
-        })?;
         let id = table.intern(name);
-        out.add(id, resources::amount(id, &parsed));
+        match koord_api::quantity::parse(quantity) {
+            Ok(parsed) => out.add(id, resources::amount(id, &parsed)),
+            Err(error) => {
+                let error = PodError::Quantity {
+                    field: format!("{}[{name}]", field()),
+                    value: quantity.0.clone(),
+                    reason: error.to_string(),
+                };
+                bad(id, error)?;
+            }
+        }
     }
     Ok(out)
 }
@@ -363,6 +451,40 @@ mod tests {
         ]}))
         .unwrap();
         assert_eq!(info.requests.get(resources::BATCH_CPU), 700);
+    }
+
+    #[test]
+    fn while_a_pod_is_resized_the_most_counts() {
+        let status = |actual: &str, allocated: &str, conditions: serde_json::Value| {
+            json!({"conditions": conditions, "containerStatuses": [{"name": "c",
+                "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
+                "allocatedResources": {"cpu": allocated},
+                "resources": {"requests": {"cpu": actual}}}]})
+        };
+        let waits = |reason: &str| json!([{"type": "PodResizePending", "status": "True", "reason": reason}]);
+        for (asked, actual, allocated, conditions, expected) in [
+            ("1", "1", "1", json!([]), 1000),
+            // Up: asked for and not allocated, allocated and not in use; down the same.
+            ("3", "1", "1", json!([]), 3000),
+            ("2", "1", "3", json!([]), 3000),
+            ("1", "3", "1", json!([]), 3000),
+            ("3", "1", "2", waits("Deferred"), 3000),
+            // What the node can never do is not held for it.
+            ("3", "1", "2", waits("Infeasible"), 2000),
+        ] {
+            let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+                "spec": {"containers": [requests(asked)]},
+                "status": status(actual, allocated, conditions)});
+            let mut pod: Pod = serde_json::from_value(pod).unwrap();
+            let seen = |pod: &Pod| {
+                let info = PodInfo::new(Arc::new(pod.clone()), &ResourceTable::new()).unwrap();
+                (info.requests.get(CPU), info.scoring[0])
+            };
+            let case = format!("{asked} {actual} {allocated}");
+            assert_eq!(seen(&pod), (expected, expected), "{case}");
+            crate::runtime::trim_pod(&mut pod);
+            assert_eq!(seen(&pod), (expected, expected), "{case}, as it is kept");
+        }
     }
 
     #[test]

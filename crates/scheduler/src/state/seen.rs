@@ -78,6 +78,10 @@ fn slim(pod: &mut Pod) {
             affinity.node_affinity = None;
         }
     }
+    if let Some(status) = &mut pod.status {
+        status.container_statuses = None;
+        status.init_container_statuses = None;
+    }
     if let Some(status) = &mut pod.status
         && let Some(conditions) = &mut status.conditions
     {

@@ -33,7 +33,7 @@ impl Case {
         topology.new = Arc::new(object.clone());
         let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
         let ratio = json!({key: format!(r#"{{"cpu":{}}}"#, self.ratio)});
-        let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), &table).unwrap();
+        let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), None, &table);
         let (report, _) = Report::new(&object, &table);
         let (side, _) = Side::new(&node, Arc::new(report), &table);
 

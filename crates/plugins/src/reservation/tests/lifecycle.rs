@@ -154,6 +154,27 @@ fn reservations_end_by_age_by_date_or_with_their_node() {
 }
 
 #[test]
+fn a_node_that_reports_garbage_keeps_its_reservations() {
+    let mut world = World::new();
+    world.node("n", 8);
+    world.reserve("r", "4", "web", json!({}));
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Available");
+    let node = world.nodes.get_mut("n").unwrap();
+    node["status"]["allocatable"]["memory"] = json!("much");
+    let node: Node = serde_json::from_value(node.clone()).unwrap();
+    world.engine.node_applied(Arc::new(node), world.now);
+    world.later(120);
+    assert_eq!(world.status("r")["phase"], "Available");
+    world.restart(false);
+    world.later(120);
+    assert_eq!(world.status("r")["phase"], "Available");
+    world.pod("p", "4", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("p"), "n (r)");
+}
+
+#[test]
 fn a_reservation_that_waits_for_a_node_expires_only_where_that_is_asked_for() {
     for (gates, expected) in [
         (&[][..], None),
