@@ -454,3 +454,33 @@ fn of_pod(pod: &PodSandboxHookRequest) -> ContainerResourceHookRequest {
         ..Default::default()
     }
 }
+
+/// What the fuzz targets call: `None` where a request cannot be read.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    use super::apply;
+    use bytes::Bytes;
+    use koord_rpc::hooks::{ContainerResourceHookResponse, PodSandboxHookResponse};
+
+    /// RunPodSandbox.
+    pub fn run_pod(request: &Bytes, answer: &PodSandboxHookResponse) -> Option<Bytes> {
+        apply::run_pod(request, answer).ok()
+    }
+
+    /// CreateContainer.
+    pub fn create_container(
+        request: &Bytes,
+        answer: &ContainerResourceHookResponse,
+    ) -> Option<Bytes> {
+        apply::create_container(request, answer, answer.container_resources.as_ref()).ok()
+    }
+
+    /// UpdateContainerResources.
+    pub fn update_container(
+        request: &Bytes,
+        answer: &ContainerResourceHookResponse,
+    ) -> Option<Bytes> {
+        let resources = answer.container_resources.as_ref();
+        apply::update_container(request, &answer.container_annotations, resources).ok()
+    }
+}

@@ -31,6 +31,8 @@ mod successor;
 mod wire;
 
 pub use args::Args;
+#[cfg(fuzzing)]
+pub use call::fuzzed;
 
 use koord_app::Context;
 use std::path::PathBuf;

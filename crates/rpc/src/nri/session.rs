@@ -27,6 +27,10 @@ use crate::ttrpc::{Code, Context, Status};
 /// How long a runtime waits that does not say.
 const REQUEST: Duration = Duration::from_secs(2);
 
+/// Pods and containers in all parts of a synchronization: far more than a node runs, so that a runtime
+/// that never ends its parts does not fill the memory.
+const PARTS: usize = 100_000;
+
 /// One connection's requests.
 pub(super) struct Session<H> {
     handler: Arc<H>,
@@ -155,6 +159,11 @@ impl<H: Handler> Plugin for Session<H> {
             let mut parts = self.parts.lock();
             parts.0.extend(request.pods);
             parts.1.extend(request.containers);
+            if parts.0.len() + parts.1.len() > PARTS {
+                *parts = Default::default();
+                let why = format!("more than {PARTS} pods and containers in a synchronization");
+                return Err(Status::new(Code::ResourceExhausted, why));
+            }
             if request.more {
                 // Anything else, and the runtime takes us for one that does not know parts.
                 return Ok(SynchronizeResponse {
