@@ -516,6 +516,59 @@ async fn a_request_that_cannot_be_read_is_what_the_policy_says() {
     }
 }
 
+/// Answers that are no messages, also to what the proxy itself asks about pods and containers.
+#[tokio::test]
+async fn a_runtime_that_answers_nonsense_is_heard_as_it_is() {
+    const NONSENSE: &[u8] = b"\x0a\x7f\xffnonsense";
+    for policy in ["Ignore", "Fail"] {
+        let hooks = Hooks::default();
+        let mut world = World::new();
+        world.options.hook_timeout = Duration::from_secs(60);
+        let socket = world.path("koordlet.sock");
+        let _hook_server = hooks.serve(&socket);
+        world.register("koordlet.json", &socket, policy, &ALL);
+        let (_runtime, heard) = world.runtime(|_, _| reply(frame(NONSENSE), "0"));
+        let _proxy = world.proxy().await;
+        let client = Client::connect(&world.options.listen).await;
+        let run = cri::RunPodSandboxRequest {
+            config: Some(sandbox()),
+            runtime_handler: String::new(),
+        };
+        // What it said of the pod is the kubelet's to judge.
+        let got = client.cri("RunPodSandbox", &run).await;
+        assert_eq!(
+            (got.status().0.as_str(), &got.body),
+            ("0", &frame(NONSENSE))
+        );
+        let started = cri::StartContainerRequest {
+            container_id: "c1".to_owned(),
+        };
+        let before = heard.lock().len();
+        let got = client.cri("StartContainer", &started).await;
+        let reached = heard.lock().split_off(before);
+        let reached = reached
+            .iter()
+            .any(|call| call.path.ends_with("/StartContainer"));
+        let (code, text) = got.status();
+        if policy == "Ignore" {
+            assert_eq!((code.as_str(), reached), ("0", true), "{text}");
+            assert_eq!(got.body, frame(NONSENSE));
+        } else {
+            assert_eq!((code.as_str(), reached), ("2", false), "{text}");
+            assert!(!text.is_empty());
+        }
+        // And the proxy goes on.
+        assert_eq!(
+            client
+                .cri("Status", &cri::StatusRequest::default())
+                .await
+                .status()
+                .0,
+            "0"
+        );
+    }
+}
+
 #[tokio::test]
 async fn exempt_pods_are_nobodys_business() {
     let stage = stage(Hooks::default(), "Fail").await;

@@ -1,6 +1,7 @@
 //! What is installed on a node fits the program.
 
 use koord_runtime_proxy::{Args, Options};
+use std::process::Command;
 use std::time::Duration;
 
 const SERVICE: &str = include_str!("../../../../deploy/runtime-proxy/koord-runtime-proxy.service");
@@ -39,4 +40,33 @@ fn systemd_waits_for_calls_and_knows_the_successor() {
     );
     // Not only the main process: the successor would go with it.
     assert_eq!(value(SERVICE, "KillMode"), "process");
+}
+
+/// systemd's own reading, where the machine has it.
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = value(SERVICE, "ExecStart").split(' ').next().unwrap();
+    // The program is installed on nodes only.
+    let service = SERVICE.replace(program, "/bin/true");
+    let units = [
+        ("koord-runtime-proxy.service", service.as_str()),
+        ("koord-runtime-proxy.socket", SOCKET),
+    ]
+    .map(|(name, text)| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    let mut verify = Command::new("systemd-analyze");
+    let Ok(said) = verify.arg("verify").args(units).output() else {
+        koord_host::testing::skip("systemd-analyze", "there is none");
+        return;
+    };
+    let text = String::from_utf8_lossy(&said.stderr);
+    // It may tell of other units of the machine.
+    let ours = text
+        .lines()
+        .filter(|line| line.contains("koord-runtime-proxy"));
+    assert_eq!(ours.collect::<Vec<_>>(), [""; 0]);
 }
