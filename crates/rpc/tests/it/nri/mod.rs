@@ -374,6 +374,31 @@ async fn a_large_node_is_synchronized_in_one_message() {
     assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 15");
 }
 
+#[tokio::test]
+async fn a_synchronization_without_end_is_refused() {
+    let mut fixture = run(|_| {});
+    let listener = UnixListener::bind(&fixture.socket).unwrap();
+    let mut peer = Peer::new(listener.accept().await.unwrap().0);
+    peer.registers().await;
+    peer.configures().await.unwrap();
+    let part = |more| nri::SynchronizeRequest {
+        containers: vec![Container::default(); 60_000],
+        more,
+        ..Default::default()
+    };
+    let first: nri::SynchronizeResponse = peer.call("Synchronize", &part(true)).await.unwrap();
+    assert!(first.more);
+    let refused = peer
+        .call::<nri::SynchronizeResponse>("Synchronize", &part(true))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code, Code::ResourceExhausted as i32);
+    // From the beginning again.
+    let whole: nri::SynchronizeResponse = peer.call("Synchronize", &part(false)).await.unwrap();
+    assert!(!whole.more);
+    assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 60000");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_or_panics_changes_nothing_and_costs_no_connection() {
     let (mut fixture, mut peer) = started(|_| {}).await;
