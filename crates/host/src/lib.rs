@@ -31,6 +31,7 @@ pub mod path;
 pub mod perf;
 pub mod process;
 pub mod procfs;
+pub mod rdma;
 pub mod reader;
 pub mod resctrl;
 pub mod root;

@@ -90,7 +90,7 @@ gates! {
     CPUSetAllocator: Beta, true, Works;
     BatchResource: Beta, true, Works;
     GPUEnvInject: Alpha, false, Works;
-    RDMADeviceInject: Alpha, false, NOT_YET;
+    RDMADeviceInject: Alpha, false, Works;
     CPUNormalization: Alpha, false, Works;
     CoreSched: Alpha, false, Works;
     TerwayQoS: Alpha, false, Nothing("Terway is not supported");

@@ -21,6 +21,7 @@ pub mod normalization;
 pub mod numa;
 pub mod percentile;
 pub mod quota;
+pub mod rdma_devices;
 pub mod reclaim;
 pub mod recommend;
 pub mod replace;

@@ -15,6 +15,7 @@ mod gpu_env;
 mod group_identity;
 mod normalization;
 mod oom_score_adj;
+mod rdma_device;
 pub mod reconcile;
 mod resctrl;
 pub(crate) mod rules;
@@ -29,6 +30,7 @@ use koord_api::extension::Resctrl;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_model::core_sched::Wanted;
 use koord_model::gpu_env::Mount;
+use koord_model::rdma_devices::RdmaFile;
 
 /// A value and the hook that wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct Adjustment {
     pub env: Vec<Said<(String, String)>>,
     /// Mounts.
     pub mounts: Vec<Said<Mount>>,
+    /// Device files.
+    pub devices: Vec<Said<RdmaFile>>,
     /// A directory on the host that must be there, empty and open to all, before the container starts.
     pub fresh_directory: Option<Said<String>>,
     /// Why hooks could not say what they should have.
@@ -101,6 +105,7 @@ pub enum What {
     CoreSched,
     Resctrl,
     Env,
+    Devices,
 }
 
 /// A hook's say in a value, at some levels, for pods of some classes. A pod that was given CPUs for
@@ -151,6 +156,7 @@ pub const HOOKS: &[Hook] = &[
     gpu_env::HOOK,
     group_identity::HOOK,
     oom_score_adj::HOOK,
+    rdma_device::HOOK,
     resctrl::HOOK,
 ];
 

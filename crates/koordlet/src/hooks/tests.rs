@@ -193,7 +193,8 @@ fn hooks_say_what_their_rows_claim() {
     let notes = json!({
         "koordinator.sh/oom-score-adj": "5",
         "node.koordinator.sh/resctrl": r#"{"mb":{"schemata":{"percent":20}}}"#,
-        "scheduling.koordinator.sh/device-allocated": r#"{"gpu":[{"minor":0}]}"#});
+        "scheduling.koordinator.sh/device-allocated": 
+            r#"{"gpu":[{"minor":0}],"rdma":[{"id":"0000:3b:00.0"}]}"#});
     let pinned = json!({"scheduling.koordinator.sh/resource-status": r#"{"cpuset":"0-1"}"#});
     let mut heard = BTreeSet::new();
     for qos in ["LSE", "LSR", "LS", "BE", "SYSTEM", ""] {
@@ -243,6 +244,7 @@ fn parts(wanted: &Adjustment) -> Vec<(What, &'static str)> {
         resctrl,
         env,
         mounts: _,
+        devices,
         fresh_directory: _,
         problems: _,
     } = wanted;
@@ -261,6 +263,7 @@ fn parts(wanted: &Adjustment) -> Vec<(What, &'static str)> {
         by(What::CoreSched, core_sched.as_ref().map(|said| said.by)),
         by(What::Resctrl, resctrl.as_ref().map(|said| said.by)),
         by(What::Env, env.first().map(|said| said.by)),
+        by(What::Devices, devices.first().map(|said| said.by)),
     ]
     .into_iter()
     .flatten()

@@ -6,8 +6,10 @@ use crate::gates::{Gate, Gates};
 use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired};
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::qos::{KubeQos, QosClass};
+use koord_host::rdma::{self, CharDevice};
 use koord_host::target::Attribute;
 use koord_host::{HostError, Resource, Target};
+use koord_model::rdma_devices::RdmaFile;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -130,6 +132,14 @@ pub(super) enum AnswerError {
     Died,
 }
 
+/// What a new container gets.
+#[derive(Debug, Default)]
+pub(super) struct Created {
+    pub(super) wanted: Adjustment,
+    /// The device files that are wanted, with the numbers that the machine has given them.
+    pub(super) devices: Vec<CharDevice>,
+}
+
 /// The one who answers, whoever asks.
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -168,15 +178,53 @@ impl Answers {
         &self,
         pod: &AskedPod,
         container: &AskedContainer,
-    ) -> Result<Adjustment, AnswerError> {
+    ) -> Result<Created, AnswerError> {
         let wanted = self.container(pod, container, |_, _| {})?;
+        let devices = self.devices(pod, &wanted)?;
         if let Some(directory) = &wanted.fresh_directory {
             fresh(&directory.value).map_err(|error| AnswerError::Directory {
                 path: directory.value.clone(),
                 error,
             })?;
         }
-        Ok(wanted)
+        Ok(Created { wanted, devices })
+    }
+
+    /// The device files that are wanted: all of them or, where one is not there, none.
+    fn devices(&self, pod: &AskedPod, wanted: &Adjustment) -> Result<Vec<CharDevice>, AnswerError> {
+        let root = &self.parts.root;
+        let mut devices = Vec::new();
+        for file in &wanted.devices {
+            let found = match &file.value {
+                RdmaFile::ConnectionManager => rdma::connection_manager(root),
+                RdmaFile::Verbs(address) => rdma::verbs(root, address),
+            };
+            match found {
+                Ok(device) => devices.push(device),
+                Err(error) => {
+                    let (value, by) = (error.to_string(), file.by);
+                    self.problems(pod, &mut vec![Said { value, by }])?;
+                    return Ok(Vec::new());
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Mounts and device files cannot be given through the runtime's proxy: its hooks know neither.
+    pub(super) fn without_files(
+        &self,
+        pod: &AskedPod,
+        wanted: &Adjustment,
+    ) -> Result<(), AnswerError> {
+        let mounts = wanted.mounts.first().map(|said| (said.by, "mounts"));
+        let devices = wanted.devices.first().map(|said| (said.by, "device files"));
+        let lost = mounts.into_iter().chain(devices);
+        let problem = |(by, what)| Said {
+            value: format!("{what} reach a container with --runtime-hooks-mode=nri only"),
+            by,
+        };
+        self.problems(pod, &mut lost.map(problem).collect())
     }
 
     /// What hooks want of a container that is there: CPU lists of batch pods are not among it.

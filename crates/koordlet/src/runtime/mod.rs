@@ -19,6 +19,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use crate::gates::{Gate, Gates};
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::states::States;
@@ -155,12 +156,32 @@ pub(crate) struct Parts {
     pub(crate) metrics: Metrics,
 }
 
+/// Says which open gates lack a way to containers in this mode.
+fn told_what_is_lost(mode: Mode, gates: &Gates) {
+    let lost = match mode {
+        Mode::Nri => return,
+        Mode::Proxy => "mounts and device files are not in what the proxy's hooks can say",
+        Mode::Standalone => "environment, mounts and device files are given at creation only",
+    };
+    for gate in [Gate::GPUEnvInject, Gate::RDMADeviceInject] {
+        if gates.is_on(gate) {
+            tracing::warn!(
+                gate = gate.name(),
+                mode = mode.name(),
+                lost,
+                "of less effect"
+            );
+        }
+    }
+}
+
 /// Starts what `config` asks for, and says which mode is in force. It goes on until `shutdown`.
 pub(crate) fn start(config: &Config, parts: Parts, shutdown: CancellationToken) {
     tracing::info!(
         mode = config.mode.name(),
         "containers get what hooks want by this mode"
     );
+    told_what_is_lost(config.mode, &parts.settings.gates);
     let stages = answer::Stages::of(&config.disabled, &parts.settings.gates);
     let answers = Arc::new(answer::Answers::new(config.policy, stages, parts));
     if config.mode != Mode::Proxy {

@@ -1,15 +1,15 @@
 //! The plugin of the container runtime, as far as it decides: connection and deadlines are
 //! [`koord_rpc::nri::Stub`]'s.
 
-use super::answer::{AnswerError, Answers, Asked};
+use super::answer::{AnswerError, Answers, Asked, Created};
 use super::asked::{AskedContainer, AskedPod};
 use super::{Nri, Policy};
 use crate::hooks::{Adjustment, Said};
 use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
-    LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxMemory, LinuxResources, Mount,
-    OptionalInt, OptionalInt64, OptionalString, OptionalUInt64, Outcome, PodSandbox, Reply, Seen,
-    Settings, Stub, events_named,
+    LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxDevice, LinuxMemory,
+    LinuxResources, Mount, OptionalFileMode, OptionalInt, OptionalInt64, OptionalString,
+    OptionalUInt64, Outcome, PodSandbox, Reply, Seen, Settings, Stub, events_named,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -159,7 +159,8 @@ fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
 }
 
 /// What a new container gets beside what was asked for; `None` when it is nothing.
-fn adjustment(wanted: Adjustment) -> Option<ContainerAdjustment> {
+fn adjustment(created: Created) -> Option<ContainerAdjustment> {
+    let Created { wanted, devices } = created;
     let mut resources = resources(&wanted);
     if let Some(group) = &wanted.resctrl {
         resources.get_or_insert_default().rdt_class = Some(OptionalString {
@@ -167,7 +168,17 @@ fn adjustment(wanted: Adjustment) -> Option<ContainerAdjustment> {
         });
     }
     let score = wanted.oom_score_adj.as_ref();
+    let devices = devices.into_iter().map(|device| LinuxDevice {
+        path: device.path,
+        r#type: "c".to_owned(),
+        major: device.major.into(),
+        minor: device.minor.into(),
+        // Whoever the container's processes run as.
+        file_mode: Some(OptionalFileMode { value: 0o666 }),
+        ..LinuxDevice::default()
+    });
     let linux = LinuxContainerAdjustment {
+        devices: devices.collect(),
         resources,
         oom_score_adj: score.map(|said| OptionalInt { value: said.value }),
         ..LinuxContainerAdjustment::default()
@@ -321,10 +332,10 @@ impl Handler for Plugin {
         let linux = container.linux.as_ref();
         let asked = linux.and_then(|linux| linux.resources.as_ref());
         let asked = asked_container(container, asked);
-        let wanted = self.answers.create(&asked_pod(pod), &asked);
-        let wanted = self.settled("CreateContainer", &container.name, wanted)?;
+        let created = self.answers.create(&asked_pod(pod), &asked);
+        let created = self.settled("CreateContainer", &container.name, created)?;
         Ok(Reply {
-            adjust: adjustment(wanted),
+            adjust: adjustment(created),
             ..Reply::default()
         })
     }

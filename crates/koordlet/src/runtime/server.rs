@@ -167,7 +167,9 @@ impl Service {
         let work = move |answers: &Answers| {
             let (pod, container) = asked(&question)?;
             if creates {
-                answers.create(&pod, &container)
+                let wanted = answers.create(&pod, &container)?.wanted;
+                answers.without_files(&pod, &wanted)?;
+                Ok(wanted)
             } else {
                 answers.running(&pod, &container)
             }

@@ -407,6 +407,84 @@ fn environment_mounts_and_scores_are_in_the_answer() {
     assert_eq!(score.value, -500);
 }
 
+/// A pod with one RDMA adapter, and a machine that has it.
+fn rdma(rig: &Rig) -> PodSandbox {
+    let put = |file: &str, numbers: &str| rig.tree.put(file, numbers).unwrap();
+    put("sys/class/misc/rdma_cm/dev", "10:121\n");
+    put(
+        "sys/bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs3/dev",
+        "231:195\n",
+    );
+    PodSandbox {
+        uid: "r".to_owned(),
+        annotations: text(&[(
+            "scheduling.koordinator.sh/device-allocated",
+            r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"koordinator.sh/rdma":"1"},
+                "extension":{"vfs":[{"minor":2,"busID":"0000:3b:00.2"}]}}]}"#,
+        )]),
+        ..PodSandbox::default()
+    }
+}
+
+#[test]
+fn devices_have_the_machines_numbers_and_come_all_or_not() {
+    let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+    let pod = rdma(&rig);
+    let asked = container(LinuxResources::default());
+    let adjust = rig
+        .plugin(Policy::Fail)
+        .create(&pod, &asked)
+        .unwrap()
+        .adjust;
+    let devices = adjust.unwrap().linux.unwrap().devices;
+    let devices: Vec<_> = devices
+        .iter()
+        .map(|device| (device.path.as_str(), device.major, device.minor))
+        .collect();
+    let want = [
+        ("/dev/infiniband/rdma_cm", 10, 121),
+        ("/dev/infiniband/uverbs3", 231, 195),
+    ];
+    assert_eq!(devices, want);
+    // The function has no driver any more.
+    let verbs = "bus/pci/devices/0000:3b:00.2/infiniband_verbs";
+    std::fs::remove_dir_all(rig.tree.root().sys(verbs)).unwrap();
+    let ignored = rig.plugin(Policy::Ignore).create(&pod, &asked).unwrap();
+    assert_eq!(ignored.adjust, None);
+    let error = rig.plugin(Policy::Fail).create(&pod, &asked).unwrap_err();
+    assert!(
+        error.contains("RDMADeviceInject") && error.contains("0000:3b:00.2"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn what_the_proxy_cannot_carry_is_the_policys_matter() {
+    for (policy, fails) in [(Policy::Ignore, false), (Policy::Fail, true)] {
+        let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+        let pod = rdma(&rig);
+        let mut config = rig.config(Mode::Proxy);
+        config.policy = policy;
+        let _stop = rig.start(&config);
+        let mut client = client(&config).await;
+        let asked = ContainerResourceHookRequest {
+            pod_meta: Some(PodSandboxMetadata {
+                uid: pod.uid,
+                ..PodSandboxMetadata::default()
+            }),
+            pod_annotations: pod.annotations,
+            ..hook_request()
+        };
+        let answer = client.pre_create_container_hook(asked).await;
+        assert_eq!(answer.is_err(), fails);
+        if let Err(status) = answer {
+            let want = "RDMADeviceInject: device files reach a container with \
+                        --runtime-hooks-mode=nri only";
+            assert_eq!(status.message(), want);
+        }
+    }
+}
+
 #[test]
 fn an_update_changes_what_the_runtime_is_about_to_change() {
     let rig = Rig::new();

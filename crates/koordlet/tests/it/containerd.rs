@@ -4,7 +4,7 @@ use crate::agent::{NODE, cluster};
 use koord_app::{Clock, Context};
 use koord_host::root::Controller;
 use koord_host::testing::skip;
-use koord_host::{Cgroup, CgroupPath, Root};
+use koord_host::{Cgroup, CgroupPath, Dirs, Root};
 use koord_kube::Client;
 use koord_rpc::cri;
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
@@ -110,6 +110,7 @@ impl Machine {
         };
         settings.gates.set(Gate::GPUEnvInject, true);
         settings.gates.set(Gate::OOMScoreAdj, true);
+        settings.gates.set(Gate::RDMADeviceInject, true);
         let mut runtime = runtime::Config {
             mode: Mode::Nri,
             ..runtime::Config::default()
@@ -121,10 +122,37 @@ impl Machine {
             node_name: NODE.to_owned(),
             detect_layout: None,
             settings,
+            root: Some(self.with_adapter()),
             report: false,
             runtime,
             ..Options::default()
         }
+    }
+
+    /// This machine, with an RDMA adapter at 0000:3b:00.0 whose device files are those of
+    /// `/dev/zero` and `/dev/full`.
+    fn with_adapter(&self) -> Root {
+        let sys = self.run.path().join("sys");
+        for (file, numbers) in [
+            ("class/misc/rdma_cm/dev", "1:5"),
+            (
+                "bus/pci/devices/0000:3b:00.0/infiniband_verbs/uverbs0/dev",
+                "1:7",
+            ),
+        ] {
+            let file = sys.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, numbers).unwrap();
+        }
+        for other in ["devices", "module", "kernel", "block"] {
+            let link = sys.join(other);
+            if !link.exists() {
+                std::os::unix::fs::symlink(Path::new("/sys").join(other), link).unwrap();
+            }
+        }
+        let mut dirs = Dirs::below(Path::new("/"));
+        dirs.sys = sys;
+        Root::with_dirs(dirs).unwrap()
     }
 
     /// A pod's sandbox, whose group the kubelet would have made.
@@ -195,7 +223,10 @@ impl Machine {
         ];
         let text: String = files.into_iter().map(of).collect();
         let text = format!(
-            "{text} echo score=$(cat /proc/self/oom_score_adj); env; cat /proc/mounts; echo said; sleep 1000000"
+            "{text} echo score=$(cat /proc/self/oom_score_adj); env; cat /proc/mounts; \
+             for file in /dev/infiniband/*; do echo $file=$(stat -c '%t:%T %a' $file); done; \
+             echo zeros=$(head -c 3 /dev/infiniband/rdma_cm | wc -c); \
+             echo full=$(echo 2>&1 > /dev/infiniband/uverbs0); echo said; sleep 1000000"
         );
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata {
@@ -384,7 +415,8 @@ async fn values_are_in_place_when_processes_begin() {
 
     let status = json!({"cpuset": "0"}).to_string();
     let gpu = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
-        "koordinator.sh/gpu-memory": "4Gi", "koordinator.sh/gpu-memory-ratio": "50"}}]});
+        "koordinator.sh/gpu-memory": "4Gi", "koordinator.sh/gpu-memory-ratio": "50"}}],
+        "rdma": [{"minor": 0, "id": "0000:3b:00.0", "resources": {"koordinator.sh/rdma": "1"}}]});
     let gpu = gpu.to_string();
     let notes = [
         ("scheduling.koordinator.sh/resource-status", status.as_str()),
@@ -407,6 +439,12 @@ async fn values_are_in_place_when_processes_begin() {
             service.said
         );
     }
+
+    // Device files are there, and the group lets the container's processes use them.
+    assert_eq!(service.said("/dev/infiniband/rdma_cm"), "1:5 666");
+    assert_eq!(service.said("/dev/infiniband/uverbs0"), "1:7 666");
+    assert_eq!(service.said("zeros"), "3");
+    assert!(service.said("full").contains("No space left"));
 
     // While there is no agent, containers get what they are asked for; then what hooks want.
     agent.stop().await;

@@ -1,0 +1,105 @@
+//! Device files of RDMA adapters, as the kernel numbers them. sysfs tells path and numbers also where
+//! `/dev` is another's, as in a container.
+
+use crate::error::{HostError, Malformed, Result};
+use crate::root::Root;
+use std::io;
+use std::path::Path;
+
+/// A character device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CharDevice {
+    /// Its file on the host.
+    pub path: String,
+    /// Which driver.
+    pub major: u32,
+    /// Which of its devices.
+    pub minor: u32,
+}
+
+/// The connection manager, which all adapters share.
+///
+/// # Errors
+/// The machine has none.
+pub fn connection_manager(root: &Root) -> Result<CharDevice> {
+    numbered(root, "rdma_cm", &root.sys("class/misc/rdma_cm/dev"))
+}
+
+/// The verbs of the PCI function `address`: the first by name, where it has more.
+///
+/// # Errors
+/// There is no such function, or it has no verbs.
+pub fn verbs(root: &Root, address: &str) -> Result<CharDevice> {
+    let directory = root.sys(&format!("bus/pci/devices/{address}/infiniband_verbs"));
+    let failed = |source| HostError::io("list", &directory, source);
+    let mut names = Vec::new();
+    for entry in directory.read_dir().map_err(failed)? {
+        names.push(entry.map_err(failed)?.file_name());
+    }
+    names.sort_unstable();
+    let name = names.first().ok_or_else(|| failed(absent()))?;
+    let name = name.to_string_lossy();
+    numbered(root, &name, &directory.join(&*name).join("dev"))
+}
+
+fn absent() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOENT)
+}
+
+fn numbered(root: &Root, name: &str, file: &Path) -> Result<CharDevice> {
+    let numbers = root.read_with(file, |text| {
+        let numbers = text.trim().split_once(':');
+        let numbers =
+            numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        numbers.ok_or_else(|| Malformed::new("numbers such as 231:192", text))
+    })?;
+    let (major, minor) = numbers.ok_or_else(|| HostError::io("read", file, absent()))?;
+    Ok(CharDevice {
+        path: format!("/dev/infiniband/{name}"),
+        major,
+        minor,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    #[test]
+    fn files_and_numbers_are_those_of_sysfs() {
+        let tree = Tree::hybrid("0").unwrap();
+        let root = tree.root();
+        assert!(connection_manager(root).unwrap_err().is_gone());
+        assert!(verbs(root, "0000:3b:00.0").unwrap_err().is_gone());
+        tree.put("sys/class/misc/rdma_cm/dev", "10:121\n").unwrap();
+        let verbs_of = "sys/bus/pci/devices/0000:3b:00.0/infiniband_verbs";
+        tree.put(&format!("{verbs_of}/uverbs1/dev"), "231:193\n")
+            .unwrap();
+        tree.put(&format!("{verbs_of}/uverbs0/dev"), "231:192\n")
+            .unwrap();
+        let device = |path: &str, major, minor| CharDevice {
+            path: path.to_owned(),
+            major,
+            minor,
+        };
+        assert_eq!(
+            connection_manager(root).unwrap(),
+            device("/dev/infiniband/rdma_cm", 10, 121)
+        );
+        assert_eq!(
+            verbs(root, "0000:3b:00.0").unwrap(),
+            device("/dev/infiniband/uverbs0", 231, 192)
+        );
+        std::fs::create_dir_all(root.sys("bus/pci/devices/0000:3b:00.1/infiniband_verbs")).unwrap();
+        let error = verbs(root, "0000:3b:00.1").unwrap_err();
+        assert!(
+            error.is_gone() && error.to_string().contains("0000:3b:00.1"),
+            "{error}"
+        );
+        tree.put(&format!("{verbs_of}/uverbs0/dev"), "nonsense\n")
+            .unwrap();
+        let error = verbs(root, "0000:3b:00.0").unwrap_err().to_string();
+        assert!(error.contains("uverbs0/dev: expected numbers"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! RDMADeviceInject: containers get the device files of the RDMA adapters that their pod was given; see
+//! [`koord_model::rdma_devices`].
+
+use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What};
+use crate::gates::Gate;
+use crate::qos::{Classes, Level};
+use koord_model::rdma_devices::of_pod;
+
+const NAME: &str = "RDMADeviceInject";
+
+/// The row.
+pub(super) const HOOK: Hook = Hook {
+    name: NAME,
+    gates: &[Gate::RDMADeviceInject],
+    stages: &[Stage::CreateContainer],
+    says: &[Says {
+        what: What::Devices,
+        levels: &[Level::Container],
+        classes: Classes::ALL,
+    }],
+    run,
+};
+
+fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if subject.container().is_none() {
+        return;
+    }
+    let by = NAME;
+    match of_pod(&subject.pod.notes().devices) {
+        Ok(files) => {
+            let files = files.into_iter().map(|value| Said { value, by });
+            wanted.devices.extend(files);
+        }
+        Err(error) => wanted.problems.push(Said {
+            value: error.to_string(),
+            by,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Node, pod};
+    use super::super::{desired, desired_sandbox};
+    use super::*;
+    use koord_model::rdma_devices::RdmaFile;
+    use serde_json::json;
+
+    /// What is given is tested with the model.
+    #[test]
+    fn containers_only() {
+        let pod = |devices: &str| {
+            pod(json!({
+                "metadata": {"uid": "u",
+                    "annotations": {"scheduling.koordinator.sh/device-allocated": devices}},
+                "spec": {"containers": [{"name": "c"}]}}))
+        };
+        let one = pod(r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#);
+        let rules = Node::default().open(Gate::RDMADeviceInject).rules();
+        let wanted = desired(&one, one.containers.first(), &rules);
+        let files: Vec<_> = wanted.devices.into_iter().map(|said| said.value).collect();
+        let verbs = RdmaFile::Verbs("0000:3b:00.0".to_owned());
+        assert_eq!(files, [RdmaFile::ConnectionManager, verbs]);
+        assert!(desired_sandbox(&one, &rules).is_empty());
+        assert!(desired(&one, None, &rules).is_empty());
+        let closed = Node::default().rules();
+        assert!(desired(&one, one.containers.first(), &closed).is_empty());
+
+        let astray = pod(r#"{"rdma":[{"minor":0,"id":"../0000:3b:00.0"}]}"#);
+        let wanted = desired(&astray, astray.containers.first(), &rules);
+        assert_eq!((wanted.devices.len(), wanted.problems.len()), (0, 1));
+    }
+}

@@ -1,0 +1,134 @@
+//! The device files by which a container uses the RDMA adapters that its pod was given.
+//!
+//! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/rdma`.
+
+use koord_api::extension::DeviceAllocations;
+use koord_api::scheduling::DeviceType;
+
+/// A device file, by what it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RdmaFile {
+    /// The connection manager, which all adapters share.
+    ConnectionManager,
+    /// The verbs of the PCI function with this address, such as `0000:3b:00.1`.
+    Verbs(String),
+}
+
+/// An RDMA device whose function cannot be told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an RDMA device of a pod is named by its PCI address, such as 0000:3b:00.1, got {0:?}")]
+pub struct NoAddress(String);
+
+/// What every container of the pod gets; nothing where the pod has no RDMA device. Of a device with
+/// virtual functions these are the container's, and not the device.
+///
+/// # Errors
+/// A device or function has no PCI address.
+pub fn of_pod(devices: &DeviceAllocations) -> Result<Vec<RdmaFile>, NoAddress> {
+    let Some(devices) = devices
+        .get(DeviceType::Rdma.as_str())
+        .filter(|devices| !devices.is_empty())
+    else {
+        return Ok(Vec::new());
+    };
+    let mut files = vec![RdmaFile::ConnectionManager];
+    for device in devices {
+        let functions = device.extension.as_ref().map(|extension| &extension.vfs);
+        match functions.filter(|functions| !functions.is_empty()) {
+            Some(functions) => {
+                for function in functions {
+                    files.push(verbs(&function.bus_id)?);
+                }
+            }
+            None => files.push(verbs(&device.id)?),
+        }
+    }
+    Ok(files)
+}
+
+/// The address becomes a part of a path, and whoever makes a pod can write its annotations.
+fn verbs(address: &str) -> Result<RdmaFile, NoAddress> {
+    let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
+        digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let mut parts = address.split(':');
+    let (domain, bus, rest) = (parts.next(), parts.next(), parts.next());
+    let is_address = domain.is_some_and(|domain| hex(domain, 4..=8))
+        && bus.is_some_and(|bus| hex(bus, 2..=2))
+        && parts.next().is_none()
+        && rest
+            .and_then(|rest| rest.split_once('.'))
+            .is_some_and(|(slot, function)| hex(slot, 2..=2) && hex(function, 1..=1));
+    if is_address {
+        Ok(RdmaFile::Verbs(address.to_ascii_lowercase()))
+    } else {
+        Err(NoAddress(address.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn given(devices: Value) -> Result<Vec<RdmaFile>, NoAddress> {
+        of_pod(&serde_json::from_value(devices).unwrap())
+    }
+
+    fn files(addresses: &[&str]) -> Vec<RdmaFile> {
+        let verbs = addresses
+            .iter()
+            .map(|address| RdmaFile::Verbs((*address).to_owned()));
+        [RdmaFile::ConnectionManager]
+            .into_iter()
+            .chain(verbs)
+            .collect()
+    }
+
+    #[test]
+    fn adapters_and_their_functions() {
+        let function = |address: &str| json!({"minor": 1, "busID": address});
+        for (devices, want) in [
+            (json!({}), vec![]),
+            (json!({"rdma": []}), vec![]),
+            (json!({"gpu": [{"minor": 0}]}), vec![]),
+            (
+                json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}]}),
+                files(&["0000:3b:00.0"]),
+            ),
+            (
+                json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}, {"minor": 1, "id": "0000:AF:00.1",
+                    "extension": {"vfs": []}}]}),
+                files(&["0000:3b:00.0", "0000:af:00.1"]),
+            ),
+            (
+                json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0", "extension":
+                    {"vfs": [function("0000:3b:00.2"), function("10000:3b:01.7")]}}]}),
+                files(&["0000:3b:00.2", "10000:3b:01.7"]),
+            ),
+        ] {
+            assert_eq!(given(devices.clone()), Ok(want), "{devices}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_names_itself() {
+        for bad in [
+            "",
+            "../../../..",
+            "0000:3b:00",
+            "3b:00.0",
+            "0000:3b:00.0/..",
+            "0000:3b:00.0:1",
+            "0000:3b:0g.0",
+            "0000:3b:00.01",
+        ] {
+            let devices = json!({"rdma": [{"id": bad}]});
+            assert_eq!(given(devices), Err(NoAddress(bad.to_owned())));
+            let devices =
+                json!({"rdma": [{"id": "0000:3b:00.0", "extension": {"vfs": [{"busID": bad}]}}]});
+            let told = given(devices).unwrap_err().to_string();
+            assert!(told.ends_with(&format!("{bad:?}")), "{told}");
+        }
+    }
+}
