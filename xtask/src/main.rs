@@ -129,7 +129,8 @@ const NO_CIRCLES: [&str; 6] = [
     "apiserver/src/server",
 ];
 
-/// What any crate's tests may use besides its edges: the embedded API server is the test cluster.
+/// What any crate's tests may use besides its edges: the embedded API server is the test cluster, and
+/// the runtime's proxy asks koordlet.
 const DEV: &[&str] = &[
     "koord-apiserver",
     "koord-kube",
@@ -137,6 +138,7 @@ const DEV: &[&str] = &[
     "koord-plugins",
     "koord-api",
     "koord-host",
+    "koord-runtime-proxy",
 ];
 
 /// Lines of a source file, tests and generated ones aside, after which it wants a split by meaning.

@@ -15,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
 
 /// What part of the time a runtime gives a plugin is used. An answer that comes later than asked for
 /// costs the connection, and with it the answers to come.
@@ -22,6 +23,9 @@ const SHARE_OF_TIME: f64 = 0.8;
 
 /// How long a runtime waits that does not say.
 const USUAL_TIME: Duration = Duration::from_secs(2);
+
+/// How often is looked whether there are rules yet.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A moment at which a runtime asks, with upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,6 +169,18 @@ impl Answers {
     /// The rules in force; `None` before the agent's first round.
     pub(super) fn rules(&self) -> Option<Arc<Rules>> {
         self.parts.states.rules.load_full()
+    }
+
+    /// Waits for the agent's first round: who answers before has nothing to say, and whoever asked takes
+    /// that for the answer. False when it will not come any more.
+    pub(super) async fn ready(&self, shutdown: &CancellationToken) -> bool {
+        while self.rules().is_none() {
+            tokio::select! {
+                () = shutdown.cancelled() => return false,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+        true
     }
 
     fn known(&self, asked: &AskedPod) -> Result<Known, AskedError> {

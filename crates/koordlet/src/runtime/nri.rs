@@ -17,20 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How often is looked whether there are rules yet.
-const LOOK: Duration = Duration::from_millis(50);
-
 /// The shortest time a runtime is given to answer: what it gives plugins itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Is a plugin of the runtime until `shutdown`, whenever there is one.
 pub(super) async fn run(config: Nri, answers: Arc<Answers>, shutdown: CancellationToken) {
-    // Who is connected is asked; before the agent's first round there would be nothing to say.
-    while answers.rules().is_none() {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
-        }
+    if !answers.ready(&shutdown).await {
+        return;
     }
     let mut settings = Settings::new(config.name, config.index, events(&answers));
     settings.socket = koord_rpc::nri::Socket::Path(config.socket.clone());

@@ -23,6 +23,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Serves and registers until `shutdown`. The registration stays: while nobody answers, the proxy
 /// does what its failure policy says.
 pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: CancellationToken) {
+    if !answers.ready(&shutdown).await {
+        return;
+    }
     let listener = loop {
         match grpc::listen(&config.socket) {
             Ok(listener) => break listener,

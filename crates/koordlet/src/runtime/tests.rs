@@ -281,6 +281,25 @@ async fn the_hook_server_is_registered_and_answers() {
     assert_eq!(answer.unwrap().into_inner().labels, asked.labels);
 }
 
+/// Otherwise a container would go unadjusted, whatever the proxy's failure policy.
+#[tokio::test]
+async fn nobody_answers_before_there_is_something_to_say() {
+    let rig = Rig::new();
+    let rules = rig.parts.states.rules.swap(None);
+    let config = rig.config(Mode::Proxy);
+    let _stop = rig.start(&config);
+    // The server's task has its turn, and again after its pause.
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!config.server.socket.exists());
+    tokio::time::resume();
+    rig.parts.states.rules.store(rules);
+    let mut client = client(&config).await;
+    let answer = client.pre_create_container_hook(hook_request());
+    let resources = answer.await.unwrap().into_inner().container_resources;
+    assert_eq!(resources.unwrap().cpu_shares, 512);
+}
+
 #[tokio::test]
 async fn requests_that_mean_nothing_fail_as_the_policy_says() {
     for (policy, fails) in [(Policy::Ignore, false), (Policy::Fail, true)] {

@@ -1,6 +1,7 @@
 //! The agent as a plugin of a real containerd: what is in place when a process begins.
 
 use crate::agent::{NODE, cluster};
+use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
 use koord_app::{Clock, Context};
 use koord_host::root::Controller;
 use koord_host::testing::skip;
@@ -102,7 +103,7 @@ impl Machine {
         script("start", &self.directory, self.run.path());
     }
 
-    fn options(&self, library: &Path) -> Options {
+    fn options(&self, library: &Path, mode: Mode) -> Options {
         let mut settings = Settings {
             layout: Layout::new(Driver::Cgroupfs, self.groups.path().clone()),
             hami_library: library.display().to_string(),
@@ -112,12 +113,14 @@ impl Machine {
         settings.gates.set(Gate::OOMScoreAdj, true);
         settings.gates.set(Gate::RDMADeviceInject, true);
         let mut runtime = runtime::Config {
-            mode: Mode::Nri,
+            mode,
             ..runtime::Config::default()
         };
         runtime.nri.socket = self.run.path().join("nri.sock");
         runtime.nri.backoff = Duration::from_millis(50);
         runtime.server.directory = self.run.path().join("hookserver.d");
+        runtime.server.socket = self.run.path().join("koordlet.sock");
+        runtime.server.endpoint = runtime.server.socket.display().to_string();
         Options {
             node_name: NODE.to_owned(),
             detect_layout: None,
@@ -212,8 +215,36 @@ impl Machine {
         }
     }
 
+    /// The socket of a proxy before this containerd, which asks those that `directory` names.
+    async fn proxy(&self, name: &str, directory: &Path, within: Duration) -> Proxy {
+        let listen = self.run.path().join(name);
+        let options = koord_runtime_proxy::Options {
+            listen: listen.clone(),
+            runtime: self.run.path().join("containerd.sock"),
+            mode: koord_runtime_proxy::Mode::Containerd,
+            hooks: directory.to_owned(),
+            hook_timeout: within,
+            drain_timeout: Duration::from_secs(30),
+            skip: koord_runtime_proxy::Skip {
+                key: "skip".to_owned(),
+                value: "true".to_owned(),
+            },
+        };
+        let ctx = Context::with_clock(Clock::system());
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let run = koord_runtime_proxy::run(options, ctx.clone(), move || ready.send(()).unwrap());
+        let task = tokio::spawn(async move { run.await.unwrap() });
+        is_ready.await.unwrap();
+        Proxy { listen, ctx, task }
+    }
+
     /// A started container, and the first words of its process: its limits, environment and mounts.
     async fn container(&mut self, pod: &Pod, name: &str) -> Started {
+        self.try_container(pod, name).await.unwrap()
+    }
+
+    /// The same, unless it cannot be created.
+    async fn try_container(&mut self, pod: &Pod, name: &str) -> Result<Started, tonic::Status> {
         let of = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
         let files = [
             "cpu/cpu.shares",
@@ -253,12 +284,12 @@ impl Machine {
             config: Some(config),
             sandbox_config: Some(pod.config.clone()),
         };
-        let id = self.cri.create_container(request).await.unwrap();
+        let id = self.cri.create_container(request).await?;
         let id = id.into_inner().container_id;
         let request = cri::StartContainerRequest {
             container_id: id.clone(),
         };
-        self.cri.start_container(request).await.unwrap();
+        self.cri.start_container(request).await?;
         let log = Path::new(&pod.config.log_directory).join(format!("{name}.log"));
         let mut said = String::new();
         for _ in 0..LOOKS {
@@ -269,11 +300,29 @@ impl Machine {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let group = pod.group.path().join(&id).unwrap();
-        Started {
+        Ok(Started {
             group: pod.group.root().cgroup(&group),
             id,
             said,
-        }
+        })
+    }
+}
+
+/// A running proxy.
+struct Proxy {
+    listen: PathBuf,
+    ctx: Context,
+    task: JoinHandle<()>,
+}
+
+impl Proxy {
+    fn client(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(grpc::connect(&self.listen))
+    }
+
+    async fn stop(self) {
+        self.ctx.shutdown.cancel();
+        self.task.await.unwrap();
     }
 }
 
@@ -358,7 +407,7 @@ async fn values_are_in_place_when_processes_begin() {
     let library = machine.run.path().join("libvgpu.so");
     std::fs::write(&library, "").unwrap();
     std::fs::create_dir_all("/tmp/vgpulock").unwrap();
-    let agent = Agent::start(machine.options(&library), &client, &clock);
+    let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
 
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
@@ -450,7 +499,7 @@ async fn values_are_in_place_when_processes_begin() {
     agent.stop().await;
     let missed = machine.container(&batch, "b").await;
     assert_eq!(missed.said("cpu/cpu.shares"), "2");
-    let agent = Agent::start(machine.options(&library), &client, &clock);
+    let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
     let mut now = missed.now();
     for _ in 0..LOOKS {
@@ -474,4 +523,101 @@ async fn values_are_in_place_when_processes_begin() {
     );
     assert_eq!(first.now(), want, "what was there");
     agent.stop().await;
+}
+
+/// A registration of koordlet's name, in a directory of its own.
+fn registered(directory: &Path, endpoint: &Path, policy: &str) {
+    std::fs::create_dir_all(directory).unwrap();
+    let server = HookServer {
+        remote_endpoint: endpoint.display().to_string(),
+        failure_policy: policy.to_owned(),
+        runtime_hooks: vec!["PreCreateContainer".to_owned()],
+    };
+    std::fs::write(directory.join(KOORDLET), server.to_json().unwrap()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_agent() {
+    let Some(mut machine) = Machine::start() else {
+        return;
+    };
+    let clock = Clock::system();
+    let (_server, client) = cluster(&clock).await;
+    let library = machine.run.path().join("libvgpu.so");
+    let options = machine.options(&library, Mode::Proxy);
+    let directory = options.runtime.server.directory.clone();
+    let socket = options.runtime.server.socket.clone();
+    let agent = Agent::start(options, &client, &clock);
+    for _ in 0..LOOKS {
+        if directory.join(KOORDLET).exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let long = Duration::from_secs(60);
+    let proxy = machine.proxy("proxy.sock", &directory, long).await;
+    machine.cri = proxy.client();
+
+    let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
+    let one = json!({"limits": list, "requests": list});
+    let extended = json!({"containers": {"a": one, "c": one, "gone": one, "hangs": one}});
+    let extended = extended.to_string();
+    let gpu = json!({"gpu": [{"minor": 1}]}).to_string();
+    let notes = [
+        (
+            "node.koordinator.sh/extended-resource-spec",
+            extended.as_str(),
+        ),
+        ("koordinator.sh/oom-score-adj", "777"),
+        ("scheduling.koordinator.sh/device-allocated", gpu.as_str()),
+    ];
+    let labels = [("koordinator.sh/qosClass", "BE")];
+    let batch = machine.pod("be", "besteffort", &notes, &labels).await;
+    assert_eq!(
+        batch.group.cpu_shares().unwrap(),
+        Some(2048),
+        "the pod's own group"
+    );
+    let first = machine.container(&batch, "a").await;
+    assert_eq!(first.said("cpu/cpu.shares"), "512", "{}", first.said);
+    assert_eq!(first.said("cpu/cpu.cfs_quota_us"), "50000");
+    assert_eq!(
+        first.said("memory/memory.limit_in_bytes"),
+        (64 * MIB).to_string()
+    );
+    assert_eq!(first.said("score"), "777");
+    assert_eq!(first.said("NVIDIA_VISIBLE_DEVICES"), "1");
+
+    agent.stop().await;
+    proxy.stop().await;
+    for _ in 0..LOOKS {
+        if std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    // Nobody listens, or somebody does and never answers.
+    let hangs = machine.run.path().join("hangs.sock");
+    let _hangs = std::os::unix::net::UnixListener::bind(&hangs).unwrap();
+    let short = Duration::from_secs(1);
+    for (name, endpoint, within) in [("gone", &socket, long), ("hangs", &hangs, short)] {
+        let directory = machine.run.path().join(name);
+        registered(&directory, endpoint, FAIL);
+        let proxy = machine
+            .proxy(&format!("{name}-fail.sock"), &directory, within)
+            .await;
+        machine.cri = proxy.client();
+        let refused = machine.try_container(&batch, "c").await;
+        assert!(refused.is_err(), "{name}");
+        proxy.stop().await;
+        registered(&directory, endpoint, IGNORE);
+        let proxy = machine
+            .proxy(&format!("{name}-ignore.sock"), &directory, within)
+            .await;
+        machine.cri = proxy.client();
+        let created = machine.container(&batch, name).await;
+        assert_eq!(created.said("cpu/cpu.shares"), "2", "{name}");
+        proxy.stop().await;
+    }
 }
