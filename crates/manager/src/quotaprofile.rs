@@ -14,8 +14,9 @@ use koord_api::{annotations, extension, labels, resources, selector};
 use koord_kube::events::{self, Severity};
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Api, Change, ObjectKey, patch};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -259,34 +260,62 @@ fn build(replica: &Arc<Replica>) -> Controller {
             }
         }
     });
-    let replica = replica.clone();
-    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+    let (replica, said) = (replica.clone(), Arc::new(Said::default()));
+    Controller::new(queue, move |key| {
+        reconcile(replica.clone(), said.clone(), key)
+    })
 }
 
-async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
-    let caches = &replica.caches;
+/// A reason, and what is wrong.
+type Problem = (&'static str, String);
+
+/// What was wrong with each profile when it was last looked at.
+type Said = Mutex<HashMap<ObjectKey, Vec<Problem>>>;
+
+async fn reconcile(
+    replica: Arc<Replica>,
+    said: Arc<Said>,
+    key: ObjectKey,
+) -> Result<Outcome, crate::Error> {
     // The quota of a profile that is gone stays.
-    let Some(profile) = caches.quota_profiles.get(&key) else {
+    let Some(profile) = replica.caches.quota_profiles.get(&key) else {
+        said.lock().remove(&key);
         return Ok(Outcome::Done);
     };
-    let warn = |reason: &str, message: String| {
+    let mut problems = Vec::new();
+    let outcome = keep(&replica, &profile, &key, &mut problems).await;
+    // Every few seconds the same would be said.
+    let before = said.lock().remove(&key).unwrap_or_default();
+    for (reason, message) in problems.iter().filter(|problem| !before.contains(problem)) {
         tracing::warn!(profile = %key, reason, message);
         let about = events::reference(&*profile);
-        replica
-            .recorder
-            .event(about, Severity::Warning, reason, message);
-    };
+        let recorder = &replica.recorder;
+        recorder.event(about, Severity::Warning, reason, message.clone());
+    }
+    if !problems.is_empty() {
+        said.lock().insert(key, problems);
+    }
+    outcome
+}
+
+/// Makes a profile's quota what it should be.
+async fn keep(
+    replica: &Replica,
+    profile: &ElasticQuotaProfile,
+    key: &ObjectKey,
+    problems: &mut Vec<Problem>,
+) -> Result<Outcome, crate::Error> {
+    let caches = &replica.caches;
     let nodes = caches.nodes.list();
-    let plan = match plan(&profile, nodes.iter().map(|node| &**node)) {
+    let plan = match plan(profile, nodes.iter().map(|node| &**node)) {
         Ok(plan) => plan,
         Err(problem) => {
-            warn("InvalidProfile", problem);
+            problems.push(("InvalidProfile", problem));
             return Ok(Outcome::Again(PERIOD));
         }
     };
-    for problem in &plan.problems {
-        warn("InvalidProfile", problem.clone());
-    }
+    let invalid = plan.problems.iter();
+    problems.extend(invalid.map(|problem| ("InvalidProfile", problem.clone())));
     if let Some(tree) = &plan.new_tree {
         let profiles: Api<ElasticQuotaProfile> =
             Api::namespaced(replica.client.clone(), &key.namespace);
@@ -312,10 +341,10 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
     match written {
         Ok(()) => Ok(Outcome::Again(PERIOD)),
         Err(error) => {
-            warn(
+            problems.push((
                 reason,
                 format!("failed to {doing} quota {quota}, err: {error}"),
-            );
+            ));
             Ok(Outcome::Again(RETRY))
         }
     }

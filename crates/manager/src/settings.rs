@@ -17,6 +17,14 @@ struct Complaints {
     problems: Vec<Problem>,
 }
 
+impl Complaints {
+    /// The problems that were not there `before`.
+    fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Problem> {
+        let known = |problem: &&Problem| !before.problems.contains(problem);
+        self.problems.iter().filter(known)
+    }
+}
+
 type Listener = Box<dyn Fn() + Send + Sync>;
 
 /// Follows the ConfigMap.
@@ -85,7 +93,7 @@ impl Settings {
             message: problem,
             is_refused,
             ..
-        } in &complaints.problems
+        } in complaints.since(&self.complaints.borrow())
         {
             if *is_refused {
                 tracing::error!(key, problem, "settings are refused");
@@ -103,22 +111,52 @@ impl Settings {
         }
     }
 
-    /// Makes events of what is wrong now and later, until `stop`. One replica does so.
+    /// Makes events of what is wrong now and later, until `stop`. One replica does so. What is still
+    /// wrong after a change is not said again: one source may say only so much about one object.
     pub(crate) async fn complain(&self, recorder: &Recorder, stop: CancellationToken) {
         let mut complaints = self.complaints.subscribe();
+        let mut said = Complaints::default();
         loop {
-            let Complaints { about, problems } = complaints.borrow_and_update().clone();
-            for (about, problem) in about
-                .iter()
-                .flat_map(|a| problems.iter().map(move |p| (a, p)))
-            {
-                let (warning, message) = (Severity::Warning, problem.message.as_str());
-                recorder.event(about.clone(), warning, problem.reason, message);
+            let now = complaints.borrow_and_update().clone();
+            if let Some(about) = &now.about {
+                for problem in now.since(&said) {
+                    let (warning, message) = (Severity::Warning, problem.message.as_str());
+                    recorder.event(about.clone(), warning, problem.reason, message);
+                }
             }
+            said = now;
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = complaints.changed() => if changed.is_err() { return },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_still_wrong_is_not_said_again() {
+        let complaints = |messages: &[&str]| Complaints {
+            about: None,
+            problems: messages
+                .iter()
+                .map(|message| Problem {
+                    key: "",
+                    reason: "SLOCfgUnknownKey",
+                    message: (*message).to_owned(),
+                    is_refused: false,
+                })
+                .collect(),
+        };
+        let (before, now) = (complaints(&["a", "b"]), complaints(&["b", "c"]));
+        let said = |now: &Complaints, before: &Complaints| -> Vec<String> {
+            now.since(before).map(|p| p.message.clone()).collect()
+        };
+        assert_eq!(said(&now, &before), ["c"]);
+        assert_eq!(said(&now, &complaints(&[])), ["b", "c"], "a new leader");
+        assert_eq!(said(&complaints(&["b"]), &now), [""; 0]);
     }
 }
