@@ -66,6 +66,7 @@ impl Checker {
         instead: &str,
     ) {
         if let Some(value) = value.filter(|value| !words.contains(value)) {
+            let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
             let words = words.join(", ");
             let reason = format!("it is none of {words}; {instead}");
             self.fail(field, &format!("{value:?}"), reason);

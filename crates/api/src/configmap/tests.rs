@@ -524,7 +524,7 @@ fn what_means_nothing_is_named_and_taken_over_all_the_same() {
             "nodeConfigs[0].cpuReclaimTresholdPercent is 70",
             "cpuReclaimThresholdPercent is 300: it is more than 100",
             "cpuCalculatePolicy is \"request\": it is none of usage, maxUsageRequest",
-            "midReclaimMode is \"statik\"",
+            "midReclaimMode is \"statik\": it is none of static; what",
             "override \"#0\": field memoryCalculatePolicy is \"used\"",
         ],
     );
