@@ -2,7 +2,10 @@
 
 use crate::deploy;
 use axum::Router;
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::IntoResponse;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
 use koord_apiserver::authz::User;
@@ -19,6 +22,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
     /// May do everything.
@@ -81,6 +85,30 @@ impl Cluster {
             .route("/apis/metrics.k8s.io/{*rest}", axum::routing::any(absent))
             .fallback_service(as_the_manager(&self.server, self.refused.clone()));
         koord_kube::client::in_process(service)
+    }
+
+    /// A client of a node's kubelet.
+    pub(crate) fn kubelet(&self, node: &str) -> Client {
+        let user = User::new(format!("system:node:{node}"), ["system:nodes"]);
+        koord_kube::client::in_process(self.server.service_as(user, |_, _| ()))
+    }
+
+    /// A client for a manager that loses the API server when the token is cancelled.
+    pub(crate) fn until_cut(&self) -> (Client, CancellationToken) {
+        let cut = CancellationToken::new();
+        let seen = cut.clone();
+        let ask = move |request: Request<Body>, next: Next| {
+            let is_cut = seen.is_cancelled();
+            async move {
+                if is_cut {
+                    return StatusCode::SERVICE_UNAVAILABLE.into_response();
+                }
+                next.run(request).await
+            }
+        };
+        let service = as_the_manager(&self.server, self.refused.clone());
+        let service = service.layer(middleware::from_fn(ask));
+        (koord_kube::client::in_process(service), cut)
     }
 
     /// Starts a manager with default options; it stops with the cluster's context.

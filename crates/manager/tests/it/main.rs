@@ -7,6 +7,7 @@ mod colocation;
 mod deploy;
 mod devices;
 mod flags;
+mod https;
 mod leadership;
 mod metrics;
 mod pods;

@@ -25,14 +25,14 @@ const SECRET: &str = "koordinator-webhook-certs";
 const HOST: &str = "koordinator-webhook-service.koordinator-system.svc";
 
 /// As upstream's defaults, but for where it listens.
-fn settings(host: Option<&str>) -> Settings {
+pub(crate) fn settings(host: Option<&str>) -> Settings {
     let mut settings = Settings::from_env(|_| None).unwrap();
     settings.address = "127.0.0.1:0".parse().unwrap();
     settings.host = host.map(str::to_owned);
     settings
 }
 
-fn options(settings: Settings) -> Options {
+pub(crate) fn options(settings: Settings) -> Options {
     Options {
         webhooks: Serve::Https(settings),
         ..Options::default()
@@ -40,7 +40,7 @@ fn options(settings: Settings) -> Options {
 }
 
 /// The configurations that a manifest brings.
-async fn install(cluster: &Cluster) {
+pub(crate) async fn install(cluster: &Cluster) {
     let [mutating, validating] = manifests(&settings(None).service);
     let api: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let params = PostParams::default();

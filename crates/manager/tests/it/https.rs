@@ -1,0 +1,195 @@
+//! What webhooks decide, asked over HTTPS: by the API server, and by many at two replicas.
+
+use crate::cluster::{Cluster, typed};
+use crate::webhooks::{install, options, settings};
+use axum::http::{Request, header};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Node;
+use koord_api::annotations::{
+    self, NODE_RAW_ALLOCATABLE, NODE_RESOURCE_AMPLIFICATION_RATIO, QUOTA_CHILD_REQUEST,
+};
+use koord_api::labels;
+use koord_api::scheduling::ElasticQuota;
+use koord_app::Context;
+use koord_app::features::Gates;
+use koord_kube::api::PostParams;
+use koord_kube::client::{Peer, to_peer};
+use koord_kube::{Api, Client, patch};
+use koord_manager::{GATES, Options};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Starts a manager that serves its webhooks on a port of its own, and returns a client of it.
+async fn replica(cluster: &Cluster, gates: &str) -> Client {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut settings = settings(Some("127.0.0.1"));
+    settings.address = free.local_addr().unwrap();
+    // With a host of its own the certificates would be in files.
+    settings.directory = None;
+    let url = format!("https://{}", settings.address);
+    drop(free);
+    let options = Options {
+        gates: Gates::parse(GATES, gates).unwrap(),
+        ..options(settings)
+    };
+    let ctx = Context {
+        shutdown: cluster.ctx.shutdown.clone(),
+        ..Context::with_clock(cluster.ctx.clock.clone())
+    };
+    let run = koord_manager::run(options, cluster.limited.clone(), ctx);
+    tokio::spawn(async move { run.await.unwrap() });
+    let peer = Peer {
+        url,
+        insecure: true,
+        ..Peer::default()
+    };
+    to_peer(&peer).await.unwrap()
+}
+
+/// What a replica answers about the creation of a pod; `None` if it does not answer yet.
+async fn asked(replica: &Client, pod: &Value) -> Option<Value> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": pod["metadata"]["name"], "operation": "CREATE", "namespace": "default",
+            "name": pod["metadata"]["name"], "userInfo": {"username": "somebody"},
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"}, "object": pod,
+        },
+    });
+    let request = Request::post("/validate-pod").header(header::CONTENT_TYPE, "application/json");
+    let request = request.body(review.to_string().into_bytes()).unwrap();
+    let text = replica.request_text(request).await.ok()?;
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["response"]["uid"], review["request"]["uid"]);
+    Some(answer["response"].clone())
+}
+
+#[tokio::test]
+async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
+    const WRITERS: usize = 16;
+    const PODS: usize = 8;
+    let cluster = Cluster::start().await;
+    let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
+    let quota = json!({
+        "metadata": {"name": "q", "annotations": {annotations::QUOTA_ADMISSION: "{\"cpu\":\"30\"}"}},
+        "spec": {"min": {"cpu": 4}, "max": {"cpu": 100}},
+    });
+    quotas
+        .create(&PostParams::default(), &typed(quota))
+        .await
+        .unwrap();
+    let gates = "EnableQuotaAdmission=true,ElasticQuotaDump=true";
+    let replicas = [
+        replica(&cluster, gates).await,
+        replica(&cluster, gates).await,
+    ];
+    for replica in &replicas {
+        // Served, and the quota is known.
+        loop {
+            let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+            match replica.request_text(ask).await {
+                Ok(text) if text.contains("\"q\"") => break,
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let replicas = replicas.clone();
+            tokio::spawn(async move {
+                let (mut granted, mut refusals) = (0, Vec::new());
+                for at in 0..PODS {
+                    let pod = json!({
+                        "metadata": {"name": format!("p{writer}-{at}"), "namespace": "default",
+                            "labels": {labels::POD_QUOTA_NAME: "q"}},
+                        "spec": {"containers": [{"name": "c", "image": "i",
+                            "resources": {"requests": {"cpu": "1"}}}]},
+                    });
+                    let answer = asked(&replicas[(writer + at) % 2], &pod).await.unwrap();
+                    if answer["allowed"] == true {
+                        granted += 1;
+                    } else {
+                        refusals.push(answer["status"]["message"].to_string());
+                    }
+                }
+                (granted, refusals)
+            })
+        })
+        .collect();
+    let (mut granted, mut refusals) = (0, Vec::new());
+    for writer in writers {
+        let (some, why) = writer.await.unwrap();
+        granted += some;
+        refusals.extend(why);
+    }
+    let used = quotas.get("q").await.unwrap();
+    let used = used.amounts(QUOTA_CHILD_REQUEST).unwrap();
+    assert_eq!(used.get("cpu").map(|cpu| cpu.value()), Some(granted));
+    assert!((1..=30).contains(&granted), "{granted} of 30: {refusals:?}");
+    let exceeded = |why: &String| why.contains("exceeded quota: default/q, requested: cpu=1");
+    assert!(refusals.iter().any(exceeded), "{refusals:?}");
+}
+
+/// The settings become the node's annotation, and what its kubelet says is amplified by it.
+#[tokio::test]
+async fn a_kubelets_allocatable_is_amplified_over_https() {
+    let cluster = Cluster::start().await;
+    install(&cluster).await;
+    let factors = json!({"enable": true, "resourceAmplificationRatio": {"cpu": 1.5, "memory": 2}});
+    cluster
+        .configure(json!({"colocation-config": "{\"enable\": true}",
+            "resource-amplification-config": factors.to_string()}))
+        .await;
+    cluster.add_node("n1", json!({}), "10", "100Gi").await;
+    replica(&cluster, "NodeMutatingWebhook=true").await;
+    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
+    let ready = |configuration: &MutatingWebhookConfiguration| {
+        let mut entries = configuration.webhooks.iter().flatten();
+        let found = entries.find(|entry| entry.name.contains("node"))?;
+        let client = &found.client_config;
+        client.url.as_ref().zip(client.ca_bundle.as_ref()).map(drop)
+    };
+    told.until("the entry of nodes", ready).await;
+    let mut nodes = cluster.watch::<Node>();
+    let annotation = |node: &Node, key: &str| {
+        let annotations = node.metadata.annotations.as_ref()?;
+        annotations.get(key).cloned()
+    };
+    let ratio = nodes
+        .until("the annotation", |node| {
+            annotation(node, NODE_RESOURCE_AMPLIFICATION_RATIO)
+        })
+        .await;
+    let ratio: Value = serde_json::from_str(&ratio).unwrap();
+    assert_eq!(ratio, json!({"cpu": 1.5, "memory": 2.0}));
+
+    let kubelet = cluster.kubelet("n1");
+    let says = async |cpu: &str, memory: &str| {
+        let status = json!({"status": {"allocatable": {"cpu": cpu, "memory": memory}}});
+        let node = patch::merge_node_status(&kubelet, "n1", &status)
+            .await
+            .unwrap();
+        let raw = annotation(&node, NODE_RAW_ALLOCATABLE).unwrap();
+        let raw: Value = serde_json::from_str(&raw).unwrap();
+        let status = node.status.unwrap();
+        let shown = json!(status.allocatable.unwrap());
+        assert_eq!(json!(status.capacity.unwrap())["cpu"], "10");
+        let of = |list: &Value| (list["cpu"].clone(), list["memory"].clone());
+        (of(&raw), of(&shown))
+    };
+    let amounts = |cpu: &str, memory: &str| (json!(cpu), json!(memory));
+    let (raw, shown) = says("8", "90Gi").await;
+    assert_eq!(raw, amounts("8", "90Gi"));
+    assert_eq!(shown, amounts("12", "180Gi"));
+    // It repeats what it finds in the node.
+    let (raw, shown) = says("12", "180Gi").await;
+    assert_eq!(raw, amounts("8", "90Gi"));
+    assert_eq!(shown, amounts("12", "180Gi"));
+    // It gets less.
+    let (raw, shown) = says("6", "90Gi").await;
+    assert_eq!(raw, amounts("6", "90Gi"));
+    assert_eq!(shown, amounts("9", "180Gi"));
+    cluster.ctx.shutdown.cancel();
+}
