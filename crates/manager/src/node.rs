@@ -3,7 +3,7 @@
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_kube::queue::WorkQueue;
-use koord_kube::{Change, ObjectKey};
+use koord_kube::{Change, Mirrored, ObjectKey};
 
 /// A queue of nodes: each is looked at when it comes or goes, when something of it changes that
 /// matters, and, as all others, when the settings do.
@@ -12,17 +12,20 @@ pub(crate) fn queue(replica: &Replica) -> WorkQueue<ObjectKey> {
     let nodes = queue.clone();
     replica.caches.nodes.on_change(move |change| match change {
         Change::Applied { old, new } => {
-            if old.as_ref().is_none_or(|old| is_relevant(old, new)) {
-                nodes.add(ObjectKey::of(&**new));
+            if old
+                .as_ref()
+                .is_none_or(|old| is_relevant(&old.read(), &new.read()))
+            {
+                nodes.add(new.key());
             }
         }
-        Change::Deleted(node) => nodes.add(ObjectKey::of(&**node)),
+        Change::Deleted(node) => nodes.add(node.key()),
         Change::Synced => {}
     });
     let (nodes, all) = (replica.caches.nodes.clone(), queue.clone());
     replica.settings.on_change(move || {
         for node in nodes.list() {
-            all.add(ObjectKey::of(&*node));
+            all.add(node.key());
         }
     });
     queue

@@ -71,8 +71,8 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
     }
     let existing = replica.caches.node_metrics.get(&key);
     let existing = existing.as_ref().map(|metric| &metric.spec);
-    let node = replica.caches.nodes.get(&key);
-    let action = plan(node.as_deref(), existing, &config);
+    let node = replica.caches.nodes.object(&key);
+    let action = plan(node.as_ref(), existing, &config);
     let metrics = &replica.metrics;
     metrics
         .nodemetric_spec_parse

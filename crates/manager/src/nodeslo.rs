@@ -82,17 +82,17 @@ fn build(replica: &Arc<Replica>) -> Controller {
 async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
     let config = replica.settings.current();
     let (node, existing) = (
-        replica.caches.nodes.get(&key),
+        replica.caches.nodes.object(&key),
         replica.caches.node_slos.get(&key),
     );
     let existing = existing.as_ref().map(|existing| &*existing.spec);
-    let (action, problem) = plan(node.as_deref(), existing, &config);
+    let (action, problem) = plan(node.as_ref(), existing, &config);
     let metrics = &replica.metrics;
     metrics
         .nodeslo_spec_parse
         .count(problem.is_none(), "getNodeSLOSpec");
     if let (Some(node), Some(problem)) = (node, problem) {
-        let (about, warning) = (events::reference(&*node), Severity::Warning);
+        let (about, warning) = (events::reference(&node), Severity::Warning);
         replica
             .recorder
             .event(about, warning, "SLOAnnotationIgnored", problem);

@@ -16,6 +16,7 @@ use koord_kube::queue::WorkQueue;
 use koord_kube::{Api, Change, ObjectKey, patch};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,9 +56,9 @@ struct Plan {
 ///
 /// # Errors
 /// The selector is malformed: then no nodes can be told from others, and the quota stays.
-fn plan<'a>(
+fn plan(
     profile: &ElasticQuotaProfile,
-    nodes: impl IntoIterator<Item = &'a Node>,
+    nodes: impl IntoIterator<Item: Borrow<Node>>,
 ) -> Result<Plan, String> {
     let key = ObjectKey::of(profile);
     let spec = &profile.spec;
@@ -65,6 +66,7 @@ fn plan<'a>(
     let mut problems = Vec::new();
     let (mut total, mut unschedulable) = (ResourceList::new(), ResourceList::new());
     for node in nodes {
+        let node: &Node = node.borrow();
         let own = node.metadata.labels.as_ref().unwrap_or(&none);
         let selected = selector::matches(&spec.node_selector, own);
         if !selected.map_err(|error| format!("spec.nodeSelector: {error}"))? {
@@ -306,8 +308,7 @@ async fn keep(
     problems: &mut Vec<Problem>,
 ) -> Result<Outcome, crate::Error> {
     let caches = &replica.caches;
-    let nodes = caches.nodes.list();
-    let plan = match plan(profile, nodes.iter().map(|node| &**node)) {
+    let plan = match plan(profile, caches.nodes.objects()) {
         Ok(plan) => plan,
         Err(problem) => {
             problems.push(("InvalidProfile", problem));

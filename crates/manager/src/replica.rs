@@ -2,9 +2,10 @@
 
 use crate::cache::{Cache, Follow, Kind, State};
 use crate::facts::{
-    Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, trim_node, trim_topology,
+    Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, Text, trim_node, trim_topology,
 };
 use crate::metrics::Metrics;
+use crate::recommender::RecommendationFacts;
 use crate::settings::Settings;
 use crate::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
@@ -29,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 /// A cache for each [`Kind`].
 pub(crate) struct Caches {
     pub(crate) settings: Cache<ConfigMap>,
-    pub(crate) nodes: Cache<Node>,
+    pub(crate) nodes: Cache<Text<Node>>,
     pub(crate) pods: Cache<PodFacts>,
     pub(crate) node_metrics: Cache<MetricFacts>,
     pub(crate) node_slos: Cache<SloFacts>,
@@ -40,7 +41,7 @@ pub(crate) struct Caches {
     pub(crate) priority_classes: Cache<PriorityClass>,
     pub(crate) quotas: Cache<ElasticQuota>,
     pub(crate) quota_profiles: Cache<ElasticQuotaProfile>,
-    pub(crate) recommendations: Cache<Recommendation>,
+    pub(crate) recommendations: Cache<RecommendationFacts>,
 }
 
 impl Caches {
@@ -55,15 +56,20 @@ impl Caches {
             move |stop| Informer::start_in_namespace(client, &namespace, only, stop)
         };
         let nodes = client.clone();
+        let of_node = |mut node: Node| {
+            trim_node(&mut node);
+            Text::of(&node)
+        };
         let (pods, keep) = (client.clone(), Keep::of(options));
         let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);
         let (metrics, topologies) = (client.clone(), client.clone());
         let (slos, specs) = (client.clone(), Specs::default());
+        let recommendations = client.clone();
         let of_metric = |metric: NodeMetric| MetricFacts::of(&metric);
         Self {
             settings: Cache::new(Kind::Settings, settings),
             nodes: Cache::new(Kind::Nodes, move |stop| {
-                Informer::start_trimmed(nodes, all(), trim_node, stop)
+                Informer::start_kept(nodes, all(), of_node, stop)
             }),
             pods: Cache::new(Kind::Pods, move |stop| {
                 Informer::start_kept(pods, all(), of_pod, stop)
@@ -83,7 +89,10 @@ impl Caches {
             priority_classes: whole(Kind::PriorityClasses, client),
             quotas: whole(Kind::Quotas, client),
             quota_profiles: whole(Kind::QuotaProfiles, client),
-            recommendations: whole(Kind::Recommendations, client),
+            recommendations: Cache::new(Kind::Recommendations, move |stop| {
+                let of: fn(Recommendation) -> _ = RecommendationFacts::of;
+                Informer::start_kept(recommendations, all(), of, stop)
+            }),
         }
     }
 

@@ -169,7 +169,7 @@ impl Resources {
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome, crate::Error> {
         let (replica, name) = (&self.replica, key.name.as_str());
-        let Some(node) = replica.caches.nodes.get(key) else {
+        let Some(node) = replica.caches.nodes.object(key) else {
             self.forget(name);
             self.written.lock().remove(name);
             replica.metrics.forget(name);

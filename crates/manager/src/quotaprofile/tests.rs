@@ -99,7 +99,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         ),
     ];
     for (profile, min, total, unschedulable, tree, labels) in rows {
-        let plan = plan(&profile, &nodes()).unwrap();
+        let plan = plan(&profile, nodes()).unwrap();
         let quota = plan.quota(&ObjectKey::new("ns", "root"));
         assert_eq!(quota.spec.min, list(min), "{profile:?}");
         assert_eq!(json!(quota)["status"], json!({}));
@@ -126,7 +126,7 @@ fn a_quota_is_as_large_as_its_nodes() {
 fn an_existing_quota_keeps_what_is_not_the_profiles() {
     let plan = plan(
         &profile("profile1", json!({}), json!({"quotaLabels": {"zone": "a"}})),
-        &nodes(),
+        nodes(),
     )
     .unwrap();
     let existing = json!({
@@ -179,7 +179,7 @@ fn shares_are_cut_off() {
 #[test]
 fn mistakes_in_a_profile_are_named() {
     let problems = |metadata: Value, spec: Value| {
-        plan(&profile("p", metadata, spec), &nodes())
+        plan(&profile("p", metadata, spec), nodes())
             .unwrap()
             .problems
             .join("; ")
@@ -201,7 +201,7 @@ fn mistakes_in_a_profile_are_named() {
     );
     let selector =
         json!({"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "Near"}]}});
-    let error = plan(&profile("p", json!({}), selector), &nodes()).unwrap_err();
+    let error = plan(&profile("p", json!({}), selector), nodes()).unwrap_err();
     assert!(
         error.contains("spec.nodeSelector") && error.contains("Near"),
         "{error}"

@@ -12,6 +12,7 @@
 
 mod args;
 mod checkpoints;
+mod facts;
 mod learn;
 mod pods;
 mod round;
@@ -20,13 +21,14 @@ mod status;
 mod target;
 
 pub use args::{RecommenderArgs, RecommenderOptions};
+pub use facts::RecommendationFacts;
 pub(crate) use pods::PodFacts;
 pub(crate) use target::Target;
 
 use crate::cache::Kind;
 use crate::controllers::{Controller, Outcome, Row};
 use crate::replica::Replica;
-use koord_api::analysis::{PERCENTILES, Recommendation};
+use koord_api::analysis::PERCENTILES;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, ObjectKey};
 use parking_lot::Mutex;
@@ -73,17 +75,17 @@ fn build(replica: &Arc<Replica>) -> Controller {
 }
 
 /// Whether a change of a Recommendation is somebody else's: statuses are our own.
-fn matters(change: &Change<Recommendation>) -> bool {
-    let percentiles = |object: &Recommendation| {
-        let annotations = object.metadata.annotations.as_ref();
-        annotations.and_then(|all| all.get(PERCENTILES)).cloned()
+fn matters(change: &Change<RecommendationFacts>) -> bool {
+    let percentiles = |known: &RecommendationFacts| {
+        let annotations = known.read().metadata.annotations;
+        annotations.and_then(|mut all| all.remove(PERCENTILES))
     };
     match change {
         Change::Applied { old: None, .. } => true,
         Change::Applied {
             old: Some(old),
             new,
-        } => old.spec != new.spec || percentiles(old) != percentiles(new),
+        } => old.target != new.target || percentiles(old) != percentiles(new),
         Change::Deleted(_) | Change::Synced => false,
     }
 }

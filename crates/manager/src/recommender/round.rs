@@ -1,6 +1,7 @@
 //! One round: who is meant, what was used, what is recommended, what is written.
 
 use super::checkpoints::{self, Loaded, Support};
+use super::facts::RecommendationFacts;
 use super::learn::{self, Entry, Known};
 use super::pods::PodFacts;
 use super::sources::{self, Measured};
@@ -12,7 +13,7 @@ use futures::{StreamExt, stream};
 use koord_api::analysis::{ContainerDistribution, DISTRIBUTION, Recommendation};
 use koord_kube::events::{self, Severity};
 use koord_kube::owners::{Owner, Owners};
-use koord_kube::{Api, Informer, ObjectKey, Scope, Store, patch};
+use koord_kube::{Api, Informer, Mirrored, ObjectKey, Scope, Store, patch};
 use koord_model::histogram::UnixMillis;
 use koord_model::recommend::Percentiles;
 use serde_json::json;
@@ -22,6 +23,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Writes at once.
 const WRITERS: usize = 8;
+/// Recommendations that are decided about before the first of them is written.
+const DECIDED: usize = 256;
 /// The longest pause between two tries to write what the API server refuses, in minutes.
 const LONGEST_PAUSE: u32 = 16;
 
@@ -41,7 +44,7 @@ pub(super) struct Rounds {
 
 /// A Recommendation in a round.
 struct Case {
-    object: Arc<Recommendation>,
+    facts: Arc<RecommendationFacts>,
     key: ObjectKey,
     target: Result<Target, String>,
     pods: Vec<Arc<PodFacts>>,
@@ -96,10 +99,10 @@ impl Rounds {
 
     /// Drops what was learned for Recommendations that are no more. The garbage collector takes
     /// their checkpoints.
-    fn forget(&mut self, objects: &[Arc<Recommendation>]) {
+    fn forget(&mut self, objects: &[Arc<RecommendationFacts>]) {
         let uids: HashMap<ObjectKey, &str> = objects
             .iter()
-            .map(|object| (ObjectKey::of(&**object), uid(object)))
+            .map(|object| (object.key(), uid(object)))
             .collect();
         self.entries
             .retain(|key, entry| uids.get(key).is_some_and(|uid| *uid == entry.uid));
@@ -147,9 +150,9 @@ impl Rounds {
     }
 
     /// An entry for each Recommendation, with its history where there is one.
-    fn adopt(&mut self, objects: &[Arc<Recommendation>]) {
+    fn adopt(&mut self, objects: &[Arc<RecommendationFacts>]) {
         for object in objects {
-            let key = ObjectKey::of(&**object);
+            let key = object.key();
             let uid = uid(object);
             let entry = self
                 .entries
@@ -166,15 +169,15 @@ impl Rounds {
     /// Which pods each Recommendation is about.
     async fn cases(
         &mut self,
-        objects: Vec<Arc<Recommendation>>,
+        objects: Vec<Arc<RecommendationFacts>>,
         pods: &Store<PodFacts>,
     ) -> Result<Vec<Case>, Error> {
         let mut cases: Vec<Case> = objects
             .into_iter()
-            .map(|object| Case {
-                key: ObjectKey::of(&*object),
-                target: Target::of(&object.spec.target),
-                object,
+            .map(|facts| Case {
+                key: facts.key(),
+                target: facts.target.clone(),
+                facts,
                 pods: Vec::new(),
                 trouble: None,
             })
@@ -299,6 +302,19 @@ impl Rounds {
         measured: &Measured,
         now: UnixMillis,
     ) {
+        // A few at a time: all of them at once are many times what is kept.
+        for cases in cases.chunks(DECIDED) {
+            self.write_some(replica, cases, measured, now).await;
+        }
+    }
+
+    async fn write_some(
+        &mut self,
+        replica: &Arc<Replica>,
+        cases: &[Case],
+        measured: &Measured,
+        now: UnixMillis,
+    ) {
         let mut writes = Vec::new();
         for case in cases {
             let Some(entry) = self.entries.get_mut(&case.key) else {
@@ -308,8 +324,10 @@ impl Rounds {
                 continue;
             }
             let support = self.checkpoints.as_ref();
-            if let Some((write, annotation)) = decide(replica, case, entry, measured, support) {
-                writes.push((case.key.clone(), case.object.clone(), write, annotation));
+            let object = case.facts.read();
+            let decided = decide(replica, case, &object, entry, measured, support);
+            if let Some((write, annotation)) = decided {
+                writes.push((case.key.clone(), object, write, annotation));
             }
         }
         let done: Vec<_> = stream::iter(writes)
@@ -405,20 +423,20 @@ impl Rounds {
     }
 }
 
-fn uid(object: &Recommendation) -> &str {
-    object.metadata.uid.as_deref().unwrap_or_default()
+fn uid(object: &RecommendationFacts) -> &str {
+    object.uid().unwrap_or_default()
 }
 
 /// What to write about one Recommendation: its status, and the text of the annotation.
 fn decide(
     replica: &Replica,
     case: &Case,
+    object: &Recommendation,
     entry: &mut Entry,
     measured: &Measured,
     checkpoints: Option<&Support>,
 ) -> Option<(Write, Option<String>)> {
     let options = &replica.options.recommender;
-    let object = &case.object;
     let wanted = target::percentiles(object, options.settings.percentiles);
     let percentiles: Percentiles = match &wanted {
         Ok(percentiles) => *entry.percentiles.insert(*percentiles),

@@ -63,10 +63,10 @@ impl Source for Arc<Replica> {
     }
 
     fn nodes(&self) -> Vec<(String, Strings)> {
-        let nodes = self.caches.nodes.list().into_iter();
+        let nodes = self.caches.nodes.objects();
         let known = nodes.map(|node| {
-            let labels = node.metadata.labels.clone().unwrap_or_default();
-            (node.metadata.name.clone().unwrap_or_default(), labels)
+            let labels = node.metadata.labels.unwrap_or_default();
+            (node.metadata.name.unwrap_or_default(), labels)
         });
         known.collect()
     }

@@ -3,10 +3,10 @@
 use super::pod::Lookup;
 use super::profile::{self, Priority};
 use crate::cache::Kind;
+use crate::recommender::RecommendationFacts;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace;
-use koord_api::analysis::Recommendation;
 use koord_api::config::ClusterColocationProfile;
 use koord_kube::events::{self, Severity};
 use koord_kube::kube_core::Resource;
@@ -26,7 +26,7 @@ impl Lookup for Arc<Replica> {
         })
     }
 
-    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<Recommendation>>> {
+    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<RecommendationFacts>>> {
         Box::pin(async move {
             self.wait_for(&[], &[Kind::Recommendations]).await;
             self.caches.recommendations.list()

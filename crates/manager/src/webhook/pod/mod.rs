@@ -19,9 +19,9 @@ pub use binding::{BindingPolicy, Namespaces};
 pub use flags::Flags;
 pub(crate) use mutate::strategic;
 
+use crate::recommender::RecommendationFacts;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
-use koord_api::analysis::Recommendation;
 use koord_api::config::ClusterColocationProfile;
 use koord_api::lenient;
 use koord_kube::ObjectKey;
@@ -66,7 +66,7 @@ pub trait Lookup: Send + Sync {
     /// A PriorityClass; `None` if there is none of this name.
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>>;
     /// All Recommendations, once they are known.
-    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<Recommendation>>> {
+    fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<RecommendationFacts>>> {
         Box::pin(async { Vec::new() })
     }
 }

@@ -1,12 +1,13 @@
 //! Tells the scheduler how much of its request a new pod will use, where a Recommendation knows.
 
-use crate::recommender::{PodFacts, Target};
+use crate::recommender::{PodFacts, RecommendationFacts, Target};
 use crate::webhook::json::{self, Misfit};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::analysis::{ContainerDistribution, DISTRIBUTION, Recommendation};
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
 use koord_api::quantity::Quantity;
 use koord_api::resources;
+use koord_kube::Mirrored;
 use koord_kube::owners::Owner;
 use koord_model::recommend::admission::{ContainerAmounts, scaling_factors};
 use serde_json::Value;
@@ -22,21 +23,22 @@ pub(super) fn pod(
     pod: &mut Value,
     typed: &Pod,
     namespace: &str,
-    recommendations: &[Arc<Recommendation>],
+    recommendations: &[Arc<RecommendationFacts>],
 ) -> Result<(), Misfit> {
     if json::annotations(pod).contains_key(LOAD_ESTIMATED_SCALING_FACTORS) {
         return Ok(());
     }
     let facts = PodFacts::of(typed);
     let chain = owners(&facts);
-    let about = |object: &&Arc<Recommendation>| {
-        object.metadata.namespace.as_deref() == Some(namespace)
-            && Target::of(&object.spec.target)
-                .is_ok_and(|target| target.matches(&facts.labels, &chain))
+    let matches = |target: &Target| target.matches(&facts.labels, &chain);
+    let about = |known: &&Arc<RecommendationFacts>| {
+        known.target.as_ref().is_ok_and(matches) && known.key().namespace == namespace
     };
     let mut found: Vec<_> = recommendations.iter().filter(about).collect();
-    found.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    let factors = found.into_iter().map(|object| factors(&facts, object));
+    found.sort_by_key(|known| known.key());
+    let factors = found
+        .into_iter()
+        .map(|known| factors(&facts, &known.read()));
     let Some(factors) = factors.into_iter().find(|factors| !factors.is_empty()) else {
         return Ok(());
     };
@@ -129,9 +131,9 @@ mod tests {
         })
     }
 
-    fn recommendation(target: Value, days: f64) -> Arc<Recommendation> {
+    fn recommendation(target: Value, days: f64) -> Arc<RecommendationFacts> {
         let detail = json!({"main": {"confidenceDays": days}});
-        Arc::new(
+        Arc::new(RecommendationFacts::of(
             serde_json::from_value(json!({
                 "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
                 "metadata": {"name": "r", "namespace": "shop",
@@ -141,10 +143,14 @@ mod tests {
                     {"containerName": "main", "resources": {"cpu": "500m", "memory": "1Gi"}}]}},
             }))
             .unwrap(),
-        )
+        ))
     }
 
-    fn admitted(mut value: Value, namespace: &str, known: &Arc<Recommendation>) -> Option<String> {
+    fn admitted(
+        mut value: Value,
+        namespace: &str,
+        known: &Arc<RecommendationFacts>,
+    ) -> Option<String> {
         let typed = serde_json::from_value(value.clone()).unwrap();
         pod(&mut value, &typed, namespace, std::slice::from_ref(known)).unwrap();
         json::annotations(&value).remove(LOAD_ESTIMATED_SCALING_FACTORS)
