@@ -91,7 +91,7 @@ async fn reconcile(
         .as_deref()
         .unwrap_or_default();
     for pod in chosen {
-        let uid = pod.uid.as_deref().unwrap_or_default();
+        let uid = pod.uid().unwrap_or_default();
         {
             let now = Instant::now();
             let mut state = state.lock();

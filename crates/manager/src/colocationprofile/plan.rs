@@ -61,11 +61,11 @@ pub(super) fn pods(
         let namespace = labels
             .as_ref()
             .map_or(Namespace::Unknown, Namespace::Labels);
-        let (matched, _) = profile::matching([profile.clone()], &pod.labels, namespace);
+        let (matched, _) = profile::matching([profile.clone()], pod.labels(), namespace);
         !matched.is_empty()
     };
     let left_out = |pod: &PodFacts| {
-        let uid = pod.uid.as_deref().unwrap_or_default();
+        let uid = pod.uid().unwrap_or_default();
         profile::is_skipped(percent, || profile::roll(uid, profile::name(profile)))
     };
     let waiting = pods.iter().filter(|pod| pod.node.is_empty() && pod.active);

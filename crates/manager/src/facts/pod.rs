@@ -12,7 +12,7 @@ use koord_model::reclaim::pod_request;
 use parking_lot::RwLock;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Which parts of a pod are kept besides those that the node-resource controller reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,9 +38,6 @@ impl Keep {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodFacts {
     pub(crate) key: ObjectKey,
-    /// `None` unless [`Keep::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
-    /// same name is nothing else to the other readers than one that changed.
-    pub(crate) uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     /// The node it is bound to; empty if none.
     pub(crate) node: Box<str>,
@@ -51,13 +48,21 @@ pub(crate) struct PodFacts {
     /// QoS class, with default.
     pub(crate) qos: QosClass,
     pub(crate) request: Packed,
-    /// The quota that the label names; empty if none.
-    pub(crate) quota: Box<str>,
-    /// The NUMA nodes in the scheduler's annotation.
-    pub(crate) numa_nodes: Box<[usize]>,
-    /// Empty unless [`Keep::labels`].
-    pub(crate) labels: BTreeMap<String, String>,
+    /// `None` of most pods.
+    rare: Option<Box<Rare>>,
 }
+
+/// What few pods have, or few managers keep.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Rare {
+    uid: Option<Box<str>>,
+    quota: Box<str>,
+    numa_nodes: Box<[usize]>,
+    labels: BTreeMap<String, String>,
+}
+
+/// That of a pod that has nothing of it.
+static NOTHING: LazyLock<Rare> = LazyLock::new(Rare::default);
 
 impl PodFacts {
     pub(crate) fn of(pod: &Pod, keep: Keep) -> Self {
@@ -66,15 +71,8 @@ impl PodFacts {
         let status = pod.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref());
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        Self {
-            key: ObjectKey::of(pod),
+        let rare = Rare {
             uid: boxed(&meta.uid).filter(|_| keep.uid),
-            resource_version: boxed(&meta.resource_version),
-            node: node.unwrap_or_default().into(),
-            active: matches!(phase, Some("Running" | "Pending")),
-            priority: priority::of_pod_with_default(pod),
-            qos: qos::of_pod_with_default(pod),
-            request: pod_request(pod).into(),
             quota: boxed_label(pod, labels::POD_QUOTA_NAME),
             numa_nodes: numa_nodes(pod),
             labels: if keep.labels {
@@ -82,7 +80,42 @@ impl PodFacts {
             } else {
                 BTreeMap::new()
             },
+        };
+        Self {
+            key: ObjectKey::of(pod),
+            resource_version: boxed(&meta.resource_version),
+            node: node.unwrap_or_default().into(),
+            active: matches!(phase, Some("Running" | "Pending")),
+            priority: priority::of_pod_with_default(pod),
+            qos: qos::of_pod_with_default(pod),
+            request: pod_request(pod).into(),
+            rare: (rare != *NOTHING).then(|| Box::new(rare)),
         }
+    }
+
+    fn rare(&self) -> &Rare {
+        self.rare.as_deref().unwrap_or(&NOTHING)
+    }
+
+    /// `None` unless [`Keep::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
+    /// same name is nothing else to the other readers than one that changed.
+    pub(crate) fn uid(&self) -> Option<&str> {
+        self.rare().uid.as_deref()
+    }
+
+    /// The quota that the label names; empty if none.
+    pub(crate) fn quota(&self) -> &str {
+        &self.rare().quota
+    }
+
+    /// The NUMA nodes in the scheduler's annotation.
+    pub(crate) fn numa_nodes(&self) -> &[usize] {
+        &self.rare().numa_nodes
+    }
+
+    /// Empty unless [`Keep::labels`].
+    pub(crate) fn labels(&self) -> &BTreeMap<String, String> {
+        &self.rare().labels
     }
 }
 
@@ -91,7 +124,7 @@ impl Mirrored for PodFacts {
         self.key.clone()
     }
     fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
+        self.rare().uid.as_deref()
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()

@@ -27,7 +27,7 @@ pub(crate) fn node_view<'a>(
             qos: pod.qos,
             request: pod.request.amount(),
             usage: metric.and_then(|metric| Some(metric.usage?.amount())),
-            numa_nodes: pod.numa_nodes.to_vec(),
+            numa_nodes: pod.numa_nodes().to_vec(),
         });
     }
     let dangling = measured.into_values().map(|metric| Measured {

@@ -33,7 +33,8 @@ pub(crate) struct Kept {
 pub(crate) struct Entry {
     /// `metadata.uid` of the Recommendation.
     pub(crate) uid: String,
-    pub(crate) containers: BTreeMap<String, Kept>,
+    /// Boxed: a node of the map has room for eleven.
+    pub(crate) containers: BTreeMap<String, Box<Kept>>,
     /// The last percentiles that made sense.
     pub(crate) percentiles: Option<Percentiles>,
     /// Whether what single containers used had to be guessed of late.
@@ -95,11 +96,13 @@ impl Entry {
     }
 
     fn kept(&mut self, settings: &Settings, container: &str) -> &mut Kept {
-        let fresh = || Kept {
-            model: ContainerModel::new(settings),
-            saved: UnixMillis::MIN,
-            dirty: false,
-            version: None,
+        let fresh = || {
+            Box::new(Kept {
+                model: ContainerModel::new(settings),
+                saved: UnixMillis::MIN,
+                dirty: false,
+                version: None,
+            })
         };
         self.containers
             .entry(container.to_owned())

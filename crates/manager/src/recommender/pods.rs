@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone)]
 pub(crate) struct PodFacts {
     pub(crate) key: ObjectKey,
-    pub(crate) uid: String,
-    resource_version: Option<String>,
-    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) uid: Box<str>,
+    resource_version: Option<Box<str>>,
+    /// As JSON; empty without any.
+    labels: Box<str>,
     pub(crate) owner: Option<Owner>,
     /// The containers that run as long as the pod: main ones and sidecars.
     pub(crate) containers: Vec<ContainerFacts>,
@@ -67,14 +68,23 @@ impl PodFacts {
                 .filter_map(killed)
                 .max(),
         };
+        let labels = pod.metadata.labels.as_ref();
+        let labels = labels.and_then(|labels| serde_json::to_string(labels).ok());
         Self {
             key: ObjectKey::of(pod),
-            uid: pod.metadata.uid.clone().unwrap_or_default(),
-            resource_version: pod.metadata.resource_version.clone(),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
+            resource_version: pod.metadata.resource_version.as_deref().map(Box::from),
+            labels: labels.unwrap_or_default().into(),
             owner: Owner::of(&pod.metadata),
             containers: main.chain(sidecars).map(facts).collect(),
         }
+    }
+}
+
+impl PodFacts {
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        // They were written by `of`.
+        serde_json::from_str(&self.labels).unwrap_or_default()
     }
 }
 

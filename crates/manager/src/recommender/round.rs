@@ -160,7 +160,7 @@ impl Rounds {
                 .or_insert_with(|| Entry::new(uid));
             for (owner, container, kept) in self.loaded.remove(&key).into_iter().flatten() {
                 if owner == uid {
-                    entry.containers.entry(container).or_insert(kept);
+                    entry.containers.entry(container).or_insert(Box::new(kept));
                 }
             }
         }
@@ -221,9 +221,10 @@ impl Rounds {
         for pod in pods {
             let chain = pod.owner.as_ref().and_then(|owner| chains.get(owner));
             let chain = chain.map_or(&[][..], Vec::as_slice);
+            let labels = pod.labels();
             for at in by_namespace.get(&pod.key.namespace).into_iter().flatten() {
                 let case = &mut cases[*at];
-                let matches = |target: &Target| target.matches(&pod.labels, chain);
+                let matches = |target: &Target| target.matches(&labels, chain);
                 if case.target.as_ref().is_ok_and(matches) {
                     case.pods.push(pod.clone());
                 }

@@ -29,8 +29,8 @@ pub(super) fn pod(
         return Ok(());
     }
     let facts = PodFacts::of(typed);
-    let chain = owners(&facts);
-    let matches = |target: &Target| target.matches(&facts.labels, &chain);
+    let (chain, labels) = (owners(&facts), facts.labels());
+    let matches = |target: &Target| target.matches(&labels, &chain);
     let about = |known: &&Arc<RecommendationFacts>| {
         known.target.as_ref().is_ok_and(matches) && known.key().namespace == namespace
     };
@@ -92,8 +92,9 @@ fn owners(pod: &PodFacts) -> Vec<Owner> {
         name: name.to_owned(),
         uid: String::new(),
     };
+    let labels = pod.labels();
     let without = |label: &str| {
-        let hash = pod.labels.get(label)?;
+        let hash = labels.get(label)?;
         owner.name.strip_suffix(hash.as_str())?.strip_suffix('-')
     };
     let next = match owner.kind.as_str() {

@@ -31,21 +31,20 @@ impl BoundPods {
             Change::Deleted(pod) => (Some(&**pod), None),
             Change::Synced => return,
         };
-        let quota = |pod: Option<&PodFacts>| pod.map(|pod| pod.quota.clone());
-        if old.is_some() && quota(old) == quota(new) {
+        if old.is_some() && old.map(PodFacts::quota) == new.map(PodFacts::quota) {
             return;
         }
         let mut labelled = self.labelled.write();
         if let Some(old) = old
-            && let Some(pods) = labelled.get_mut(&old.quota)
+            && let Some(pods) = labelled.get_mut(old.quota())
         {
             pods.remove(&old.key);
             if pods.is_empty() {
-                labelled.remove(&old.quota);
+                labelled.remove(old.quota());
             }
         }
-        if let Some(new) = new.filter(|pod| !pod.quota.is_empty()) {
-            let pods = labelled.entry(new.quota.clone()).or_default();
+        if let Some(new) = new.filter(|pod| !pod.quota().is_empty()) {
+            let pods = labelled.entry(new.quota().into()).or_default();
             pods.insert(new.key.clone());
         }
     }
