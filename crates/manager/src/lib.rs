@@ -39,7 +39,7 @@ pub use args::Args;
 pub use colocationprofile::{Flags as ProfileFlags, Options as ProfileOptions};
 use controllers::Controllers;
 pub use features::GATES;
-pub use recommender::{RecommenderArgs, RecommenderOptions};
+pub use recommender::{RecommendationFacts, RecommenderArgs, RecommenderOptions};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
