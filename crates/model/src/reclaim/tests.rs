@@ -602,3 +602,82 @@ fn mids_terms_add_up_and_name_what_chose_them() {
         ],
     );
 }
+
+/// What the system and services of the host use is divided and rounded together.
+#[test]
+fn a_zones_part_of_what_is_used_is_rounded_once() {
+    let zones = [0, 1].map(|index| Zone {
+        index,
+        allocatable: amount("10/10G"),
+    });
+    let node = NodeView {
+        capacity: amount("20/20G"),
+        allocatable: amount("20/20G"),
+        system_usage: amount("1m/0"),
+        host_apps: vec![Measured {
+            priority: PriorityClass::Prod,
+            usage: amount("1m/0"),
+        }],
+        ..NodeView::default()
+    };
+    let whole = BatchPolicy {
+        cpu_reclaim_percent: 100,
+        ..BatchPolicy::default()
+    };
+    for batch in batch_by_zone(&node, &zones, &whole) {
+        assert_eq!(batch.milli_cpu(), Quantity::from_value(9999));
+    }
+}
+
+/// Upstream leaves such a pod out of the node's sum, and not out of its zones'.
+#[test]
+fn zones_are_charged_for_unmeasured_pods_in_any_case() {
+    let zones = [0, 1].map(|index| Zone {
+        index,
+        allocatable: amount("10/10G"),
+    });
+    let node = NodeView {
+        capacity: amount("20/20G"),
+        allocatable: amount("20/20G"),
+        pods: vec![pod(PriorityClass::Prod, QosClass::Ls, "4/0", "")],
+        ..NodeView::default()
+    };
+    let policy = BatchPolicy {
+        cpu_reclaim_percent: 100,
+        memory_reclaim_percent: 100,
+        cpu: CpuPolicy::MaxUsageRequest,
+        charge_unmeasured: false,
+        ..BatchPolicy::default()
+    };
+    check(&node, &policy, 20_000, "20G");
+    for batch in batch_by_zone(&node, &zones, &policy) {
+        assert_eq!(batch.milli_cpu(), Quantity::from_value(8000));
+    }
+    // Who is measured and not there any more counts, too.
+    let node = NodeView {
+        dangling: vec![Measured {
+            priority: PriorityClass::Prod,
+            usage: amount("3/0"),
+        }],
+        ..node
+    };
+    check(&node, &policy, 17_000, "20G");
+}
+
+#[test]
+fn what_mid_pods_ask_for_is_not_taken_from_mid() {
+    let node = NodeView {
+        capacity: amount("100/100G"),
+        allocatable: amount("100/100G"),
+        pods: vec![
+            pod(PriorityClass::Prod, QosClass::Ls, "20/20G", "1/1G"),
+            pod(PriorityClass::Mid, QosClass::Ls, "40/40G", "1/1G"),
+        ],
+        ..NodeView::default()
+    };
+    let policy = MidPolicy {
+        unallocated_percent: 50,
+        ..MidPolicy::default()
+    };
+    check_mid(&node, &policy, 40_000, "40G");
+}

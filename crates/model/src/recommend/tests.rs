@@ -311,3 +311,67 @@ fn factors_are_percent_of_the_request() {
         BTreeMap::from([("cpu", 65), ("memory", 25)])
     );
 }
+
+#[test]
+fn bounds_are_wide_and_finite_after_one_sample() {
+    let settings = Settings::peak();
+    let mut model = ContainerModel::new(&settings);
+    assert!(model.add(&settings, sample("a", T0, 0.4, 600.0 * MIB)));
+    let found = of(&model, &settings);
+    // As after one sample's part of a day: 1 + 1440.
+    let ratio = found.upper.cpu_milli as f64 / found.target.cpu_milli as f64;
+    assert!((ratio - 1441.0).abs() < 5.0, "{ratio}");
+}
+
+#[test]
+fn the_lower_bound_is_the_median() {
+    let settings = Settings::peak();
+    let mut model = ContainerModel::new(&settings);
+    for minute in 0..=1440 {
+        let cpu = if minute % 10 == 0 { 1.0 } else { 0.1 };
+        let one = sample("a", T0 + minute * MINUTE, cpu, 600.0 * MIB);
+        assert!(model.add(&settings, one));
+    }
+    let found = of(&model, &settings);
+    assert!(found.target.cpu_milli >= 1050, "{found:?}");
+    assert!((100..130).contains(&found.lower.cpu_milli), "{found:?}");
+}
+
+#[test]
+fn checkpoints_keep_the_newest_pods_once_and_no_window_far_ahead() {
+    let settings = Settings::peak();
+    let mut model = ContainerModel::new(&settings);
+    for pod in 0..100 {
+        let name = format!("pod{pod}");
+        assert!(model.add(&settings, sample(&name, T0 + pod * MINUTE, 0.4, MIB)));
+    }
+    let mut saved = model.save();
+    let names: Vec<_> = saved.instances.iter().map(|one| one.pod.clone()).collect();
+    assert_eq!(names.len(), 64);
+    assert!(!names.contains(&"pod35".to_owned()) && names.contains(&"pod36".to_owned()));
+    let twice = saved.instances[0].clone();
+    saved.instances.push(twice);
+    saved.instances[0].window_end = i64::MAX;
+    let now = T0 + DAY;
+    let again = ContainerModel::load(&settings, &saved, now).unwrap().save();
+    assert_eq!(again.instances.len(), 64);
+    let soon = now + settings.memory_window_ms;
+    assert!(again.instances.iter().all(|one| one.window_end <= soon));
+}
+
+#[test]
+fn a_kill_counts_in_its_window_alone() {
+    let settings = Settings::peak();
+    let mut model = ContainerModel::new(&settings);
+    assert!(model.add(&settings, sample("a", T0, 0.4, 100.0 * MIB)));
+    let request = Some(800.0 * MIB);
+    assert!(!model.oom(&settings, "a", T0 - HOUR, request), "before it");
+    assert!(model.oom(&settings, "a", T0 + HOUR, request));
+    for (hours, used) in [(30, 100.0), (31, 200.0)] {
+        let one = sample("a", T0 + hours * HOUR, 0.4, used * MIB);
+        assert!(model.add(&settings, one));
+    }
+    let instance = &model.save().instances[0];
+    assert!((instance.peak - 200.0 * MIB).abs() < 1.0, "{instance:?}");
+    assert!(instance.oom_peak.abs() < 1.0, "{instance:?}");
+}
