@@ -161,6 +161,37 @@ pub(crate) async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_report
     }
 }
 
+/// Who makes one mistake after the other hears of each: what is still wrong of before is not said again,
+/// and does not use up what may be said about one object.
+#[tokio::test(start_paused = true)]
+async fn what_is_wrong_with_the_settings_is_said_once() {
+    let cluster = Cluster::start().await;
+    let mut data = json!({});
+    cluster.configure(data.clone()).await;
+    cluster.manager(Options::default());
+    let mut events = cluster.watch::<Event>();
+    for step in 0..12 {
+        // Events are named after the time.
+        tokio::time::advance(std::time::Duration::from_millis(1)).await;
+        let key = format!("nobody-reads-{step}.");
+        data[&key] = json!("x");
+        cluster.configure(data.clone()).await;
+        let about = |event: &Event| {
+            let message = event.message.as_ref()?;
+            message.contains(&key).then_some(event.count)
+        };
+        let count = events.until("an event about the newest key", about).await;
+        // More than ten of a kind are folded into one.
+        assert!(count == Some(1) || step > 9, "{step}: {count:?}");
+    }
+    let all: Api<Event> = Api::all(cluster.client.clone());
+    for event in all.list(&Default::default()).await.unwrap() {
+        let message = event.message.unwrap_or_default();
+        let folded = message.starts_with("(combined");
+        assert!(folded || event.count == Some(1), "{message}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn colocation_switched_off_takes_resources_away_at_once() {
     let cluster = Cluster::start().await;

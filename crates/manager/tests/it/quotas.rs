@@ -1,6 +1,7 @@
 //! Quotas and their pods as API servers ask about them, on two replicas; and the controller of profiles.
 
 use crate::cluster::{Cluster, typed};
+use k8s_openapi::api::core::v1::Event;
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
@@ -270,4 +271,23 @@ pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
         .add_node("a3", json!({"zone": "a"}), "10", "64Gi")
         .await;
     quotas.until("a quota of three nodes", min("30")).await;
+
+    // It is looked at every ten seconds, and what is wrong is said when it becomes so.
+    let bad = json!({
+        "metadata": {"name": "bad", "namespace": "default"},
+        "spec": {"quotaName": "bad-root", "nodeSelector": {}, "resourceRatio": "7"},
+    });
+    profiles
+        .create(&PostParams::default(), &typed(bad))
+        .await
+        .unwrap();
+    let count = |event: &Event| {
+        let message = event.message.as_ref()?;
+        let said = message.starts_with("spec.resourceRatio \"7\"");
+        said.then_some(event.count)
+    };
+    let mut events = cluster.watch::<Event>();
+    events.until("an event", count).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(events.until("an event", count).await, Some(1));
 }
