@@ -97,6 +97,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-scheduler",
             "koord-plugins",
             "koord-manager",
+            "koord-rpc",
             "koordlet",
             "koord-runtime-proxy",
             "koord-node",

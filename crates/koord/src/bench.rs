@@ -121,7 +121,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
     cluster::init_logging("warn,kube_client::client::tls=error");
     cluster::install_crypto_provider();
     match command {
-        Command::Runtime(args) => match cluster::runtime()?.block_on(runtime::run(&args))? {
+        Command::Runtime(args) => match runtime::run(&args)? {
             Some(report) => publish(&report, args.json.as_deref()),
             None => return Ok(ExitCode::from(3)),
         },

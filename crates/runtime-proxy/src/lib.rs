@@ -17,7 +17,6 @@
 //! Invariant: no client of Kubernetes, and nothing here decides what a container shall get.
 
 mod args;
-pub mod bench;
 mod call;
 mod docker;
 mod forward;

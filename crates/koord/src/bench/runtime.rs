@@ -1,36 +1,205 @@
-//! `koord bench runtime`: what being asked before a container starts costs.
+//! `koord bench runtime`: what being asked before a container starts costs, with real containers.
+//!
+//! Three containerds of the measurement's own stand side by side: nobody is asked about the containers
+//! of the first, koordlet is a plugin (NRI) of the second, the third is called through the runtime proxy,
+//! which asks koordlet's hook server. They create a container each, in turns, so that what else the
+//! machine does hits all. What a container got is what its process says when it begins.
 
-mod proxy;
+mod calls;
+mod containerd;
+mod lanes;
+mod node;
+mod picture;
+mod times;
 
-use anyhow::Result;
+use crate::{cluster, console};
+use anyhow::{Context as _, Result};
+use containerd::Containerd;
+use lanes::Lane;
+use node::Asked;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use times::Spread;
+use tokio::runtime::Handle;
 
 /// The size of the measurement.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Socket of a container runtime with the CRI.
-    #[arg(long, default_value = "/run/containerd/containerd.sock")]
-    pub runtime: PathBuf,
-    /// Calls of each kind.
+    /// The containerd to measure with: a directory that `bench/containerd get` made.
+    #[arg(long, value_name = "DIR", env = "KOORD_CONTAINERD")]
+    containerd: Option<PathBuf>,
+    /// Containers that are created, started and removed in each of the three ways.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    containers: u32,
+    /// Calls of each kind to the proxy.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
-    pub calls: u32,
+    calls: u32,
+    /// Write a picture of the times to this file, as SVG.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
     /// Write the figures to this file.
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
 }
 
-/// All figures.
+/// All figures. Times are milliseconds.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Report {
+    /// Median time of CreateContainer with the plugin, less that without.
+    nri_added_p50_ms: f64,
+    /// The same of the slowest hundredth.
+    nri_added_p99_ms: f64,
+    /// What the plugin itself took for an answer, as a mean of all: the runtime's part is not in it.
+    nri_answered_mean_ms: f64,
+    /// Median time of a creation's call through proxy and hook server, less the runtime's own.
+    proxy_added_p50_ms: f64,
+    /// The same of the slowest hundredth.
+    proxy_added_p99_ms: f64,
+    /// Containers created with the plugin.
+    created: usize,
+    /// Those among them whose process began with another value than hooks want.
+    unadjusted: usize,
+    /// Containers created through the proxy.
+    proxy_created: usize,
+    /// Those among them whose process began with another value than hooks want.
+    proxy_unadjusted: usize,
+    /// CreateContainer of real containers.
+    create: Ways,
+    /// CreateContainer and StartContainer, until the process runs.
+    start: Ways,
+    /// Calls through the proxy of which the runtime does next to nothing.
     #[serde(flatten)]
-    proxy: koord_runtime_proxy::bench::Report,
+    calls: calls::Report,
+    /// The runtime.
+    runtime: String,
 }
 
-/// `None`, when no runtime can be had.
-pub(super) async fn run(args: &Args) -> Result<Option<Report>> {
-    let Some(proxy) = proxy::run(args).await? else {
+/// One kind of call in the three ways.
+#[derive(Debug, Clone, Serialize)]
+struct Ways {
+    alone: Spread,
+    nri: Spread,
+    proxy: Spread,
+}
+
+/// Measures; `None`, and said why, when no containerd can be had.
+///
+/// # Errors
+/// The fixture cannot be made, or a runtime refuses what is asked of it.
+pub(super) fn run(args: &Args) -> Result<Option<Report>> {
+    // Agents and proxy have threads of their own, as they have processes of their own.
+    let others = cluster::runtime()?;
+    let report = cluster::runtime()?.block_on(async {
+        tokio::select! {
+            report = Box::pin(measure(args, others.handle())) => report,
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        }
+    });
+    others.shutdown_background();
+    let Some(report) = report? else {
         return Ok(None);
     };
-    Ok(Some(Report { proxy }))
+    if let Some(path) = &args.picture {
+        std::fs::write(path, picture::svg(&report))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(Some(report))
+}
+
+/// A containerd, or why there is none.
+fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
+    let Some(directory) = &args.containerd else {
+        console::warn(
+            "no containerd: bench/containerd get DIR unpacks one, and --containerd DIR names it",
+        );
+        return None;
+    };
+    match Containerd::start(directory, run) {
+        Ok(one) => Some(one),
+        Err(error) => {
+            console::warn(format_args!("no containerd: {error:#}"));
+            None
+        }
+    }
+}
+
+async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
+    // Sockets have short paths.
+    let directory = tempfile::Builder::new()
+        .prefix("koord-bench")
+        .tempdir_in("/tmp")
+        .context("temporary directory")?;
+    let at = |name: &str| directory.path().join(name);
+    // Removed after what runs in them has ended: what is made first is dropped last.
+    let groups = node::Groups::new()?;
+    let (Some(alone), Some(nri), Some(proxy)) = (
+        containerd(args, &at("alone")),
+        containerd(args, &at("nri")),
+        containerd(args, &at("proxy")),
+    ) else {
+        return Ok(None);
+    };
+    let cluster = node::Cluster::start(&at("cluster")).await?;
+    let plugin = cluster
+        .agent(others, &groups, Asked::ByRuntime(&nri.nri_socket()))
+        .await?;
+    let (hooks, hook_socket) = (at("hookserver.d"), at("koordlet.sock"));
+    let server = cluster
+        .agent(others, &groups, Asked::ByProxy(&hooks, &hook_socket))
+        .await?;
+    let asking = node::Proxy::start(others, &proxy.socket(), &at("asking.sock"), &hooks).await?;
+    let silent = at("nobody.d");
+    let silent = node::Proxy::start(others, &proxy.socket(), &at("silent.sock"), &silent).await?;
+
+    let mut lanes = [
+        Lane::open(&alone, &alone.socket(), &groups, false).await?,
+        Lane::open(&nri, &nri.socket(), &groups, true).await?,
+        Lane::open(&proxy, asking.socket(), &groups, true).await?,
+    ];
+    lanes::race(&mut lanes, args.containers as usize).await?;
+    let sockets = calls::Sockets {
+        direct: proxy.socket(),
+        silent: silent.socket().to_owned(),
+        asking: asking.socket().to_owned(),
+    };
+    let before = server.answers();
+    let calls = calls::measure(&sockets, lanes[2].pod(), args.calls as usize);
+    let calls = Box::pin(calls).await?;
+    let asked = server.answers() - before;
+    anyhow::ensure!(
+        asked >= f64::from(args.calls),
+        "the hook server was asked {asked} times only: nothing is measured"
+    );
+    let runtime = lanes[0].version().await?;
+    let [alone, nri, proxy] = &lanes;
+    let (created, unadjusted) = nri.outcome();
+    let (proxy_created, proxy_unadjusted) = proxy.outcome();
+    let ways = |of: fn(&Lane) -> Spread| Ways {
+        alone: of(alone),
+        nri: of(nri),
+        proxy: of(proxy),
+    };
+    let create = ways(Lane::create_times);
+    let report = Report {
+        nri_added_p50_ms: create.nri.p50_ms - create.alone.p50_ms,
+        nri_added_p99_ms: create.nri.p99_ms - create.alone.p99_ms,
+        nri_answered_mean_ms: plugin.answered_mean_ms(),
+        proxy_added_p50_ms: calls.asking.p50_ms - calls.direct.p50_ms,
+        proxy_added_p99_ms: calls.asking.p99_ms - calls.direct.p99_ms,
+        created,
+        unadjusted,
+        proxy_created,
+        proxy_unadjusted,
+        create,
+        start: ways(Lane::start_times),
+        calls,
+        runtime,
+    };
+    asking.stop().await;
+    silent.stop().await;
+    plugin.stop().await;
+    server.stop().await;
+    cluster.stop();
+    Ok(Some(report))
 }

@@ -1,0 +1,137 @@
+//! What the runtime proxy adds to calls of which the runtime does next to nothing.
+
+use super::lanes::{Client, Pod, client};
+use super::times::Spread;
+use anyhow::{Result, ensure};
+use koord_rpc::cri;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How many calls are in progress when throughput is measured.
+const PARALLEL: usize = 16;
+
+/// An image that no runtime has.
+const NO_IMAGE: &str = "koord.local/none:1";
+
+/// Where the same runtime is called.
+pub(super) struct Sockets {
+    pub(super) direct: PathBuf,
+    /// Through a proxy that has nobody to ask.
+    pub(super) silent: PathBuf,
+    /// Through one that asks koordlet.
+    pub(super) asking: PathBuf,
+}
+
+/// Times of single calls, one after the other, and calls per second, 16 at once.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// CreateContainer of an image that is not there: the proxy reads the request, the hook server
+    /// answers, the request is changed, and the runtime looks the image up. Without the proxy.
+    #[serde(rename = "directCreate")]
+    pub(super) direct: Spread,
+    /// Through a proxy that has nobody to ask.
+    #[serde(rename = "silentCreate")]
+    pub(super) silent: Spread,
+    /// Through one that asks koordlet.
+    #[serde(rename = "askingCreate")]
+    pub(super) asking: Spread,
+    /// Version, which nobody looks into.
+    direct_passed: Spread,
+    /// The same through the proxy.
+    proxy_passed: Spread,
+    direct_creates_per_sec: f64,
+    silent_creates_per_sec: f64,
+    asking_creates_per_sec: f64,
+    direct_passed_per_sec: f64,
+    proxy_passed_per_sec: f64,
+}
+
+/// A call whose answer does not matter.
+#[derive(Clone)]
+enum Call {
+    Create(Box<cri::CreateContainerRequest>),
+    Passed,
+}
+
+impl Call {
+    async fn on(&self, client: &mut Client) -> Duration {
+        match self {
+            Self::Create(request) => {
+                let request = request.as_ref().clone();
+                let begun = Instant::now();
+                drop(client.create_container(request).await);
+                begun.elapsed()
+            }
+            Self::Passed => {
+                let begun = Instant::now();
+                drop(client.version(cri::VersionRequest::default()).await);
+                begun.elapsed()
+            }
+        }
+    }
+
+    /// One of each client, in turns, so that what else the machine does hits all.
+    async fn spread<const N: usize>(&self, clients: &mut [Client; N], calls: usize) -> [Spread; N] {
+        let mut times = [const { Vec::new() }; N];
+        for _ in 0..calls {
+            for (client, times) in clients.iter_mut().zip(&mut times) {
+                times.push(self.on(client).await);
+            }
+        }
+        times.map(|times| Spread::of(&times))
+    }
+
+    async fn rate(&self, client: &Client, calls: usize) -> f64 {
+        let begun = Instant::now();
+        let each = calls.div_ceil(PARALLEL);
+        let all = (0..PARALLEL).map(|_| {
+            let (mut client, call) = (client.clone(), self.clone());
+            tokio::spawn(async move {
+                for _ in 0..each {
+                    call.on(&mut client).await;
+                }
+            })
+        });
+        futures::future::join_all(all).await;
+        (each * PARALLEL) as f64 / begun.elapsed().as_secs_f64()
+    }
+}
+
+/// Measures with `calls` calls of each kind; creations are of the pod.
+///
+/// # Errors
+/// When the runtime answers something else than that there is no such image.
+pub(super) async fn measure(sockets: &Sockets, pod: &Pod, calls: usize) -> Result<Report> {
+    let mut clients = [&sockets.direct, &sockets.silent, &sockets.asking].map(|at| client(at));
+    let request = pod.create(0, NO_IMAGE);
+    for client in &mut clients {
+        let answer = client.create_container(request.clone()).await;
+        let said = answer
+            .err()
+            .map_or_else(String::new, |status| status.to_string());
+        ensure!(
+            said.contains(NO_IMAGE),
+            "a container without image: {said:?}"
+        );
+    }
+    let (create, passed) = (Call::Create(Box::new(request)), Call::Passed);
+    // Connected and warm.
+    create.spread(&mut clients, calls.min(200)).await;
+    let [direct, silent, asking] = create.spread(&mut clients, calls).await;
+    let [direct_passed, proxy_passed, _] = passed.spread(&mut clients, calls).await;
+    let [at_direct, at_silent, at_asking] = &clients;
+    Ok(Report {
+        direct,
+        silent,
+        asking,
+        direct_passed,
+        proxy_passed,
+        direct_creates_per_sec: create.rate(at_direct, calls).await,
+        silent_creates_per_sec: create.rate(at_silent, calls).await,
+        asking_creates_per_sec: create.rate(at_asking, calls).await,
+        direct_passed_per_sec: passed.rate(at_direct, calls).await,
+        proxy_passed_per_sec: passed.rate(at_silent, calls).await,
+    })
+}

@@ -1,0 +1,273 @@
+//! The same container again and again, in each of the ways.
+
+use super::containerd::Containerd;
+use super::node::Groups;
+use super::times::Spread;
+use anyhow::{Context as _, Result};
+use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
+use koord_rpc::{cri, grpc};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tonic::transport::Channel;
+
+/// What bench/containerd calls its image.
+const IMAGE: &str = "koord.local/busybox:1";
+
+/// The container's name.
+const NAME: &str = "batch";
+
+/// A process says its limits and ends: shares, quota and memory limit where there are controllers of
+/// version 1, quota with period and memory limit elsewhere.
+const SAYS: &str = "cd /sys/fs/cgroup; if [ -e cpu/cpu.shares ]; then \
+    echo said $(cat cpu/cpu.shares cpu/cpu.cfs_quota_us memory/memory.limit_in_bytes); else \
+    echo said $(cat cpu.max memory.max); fi";
+
+/// What it says with the half core and 64 MiB that the pod is about (shares are 1,024 a core).
+const ADJUSTED: [&str; 2] = ["said 512 50000 67108864", "said 50000 100000 67108864"];
+
+/// How long a process may take until it has spoken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) type Client = RuntimeServiceClient<Channel>;
+
+/// A client of the runtime at a socket, or of a proxy there.
+pub(super) fn client(socket: &Path) -> Client {
+    RuntimeServiceClient::new(grpc::connect(socket))
+        .max_decoding_message_size(grpc::MESSAGE_LIMIT)
+        .max_encoding_message_size(grpc::MESSAGE_LIMIT)
+}
+
+/// A pod's sandbox.
+#[derive(Debug, Clone)]
+pub(super) struct Pod {
+    pub(super) id: String,
+    pub(super) config: cri::PodSandboxConfig,
+}
+
+impl Pod {
+    /// The call that creates the container for the `attempt`th time.
+    pub(super) fn create(&self, attempt: u32, image: &str) -> cri::CreateContainerRequest {
+        let config = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata {
+                name: NAME.to_owned(),
+                attempt,
+            }),
+            image: Some(cri::ImageSpec {
+                image: image.to_owned(),
+                ..cri::ImageSpec::default()
+            }),
+            command: ["sh", "-c", SAYS].map(str::to_owned).to_vec(),
+            log_path: format!("{attempt}.log"),
+            linux: Some(cri::LinuxContainerConfig {
+                resources: Some(cri::LinuxContainerResources {
+                    // A best-effort container's.
+                    cpu_shares: 2,
+                    cpu_period: 100_000,
+                    ..cri::LinuxContainerResources::default()
+                }),
+                ..cri::LinuxContainerConfig::default()
+            }),
+            ..cri::ContainerConfig::default()
+        };
+        cri::CreateContainerRequest {
+            pod_sandbox_id: self.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(self.config.clone()),
+        }
+    }
+}
+
+/// One way.
+pub(super) struct Lane {
+    client: Client,
+    pod: Pod,
+    logs: PathBuf,
+    /// Whether somebody is to adjust its containers.
+    adjusts: bool,
+    create: Vec<Duration>,
+    start: Vec<Duration>,
+    unadjusted: usize,
+}
+
+impl Lane {
+    /// A batch pod in the runtime, called at `socket`.
+    ///
+    /// # Errors
+    /// When there is no such pod to be had.
+    pub(super) async fn open(
+        runtime: &Containerd,
+        socket: &Path,
+        groups: &Groups,
+        adjusts: bool,
+    ) -> Result<Self> {
+        let uid = runtime.name();
+        let group = groups.batch_pod(&uid)?;
+        let logs = runtime.logs();
+        std::fs::create_dir_all(&logs)?;
+        let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
+        let containers = json!({"containers": {NAME: {"limits": list, "requests": list}}});
+        let host = cri::NamespaceOption {
+            network: cri::NamespaceMode::Node as i32,
+            ..cri::NamespaceOption::default()
+        };
+        let config = cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata {
+                name: uid.clone(),
+                uid,
+                namespace: "default".to_owned(),
+                attempt: 0,
+            }),
+            log_directory: logs.display().to_string(),
+            labels: [("koordinator.sh/qosClass".to_owned(), "BE".to_owned())].into(),
+            annotations: [(
+                "node.koordinator.sh/extended-resource-spec".to_owned(),
+                containers.to_string(),
+            )]
+            .into(),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                cgroup_parent: format!("/{}", group.as_str()),
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: Some(host),
+                    ..cri::LinuxSandboxSecurityContext::default()
+                }),
+                ..cri::LinuxPodSandboxConfig::default()
+            }),
+            ..cri::PodSandboxConfig::default()
+        };
+        let mut client = client(socket);
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: String::new(),
+        };
+        let made = client.run_pod_sandbox(request).await.context("pod")?;
+        Ok(Self {
+            client,
+            pod: Pod {
+                id: made.into_inner().pod_sandbox_id,
+                config,
+            },
+            logs,
+            adjusts,
+            create: Vec::new(),
+            start: Vec::new(),
+            unadjusted: 0,
+        })
+    }
+
+    /// Creates, starts and removes a container; its times are kept unless it is for `practice`.
+    async fn container(&mut self, attempt: u32, practice: bool) -> Result<()> {
+        let request = self.pod.create(attempt, IMAGE);
+        let begun = Instant::now();
+        let created = self.client.create_container(request).await;
+        let create = begun.elapsed();
+        let container_id = created.context("creating")?.into_inner().container_id;
+        let request = cri::StartContainerRequest {
+            container_id: container_id.clone(),
+        };
+        let begun = Instant::now();
+        self.client
+            .start_container(request)
+            .await
+            .context("starting")?;
+        let start = create + begun.elapsed();
+        let said = said(&self.logs.join(format!("{attempt}.log"))).await;
+        self.remove(container_id).await.context("removing")?;
+        if practice {
+            return Ok(());
+        }
+        self.create.push(create);
+        self.start.push(start);
+        let adjusted = ADJUSTED.iter().any(|wanted| *wanted == said);
+        if self.adjusts && !adjusted {
+            tracing::warn!(attempt, said, "a container is not adjusted");
+            self.unadjusted += 1;
+        }
+        // Otherwise nothing would be shown by those that are.
+        anyhow::ensure!(self.adjusts || !adjusted, "adjusted, and nobody was asked");
+        Ok(())
+    }
+
+    /// As a kubelet does: again, while the runtime has not seen yet that the process has ended.
+    async fn remove(&mut self, container_id: String) -> Result<(), tonic::Status> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let request = cri::RemoveContainerRequest {
+                container_id: container_id.clone(),
+            };
+            match self.client.remove_container(request).await {
+                Err(_) if Instant::now() < end => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                answer => return answer.map(drop),
+            }
+        }
+    }
+
+    pub(super) fn pod(&self) -> &Pod {
+        &self.pod
+    }
+
+    pub(super) fn outcome(&self) -> (usize, usize) {
+        (self.create.len(), self.unadjusted)
+    }
+
+    /// Of CreateContainer.
+    pub(super) fn create_times(&self) -> Spread {
+        Spread::of(&self.create)
+    }
+
+    /// Of CreateContainer and StartContainer together.
+    pub(super) fn start_times(&self) -> Spread {
+        Spread::of(&self.start)
+    }
+
+    /// The runtime's name and version.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(super) async fn version(&mut self) -> Result<String> {
+        let answer = self.client.version(cri::VersionRequest::default()).await?;
+        let answer = answer.into_inner();
+        Ok(format!(
+            "{} {}",
+            answer.runtime_name, answer.runtime_version
+        ))
+    }
+}
+
+/// The line that a container's process has written; empty when none comes.
+async fn said(log: &Path) -> String {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        // A line is in the log as a whole: after its time, its stream and `F`.
+        if let Some((_, said)) = text
+            .strip_suffix('\n')
+            .and_then(|text| text.split_once(" stdout F "))
+        {
+            return said.to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    String::new()
+}
+
+/// Each lane makes `containers`, in turns; every lane is the first as often as the others.
+///
+/// # Errors
+/// When a runtime refuses a call.
+pub(super) async fn race(lanes: &mut [Lane], containers: usize) -> Result<()> {
+    /// Before anything is kept: connections and caches are warm then.
+    const PRACTICE: usize = 5;
+    for attempt in 0..containers + PRACTICE {
+        for turn in 0..lanes.len() {
+            let of = (attempt + turn) % lanes.len();
+            if let Some(lane) = lanes.get_mut(of) {
+                let number = u32::try_from(attempt).unwrap_or(u32::MAX);
+                lane.container(number, attempt < PRACTICE).await?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,257 @@
+//! The node around the containers: groups, a cluster with the Node, agents and proxies.
+
+use crate::bench::api_server;
+use anyhow::{Context as _, Result, bail};
+use koord_app::Context;
+use koord_host::root::Controller;
+use koord_host::{Cgroup, CgroupPath, Root};
+use koord_kube::Client;
+use koord_runtime_proxy::Skip;
+use koordlet::runtime::{Config, Mode};
+use koordlet::states::{Driver, Layout};
+use koordlet::{Options, Settings};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const NODE: &str = "bench";
+
+/// What koordlet counts its answers by.
+const ANSWERS: &str = "koordlet_runtime_request_duration_milliseconds";
+
+/// How long an agent may take until it is asked.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a kubelet makes for its pods; removed on drop.
+pub(super) struct Groups(Cgroup);
+
+impl Groups {
+    /// # Errors
+    /// When groups cannot be made.
+    pub(super) fn new() -> Result<Self> {
+        let top = CgroupPath::new(&format!("koord-bench-{}", std::process::id()))?;
+        let group = Root::system()?.cgroup(&top);
+        group.create(&Controller::ALL)?;
+        Ok(Self(group))
+    }
+
+    /// The group of a batch pod.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(super) fn batch_pod(&self, uid: &str) -> Result<CgroupPath> {
+        let path = format!("kubepods/besteffort/pod{uid}");
+        let path = self.0.path().join(&path)?;
+        self.0.root().cgroup(&path).create(&Controller::ALL)?;
+        Ok(path)
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let _ = self.0.remove();
+        // runc makes groups in the hierarchies that the agent leaves alone, too.
+        let top = self.0.path().to_string();
+        let hierarchies = Path::new("/sys/fs/cgroup").read_dir();
+        for hierarchy in hierarchies.into_iter().flatten().flatten() {
+            remove_empty(&hierarchy.path().join(top.trim_start_matches('/')));
+        }
+    }
+}
+
+/// Removes a group and those below it, as far as nothing runs there.
+fn remove_empty(group: &Path) {
+    for below in group.read_dir().into_iter().flatten().flatten() {
+        if below.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&below.path());
+        }
+    }
+    let _ = std::fs::remove_dir(group);
+}
+
+/// An API server with a node that has no pods: what agents know of those is what they are told.
+pub(super) struct Cluster {
+    client: Client,
+    stop: CancellationToken,
+}
+
+impl Cluster {
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) async fn start(directory: &Path) -> Result<Self> {
+        std::fs::create_dir_all(directory)?;
+        let stop = CancellationToken::new();
+        let (server, _) = api_server(&directory.join("kubeconfig"), &stop).await?;
+        let client = koord_kube::client::in_process(server.service());
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
+        let post = http::Request::post("/api/v1/nodes").header("content-type", "application/json");
+        let _: Value = client
+            .request(post.body(node.to_string().into())?)
+            .await
+            .context("Node")?;
+        Ok(Self { client, stop })
+    }
+
+    /// An agent that is asked already when this returns.
+    ///
+    /// # Errors
+    /// When nobody asks it.
+    pub(super) async fn agent(&self, on: &Handle, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
+        let mut runtime = Config::default();
+        match by {
+            Asked::ByRuntime(socket) => {
+                runtime.mode = Mode::Nri;
+                socket.clone_into(&mut runtime.nri.socket);
+                // Nobody else's registration is to be removed.
+                runtime.server.directory = socket.with_extension("hooks");
+            }
+            Asked::ByProxy(directory, socket) => {
+                runtime.mode = Mode::Proxy;
+                directory.clone_into(&mut runtime.server.directory);
+                socket.clone_into(&mut runtime.server.socket);
+                runtime.server.endpoint = socket.display().to_string();
+            }
+        }
+        let options = Options {
+            node_name: NODE.to_owned(),
+            detect_layout: None,
+            settings: Settings {
+                layout: Layout::new(Driver::Cgroupfs, groups.0.path().clone()),
+                ..Settings::default()
+            },
+            report: false,
+            runtime,
+            ..Options::default()
+        };
+        let ctx = Context::new();
+        let task = on.spawn(koordlet::run(options, self.client.clone(), ctx.clone()));
+        let agent = Agent { ctx, task };
+        let asked = async {
+            loop {
+                let ready = match by {
+                    Asked::ByRuntime(_) => {
+                        agent.metric("koordlet_nri_connected", |row| row.get_gauge().get_value())
+                            > 0.0
+                    }
+                    Asked::ByProxy(directory, _) => {
+                        directory.join(koord_api::hookserver::KOORDLET).exists()
+                    }
+                };
+                if ready || agent.task.is_finished() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.task.is_finished() {
+            bail!("nobody asks the agent: {:?}", agent.task.is_finished());
+        }
+        Ok(agent)
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+/// Who asks an agent: a runtime at its socket, or a proxy that reads this directory and calls this
+/// socket.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Asked<'a> {
+    ByRuntime(&'a Path),
+    ByProxy(&'a Path, &'a Path),
+}
+
+/// A running agent.
+pub(super) struct Agent {
+    ctx: Context,
+    task: JoinHandle<Result<(), koordlet::Error>>,
+}
+
+impl Agent {
+    /// The sum over the rows of a family.
+    fn metric(&self, name: &str, value: fn(&prometheus::proto::Metric) -> f64) -> f64 {
+        let families = self.ctx.metrics.gather();
+        let found = families.iter().filter(|family| family.name() == name);
+        found
+            .flat_map(|family| family.get_metric())
+            .map(value)
+            .sum()
+    }
+
+    /// How often it was asked.
+    pub(super) fn answers(&self) -> f64 {
+        self.metric(ANSWERS, |row| row.get_histogram().get_sample_count() as f64)
+    }
+
+    /// How long it took for an answer, as a mean of all.
+    pub(super) fn answered_mean_ms(&self) -> f64 {
+        let sum = self.metric(ANSWERS, |row| row.get_histogram().get_sample_sum());
+        sum / self.answers().max(1.0)
+    }
+
+    pub(super) async fn stop(self) {
+        self.ctx.shutdown.cancel();
+        let _ = self.task.await;
+    }
+}
+
+/// A running proxy.
+pub(super) struct Proxy {
+    ctx: Context,
+    socket: PathBuf,
+    task: JoinHandle<Result<(), koord_runtime_proxy::RunError>>,
+}
+
+impl Proxy {
+    /// Serves at `socket`; who is asked stands in `hooks`.
+    ///
+    /// # Errors
+    /// When it cannot serve.
+    pub(super) async fn start(
+        on: &Handle,
+        runtime: &Path,
+        socket: &Path,
+        hooks: &Path,
+    ) -> Result<Self> {
+        let options = koord_runtime_proxy::Options {
+            listen: socket.to_owned(),
+            runtime: runtime.to_owned(),
+            mode: koord_runtime_proxy::Mode::Containerd,
+            hooks: hooks.to_owned(),
+            hook_timeout: Duration::from_secs(5),
+            drain_timeout: Duration::from_secs(5),
+            skip: Skip {
+                key: String::new(),
+                value: String::new(),
+            },
+        };
+        let ctx = Context::new();
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let run = koord_runtime_proxy::run(options, ctx.clone(), move || {
+            let _ = ready.send(());
+        });
+        let task = on.spawn(run);
+        if is_ready.await.is_err() {
+            task.await??;
+            bail!("the proxy ended early");
+        }
+        Ok(Self {
+            ctx,
+            socket: socket.to_owned(),
+            task,
+        })
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(super) async fn stop(self) {
+        self.ctx.shutdown.cancel();
+        let _ = self.task.await;
+    }
+}

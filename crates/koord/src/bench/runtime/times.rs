@@ -1,0 +1,45 @@
+//! Times and their spread.
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// Milliseconds at which half, and 99 of 100, are faster.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Spread {
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+}
+
+impl Spread {
+    /// Of all times measured; 0 of none.
+    pub(super) fn of(times: &[Duration]) -> Self {
+        let mut times = times.to_vec();
+        times.sort_unstable();
+        let at = |share: f64| {
+            let at = (times.len() as f64 * share) as usize;
+            let time = times.get(at.min(times.len().saturating_sub(1)));
+            time.copied().unwrap_or_default().as_secs_f64() * 1000.0
+        };
+        Self {
+            p50_ms: at(0.5),
+            p99_ms: at(0.99),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_and_one_of_a_hundred_are_slower() {
+        let times: Vec<_> = (0..100).rev().map(Duration::from_millis).collect();
+        let spread = Spread {
+            p50_ms: 50.0,
+            p99_ms: 99.0,
+        };
+        assert_eq!(Spread::of(&times), spread);
+        assert_eq!(Spread::of(&[]).p99_ms, 0.0);
+    }
+}
