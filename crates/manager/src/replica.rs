@@ -58,7 +58,7 @@ impl Caches {
         let nodes = client.clone();
         let of_node = |mut node: Node| {
             trim_node(&mut node);
-            Text::of(&node)
+            Text::of(node)
         };
         let (pods, keep) = (client.clone(), Keep::of(options));
         let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);

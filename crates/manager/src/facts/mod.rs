@@ -29,6 +29,9 @@ pub(crate) fn trim_node(node: &mut Node) {
     if let Some(status) = node.status.take() {
         let conditions = status.conditions.map(|mut conditions| {
             conditions.retain(|condition| condition.type_ == "Ready");
+            for condition in &mut conditions {
+                condition.last_heartbeat_time = None;
+            }
             conditions
         });
         node.status = Some(NodeStatus {

@@ -14,6 +14,7 @@ pub(crate) struct Text<K> {
     key: ObjectKey,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
+    /// Without the two above.
     json: Box<str>,
     of: PhantomData<fn() -> K>,
 }
@@ -22,15 +23,15 @@ impl<K> Text<K>
 where
     K: Resource + Serialize + DeserializeOwned + Default,
 {
-    pub(crate) fn of(object: &K) -> Self {
-        let meta = object.meta();
-        let boxed = |text: &Option<String>| text.as_deref().map(Box::from);
+    pub(crate) fn of(mut object: K) -> Self {
+        let meta = object.meta_mut();
+        let (uid, version) = (meta.uid.take(), meta.resource_version.take());
         // What came as JSON can be written as JSON.
-        let json = serde_json::to_string(object).unwrap_or_default();
+        let json = serde_json::to_string(&object).unwrap_or_default();
         Self {
-            key: ObjectKey::of(object),
-            uid: boxed(&meta.uid),
-            resource_version: boxed(&meta.resource_version),
+            key: ObjectKey::of(&object),
+            uid: uid.map(Box::from),
+            resource_version: version.map(Box::from),
             json: json.into(),
             of: PhantomData,
         }
@@ -39,7 +40,16 @@ where
     /// The object as it was.
     pub(crate) fn read(&self) -> K {
         // It was written by `of`.
-        serde_json::from_str(&self.json).unwrap_or_default()
+        let mut object: K = serde_json::from_str(&self.json).unwrap_or_default();
+        let meta = object.meta_mut();
+        meta.uid = self.uid.as_deref().map(str::to_owned);
+        meta.resource_version = self.resource_version.as_deref().map(str::to_owned);
+        object
+    }
+
+    /// Whether both say the same, versions aside.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.json == other.json
     }
 }
 
@@ -87,13 +97,18 @@ mod tests {
                 "conditions": [{"type": "Ready", "status": "True"}]},
         }))
         .unwrap();
-        let text = Text::of(&node);
+        let text = Text::of(node.clone());
         assert_eq!(text.read(), node);
         assert_eq!(
             (text.uid(), text.resource_version()),
             (Some("u"), Some("7"))
         );
         assert_eq!(text.key(), ObjectKey::new("", "n"));
+        let mut next = node;
+        next.metadata.resource_version = Some("8".to_owned());
+        assert!(text.is_like(&Text::of(next.clone())));
+        next.metadata.labels = None;
+        assert!(!text.is_like(&Text::of(next)));
         let recommendation: Recommendation = serde_json::from_value(json!({
             "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
             "metadata": {"name": "r", "namespace": "shop", "generation": 3},
@@ -105,6 +120,7 @@ mod tests {
                     "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
         }))
         .unwrap();
-        assert_eq!(Text::of(&recommendation).read(), recommendation);
+        let text = Text::of(recommendation.clone());
+        assert_eq!(text.read(), recommendation);
     }
 }

@@ -24,7 +24,7 @@ impl RecommendationFacts {
         }
         Self {
             target,
-            rest: Text::of(&object),
+            rest: Text::of(object),
         }
     }
 
