@@ -118,7 +118,7 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     match Containerd::start(directory, run) {
         Ok(one) => Some(one),
         Err(error) => {
-            console::warn(format_args!("no containerd: {error:#}"));
+            console::warn(format_args!("nothing to measure with: {error:#}"));
             None
         }
     }
@@ -131,15 +131,18 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
         .tempdir_in("/tmp")
         .context("temporary directory")?;
     let at = |name: &str| directory.path().join(name);
-    // Removed after what runs in them has ended: what is made first is dropped last.
-    let groups = node::Groups::new()?;
-    let (Some(alone), Some(nri), Some(proxy)) = (
-        containerd(args, &at("alone")),
-        containerd(args, &at("nri")),
-        containerd(args, &at("proxy")),
-    ) else {
+    // Removed after what runs in them has ended: what is declared first is dropped last.
+    let groups;
+    let Some(alone) = containerd(args, &at("alone")) else {
         return Ok(None);
     };
+    let Some(nri) = containerd(args, &at("nri")) else {
+        return Ok(None);
+    };
+    let Some(proxy) = containerd(args, &at("proxy")) else {
+        return Ok(None);
+    };
+    groups = node::Groups::new()?;
     let cluster = node::Cluster::start(&at("cluster")).await?;
     let plugin = cluster
         .agent(others, &groups, Asked::ByRuntime(&nri.nri_socket()))
