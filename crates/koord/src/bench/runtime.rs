@@ -1,9 +1,9 @@
 //! `koord bench runtime`: what being asked before a container starts costs, with real containers.
 //!
-//! Three containerds of the measurement's own stand side by side: nobody is asked about the containers
-//! of the first, koordlet is a plugin (NRI) of the second, the third is called through the runtime proxy,
-//! which asks koordlet's hook server. They create a container each, in turns, so that what else the
-//! machine does hits all. What a container got is what its process says when it begins.
+//! One containerd of the measurement's own creates containers in three ways, some in each before the next
+//! has its turn, so that what else the machine does hits all: nobody is asked, koordlet is a plugin (NRI)
+//! for as long as its turn is, and calls come through the runtime proxy, which asks koordlet's hook
+//! server. What a container got is what its process says when it begins.
 
 mod calls;
 mod containerd;
@@ -16,11 +16,17 @@ use crate::{cluster, console};
 use anyhow::{Context as _, Result};
 use containerd::Containerd;
 use lanes::Lane;
-use node::Asked;
+use node::{Answered, Asked};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use times::Spread;
 use tokio::runtime::Handle;
+
+/// Containers that one way creates before the next has its turn.
+const BLOCK: usize = 10;
+
+/// The way with the plugin, among the three.
+const NRI: usize = 1;
 
 /// The size of the measurement.
 #[derive(Debug, Clone, clap::Args)]
@@ -31,6 +37,10 @@ pub struct Args {
     /// Containers that are created, started and removed in each of the three ways.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     containers: u32,
+    /// Where containerd has its files while it runs: in memory (/dev/shm), the disk's pauses are not in
+    /// the figures.
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    directory: PathBuf,
     /// Calls of each kind to the proxy.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     calls: u32,
@@ -128,48 +138,66 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
     // Sockets have short paths.
     let directory = tempfile::Builder::new()
         .prefix("koord-bench")
-        .tempdir_in("/tmp")
-        .context("temporary directory")?;
+        .tempdir_in(&args.directory)
+        .with_context(|| format!("--directory {}", args.directory.display()))?;
     let at = |name: &str| directory.path().join(name);
     // Removed after what runs in them has ended: what is declared first is dropped last.
     let groups;
-    let Some(alone) = containerd(args, &at("alone")) else {
-        return Ok(None);
-    };
-    let Some(nri) = containerd(args, &at("nri")) else {
-        return Ok(None);
-    };
-    let Some(proxy) = containerd(args, &at("proxy")) else {
+    let Some(containerd) = containerd(args, &at("run")) else {
         return Ok(None);
     };
     groups = node::Groups::new()?;
     let cluster = node::Cluster::start(&at("cluster")).await?;
-    let plugin = cluster
-        .agent(others, &groups, Asked::ByRuntime(&nri.nri_socket()))
-        .await?;
     let (hooks, hook_socket) = (at("hookserver.d"), at("koordlet.sock"));
     let server = cluster
         .agent(others, &groups, Asked::ByProxy(&hooks, &hook_socket))
         .await?;
-    let asking = node::Proxy::start(others, &proxy.socket(), &at("asking.sock"), &hooks).await?;
+    let socket = containerd.socket();
+    let asking = node::Proxy::start(others, &socket, &at("asking.sock"), &hooks).await?;
     let silent = at("nobody.d");
-    let silent = node::Proxy::start(others, &proxy.socket(), &at("silent.sock"), &silent).await?;
+    let silent = node::Proxy::start(others, &socket, &at("silent.sock"), &silent).await?;
 
     let mut lanes = [
-        Lane::open(&alone, &alone.socket(), &groups, false).await?,
-        Lane::open(&nri, &nri.socket(), &groups, true).await?,
-        Lane::open(&proxy, asking.socket(), &groups, true).await?,
+        Lane::open(&containerd, "alone", &socket, &groups, false).await?,
+        Lane::open(&containerd, "nri", &socket, &groups, true).await?,
+        Lane::open(&containerd, "proxy", asking.socket(), &groups, true).await?,
     ];
-    lanes::race(&mut lanes, args.containers as usize).await?;
+    let mut answered = Answered::default();
+    let blocks = (args.containers as usize).div_ceil(BLOCK);
+    // One more, for practice: connections and caches are warm then.
+    for block in 0..=blocks {
+        let left = args.containers as usize - block.saturating_sub(1) * BLOCK;
+        for turn in 0..lanes.len() {
+            // Every way is the first as often as the others.
+            let of = (block + turn) % lanes.len();
+            let Some(lane) = lanes.get_mut(of) else {
+                continue;
+            };
+            let plugin = match of {
+                NRI => {
+                    let asked = Asked::ByRuntime(&containerd.nri_socket());
+                    Some(cluster.agent(others, &groups, asked).await?)
+                }
+                _ => None,
+            };
+            for _ in 0..left.min(BLOCK) {
+                lane.container(block == 0).await?;
+            }
+            if let Some(plugin) = plugin {
+                answered.add(plugin.answered());
+                plugin.stop().await;
+            }
+        }
+    }
     let sockets = calls::Sockets {
-        direct: proxy.socket(),
+        direct: socket,
         silent: silent.socket().to_owned(),
         asking: asking.socket().to_owned(),
     };
-    let before = server.answers();
+    let before = server.answered().count;
     let calls = calls::measure(&sockets, lanes[2].pod(), args.calls as usize);
     let calls = Box::pin(calls).await?;
-    let asked = server.answers() - before;
+    let asked = server.answered().count - before;
     anyhow::ensure!(
         asked >= f64::from(args.calls),
         "the hook server was asked {asked} times only: nothing is measured"
@@ -187,7 +215,7 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
     let report = Report {
         nri_added_p50_ms: create.nri.p50_ms - create.alone.p50_ms,
         nri_added_p99_ms: create.nri.p99_ms - create.alone.p99_ms,
-        nri_answered_mean_ms: plugin.answered_mean_ms(),
+        nri_answered_mean_ms: answered.mean_ms(),
         proxy_added_p50_ms: calls.asking.p50_ms - calls.direct.p50_ms,
         proxy_added_p99_ms: calls.asking.p99_ms - calls.direct.p99_ms,
         created,
@@ -201,7 +229,6 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
     };
     asking.stop().await;
     silent.stop().await;
-    plugin.stop().await;
     server.stop().await;
     cluster.stop();
     Ok(Some(report))

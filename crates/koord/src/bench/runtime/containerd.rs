@@ -59,10 +59,4 @@ impl Containerd {
     pub(super) fn logs(&self) -> PathBuf {
         self.run.join("logs")
     }
-
-    /// A name that no other has.
-    pub(super) fn name(&self) -> String {
-        let name = self.run.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    }
 }

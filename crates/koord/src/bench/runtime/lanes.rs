@@ -85,25 +85,27 @@ pub(super) struct Lane {
     logs: PathBuf,
     /// Whether somebody is to adjust its containers.
     adjusts: bool,
+    /// Containers so far.
+    made: u32,
     create: Vec<Duration>,
     start: Vec<Duration>,
     unadjusted: usize,
 }
 
 impl Lane {
-    /// A batch pod in the runtime, called at `socket`.
+    /// A batch pod of this UID in the runtime, called at `socket`.
     ///
     /// # Errors
     /// When there is no such pod to be had.
     pub(super) async fn open(
         runtime: &Containerd,
+        uid: &str,
         socket: &Path,
         groups: &Groups,
         adjusts: bool,
     ) -> Result<Self> {
-        let uid = runtime.name();
-        let group = groups.batch_pod(&uid)?;
-        let logs = runtime.logs();
+        let group = groups.batch_pod(uid)?;
+        let logs = runtime.logs().join(uid);
         std::fs::create_dir_all(&logs)?;
         let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
         let containers = json!({"containers": {NAME: {"limits": list, "requests": list}}});
@@ -113,8 +115,8 @@ impl Lane {
         };
         let config = cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
-                name: uid.clone(),
-                uid,
+                name: uid.to_owned(),
+                uid: uid.to_owned(),
                 namespace: "default".to_owned(),
                 attempt: 0,
             }),
@@ -149,6 +151,7 @@ impl Lane {
             },
             logs,
             adjusts,
+            made: 0,
             create: Vec::new(),
             start: Vec::new(),
             unadjusted: 0,
@@ -156,7 +159,12 @@ impl Lane {
     }
 
     /// Creates, starts and removes a container; its times are kept unless it is for `practice`.
-    async fn container(&mut self, attempt: u32, practice: bool) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the runtime refuses a call, or the container was adjusted though nobody was asked.
+    pub(super) async fn container(&mut self, practice: bool) -> Result<()> {
+        let attempt = self.made;
+        self.made += 1;
         let request = self.pod.create(attempt, IMAGE);
         let begun = Instant::now();
         let created = self.client.create_container(request).await;
@@ -251,23 +259,4 @@ async fn said(log: &Path) -> String {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     String::new()
-}
-
-/// Each lane makes `containers`, in turns; every lane is the first as often as the others.
-///
-/// # Errors
-/// When a runtime refuses a call.
-pub(super) async fn race(lanes: &mut [Lane], containers: usize) -> Result<()> {
-    /// Before anything is kept: connections and caches are warm then.
-    const PRACTICE: usize = 5;
-    for attempt in 0..containers + PRACTICE {
-        for turn in 0..lanes.len() {
-            let of = (attempt + turn) % lanes.len();
-            if let Some(lane) = lanes.get_mut(of) {
-                let number = u32::try_from(attempt).unwrap_or(u32::MAX);
-                lane.container(number, attempt < PRACTICE).await?;
-            }
-        }
-    }
-    Ok(())
 }

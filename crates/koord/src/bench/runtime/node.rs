@@ -165,6 +165,24 @@ pub(super) enum Asked<'a> {
     ByProxy(&'a Path, &'a Path),
 }
 
+/// Answers, and how long they took together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Answered {
+    pub(super) count: f64,
+    sum_ms: f64,
+}
+
+impl Answered {
+    pub(super) fn add(&mut self, more: Self) {
+        self.count += more.count;
+        self.sum_ms += more.sum_ms;
+    }
+
+    pub(super) fn mean_ms(self) -> f64 {
+        self.sum_ms / self.count.max(1.0)
+    }
+}
+
 /// A running agent.
 pub(super) struct Agent {
     ctx: Context,
@@ -182,15 +200,12 @@ impl Agent {
             .sum()
     }
 
-    /// How often it was asked.
-    pub(super) fn answers(&self) -> f64 {
-        self.metric(ANSWERS, |row| row.get_histogram().get_sample_count() as f64)
-    }
-
-    /// How long it took for an answer, as a mean of all.
-    pub(super) fn answered_mean_ms(&self) -> f64 {
-        let sum = self.metric(ANSWERS, |row| row.get_histogram().get_sample_sum());
-        sum / self.answers().max(1.0)
+    /// Its answers so far.
+    pub(super) fn answered(&self) -> Answered {
+        Answered {
+            count: self.metric(ANSWERS, |row| row.get_histogram().get_sample_count() as f64),
+            sum_ms: self.metric(ANSWERS, |row| row.get_histogram().get_sample_sum()),
+        }
     }
 
     pub(super) async fn stop(self) {
