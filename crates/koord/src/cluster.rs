@@ -62,6 +62,8 @@ pub struct Options {
     pub slo_config: Value,
     /// How often koordlet reports, when not as the NodeMetric says.
     pub report_interval: Option<Duration>,
+    /// The container runtime that runs this machine's pods; processes when `None`.
+    pub runtime: Option<crate::runtime::Chosen>,
     /// What clients can take of the API server.
     pub limits: koord_apiserver::Limits,
 }
@@ -283,6 +285,10 @@ impl Cluster {
             logs: Some(node_logs),
             execs: Some(execs),
             hurry: self.hurry.clone(),
+            runtime: options
+                .runtime
+                .as_ref()
+                .map(|chosen| chosen.runtime.clone()),
             ..Default::default()
         };
         spawn(
@@ -310,6 +316,11 @@ impl Cluster {
                 audit: self.audit.clone(),
                 report_interval: options.report_interval,
                 address: self.koordlet_address,
+                runtime: options
+                    .runtime
+                    .as_ref()
+                    .map(|chosen| chosen.hooks.clone())
+                    .unwrap_or_default(),
                 ..Default::default()
             };
             spawn(

@@ -13,6 +13,7 @@ mod place;
 pub mod plain;
 pub mod recommend;
 pub mod running;
+pub mod runtime;
 mod secure;
 pub mod up;
 mod webhooks;

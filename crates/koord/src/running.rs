@@ -22,6 +22,9 @@ pub(crate) struct Running {
     pub(crate) unconfined: Option<String>,
     /// That another cluster runs on this machine, if one did at the start.
     pub(crate) beside: Option<String>,
+    /// The runtime that runs the pods, when one does.
+    #[serde(default)]
+    pub(crate) runtime: Option<String>,
     /// Where the scheduler explains itself.
     pub(crate) scheduler: Option<SocketAddr>,
     /// Where koordlet shows its state.
@@ -107,6 +110,9 @@ impl Running {
                 "\n  NOTHING IS ENFORCED: pods run without control groups, so batch work is neither \
                  limited nor measured.\n  {why}"
             );
+        }
+        if let Some(runtime) = &self.runtime {
+            let _ = writeln!(text, "\n  Pods run in {runtime}.");
         }
         if let Some(beside) = &self.beside {
             let _ = writeln!(text, "\n  NOT ALONE: {beside}.");
@@ -227,6 +233,7 @@ mod tests {
             memory: false,
             unconfined: None,
             beside: None,
+            runtime: None,
             scheduler: None,
             koordlet: None,
         }
@@ -245,6 +252,7 @@ mod tests {
         let odd = Running {
             unconfined: Some("kubepods: denied (are you root?)".to_owned()),
             beside: Some("another cluster".to_owned()),
+            runtime: Some("containerd at x".to_owned()),
             ..running()
         };
         let text = odd.welcome(Stopping::Down(Path::new("/d"), true));
@@ -252,6 +260,7 @@ mod tests {
             "koord down --data-dir /d stops it",
             "NOTHING IS ENFORCED",
             "are you root?",
+            "Pods run in containerd at x.",
             "NOT ALONE: another cluster.",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -37,6 +37,9 @@ pub struct Args {
     /// Koordinator's own can take the place of one that is left out.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = components)]
     pub components: Selection,
+    /// The container runtime, if one runs the pods.
+    #[command(flatten)]
+    pub runtime: crate::runtime::Args,
     /// Pods that have ended and are kept, the newest of them; 0: all.
     #[arg(long, default_value_t = 12_500, value_name = "N")]
     pub terminated_pod_gc_threshold: usize,
@@ -110,7 +113,13 @@ pub fn main(args: &Args) -> Result<()> {
 async fn run(args: &Args) -> Result<()> {
     let data_dir = args.data_dir();
     let mut stop = Stop::new().context("signal handlers")?;
+    let runtime = tokio::select! {
+        runtime = args.runtime.choose(&data_dir) => runtime?,
+        signal = stop.next() => bail!("{signal} before the cluster was up"),
+    };
+    let told = runtime.as_ref().map(crate::runtime::Chosen::told);
     let start = Cluster::start(cluster::Options {
+        runtime,
         data_dir: data_dir.clone(),
         memory: args.memory,
         listen: ([127, 0, 0, 1], args.port).into(),
@@ -131,7 +140,7 @@ async fn run(args: &Args) -> Result<()> {
         signal = stop.next() => bail!("{signal} before the cluster was up"),
     };
     let failure = tokio::select! {
-        failure = serve(&mut cluster, args, &data_dir) => match failure {
+        failure = serve(&mut cluster, args, &data_dir, told) => match failure {
             Ok(never) => match never {},
             Err(error) => Some(error),
         },
@@ -160,6 +169,7 @@ async fn serve(
     cluster: &mut Cluster,
     args: &Args,
     data_dir: &Path,
+    runtime: Option<String>,
 ) -> Result<std::convert::Infallible> {
     let confinement = cluster.ready().await?;
     let running = Running {
@@ -171,6 +181,7 @@ async fn serve(
         memory: args.memory,
         unconfined: koord_node::unconfined(&confinement).map(str::to_owned),
         beside: cluster.beside(),
+        runtime,
         scheduler: cluster.scheduler_address,
         koordlet: cluster.koordlet_address,
     };

@@ -12,5 +12,6 @@ mod demo;
 mod harness;
 mod kubectl;
 mod profile;
+mod runtime;
 mod script;
 mod up;

@@ -1,0 +1,127 @@
+//! The container runtime of `koord up --runtime`, and how koordlet is there before containers start.
+
+use anyhow::{Context as _, Result};
+use koordlet::runtime::{Config, Mode};
+use std::path::{Path, PathBuf};
+
+/// Which runtime runs this machine's pods.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Run this machine's pods in a container runtime (CRI v1), not as processes:
+    /// unix:///run/containerd/containerd.sock, or the socket of koord-runtime-proxy.
+    #[arg(long, value_name = "ENDPOINT")]
+    pub runtime: Option<String>,
+    /// How containers of --runtime get what koordlet's hooks want before they start: nri, proxy or
+    /// standalone (soon after). Without it: proxy if koord-runtime-proxy has the endpoint, else nri if
+    /// its socket is there.
+    #[arg(long, value_name = "MODE", requires = "runtime")]
+    pub runtime_hooks_mode: Option<Mode>,
+    /// Socket of the runtime's NRI; without it: nri.sock beside the runtime's, or /var/run/nri/nri.sock.
+    #[arg(long, value_name = "PATH", requires = "runtime")]
+    pub nri_socket: Option<PathBuf>,
+    /// Where koord-runtime-proxy finds hook servers.
+    #[arg(long, value_name = "DIR", requires = "runtime", hide = true)]
+    pub runtime_hook_server_config_dir: Option<PathBuf>,
+}
+
+/// A runtime that has answered, and what koordlet is told about it.
+#[derive(Debug, Clone)]
+pub struct Chosen {
+    /// For the node.
+    pub runtime: koord_node::Runtime,
+    /// For koordlet.
+    pub hooks: Config,
+}
+
+impl Chosen {
+    /// Both, for people.
+    #[must_use]
+    pub fn told(&self) -> String {
+        format!(
+            "{} at {}; values of hooks by {}",
+            self.runtime.version(),
+            self.runtime.endpoint(),
+            self.hooks.mode.name()
+        )
+    }
+}
+
+impl Args {
+    /// Asks the runtime, if one was named. koordlet's own socket, for a proxy, will be in `data_dir`.
+    ///
+    /// # Errors
+    /// When it does not answer as a runtime.
+    pub async fn choose(&self, data_dir: &Path) -> Result<Option<Chosen>> {
+        let Some(endpoint) = &self.runtime else {
+            return Ok(None);
+        };
+        let runtime = koord_node::Runtime::connect(endpoint).await;
+        let runtime = runtime.context("--runtime")?;
+        let mut hooks = Config::default();
+        let beside = runtime.socket().with_file_name("nri.sock");
+        let beside = Some(beside).filter(|socket| socket.exists());
+        if let Some(socket) = self.nri_socket.clone().or(beside) {
+            hooks.nri.socket = socket;
+        }
+        hooks.mode = match self.runtime_hooks_mode {
+            Some(mode) => mode,
+            None if is_proxy(runtime.socket(), runtime.listener()) => Mode::Proxy,
+            None if hooks.nri.socket.exists() => Mode::Nri,
+            None => Mode::Standalone,
+        };
+        let socket = std::path::absolute(data_dir.join("koordlet.sock"));
+        hooks.server.socket = socket.context("--data-dir")?;
+        hooks.server.endpoint = hooks.server.socket.display().to_string();
+        if let Some(directory) = &self.runtime_hook_server_config_dir {
+            hooks.server.directory.clone_from(directory);
+        }
+        Ok(Some(Chosen { runtime, hooks }))
+    }
+}
+
+/// Whether koord-runtime-proxy, ours or upstream's, has the socket. After a hot restart of it nobody
+/// knows who made the socket, and its usual name decides.
+fn is_proxy(socket: &Path, listener: Option<&Path>) -> bool {
+    let named = |path: &Path, name: &str| {
+        let file = path.file_name().map(|file| file.to_string_lossy());
+        file.is_some_and(|file| file.starts_with(name))
+    };
+    named(socket, "runtimeproxy.sock")
+        || listener.is_some_and(|program| named(program, "koord-runtime-proxy"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_runtime_that_is_not_there_is_named() {
+        let mut args = Args::default();
+        let dir = Path::new("/data");
+        assert!(args.choose(dir).await.unwrap().is_none());
+        args.runtime = Some("unix:///no/such.sock".to_owned());
+        let error = format!("{:#}", args.choose(dir).await.unwrap_err());
+        assert!(
+            error.starts_with("--runtime: runtime endpoint unix:///no/such.sock: No such file"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_proxy_is_known_by_its_program_or_its_socket() {
+        let of = |socket: &str, program: Option<&str>| {
+            is_proxy(Path::new(socket), program.map(Path::new))
+        };
+        assert!(of("/r/proxy.sock", Some("/usr/bin/koord-runtime-proxy")));
+        assert!(of(
+            "/r/proxy.sock",
+            Some("/usr/bin/koord-runtime-proxy (deleted)")
+        ));
+        assert!(of("/var/run/koord-runtimeproxy/runtimeproxy.sock", None));
+        assert!(!of(
+            "/run/containerd/containerd.sock",
+            Some("/usr/bin/containerd")
+        ));
+    }
+}

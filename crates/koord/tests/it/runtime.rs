@@ -1,0 +1,223 @@
+//! `koord up --runtime` on a real containerd, and on a proxy before one: a pod that knows nothing of
+//! co-location becomes a batch pod, and finds its values in place when its process begins.
+
+use crate::harness::{Up, eventually, exclusive};
+use crate::kubectl::Kubectl;
+use koord_host::testing::skip;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
+
+/// It asks for memory only when it is to be scheduled: of CPUs that others keep busy nothing may be
+/// left. Where it is bound already, nobody counts.
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: NAME
+  labels: {koordinator.sh/enable-colocation: "true"}
+spec:
+  PLACE
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: app
+    image: koord.local/busybox:1
+    command: ["/bin/sh", "-c"]
+    args: ["for f in cpu/cpu.shares memory/memory.limit_in_bytes; do echo $f=$(cat /sys/fs/cgroup/$f); done; echo end; sleep 100000"]
+    resources:
+      limits: {memory: 32MiCPU}
+      requests: {memory: 32MiCPU}
+"#;
+
+/// A containerd of the test's own.
+struct Containerd {
+    dir: PathBuf,
+    run: tempfile::TempDir,
+}
+
+impl Containerd {
+    fn start() -> Option<Self> {
+        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
+        let Some(dir) = named.filter(|named| named.join("complete").exists()) else {
+            let why = "KOORD_CONTAINERD names none that bench/containerd unpacked";
+            skip("containerd", why);
+            return None;
+        };
+        let run = tempfile::Builder::new()
+            .prefix("koord-up")
+            .tempdir_in("/tmp");
+        let one = Self {
+            dir,
+            run: run.expect("a temporary directory"),
+        };
+        one.script("start");
+        Some(one)
+    }
+
+    fn script(&self, verb: &str) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
+        let done = Command::new(script)
+            .args([Path::new(verb), &self.dir, self.run.path()])
+            .status();
+        assert!(done.expect("bench/containerd").success(), "{verb}");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.run.path().join(name)
+    }
+
+    /// The containers that there are, sandboxes too.
+    fn containers(&self) -> String {
+        let list = Command::new(self.dir.join("bin/ctr"))
+            .arg("--address")
+            .arg(self.path("containerd.sock"))
+            .args(["--namespace", "k8s.io", "containers", "ls", "-q"])
+            .output();
+        String::from_utf8_lossy(&list.expect("ctr").stdout).into_owned()
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.script("stop");
+    }
+}
+
+/// A proxy before the containerd.
+struct Proxy(Child);
+
+impl Proxy {
+    fn start(containerd: &Containerd) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_koord-runtime-proxy"))
+            .arg("--koord-runtimeproxy-endpoint")
+            .arg(containerd.path("proxy.sock"))
+            .arg("--remote-runtime-service-endpoint")
+            .arg(containerd.path("containerd.sock"))
+            .arg("--runtime-hook-server-config-dir")
+            .arg(containerd.path("hooks"))
+            .spawn();
+        let one = Self(child.expect("koord-runtime-proxy starts"));
+        eventually("the proxy to listen", || {
+            containerd.path("proxy.sock").exists().then_some(())
+        });
+        one
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What koordlet answers to a GET.
+fn koordlet(kubectl: &Kubectl<'_>, path: &str) -> Option<String> {
+    let at = [
+        "-n",
+        "koordinator-system",
+        "get",
+        "configmap",
+        "koord-up",
+        "-o",
+    ];
+    let at = kubectl.ok(&[&at[..], &["jsonpath={.data.koordlet}"]].concat(), None);
+    let mut stream = TcpStream::connect(at.strip_prefix("http://")?).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: k\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+/// What is seen on a cluster whose pods run at `socket`.
+fn session(containerd: &Containerd, socket: &str, mode: &str) {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let endpoint = format!("unix://{}", containerd.path(socket).display());
+    let hooks = containerd.path("hooks").display().to_string();
+    let args = [
+        "--runtime",
+        &endpoint,
+        "--runtime-hook-server-config-dir",
+        &hooks,
+    ];
+    let mut up = Up::start(dir.path(), &args);
+    let by = format!("values of hooks by {mode}");
+    assert!(up.welcome.contains(&by), "{}", up.welcome);
+    let kubectl = Kubectl(&up);
+    let nodes = kubectl.ok(&["get", "nodes", "-o", "wide"], None);
+    assert!(nodes.contains("containerd://"), "{nodes}");
+    kubectl.ok(&["apply", "-f", "-"], Some(PROFILE));
+    let label = "koordinator.sh/enable-colocation=true";
+    kubectl.ok(&["label", "namespace", "default", label], None);
+    eventually("koordlet to be asked", || match mode {
+        "nri" => {
+            let metrics = koordlet(&kubectl, "/metrics")?;
+            let connected =
+                |line: &str| line.starts_with("koordlet_nri_connected") && line.ends_with(" 1");
+            metrics.lines().any(connected).then_some(())
+        }
+        _ => {
+            let mut files = std::fs::read_dir(&hooks).ok()?.flatten();
+            files
+                .any(|file| file.path().extension().is_some_and(|e| e == "json"))
+                .then_some(())
+        }
+    });
+    let bound = format!("nodeName: {}", koord_node::host_name());
+    for (name, place, cpu, shares) in [
+        (
+            "scheduled",
+            "nodeSelector: {node.koordinator.sh/host: \"true\"}",
+            "",
+            "=2\n",
+        ),
+        ("bound", &*bound, ", cpu: 500m", "=512\n"),
+    ] {
+        let pod = POD
+            .replace("NAME", name)
+            .replace("PLACE", place)
+            .replace("CPU", cpu);
+        kubectl.ok(&["apply", "-f", "-"], Some(&pod));
+        let log = eventually("the first words of its process", || {
+            let output = kubectl.run(&["logs", name], None);
+            let log = String::from_utf8_lossy(&output.stdout).into_owned();
+            log.contains("end").then_some(log)
+        });
+        let shares = format!("cpu/cpu.shares{shares}");
+        // Nobody but a hook gives a batch pod a limit: to a kubelet it has none.
+        let memory = "memory/memory.limit_in_bytes=33554432\n";
+        assert!(
+            log.contains(&shares) && log.contains(memory),
+            "{name}: {log}"
+        );
+    }
+    let said = kubectl.ok(&["exec", "bound", "--", "echo", "inside"], None);
+    assert_eq!(said, "inside\n");
+    assert!(!containerd.containers().is_empty());
+    kubectl.ok(&["delete", "pod", "scheduled"], None);
+    assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
+    assert_eq!(containerd.containers(), "");
+}
+
+#[test]
+fn batch_pods_are_adjusted_in_a_real_containerd_before_they_start() {
+    if Command::new("kubectl")
+        .arg("version")
+        .arg("--client")
+        .output()
+        .is_err()
+    {
+        skip("kubectl", "not on PATH");
+        return;
+    }
+    let Some(containerd) = Containerd::start() else {
+        return;
+    };
+    session(&containerd, "containerd.sock", "nri");
+    let _proxy = Proxy::start(&containerd);
+    session(&containerd, "proxy.sock", "proxy");
+}
