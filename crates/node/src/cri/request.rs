@@ -118,13 +118,9 @@ fn id(value: i64) -> cri::Int64Value {
 pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri::PodSandboxConfig {
     let (meta, none) = (&pod.metadata, PodSpec::default());
     let spec = pod.spec.as_ref().unwrap_or(&none);
-    let mut labels = labels(pod, around.owner);
-    labels.extend(
-        meta.labels
-            .iter()
-            .flatten()
-            .map(|(k, v)| (k.clone(), v.clone())),
-    );
+    // By its own labels a sandbox is found and removed: no pod may say whose it is.
+    let mut all_labels = meta.labels.clone().unwrap_or_default();
+    all_labels.extend(labels(pod, around.owner));
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.insert("kubernetes.io/config.source".into(), "api".into());
     let options = namespaces(spec, around.network);
@@ -168,7 +164,7 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri
         }),
         hostname,
         log_directory: around.logs.to_owned(),
-        labels,
+        labels: all_labels,
         annotations,
         linux: Some(cri::LinuxPodSandboxConfig {
             cgroup_parent: around.group.to_owned(),
@@ -332,6 +328,15 @@ mod tests {
         assert_eq!(
             [POD_NAME, POD_NAMESPACE, POD_UID, OWNER, "app"].map(label),
             [Some("p"), Some("n"), Some("u"), Some("/data"), Some("a")]
+        );
+        let mut liar = pod(json!({"containers": []}));
+        let lies = [(POD_UID, "other"), (OWNER, "/other"), ("app", "b")];
+        let lies = lies.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        liar.metadata.labels = Some(lies.into());
+        let lied = sandbox(&liar, 2, &AROUND).labels;
+        assert_eq!(
+            [POD_UID, OWNER, "app"].map(|key| lied[key].as_str()),
+            ["u", "/data", "b"]
         );
         assert_eq!(
             config.annotations.get("note").map(String::as_str),
