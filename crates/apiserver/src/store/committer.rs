@@ -10,6 +10,7 @@ use super::metrics::StoreMetrics;
 use super::sequencer::{Outcome, Sequencer, Write};
 use super::wal::Wal;
 use super::{Entry, Event, Inner, Revision, StoreError, snapshot};
+use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +76,11 @@ impl Committer {
         jobs.close();
         self.wal.close(self.sequencer.revision());
         self.join_snapshot();
-        // Released before the answer: whoever waits for it may open the directory again.
+        // Released before the answer: whoever waits for it may open the directory again. Said, and not
+        // only closed: a process that is being started has a copy of the file until it is another program.
+        if let Err(error) = rustix::fs::flock(&self.lock, FlockOperation::Unlock) {
+            tracing::debug!(%error, "the directory is released by closing its lock");
+        }
         drop(self.lock);
         if let Some(closed) = closed {
             let _ = closed.send(());

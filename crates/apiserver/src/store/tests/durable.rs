@@ -250,6 +250,32 @@ async fn a_directory_has_one_owner() {
     open(dir.path()).await.unwrap().close().await;
 }
 
+/// As a child has one between fork and exec.
+fn copy_of_lock(dir: &Path) -> std::os::fd::OwnedFd {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let lock = dir.join("lock").canonicalize().unwrap();
+    let mut open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let found = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == lock));
+    let number = found
+        .unwrap()
+        .file_name()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    pidfd_getfd(own, number, PidfdGetfdFlags::empty()).unwrap()
+}
+
+#[tokio::test]
+async fn a_directory_is_released_although_a_child_is_being_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let _copy = copy_of_lock(dir.path());
+    store.close().await;
+    open(dir.path()).await.unwrap().close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_writers_share_syncs_and_get_distinct_revisions() {
     let dir = tempfile::tempdir().unwrap();
