@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, default_value = "true")]
     pub runtime_hook_server_val: String,
     /// Directory where hook servers register
-    #[arg(long, default_value = "/etc/runtime/hookserver.d", hide = true)]
+    #[arg(long, default_value = koord_api::hookserver::DIRECTORY, hide = true)]
     pub runtime_hook_server_config_dir: PathBuf,
     /// How long a hook server may take for an answer, as a Go duration
     #[arg(long, default_value = "5s")]

@@ -1,6 +1,7 @@
 //! Hook servers: which one is asked, and what it answers.
 
-use crate::registration::{Policy, Registration, Registrations};
+use crate::registration::{Registration, Registrations};
+use koord_api::hookserver::Policy;
 use koord_rpc::hooks::runtime_hook_service_client::RuntimeHookServiceClient;
 use koord_rpc::hooks::{
     ContainerResourceHookRequest, ContainerResourceHookResponse, PodSandboxHookRequest,

@@ -4,8 +4,9 @@
 //! are looked at when inotify says that something happened in their directory, and every minute.
 
 use arc_swap::ArcSwap;
+use koord_api::hookserver::{self, HookServer, Policy};
+use koord_api::lenient::ReadError;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -25,15 +26,6 @@ const RESCAN: Duration = Duration::from_secs(60);
 /// A registration is at most so large, in bytes.
 const FILE: u64 = 1 << 20;
 
-/// What a call becomes when its hook fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Policy {
-    /// It goes on as the kubelet wanted it.
-    Ignore,
-    /// It fails.
-    Fail,
-}
-
 /// One hook server's registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Registration {
@@ -52,41 +44,29 @@ pub(crate) enum RegistrationError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
-    Json(#[from] serde_json::Error),
+    Json(#[from] ReadError),
     #[error("it is larger than {FILE} bytes")]
     Large,
     #[error("remote-endpoint: {0:?} is not the absolute path of a socket")]
     Endpoint(String),
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-#[derive(Default)]
-struct File {
-    remote_endpoint: Option<String>,
-    failure_policy: Option<String>,
-    runtime_hooks: Option<Vec<String>>,
-}
-
 fn parse(text: &[u8]) -> Result<Registration, RegistrationError> {
-    let file: File = serde_json::from_slice(text)?;
-    let endpoint = file.remote_endpoint.unwrap_or_default();
-    let path = Path::new(endpoint.strip_prefix("unix://").unwrap_or(&endpoint));
-    if !path.is_absolute() {
-        return Err(RegistrationError::Endpoint(endpoint));
-    }
-    let policy = match file.failure_policy.as_deref() {
-        Some("Fail") => Policy::Fail,
-        None | Some("Ignore" | "") => Policy::Ignore,
-        Some(policy) => {
-            tracing::warn!(policy, "unknown failure-policy: it is Ignore");
-            Policy::Ignore
-        }
+    let server = HookServer::from_json(text)?;
+    let Some(endpoint) = server.socket() else {
+        return Err(RegistrationError::Endpoint(server.remote_endpoint));
     };
+    let (endpoint, policy) = (endpoint.to_owned(), server.policy());
+    if !["", policy.name()].contains(&server.failure_policy.as_str()) {
+        tracing::warn!(
+            policy = server.failure_policy,
+            "unknown failure-policy: it is Ignore"
+        );
+    }
     Ok(Registration {
-        endpoint: path.to_owned(),
+        endpoint,
         policy,
-        hooks: file.runtime_hooks.unwrap_or_default(),
+        hooks: server.runtime_hooks,
     })
 }
 
@@ -148,7 +128,10 @@ impl Directory {
         let mut before = std::mem::take(&mut self.files);
         for entry in fs::read_dir(&self.path)? {
             let name = entry?.file_name();
-            if !name.as_encoded_bytes().ends_with(b"json") {
+            if !name
+                .as_encoded_bytes()
+                .ends_with(hookserver::SUFFIX.as_bytes())
+            {
                 continue;
             }
             let path = self.path.join(&name);

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use answer::STAGES;
-pub use registration::{Policy, UnknownPolicy};
+pub use koord_api::hookserver::{Policy, UnknownPolicy};
 
 /// How containers get their values at creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

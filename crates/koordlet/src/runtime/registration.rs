@@ -1,46 +1,8 @@
 //! The file by which koord-runtime-proxy knows this hook server.
 
-use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
+use koord_api::hookserver::{HookServer, KOORDLET};
 use std::io;
 use std::path::Path;
-use std::str::FromStr;
-
-/// What becomes of a container whose hook fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// It is created as it was asked for.
-    Ignore,
-    /// It is not created.
-    Fail,
-}
-
-/// A policy that there is not.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("must be Fail or Ignore, got {0:?}")]
-pub struct UnknownPolicy(String);
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        match text {
-            FAIL => Ok(Self::Fail),
-            IGNORE => Ok(Self::Ignore),
-            other => Err(UnknownPolicy(other.to_owned())),
-        }
-    }
-}
-
-impl Policy {
-    /// Its name in flags and files.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ignore => IGNORE,
-            Self::Fail => FAIL,
-        }
-    }
-}
 
 /// Writes the registration at once: a reader sees the old file or the new one.
 pub(super) fn write(directory: &Path, server: &HookServer) -> io::Result<()> {
