@@ -1,7 +1,11 @@
-//! How a test says that it does not run.
+//! How a test says that it does not run, and the container runtime that some need.
 //!
 //! The test harness swallows what a passing test prints, so a skipped test looks like a passed one.
 //! Every test that lacks something therefore says so here, and the gate (`.ci/skips`) reads it.
+
+mod containerd;
+
+pub use containerd::{CONTAINERD, Containerd, Groups, IMAGE, containerd_for_test};
 
 use std::fs::OpenOptions;
 use std::io::Write;

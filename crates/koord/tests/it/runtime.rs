@@ -3,10 +3,9 @@
 
 use crate::harness::{Up, eventually, exclusive};
 use crate::kubectl::Kubectl;
-use koord_host::testing::skip;
+use koord_host::testing::{Containerd, skip};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
@@ -32,58 +31,10 @@ spec:
       requests: {memory: 32MiCPU}
 "#;
 
-/// A containerd of the test's own.
-struct Containerd {
-    dir: PathBuf,
-    run: tempfile::TempDir,
-}
-
-impl Containerd {
-    fn start() -> Option<Self> {
-        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
-        let Some(dir) = named.filter(|named| named.join("complete").exists()) else {
-            let why = "KOORD_CONTAINERD names none that bench/containerd unpacked";
-            skip("containerd", why);
-            return None;
-        };
-        let run = tempfile::Builder::new()
-            .prefix("koord-up")
-            .tempdir_in("/tmp");
-        let one = Self {
-            dir,
-            run: run.expect("a temporary directory"),
-        };
-        one.script("start");
-        Some(one)
-    }
-
-    fn script(&self, verb: &str) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
-        let done = Command::new(script)
-            .args([Path::new(verb), &self.dir, self.run.path()])
-            .status();
-        assert!(done.expect("bench/containerd").success(), "{verb}");
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.run.path().join(name)
-    }
-
-    /// The containers that there are, sandboxes too.
-    fn containers(&self) -> String {
-        let list = Command::new(self.dir.join("bin/ctr"))
-            .arg("--address")
-            .arg(self.path("containerd.sock"))
-            .args(["--namespace", "k8s.io", "containers", "ls", "-q"])
-            .output();
-        String::from_utf8_lossy(&list.expect("ctr").stdout).into_owned()
-    }
-}
-
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        self.script("stop");
-    }
+/// The containers that there are, sandboxes too.
+fn containers(containerd: &Containerd) -> String {
+    let list = containerd.ctr().args(["containers", "ls", "-q"]).output();
+    String::from_utf8_lossy(&list.expect("ctr").stdout).into_owned()
 }
 
 /// A proxy before the containerd.
@@ -197,10 +148,10 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
     }
     let said = kubectl.ok(&["exec", "bound", "--", "echo", "inside"], None);
     assert_eq!(said, "inside\n");
-    assert!(!containerd.containers().is_empty());
+    assert!(!containers(containerd).is_empty());
     kubectl.ok(&["delete", "pod", "scheduled"], None);
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
-    assert_eq!(containerd.containers(), "");
+    assert_eq!(containers(containerd), "");
 }
 
 #[test]
@@ -214,7 +165,7 @@ fn batch_pods_are_adjusted_in_a_real_containerd_before_they_start() {
         skip("kubectl", "not on PATH");
         return;
     }
-    let Some(containerd) = Containerd::start() else {
+    let Some(containerd) = Containerd::for_test() else {
         return;
     };
     session(&containerd, "containerd.sock", "nri");

@@ -4,8 +4,8 @@ use crate::agent::{NODE, cluster};
 use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
 use koord_app::{Clock, Context};
 use koord_host::root::Controller;
-use koord_host::testing::skip;
-use koord_host::{Cgroup, CgroupPath, Dirs, Root};
+use koord_host::testing::{Containerd, Groups, IMAGE};
+use koord_host::{Cgroup, Dirs, Root};
 use koord_kube::Client;
 use koord_rpc::cri;
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
@@ -17,7 +17,7 @@ use koordlet::{Options, Settings};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -27,83 +27,36 @@ const MIB: i64 = 1 << 20;
 /// Looks so often before it gives up: far more than any machine needs.
 const LOOKS: usize = 3000;
 
-fn script(verb: &str, directory: &Path, run: &Path) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
-    let done = Command::new(script)
-        .arg(verb)
-        .args([directory, run])
-        .status();
-    assert!(done.unwrap().success(), "bench/containerd {verb}");
-}
-
 /// A containerd of the test's own, and groups for its pods.
-struct Machine {
-    directory: PathBuf,
-    run: tempfile::TempDir,
-    groups: Cgroup,
+pub(crate) struct Machine {
+    pub(crate) containerd: Containerd,
+    pub(crate) groups: Groups,
     cri: RuntimeServiceClient<Channel>,
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        script("stop", &self.directory, self.run.path());
-        let _ = self.groups.remove();
-        // runc makes groups in the hierarchies that the agent leaves alone, too: devices, for example.
-        let top = self.groups.path().to_string();
-        let hierarchies = Path::new("/sys/fs/cgroup").read_dir();
-        for hierarchy in hierarchies.into_iter().flatten().flatten() {
-            remove_empty(&hierarchy.path().join(top.trim_start_matches('/')));
-        }
-    }
-}
-
-/// Removes a group and those below it, as far as nothing runs there.
-fn remove_empty(group: &Path) {
-    for below in group.read_dir().into_iter().flatten().flatten() {
-        if below.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_empty(&below.path());
-        }
-    }
-    let _ = std::fs::remove_dir(group);
 }
 
 impl Machine {
     /// `None`, and said so, where there is none.
-    fn start() -> Option<Self> {
-        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
-        let Some(directory) = named.filter(|named| named.join("complete").exists()) else {
-            skip(
-                "containerd",
-                "KOORD_CONTAINERD names none that bench/containerd unpacked",
-            );
-            return None;
-        };
-        let run = tempfile::Builder::new()
-            .prefix("koord-nri")
-            .tempdir_in("/tmp")
-            .unwrap();
-        script("start", &directory, run.path());
-        let top = format!("koord-test-nri-{}", std::process::id());
-        let groups = Root::system()
-            .unwrap()
-            .cgroup(&CgroupPath::new(&top).unwrap());
-        groups.create(&Controller::ALL).unwrap();
-        let cri = RuntimeServiceClient::new(grpc::connect(run.path().join("containerd.sock")));
+    #[track_caller]
+    pub(crate) fn start() -> Option<Self> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let containerd = Containerd::for_test()?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let top = format!("koord-test-runtime-{}-{count}", std::process::id());
+        let cri = RuntimeServiceClient::new(grpc::connect(containerd.socket()));
         Some(Self {
-            directory,
-            run,
-            groups,
+            containerd,
+            groups: Groups::new(&top).unwrap(),
             cri,
         })
     }
 
     /// Another containerd where this one was; what ran goes on.
     fn restart(&self) {
-        script("kill", &self.directory, self.run.path());
-        script("start", &self.directory, self.run.path());
+        self.containerd.kill();
+        self.containerd.start_again();
     }
 
-    fn options(&self, library: &Path, mode: Mode) -> Options {
+    pub(crate) fn options(&self, library: &Path, mode: Mode) -> Options {
         let mut settings = Settings {
             layout: Layout::new(Driver::Cgroupfs, self.groups.path().clone()),
             hami_library: library.display().to_string(),
@@ -116,10 +69,10 @@ impl Machine {
             mode,
             ..runtime::Config::default()
         };
-        runtime.nri.socket = self.run.path().join("nri.sock");
+        runtime.nri.socket = self.containerd.path("nri.sock");
         runtime.nri.backoff = Duration::from_millis(50);
-        runtime.server.directory = self.run.path().join("hookserver.d");
-        runtime.server.socket = self.run.path().join("koordlet.sock");
+        runtime.server.directory = self.containerd.path("hookserver.d");
+        runtime.server.socket = self.containerd.path("koordlet.sock");
         runtime.server.endpoint = runtime.server.socket.display().to_string();
         Options {
             node_name: NODE.to_owned(),
@@ -135,7 +88,7 @@ impl Machine {
     /// This machine, with an RDMA adapter at 0000:3b:00.0 whose device files are those of
     /// `/dev/zero` and `/dev/full`.
     fn with_adapter(&self) -> Root {
-        let sys = self.run.path().join("sys");
+        let sys = self.containerd.path("sys");
         for (file, numbers) in [
             ("class/misc/rdma_cm/dev", "1:5"),
             (
@@ -159,7 +112,7 @@ impl Machine {
     }
 
     /// A pod's sandbox, whose group the kubelet would have made.
-    async fn pod(
+    pub(crate) async fn pod(
         &mut self,
         uid: &str,
         class: &str,
@@ -190,7 +143,7 @@ impl Machine {
                 namespace: "default".to_owned(),
                 attempt: 0,
             }),
-            log_directory: self.run.path().join("logs").join(uid).display().to_string(),
+            log_directory: self.containerd.path("logs").join(uid).display().to_string(),
             labels: texts(labels),
             annotations: texts(notes),
             linux: Some(cri::LinuxPodSandboxConfig {
@@ -215,12 +168,16 @@ impl Machine {
         }
     }
 
-    /// The socket of a proxy before this containerd, which asks those that `directory` names.
-    async fn proxy(&self, name: &str, directory: &Path, within: Duration) -> Proxy {
-        let listen = self.run.path().join(name);
-        let options = koord_runtime_proxy::Options {
-            listen: listen.clone(),
-            runtime: self.run.path().join("containerd.sock"),
+    /// A proxy before this containerd, at the socket `name`.
+    pub(crate) fn proxy_options(
+        &self,
+        name: &str,
+        directory: &Path,
+        within: Duration,
+    ) -> koord_runtime_proxy::Options {
+        koord_runtime_proxy::Options {
+            listen: self.containerd.path(name),
+            runtime: self.containerd.socket(),
             mode: koord_runtime_proxy::Mode::Containerd,
             hooks: directory.to_owned(),
             hook_timeout: within,
@@ -229,7 +186,13 @@ impl Machine {
                 key: "skip".to_owned(),
                 value: "true".to_owned(),
             },
-        };
+        }
+    }
+
+    /// The socket of a proxy before this containerd, which asks those that `directory` names.
+    async fn proxy(&self, name: &str, directory: &Path, within: Duration) -> Proxy {
+        let options = self.proxy_options(name, directory, within);
+        let listen = options.listen.clone();
         let ctx = Context::with_clock(Clock::system());
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         let run = koord_runtime_proxy::run(options, ctx.clone(), move || ready.send(()).unwrap());
@@ -265,7 +228,7 @@ impl Machine {
                 attempt: 0,
             }),
             image: Some(cri::ImageSpec {
-                image: "koord.local/busybox:1".to_owned(),
+                image: IMAGE.to_owned(),
                 ..cri::ImageSpec::default()
             }),
             command: ["sh", "-c", &text].map(str::to_owned).to_vec(),
@@ -326,9 +289,9 @@ impl Proxy {
     }
 }
 
-struct Pod {
-    id: String,
-    config: cri::PodSandboxConfig,
+pub(crate) struct Pod {
+    pub(crate) id: String,
+    pub(crate) config: cri::PodSandboxConfig,
     group: Cgroup,
 }
 
@@ -404,7 +367,7 @@ async fn values_are_in_place_when_processes_begin() {
     };
     let clock = Clock::system();
     let (_server, client) = cluster(&clock).await;
-    let library = machine.run.path().join("libvgpu.so");
+    let library = machine.containerd.path("libvgpu.so");
     std::fs::write(&library, "").unwrap();
     std::fs::create_dir_all("/tmp/vgpulock").unwrap();
     let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
@@ -543,7 +506,7 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
     };
     let clock = Clock::system();
     let (_server, client) = cluster(&clock).await;
-    let library = machine.run.path().join("libvgpu.so");
+    let library = machine.containerd.path("libvgpu.so");
     let options = machine.options(&library, Mode::Proxy);
     let directory = options.runtime.server.directory.clone();
     let socket = options.runtime.server.socket.clone();
@@ -598,11 +561,11 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
     }
 
     // Nobody listens, or somebody does and never answers.
-    let hangs = machine.run.path().join("hangs.sock");
+    let hangs = machine.containerd.path("hangs.sock");
     let _hangs = std::os::unix::net::UnixListener::bind(&hangs).unwrap();
     let short = Duration::from_secs(1);
     for (name, endpoint, within) in [("gone", &socket, long), ("hangs", &hangs, short)] {
-        let directory = machine.run.path().join(name);
+        let directory = machine.containerd.path(name);
         registered(&directory, endpoint, FAIL);
         let proxy = machine
             .proxy(&format!("{name}-fail.sock"), &directory, within)

@@ -2,80 +2,35 @@
 
 use crate::support::{RunningNode, World, container};
 use k8s_openapi::api::core::v1::Pod;
+use koord_host::testing::{Containerd, IMAGE};
 use koord_node::{ExecOptions, Execs, Options, Runtime};
 use koord_rpc::{cri, grpc};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-const IMAGE: &str = "koord.local/busybox:1";
-
-/// A containerd of the test's own.
-struct Containerd {
-    dir: PathBuf,
-    run: tempfile::TempDir,
-}
-
-impl Containerd {
-    /// `None`, and said so, where there is none.
-    fn start() -> Option<Self> {
-        let named = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from);
-        let Some(dir) = named.filter(|named| named.join("complete").exists()) else {
-            let why = "KOORD_CONTAINERD names none that bench/containerd unpacked";
-            koord_host::testing::skip("containerd", why);
-            return None;
-        };
-        let run = tempfile::Builder::new()
-            .prefix("koord-cri")
-            .tempdir_in("/tmp")
-            .unwrap();
-        let one = Self { dir, run };
-        one.script("start");
-        Some(one)
-    }
-
-    fn script(&self, verb: &str) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
-        let done = Command::new(script)
-            .args([Path::new(verb), &self.dir, self.run.path()])
-            .status();
-        assert!(done.unwrap().success(), "bench/containerd {verb}");
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.run.path().join("containerd.sock")
-    }
-
-    async fn options(&self, world: &World) -> Options {
-        let endpoint = format!("unix://{}", self.socket().display());
-        Options {
-            runtime: Some(Runtime::connect(&endpoint).await.unwrap()),
-            ..world.options()
-        }
-    }
-
-    async fn node(&self, world: &World) -> RunningNode {
-        world.start_with(self.options(world).await).await
-    }
-
-    /// How many sandboxes and containers there are.
-    async fn left(&self) -> (usize, usize) {
-        let channel = grpc::connect(self.socket());
-        let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
-        let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest::default());
-        let sandboxes = sandboxes.await.unwrap().into_inner().items.len();
-        let containers = client.list_containers(cri::ListContainersRequest::default());
-        (
-            sandboxes,
-            containers.await.unwrap().into_inner().containers.len(),
-        )
+async fn options(containerd: &Containerd, world: &World) -> Options {
+    let endpoint = format!("unix://{}", containerd.socket().display());
+    Options {
+        runtime: Some(Runtime::connect(&endpoint).await.unwrap()),
+        ..world.options()
     }
 }
 
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        self.script("stop");
-    }
+async fn started(containerd: &Containerd, world: &World) -> RunningNode {
+    world.start_with(options(containerd, world).await).await
+}
+
+/// How many sandboxes and containers there are.
+async fn left(containerd: &Containerd) -> (usize, usize) {
+    let channel = grpc::connect(containerd.socket());
+    let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
+    let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest::default());
+    let sandboxes = sandboxes.await.unwrap().into_inner().items.len();
+    let containers = client.list_containers(cri::ListContainersRequest::default());
+    (
+        sandboxes,
+        containers.await.unwrap().into_inner().containers.len(),
+    )
 }
 
 /// A pod of busybox with these scripts.
@@ -99,11 +54,11 @@ fn state(pod: &Pod) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_run_in_a_runtime_and_leave_nothing() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(containerd) = Containerd::for_test() else {
         return;
     };
     let world = World::new().await;
-    let node = containerd.node(&world).await;
+    let node = started(&containerd, &world).await;
 
     let said = "echo hello $WHO; cat /proc/self/oom_score_adj /proc/self/cgroup; \
                 cat /sys/fs/cgroup/cpu/cpu.shares /sys/fs/cgroup/cpu/cpu.cfs_quota_us; exit 3";
@@ -129,7 +84,7 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
         assert!(log.contains(line), "{line:?} is not in {log}");
     }
     // A pod that is over keeps its log, and nothing in the runtime.
-    assert_eq!(containerd.left().await, (0, 0));
+    assert_eq!(left(&containerd).await, (0, 0));
     world.delete("job").await;
     world.gone("job").await;
 
@@ -155,18 +110,18 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
     world.create("polite", spec("Always", polite)).await;
     world.in_phase("polite", "Running").await;
     node.stop().await;
-    assert_eq!(containerd.left().await, (0, 0));
+    assert_eq!(left(&containerd).await, (0, 0));
     assert_eq!(groups(&world), Vec::<PathBuf>::new());
     assert!(world.log("polite").await.contains("bye"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_that_cannot_be_had_is_told() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(containerd) = Containerd::for_test() else {
         return;
     };
     let world = World::new().await;
-    let node = containerd.node(&world).await;
+    let node = started(&containerd, &world).await;
     for (name, policy, reasons) in [
         ("never", "Never", &["ErrImageNeverPull"][..]),
         (
@@ -200,14 +155,14 @@ async fn an_image_that_cannot_be_had_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(containerd) = Containerd::for_test() else {
         return;
     };
     let world = World::new().await;
     let execs = Execs::default();
     let options = Options {
         execs: Some(execs.clone()),
-        ..containerd.options(&world).await
+        ..options(&containerd, &world).await
     };
     let node = world.start_with(options).await;
     let script = "while [ ! -e /go ]; do sleep 0.1; done; exit 7";
@@ -215,8 +170,8 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
     world.create("also", spec("Always", "sleep 1000")).await;
     world.in_phase("stays", "Running").await;
     world.in_phase("also", "Running").await;
-    containerd.script("kill");
-    containerd.script("start");
+    containerd.kill();
+    containerd.start_again();
     let options = ExecOptions {
         command: ["sh", "-c", "echo said; touch /go; exit 4"]
             .map(str::to_owned)
@@ -232,9 +187,9 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
 
     // The next run finds what the last one left, although it is told of no runtime.
     node.crash(world.dir.path()).await;
-    assert_eq!(containerd.left().await, (1, 1));
+    assert_eq!(left(&containerd).await, (1, 1));
     let node = world.start().await;
-    let nothing = || async { (containerd.left().await == (0, 0)).then_some(()) };
+    let nothing = || async { (left(&containerd).await == (0, 0)).then_some(()) };
     world.until("nothing is left", nothing).await;
     node.stop().await;
     assert_eq!(groups(&world), Vec::<PathBuf>::new());

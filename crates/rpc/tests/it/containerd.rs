@@ -1,12 +1,11 @@
 //! The stub and the clients against a real containerd, which `bench/containerd` makes.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use koord_host::testing::skip;
+use koord_host::testing::{Containerd, Groups, IMAGE, skip};
 use koord_rpc::cri;
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::grpc::{MESSAGE_LIMIT, connect};
@@ -19,8 +18,6 @@ use koord_rpc::nri::{
 use koord_rpc::ttrpc::Options;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-
-const IMAGE: &str = "koord.local/busybox:1";
 
 /// Gives every container the current quota, and notes what it is told.
 struct Quota {
@@ -117,54 +114,6 @@ impl Handler for Quota {
     }
 }
 
-/// A containerd of our own, which ends with what it runs when this is dropped.
-struct Containerd {
-    script: PathBuf,
-    directory: PathBuf,
-    run: tempfile::TempDir,
-    group: String,
-}
-
-impl Containerd {
-    fn command(&self, verb: &str) {
-        let mut command = Command::new(&self.script);
-        command.arg(verb).arg(&self.directory).arg(self.run.path());
-        let status = command.status().unwrap();
-        assert!(status.success(), "bench/containerd {verb}: {status}");
-    }
-
-    fn kill(&self) {
-        let pid = std::fs::read_to_string(self.run.path().join("pid")).unwrap();
-        let killed = Command::new("kill")
-            .args(["-9", pid.trim()])
-            .status()
-            .unwrap();
-        assert!(killed.success());
-    }
-
-    fn socket(&self, name: &str) -> PathBuf {
-        self.run.path().join(name)
-    }
-}
-
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        let mut command = Command::new(&self.script);
-        let _ = command
-            .arg("stop")
-            .arg(&self.directory)
-            .arg(self.run.path())
-            .status();
-        for hierarchy in std::fs::read_dir("/sys/fs/cgroup")
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let _ = std::fs::remove_dir(hierarchy.path().join(&self.group));
-        }
-    }
-}
-
 fn file(group: &str, id: &str, controller: &str, name: &str) -> i64 {
     let path = format!("/sys/fs/cgroup/{controller}/{group}/{id}/{name}");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -206,26 +155,19 @@ fn sandbox(group: &str) -> cri::PodSandboxConfig {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
-    let Some(directory) = std::env::var_os("KOORD_CONTAINERD").map(PathBuf::from) else {
-        return skip(
-            "containerd",
-            "KOORD_CONTAINERD names no directory of bench/containerd",
-        );
-    };
     if !Path::new("/sys/fs/cgroup/cpu").is_dir() {
         return skip(
             "cgroup-v1",
             "the files that are looked at are those of cgroup v1",
         );
     }
-    let group = format!("koord-rpc-{}", std::process::id());
-    let containerd = Containerd {
-        script: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/containerd"),
-        directory,
-        run: tempfile::tempdir().unwrap(),
-        group: group.clone(),
+    // Removed after what runs in it has ended.
+    let groups;
+    let Some(containerd) = Containerd::for_test() else {
+        return;
     };
-    containerd.command("start");
+    groups = Groups::new(&format!("koord-rpc-{}", std::process::id())).unwrap();
+    let group = groups.path().as_str().to_owned();
 
     let (tell, mut told) = mpsc::unbounded_channel();
     let handler = Arc::new(Quota {
@@ -234,14 +176,14 @@ async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
     });
     let events = ["RunPodSandbox,CreateContainer,UpdateContainer"];
     let mut settings = Settings::new("koord-test", "00", events_named(events).unwrap());
-    settings.socket = Socket::Path(containerd.socket("nri.sock"));
+    settings.socket = Socket::Path(containerd.nri_socket());
     let stub = Arc::new(Stub::new(settings, Arc::clone(&handler)).unwrap());
     let (stop, running) = (CancellationToken::new(), Arc::clone(&stub));
     let until_stop = stop.clone();
     let running = tokio::spawn(async move { running.run(until_stop).await });
     until(&mut told, "connected").await;
 
-    let mut runtime = RuntimeServiceClient::new(connect(containerd.socket("containerd.sock")))
+    let mut runtime = RuntimeServiceClient::new(connect(containerd.socket()))
         .max_decoding_message_size(MESSAGE_LIMIT);
     let config = sandbox(&group);
     let request = cri::RunPodSandboxRequest {
@@ -342,7 +284,7 @@ async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
     handler.quota.store(40_000, Ordering::SeqCst);
     containerd.kill();
     until(&mut told, "lost").await;
-    containerd.command("start");
+    containerd.start_again();
     until(&mut told, "synchronize 1 1").await;
     until(&mut told, "connected").await;
     // It applies the answer after it has it, and says to nobody when that was.

@@ -4,77 +4,35 @@ use crate::asking::Hooks;
 use crate::passing::methods;
 use crate::world::{Client, Got, World, frame};
 use koord_app::Context;
+use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_rpc::cri;
 use prost::Message;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::Runtime;
 
-/// A containerd of this test's own.
-struct Containerd {
-    dir: PathBuf,
-    run: tempfile::TempDir,
+/// A containerd of this test's own, and the group of its pods.
+struct Machine {
+    containerd: Containerd,
+    groups: Groups,
 }
 
-impl Containerd {
+impl Machine {
     /// `None`, and said so, where there is none.
     #[track_caller]
     fn start() -> Option<Self> {
-        let Some(dir) = std::env::var_os("KOORD_CONTAINERD") else {
-            let why = "KOORD_CONTAINERD names no directory of bench/containerd";
-            koord_host::testing::skip("containerd", why);
-            return None;
-        };
-        let one = Self {
-            dir: dir.into(),
-            run: tempfile::tempdir_in("/tmp").unwrap(),
-        };
-        one.script("start");
-        Some(one)
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let containerd = Containerd::for_test()?;
+        // Of each its own, since tests run at once.
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let group = format!("koord-proxy-{}-{count}", std::process::id());
+        Some(Self {
+            containerd,
+            groups: Groups::new(&group).unwrap(),
+        })
     }
 
-    fn script(&self, verb: &str) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/containerd");
-        let status = Command::new(script)
-            .args([Path::new(verb), &self.dir, self.run.path()])
-            .status();
-        assert!(status.unwrap().success(), "bench/containerd {verb}");
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.run.path().join("containerd.sock")
-    }
-
-    /// Ends the daemon as a crash does; what it runs goes on.
-    fn kill(&self) {
-        let pid = std::fs::read_to_string(self.run.path().join("pid")).unwrap();
-        let status = Command::new("kill").args(["-9", pid.trim()]).status();
-        assert!(status.unwrap().success());
-        while Path::new("/proc").join(pid.trim()).join("exe").exists() {
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        self.script("stop");
-        // The groups of its pods, which it leaves behind.
-        let parent = self.parent();
-        let _ = Command::new("sh")
-            .arg("-c")
-            .arg(format!(
-                "find /sys/fs/cgroup -depth -type d -path '*{parent}*' -exec rmdir {{}} + 2> /dev/null"
-            ))
-            .status();
-    }
-}
-
-impl Containerd {
-    /// The group of this test's pods: of its own, since tests run at once.
     fn parent(&self) -> String {
-        let name = self.run.path().file_name().unwrap().to_string_lossy();
-        format!("/koord-proxy-{}", name.trim_start_matches('.'))
+        format!("/{}", self.groups.path().as_str())
     }
 
     fn sandbox(&self, name: &str) -> cri::PodSandboxConfig {
@@ -110,7 +68,7 @@ impl Containerd {
                     attempt: 0,
                 }),
                 image: Some(cri::ImageSpec {
-                    image: "koord.local/busybox:1".to_owned(),
+                    image: IMAGE.to_owned(),
                     ..Default::default()
                 }),
                 command: vec!["sleep".to_owned(), "1000".to_owned()],
@@ -160,11 +118,11 @@ fn kernel(parent: &str, id: &str) -> Option<String> {
 
 #[tokio::test]
 async fn every_method_answers_as_containerd_itself() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(machine) = Machine::start() else {
         return;
     };
     let mut world = World::new();
-    world.options.runtime = containerd.socket();
+    world.options.runtime = machine.containerd.socket();
     let _proxy = world.proxy().await;
     let direct = Client::connect(&world.options.runtime).await;
     let through = Client::connect(&world.options.listen).await;
@@ -189,11 +147,11 @@ async fn every_method_answers_as_containerd_itself() {
 
 #[tokio::test]
 async fn what_crictl_does() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(machine) = Machine::start() else {
         return;
     };
     let mut world = World::new();
-    world.options.runtime = containerd.socket();
+    world.options.runtime = machine.containerd.socket();
     let hooks = Hooks::default();
     let socket = world.path("koordlet.sock");
     let _hooks = hooks.serve(&socket);
@@ -202,14 +160,14 @@ async fn what_crictl_does() {
     let client = Client::connect(&world.options.listen).await;
 
     let run = cri::RunPodSandboxRequest {
-        config: Some(containerd.sandbox("one")),
+        config: Some(machine.sandbox("one")),
         runtime_handler: String::new(),
     };
     let pod = client.cri("RunPodSandbox", &run).await;
     let pod = id(&pod, |answer: cri::RunPodSandboxResponse| {
         answer.pod_sandbox_id
     });
-    let mut create = containerd.create("one", &pod, "main");
+    let mut create = machine.create("one", &pod, "main");
     let container = client.cri("CreateContainer", &create).await;
     let container = id(&container, |answer: cri::CreateContainerResponse| {
         answer.container_id
@@ -219,7 +177,7 @@ async fn what_crictl_does() {
     };
     assert_eq!(client.cri("StartContainer", &start).await.status().0, "0");
     assert_eq!(shares(&client, &container).await, 4096);
-    let in_kernel = kernel(&containerd.parent(), &container);
+    let in_kernel = kernel(&machine.parent(), &container);
     assert!(
         matches!(in_kernel.as_deref(), Some("4096" | "157")),
         "{in_kernel:?}"
@@ -307,11 +265,11 @@ impl Drop for Killable {
 /// 500 calls while proxy, hook server and containerd are killed at random.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
-    let Some(containerd) = Containerd::start() else {
+    let Some(machine) = Machine::start() else {
         return;
     };
     let mut world = World::new();
-    world.options.runtime = containerd.socket();
+    world.options.runtime = machine.containerd.socket();
     let hooks = Hooks::default();
     let socket = world.path("koordlet.sock");
     let mut serving = hooks.serve(&socket);
@@ -331,7 +289,7 @@ async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
     };
     let mut client = Client::connect(&world.options.listen).await;
     let run = cri::RunPodSandboxRequest {
-        config: Some(containerd.sandbox("many")),
+        config: Some(machine.sandbox("many")),
         runtime_handler: String::new(),
     };
     let pod = client.cri("RunPodSandbox", &run).await;
@@ -342,7 +300,7 @@ async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
     for op in 0..500 {
         let (method, message) = match random(10) {
             0..6 if live.len() < 20 => {
-                let request = containerd.create("many", &pod, &format!("c{op}"));
+                let request = machine.create("many", &pod, &format!("c{op}"));
                 ("CreateContainer", request.encode_to_vec())
             }
             6..8 if live.len() > 5 => {
@@ -391,8 +349,8 @@ async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
                     serving = hooks.serve(&socket);
                 }
                 _ => tokio::task::block_in_place(|| {
-                    containerd.kill();
-                    containerd.script("start");
+                    machine.containerd.kill();
+                    machine.containerd.start_again();
                 }),
             }
         };

@@ -1,0 +1,197 @@
+//! A real containerd for tests and measurements, as `bench/containerd` starts it, and groups for its pods.
+
+use super::skip;
+use crate::root::Controller;
+use crate::{Cgroup, CgroupPath, Result, Root};
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The environment variable that names the directory that `bench/containerd get` made.
+pub const CONTAINERD: &str = "KOORD_CONTAINERD";
+
+/// What it has for containers: busybox.
+pub const IMAGE: &str = "koord.local/busybox:1";
+
+/// A part of the program: a measurement may run far from the repository.
+const SCRIPT: &str = include_str!("../../../../bench/containerd");
+
+fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
+    let done = Command::new("bash")
+        .args(["-c", SCRIPT, "containerd", verb])
+        .args([directory, run])
+        .output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    Err(io::Error::other(said.trim().to_owned()))
+}
+
+/// The directory that [`CONTAINERD`] names. `None`, and said so, where there is none.
+#[track_caller]
+#[must_use]
+pub fn containerd_for_test() -> Option<PathBuf> {
+    let named = std::env::var_os(CONTAINERD).map(PathBuf::from);
+    let found = named.filter(|named| named.join("complete").exists());
+    if found.is_none() {
+        let why = format!("{CONTAINERD} names none that bench/containerd unpacked");
+        skip("containerd", why);
+    }
+    found
+}
+
+/// A containerd with NRI whose state is its own. Dropping it ends what it runs, too.
+#[derive(Debug)]
+pub struct Containerd {
+    directory: PathBuf,
+    run: PathBuf,
+    /// Whether `run` is removed at the end.
+    temporary: bool,
+}
+
+impl Containerd {
+    /// One for a test, as [`CONTAINERD`] says. `None`, and said so, where it names none.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn for_test() -> Option<Self> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let directory = containerd_for_test()?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Sockets have short paths.
+        let run = format!("/tmp/koord-containerd-{}-{count}", std::process::id());
+        match Self::start(&directory, Path::new(&run)) {
+            Ok(mut one) => {
+                one.temporary = true;
+                Some(one)
+            }
+            Err(error) => panic!("{}: {error}", directory.display()),
+        }
+    }
+
+    /// The one of `directory`, with everything it has below `run`.
+    ///
+    /// # Errors
+    /// What the script says.
+    pub fn start(directory: &Path, run: &Path) -> io::Result<Self> {
+        let one = Self {
+            directory: directory.to_owned(),
+            run: run.to_owned(),
+            temporary: false,
+        };
+        script("start", directory, run)?;
+        Ok(one)
+    }
+
+    /// Ends the daemon as a crash does; what it runs goes on.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn kill(&self) {
+        self.script("kill");
+    }
+
+    /// Another one where this one was, after it was killed.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start_again(&self) {
+        self.script("start");
+    }
+
+    fn script(&self, verb: &str) {
+        if let Err(error) = script(verb, &self.directory, &self.run) {
+            panic!("bench/containerd {verb}: {error}");
+        }
+    }
+
+    /// A file of this name among those of its own; anybody may add others.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.run.join(name)
+    }
+
+    /// Where it speaks the CRI.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.path("containerd.sock")
+    }
+
+    /// Where plugins (NRI) connect.
+    #[must_use]
+    pub fn nri_socket(&self) -> PathBuf {
+        self.path("nri.sock")
+    }
+
+    /// `ctr` for the containers of the CRI.
+    #[must_use]
+    pub fn ctr(&self) -> Command {
+        let mut ctr = Command::new(self.directory.join("bin/ctr"));
+        ctr.arg("--address").arg(self.socket());
+        ctr.args(["--namespace", "k8s.io"]);
+        ctr
+    }
+}
+
+impl Drop for Containerd {
+    #[allow(clippy::print_stderr, reason = "processes are left behind")]
+    fn drop(&mut self) {
+        if let Err(error) = script("stop", &self.directory, &self.run) {
+            eprintln!("a containerd is left behind: {error}");
+        } else if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.run);
+        }
+    }
+}
+
+/// A group for pods' groups, in every hierarchy, which is removed with all below it on drop. What runs
+/// there has to end before: a [`Containerd`] is dropped first.
+#[derive(Debug)]
+pub struct Groups(Cgroup);
+
+impl Groups {
+    /// The group `name` below the hierarchies' roots.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new(name: &str) -> Result<Self> {
+        let group = Root::system()?.cgroup(&CgroupPath::new(name)?);
+        group.create(&Controller::ALL)?;
+        Ok(Self(group))
+    }
+}
+
+impl Deref for Groups {
+    type Target = Cgroup;
+
+    fn deref(&self) -> &Cgroup {
+        &self.0
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let _ = self.0.remove();
+        // A runtime makes groups in hierarchies that nobody else has, too: devices, for example.
+        let (all, top) = (Path::new("/sys/fs/cgroup"), self.0.path().as_str());
+        remove_empty(&all.join(top));
+        for hierarchy in all.read_dir().into_iter().flatten().flatten() {
+            remove_empty(&hierarchy.path().join(top));
+        }
+    }
+}
+
+/// Removes a group and those below it, as far as nothing runs there.
+fn remove_empty(group: &Path) {
+    for below in group.read_dir().into_iter().flatten().flatten() {
+        if below.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&below.path());
+        }
+    }
+    let _ = std::fs::remove_dir(group);
+}
