@@ -7,4 +7,5 @@ mod containerd;
 mod deploy;
 mod http;
 mod kernel;
+mod killed;
 mod outage;
