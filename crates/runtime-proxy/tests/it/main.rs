@@ -6,5 +6,7 @@ mod asking;
 mod containerd;
 mod deploy;
 mod docker;
+mod events;
 mod passing;
+mod versions;
 mod world;
