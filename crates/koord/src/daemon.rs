@@ -94,38 +94,47 @@ pub fn manager(argv: Vec<OsString>) -> ExitCode {
 pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
     // A node pays for this process once per node: one heap, and one thread beside the loop's own.
     koord_host::memory::one_heap();
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().context("tokio runtime")
-    };
-    start_on(runtime, argv, |args: koordlet::Args, context| async move {
-        let options = args.options()?;
-        let path = Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
-        let client = koord_client(
-            path,
-            "",
-            args.kube_api_qps,
-            args.kube_api_burst,
-            "koordlet",
-            None,
-        )
-        .await?;
-        koordlet::run(options, client, context)
-            .await
-            .map_err(Into::into)
-    })
+    start_on(
+        one_thread,
+        argv,
+        |args: koordlet::Args, context| async move {
+            let options = args.options()?;
+            let path =
+                Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
+            let client = koord_client(
+                path,
+                "",
+                args.kube_api_qps,
+                args.kube_api_burst,
+                "koordlet",
+                None,
+            )
+            .await?;
+            koordlet::run(options, client, context)
+                .await
+                .map_err(Into::into)
+        },
+    )
 }
 
 /// Runs koord-runtime-proxy.
 #[must_use]
 pub fn runtime_proxy(argv: Vec<OsString>) -> ExitCode {
-    start(
+    start_on(
+        one_thread,
         argv,
         |args: koord_runtime_proxy::Args, context| async move {
             let options = args.options()?;
             Ok(koord_runtime_proxy::run(options, context, || {}).await?)
         },
     )
+}
+
+/// What a node's own daemons run on. A call is a handful of steps of different tasks: on several threads
+/// most of its time would go into waking them.
+pub(crate) fn one_thread() -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().context("tokio runtime")
 }
 
 async fn koord_client(

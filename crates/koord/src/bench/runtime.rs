@@ -6,21 +6,20 @@
 //! server. What a container got is what its process says when it begins.
 
 mod calls;
-mod containerd;
 mod lanes;
 mod node;
+mod party;
 mod picture;
 mod times;
 
 use crate::{cluster, console};
 use anyhow::{Context as _, Result};
-use containerd::Containerd;
+use koord_host::testing::{CONTAINERD, Containerd, Groups};
 use lanes::Lane;
 use node::{Answered, Asked};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use times::Spread;
-use tokio::runtime::Handle;
 
 /// Containers that one way creates before the next has its turn.
 const BLOCK: usize = 10;
@@ -32,7 +31,7 @@ const NRI: usize = 1;
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The containerd to measure with: a directory that `bench/containerd get` made.
-    #[arg(long, value_name = "DIR", env = "KOORD_CONTAINERD")]
+    #[arg(long, value_name = "DIR", env = CONTAINERD)]
     containerd: Option<PathBuf>,
     /// Containers that are created, started and removed in each of the three ways.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=100_000))]
@@ -98,15 +97,12 @@ struct Ways {
 /// # Errors
 /// The fixture cannot be made, or a runtime refuses what is asked of it.
 pub(super) fn run(args: &Args) -> Result<Option<Report>> {
-    // Agents and proxy have threads of their own, as they have processes of their own.
-    let others = cluster::runtime()?;
     let report = cluster::runtime()?.block_on(async {
         tokio::select! {
-            report = Box::pin(measure(args, others.handle())) => report,
+            report = Box::pin(measure(args)) => report,
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
         }
     });
-    others.shutdown_background();
     let Some(report) = report? else {
         return Ok(None);
     };
@@ -128,13 +124,13 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     match Containerd::start(directory, run) {
         Ok(one) => Some(one),
         Err(error) => {
-            console::warn(format_args!("nothing to measure with: {error:#}"));
+            console::warn(format_args!("nothing to measure with: {error}"));
             None
         }
     }
 }
 
-async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
+async fn measure(args: &Args) -> Result<Option<Report>> {
     // Sockets have short paths.
     let directory = tempfile::Builder::new()
         .prefix("koord-bench")
@@ -146,16 +142,16 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
     let Some(containerd) = containerd(args, &at("run")) else {
         return Ok(None);
     };
-    groups = node::Groups::new()?;
+    groups = Groups::new(&format!("koord-bench-{}", std::process::id()))?;
     let cluster = node::Cluster::start(&at("cluster")).await?;
     let (hooks, hook_socket) = (at("hookserver.d"), at("koordlet.sock"));
     let server = cluster
-        .agent(others, &groups, Asked::ByProxy(&hooks, &hook_socket))
+        .agent(&groups, Asked::ByProxy(&hooks, &hook_socket))
         .await?;
     let socket = containerd.socket();
-    let asking = node::Proxy::start(others, &socket, &at("asking.sock"), &hooks).await?;
+    let asking = node::Proxy::start(&socket, &at("asking.sock"), &hooks).await?;
     let silent = at("nobody.d");
-    let silent = node::Proxy::start(others, &socket, &at("silent.sock"), &silent).await?;
+    let silent = node::Proxy::start(&socket, &at("silent.sock"), &silent).await?;
 
     let mut lanes = [
         Lane::open(&containerd, "alone", &socket, &groups, false).await?,
@@ -176,7 +172,7 @@ async fn measure(args: &Args, others: &Handle) -> Result<Option<Report>> {
             let plugin = match of {
                 NRI => {
                     let asked = Asked::ByRuntime(&containerd.nri_socket());
-                    Some(cluster.agent(others, &groups, asked).await?)
+                    Some(cluster.agent(&groups, asked).await?)
                 }
                 _ => None,
             };

@@ -5,6 +5,7 @@ use super::{Parts, Policy};
 use crate::gates::{Gate, Gates};
 use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired};
 use crate::states::{ContainerInfo, PodInfo};
+use futures::FutureExt as _;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_host::rdma::{self, CharDevice};
 use koord_host::target::Attribute;
@@ -12,13 +13,13 @@ use koord_host::{HostError, Resource, Target};
 use koord_model::rdma_devices::RdmaFile;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// What part of the time a runtime gives a plugin is used. An answer that comes later than asked for
-/// costs the connection, and with it the answers to come.
+/// What part of the time of whoever asks is used.
 const SHARE_OF_TIME: f64 = 0.8;
 
 /// How long a runtime waits that does not say.
@@ -189,21 +190,40 @@ impl Answers {
         asked::pod(asked, states.pods.load_full(), &layout)
     }
 
-    /// What hooks want of a container that is about to be created.
+    /// What hooks want of a container that is about to be created, with its files.
     pub(super) fn create(
         &self,
         pod: &AskedPod,
         container: &AskedContainer,
     ) -> Result<Created, AnswerError> {
-        let wanted = self.container(pod, container, |_, _| {})?;
-        let devices = self.devices(pod, &wanted)?;
+        let wanted = self.wanted(pod, container)?;
+        let devices = self.files(pod, &wanted)?;
+        Ok(Created { wanted, devices })
+    }
+
+    /// What hooks want of a container that is about to be created. Nothing is read or written for it.
+    pub(super) fn wanted(
+        &self,
+        pod: &AskedPod,
+        container: &AskedContainer,
+    ) -> Result<Adjustment, AnswerError> {
+        self.container(pod, container, |_, _| {})
+    }
+
+    /// Looks at the device files that are wanted, and makes the directory.
+    pub(super) fn files(
+        &self,
+        pod: &AskedPod,
+        wanted: &Adjustment,
+    ) -> Result<Vec<CharDevice>, AnswerError> {
+        let devices = self.devices(pod, wanted)?;
         if let Some(directory) = &wanted.fresh_directory {
             fresh(&directory.value).map_err(|error| AnswerError::Directory {
                 path: directory.value.clone(),
                 error,
             })?;
         }
-        Ok(Created { wanted, devices })
+        Ok(devices)
     }
 
     /// The device files that are wanted: all of them or, where one is not there, none.
@@ -370,28 +390,16 @@ impl Answers {
         Ok(())
     }
 
-    /// The answer of `work`, in the part of `limit` that is ours. An error, or no answer in time, is
-    /// told, and is the default answer unless the policy says that the request fails.
-    pub(super) async fn within<T, F>(
-        self: &Arc<Self>,
+    /// The answer of `work`. An error, a panic too, is told, and is the default answer unless the policy
+    /// says that the request fails.
+    pub(super) async fn answered<T: Default>(
+        &self,
         event: &'static str,
-        limit: Option<Duration>,
-        work: F,
-    ) -> Result<T, AnswerError>
-    where
-        T: Default + Send + 'static,
-        F: FnOnce(&Self) -> Result<T, AnswerError> + Send + 'static,
-    {
+        work: impl Future<Output = Result<T, AnswerError>>,
+    ) -> Result<T, AnswerError> {
         let begun = Instant::now();
-        let limit = limit.unwrap_or(USUAL_TIME).mul_f64(SHARE_OF_TIME);
-        let own = Arc::clone(self);
-        // Files are written and directories made: not on a thread that others' answers need.
-        let work = tokio::task::spawn_blocking(move || work(&own));
-        let answer = match tokio::time::timeout(limit, work).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(AnswerError::Died),
-            Err(_) => Err(AnswerError::Late(limit)),
-        };
+        let answer = AssertUnwindSafe(work).catch_unwind().await;
+        let answer = answer.unwrap_or(Err(AnswerError::Died));
         let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
         let metrics = &self.parts.metrics;
         metrics.runtime_asked(event, answer.is_ok(), milliseconds);
@@ -406,6 +414,22 @@ impl Answers {
                     (Policy::Ignore, _) => Ok(T::default()),
                 }
             }
+        }
+    }
+
+    /// Work with files, on a thread that no other answer needs, in the part of the time that is ours.
+    pub(super) async fn aside<T, F>(self: &Arc<Self>, work: F) -> Result<T, AnswerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, AnswerError> + Send + 'static,
+    {
+        let limit = USUAL_TIME.mul_f64(SHARE_OF_TIME);
+        let own = Arc::clone(self);
+        let work = tokio::task::spawn_blocking(move || work(&own));
+        match tokio::time::timeout(limit, work).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(AnswerError::Died),
+            Err(_) => Err(AnswerError::Late(limit)),
         }
     }
 }

@@ -161,23 +161,29 @@ impl Service {
         event: &'static str,
         request: ContainerResourceHookRequest,
     ) -> Result<Response<ContainerResourceHookResponse>, Status> {
-        let question = request.clone();
-        let mut response = echo(request);
         if !self.0.stages.has(at) {
-            return Ok(Response::new(response));
+            return Ok(Response::new(echo(request)));
         }
         let creates = at == Asked::CreateContainer;
-        let work = move |answers: &Answers| {
-            let (pod, container) = asked(&question)?;
-            if creates {
-                let wanted = answers.create(&pod, &container)?.wanted;
+        let wanted = self.0.answered(event, async {
+            let (pod, container) = asked(&request)?;
+            if !creates {
+                return self.0.running(&pod, &container);
+            }
+            let wanted = self.0.wanted(&pod, &container)?;
+            if wanted.devices.is_empty() && wanted.fresh_directory.is_none() {
+                self.0.without_files(&pod, &wanted)?;
+                return Ok(wanted);
+            }
+            let files = move |answers: &Answers| {
+                answers.files(&pod, &wanted)?;
                 answers.without_files(&pod, &wanted)?;
                 Ok(wanted)
-            } else {
-                answers.running(&pod, &container)
-            }
-        };
-        let wanted = self.0.within(event, None, work).await.map_err(failed)?;
+            };
+            self.0.aside(files).await
+        });
+        let wanted = wanted.await.map_err(failed)?;
+        let mut response = echo(request);
         let resources = resources(response.container_resources.take(), &wanted, true);
         response.container_resources = resources;
         if creates {
@@ -210,8 +216,8 @@ impl RuntimeHookService for Service {
                     &question.cgroup_parent,
                 )?)
             };
-            let wanted = self.0.within("PreRunPodSandbox", None, work).await;
-            let wanted = wanted.map_err(failed)?;
+            let wanted = self.0.answered("PreRunPodSandbox", self.0.aside(work));
+            let wanted = wanted.await.map_err(failed)?;
             response.resources = resources(response.resources.take(), &wanted, false);
         }
         Ok(Response::new(response))

@@ -1,18 +1,15 @@
 //! The same container again and again, in each of the ways.
 
-use super::containerd::Containerd;
-use super::node::Groups;
+use super::node::batch_pod;
 use super::times::Spread;
 use anyhow::{Context as _, Result};
+use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::{cri, grpc};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
-
-/// What bench/containerd calls its image.
-const IMAGE: &str = "koord.local/busybox:1";
 
 /// The container's name.
 const NAME: &str = "batch";
@@ -104,8 +101,8 @@ impl Lane {
         groups: &Groups,
         adjusts: bool,
     ) -> Result<Self> {
-        let group = groups.batch_pod(uid)?;
-        let logs = runtime.logs().join(uid);
+        let group = batch_pod(groups, uid)?;
+        let logs = runtime.path("logs").join(uid);
         std::fs::create_dir_all(&logs)?;
         let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
         let containers = json!({"containers": {NAME: {"limits": list, "requests": list}}});

@@ -1,10 +1,12 @@
-//! The node around the containers: groups, a cluster with the Node, agents and proxies.
+//! The node around the containers: a cluster with the Node, agents and proxies.
 
+use super::party::Party;
 use crate::bench::api_server;
 use anyhow::{Context as _, Result, bail};
 use koord_app::Context;
+use koord_host::CgroupPath;
 use koord_host::root::Controller;
-use koord_host::{Cgroup, CgroupPath, Root};
+use koord_host::testing::Groups;
 use koord_kube::Client;
 use koord_runtime_proxy::Skip;
 use koordlet::runtime::{Config, Mode};
@@ -13,8 +15,6 @@ use koordlet::{Options, Settings};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "bench";
@@ -25,51 +25,16 @@ const ANSWERS: &str = "koordlet_runtime_request_duration_milliseconds";
 /// How long an agent may take until it is asked.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a kubelet makes for its pods; removed on drop.
-pub(super) struct Groups(Cgroup);
-
-impl Groups {
-    /// # Errors
-    /// When groups cannot be made.
-    pub(super) fn new() -> Result<Self> {
-        let top = CgroupPath::new(&format!("koord-bench-{}", std::process::id()))?;
-        let group = Root::system()?.cgroup(&top);
-        group.create(&Controller::ALL)?;
-        Ok(Self(group))
-    }
-
-    /// The group of a batch pod.
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub(super) fn batch_pod(&self, uid: &str) -> Result<CgroupPath> {
-        let path = format!("kubepods/besteffort/pod{uid}");
-        let path = self.0.path().join(&path)?;
-        self.0.root().cgroup(&path).create(&Controller::ALL)?;
-        Ok(path)
-    }
-}
-
-impl Drop for Groups {
-    fn drop(&mut self) {
-        let _ = self.0.remove();
-        // runc makes groups in the hierarchies that the agent leaves alone, too.
-        let top = self.0.path().to_string();
-        let hierarchies = Path::new("/sys/fs/cgroup").read_dir();
-        for hierarchy in hierarchies.into_iter().flatten().flatten() {
-            remove_empty(&hierarchy.path().join(top.trim_start_matches('/')));
-        }
-    }
-}
-
-/// Removes a group and those below it, as far as nothing runs there.
-fn remove_empty(group: &Path) {
-    for below in group.read_dir().into_iter().flatten().flatten() {
-        if below.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_empty(&below.path());
-        }
-    }
-    let _ = std::fs::remove_dir(group);
+/// The group of a batch pod, as a kubelet makes it.
+///
+/// # Errors
+/// When it cannot be made.
+pub(super) fn batch_pod(groups: &Groups, uid: &str) -> Result<CgroupPath> {
+    let path = groups
+        .path()
+        .join(&format!("kubepods/besteffort/pod{uid}"))?;
+    groups.root().cgroup(&path).create(&Controller::ALL)?;
+    Ok(path)
 }
 
 /// An API server with a node that has no pods: what agents know of those is what they are told.
@@ -99,7 +64,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When nobody asks it.
-    pub(super) async fn agent(&self, on: &Handle, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
+    pub(super) async fn agent(&self, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
         let mut runtime = Config::default();
         match by {
             Asked::ByRuntime(socket) => {
@@ -119,7 +84,7 @@ impl Cluster {
             node_name: NODE.to_owned(),
             detect_layout: None,
             settings: Settings {
-                layout: Layout::new(Driver::Cgroupfs, groups.0.path().clone()),
+                layout: Layout::new(Driver::Cgroupfs, groups.path().clone()),
                 ..Settings::default()
             },
             report: false,
@@ -127,8 +92,11 @@ impl Cluster {
             ..Options::default()
         };
         let ctx = Context::new();
-        let task = on.spawn(koordlet::run(options, self.client.clone(), ctx.clone()));
-        let agent = Agent { ctx, task };
+        let run = koordlet::run(options, self.client.clone(), ctx.clone());
+        let agent = Agent {
+            ctx,
+            party: Party::start("agent", run)?,
+        };
         let asked = async {
             loop {
                 let ready = match by {
@@ -140,14 +108,14 @@ impl Cluster {
                         directory.join(koord_api::hookserver::KOORDLET).exists()
                     }
                 };
-                if ready || agent.task.is_finished() {
+                if ready || agent.party.is_finished() {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.task.is_finished() {
-            bail!("nobody asks the agent: {:?}", agent.task.is_finished());
+        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.party.is_finished() {
+            bail!("nobody asks the agent: {:?}", agent.party.is_finished());
         }
         Ok(agent)
     }
@@ -186,7 +154,7 @@ impl Answered {
 /// A running agent.
 pub(super) struct Agent {
     ctx: Context,
-    task: JoinHandle<Result<(), koordlet::Error>>,
+    party: Party<Result<(), koordlet::Error>>,
 }
 
 impl Agent {
@@ -210,7 +178,7 @@ impl Agent {
 
     pub(super) async fn stop(self) {
         self.ctx.shutdown.cancel();
-        let _ = self.task.await;
+        let _ = self.party.end().await;
     }
 }
 
@@ -218,7 +186,7 @@ impl Agent {
 pub(super) struct Proxy {
     ctx: Context,
     socket: PathBuf,
-    task: JoinHandle<Result<(), koord_runtime_proxy::RunError>>,
+    party: Party<Result<(), koord_runtime_proxy::RunError>>,
 }
 
 impl Proxy {
@@ -226,12 +194,7 @@ impl Proxy {
     ///
     /// # Errors
     /// When it cannot serve.
-    pub(super) async fn start(
-        on: &Handle,
-        runtime: &Path,
-        socket: &Path,
-        hooks: &Path,
-    ) -> Result<Self> {
+    pub(super) async fn start(runtime: &Path, socket: &Path, hooks: &Path) -> Result<Self> {
         let options = koord_runtime_proxy::Options {
             listen: socket.to_owned(),
             runtime: runtime.to_owned(),
@@ -249,15 +212,15 @@ impl Proxy {
         let run = koord_runtime_proxy::run(options, ctx.clone(), move || {
             let _ = ready.send(());
         });
-        let task = on.spawn(run);
+        let party = Party::start("proxy", run)?;
         if is_ready.await.is_err() {
-            task.await??;
+            party.end().await??;
             bail!("the proxy ended early");
         }
         Ok(Self {
             ctx,
             socket: socket.to_owned(),
-            task,
+            party,
         })
     }
 
@@ -267,6 +230,6 @@ impl Proxy {
 
     pub(super) async fn stop(self) {
         self.ctx.shutdown.cancel();
-        let _ = self.task.await;
+        let _ = self.party.end().await;
     }
 }
