@@ -113,6 +113,39 @@ fn an_authority_signs_again_while_it_is_good_for_a_year() {
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
 }
 
+/// An authority as it was made at a time, with a name, and what it signs now.
+fn of_authority(time: &str, name: &str) -> Artifacts {
+    let mut params = authority(at(time)).unwrap();
+    params.distinguished_name.push(
+        DnType::CommonName,
+        DnValue::PrintableString(name.try_into().unwrap()),
+    );
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let cert = params.self_signed(&key).unwrap().pem().into_bytes();
+    let ca_key = key.serialize_pem().into_bytes();
+    leaf(&Issuer::new(params, key), cert, ca_key, HOST, now()).unwrap()
+}
+
+/// The library that verifies chains takes the word of an authority of any age, and a certificate
+/// must not say more than who signed it.
+#[test]
+fn an_authority_that_expires_or_has_another_name_is_replaced() {
+    // Four months before its end.
+    let old = of_authority("2017-04-01T00:00:00Z", AUTHORITY);
+    let error = old.check(HOST, now()).unwrap_err();
+    assert_eq!(error, "ca-cert.pem: expired or expires soon");
+    let other = of_authority("2026-11-22T12:00:00Z", "somebody-else");
+    other.check(HOST, now()).unwrap();
+    for artifacts in [old, other] {
+        let renewed = Artifacts::generate(&artifacts, HOST, now()).unwrap();
+        renewed.check(HOST, now()).unwrap();
+        assert_ne!(renewed.ca_cert, artifacts.ca_cert);
+    }
+    let same = of_authority("2026-11-22T12:00:00Z", AUTHORITY);
+    let renewed = Artifacts::generate(&same, HOST, now()).unwrap();
+    assert_eq!(renewed.ca_cert, same.ca_cert);
+}
+
 /// An authority and a certificate of a Go replica: RSA, PKCS #1, a name as PrintableString.
 #[test]
 fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {

@@ -294,7 +294,7 @@ impl Injector {
     }
 
     /// The entries as they are to be.
-    fn wanted(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
+    pub(super) fn wanted(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
         let mut wanted = Vec::new();
         for mut entry in entries {
             let Some(client) = entry.get_mut("clientConfig").and_then(Value::as_object_mut) else {

@@ -107,6 +107,14 @@ async fn an_empty_namespace_is_filled_for_the_handler_and_not_patched() {
     assert!(verdict.patch.is_empty());
 }
 
+struct Hangs;
+
+impl Handler for Hangs {
+    fn handle(&self, _: Request) -> BoxFuture<'_, Answer> {
+        Box::pin(std::future::pending())
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn handlers_that_do_not_decide_are_failures() {
     let panics = webhook(false, |request| panic!("{}", request.uid));
@@ -115,12 +123,6 @@ async fn handlers_that_do_not_decide_are_failures() {
     let changes = webhook(false, |request| Answer::mutate(request.object.unwrap()));
     let failure = changes.review(request(json!({})), LIMIT).await.unwrap_err();
     assert_eq!(failure, Failure::Changed("/w"));
-    struct Hangs;
-    impl Handler for Hangs {
-        fn handle(&self, _: Request) -> BoxFuture<'_, Answer> {
-            Box::pin(std::future::pending())
-        }
-    }
     let hangs = Webhook {
         handler: Arc::new(Hangs),
         ..panics
@@ -280,10 +282,114 @@ async fn a_webhook_that_fails_is_an_error_of_the_server() {
     assert!(answer.as_str().unwrap().contains("panicked"), "{answer}");
 }
 
+/// What says beforehand that it is too large is not waited for.
+#[tokio::test(start_paused = true)]
+async fn a_declared_length_counts_before_the_body_comes() {
+    use tower::ServiceExt as _;
+    let never = futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+    let request = http::Request::post("/w")
+        .header("content-type", "application/json")
+        .header("content-length", (7 << 20) + 1)
+        .body(axum::body::Body::from_stream(never))
+        .unwrap();
+    let hook = webhook(false, |_| Answer::allow());
+    let began = tokio::time::Instant::now();
+    let response = serve::routes(vec![hook], &[]).oneshot(request).await;
+    let bytes = axum::body::to_bytes(response.unwrap().into_body(), usize::MAX).await;
+    let answer: Value = serde_json::from_slice(&bytes.unwrap()).unwrap();
+    assert_eq!(answer["response"]["status"]["code"], 413, "{answer}");
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+/// API servers wait 30 s at most, whatever they say, and 10 s where they say nothing.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_answered_later_than_an_api_server_waits() {
+    use tower::ServiceExt as _;
+    for (query, seconds) in [
+        ("?timeout=3s", 3),
+        ("?timeout=100s", 30),
+        ("?timeout=soon", 10),
+        ("", 10),
+    ] {
+        let hook = Webhook {
+            handler: Arc::new(Hangs),
+            ..webhook(false, |_| Answer::allow())
+        };
+        let request = http::Request::post(format!("/w{query}"))
+            .header("content-type", "application/json")
+            .body(axum::body::Body::from(review(
+                "admission.k8s.io/v1",
+                asked(),
+            )))
+            .unwrap();
+        let began = tokio::time::Instant::now();
+        let response = serve::routes(vec![hook], &[]).oneshot(request).await;
+        assert_eq!(response.unwrap().status(), 500, "{query}");
+        let took = began.elapsed();
+        let limit = Duration::from_secs(seconds);
+        let tick = Duration::from_millis(1);
+        assert!((limit..=limit + tick).contains(&took), "{query}: {took:?}");
+    }
+}
+
 mod configuration {
-    use super::super::configuration::{Service, manifest};
+    use super::super::configuration::{Injector, Service, manifest};
     use super::super::{FailurePolicy, Operation, Registration, Selector};
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    /// Entries of webhooks that are off are left out, the service is the one that the replica has,
+    /// and what is about pods may have a failure policy of its own.
+    #[test]
+    fn entries_say_where_the_server_is_and_who_vouches_for_it() {
+        let entry = |path: &str, service: Value, policy: &str, more: Value| {
+            let mut config =
+                json!({ "service": { "namespace": service[0], "name": service[1], "path": path } });
+            let fields = more.as_object().unwrap().clone();
+            config.as_object_mut().unwrap().extend(fields);
+            json!({ "name": "w", "failurePolicy": policy, "clientConfig": config })
+        };
+        let paths = ["/mutate-pod", "/mutate-node", "/mutate-other"];
+        let given = || -> Vec<Value> {
+            let old = json!(["old", "old-service"]);
+            let entries = paths
+                .iter()
+                .map(|path| entry(path, old.clone(), "Fail", json!({})));
+            entries.collect()
+        };
+        let mut injector = Injector {
+            mutating: "m".to_owned(),
+            validating: "v".to_owned(),
+            served: ["/mutate-pod", "/mutate-node"].into(),
+            service: Service {
+                namespace: "n".to_owned(),
+                name: "s".to_owned(),
+            },
+            host: None,
+            pods: Some(FailurePolicy::Ignore),
+        };
+        let (ours, told) = (json!(["n", "s"]), json!({ "caBundle": "Y2E=" }));
+        let wanted = injector.wanted(given(), b"ca");
+        assert_eq!(
+            wanted,
+            json!([
+                entry("/mutate-pod", ours.clone(), "Ignore", told.clone()),
+                entry("/mutate-node", ours, "Fail", told),
+            ])
+        );
+        // With a host there is no service any more.
+        injector.host = Some(("10.0.0.1".to_owned(), 9876));
+        injector.pods = None;
+        let wanted = injector.wanted(given(), b"ca");
+        let config = json!({ "url": "https://10.0.0.1:9876/mutate-pod", "caBundle": "Y2E=" });
+        let entry = json!({ "name": "w", "failurePolicy": "Fail", "clientConfig": config });
+        assert_eq!(
+            (wanted[0].clone(), wanted.as_array().map(Vec::len)),
+            (entry, Some(2))
+        );
+        // Its own entries are read again.
+        let again = injector.wanted(wanted.as_array().unwrap().clone(), b"ca");
+        assert_eq!(again, wanted);
+    }
 
     #[test]
     fn manifests_say_what_the_table_says() {
