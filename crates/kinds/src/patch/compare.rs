@@ -96,14 +96,20 @@ pub(super) fn compare(scope: Scope<'_>, old: Option<&Value>, new: &Value) -> Dif
             continue;
         }
         if key != "metadata" {
-            out.put(format!("f:{key}"), values(root.member(key), a, b, 0));
+            out.put(
+                format!("f:{key}"),
+                values(root.member(key), a, b, (0, false)),
+            );
             continue;
         }
         let node = root.member(key);
         let mut inner = Diff::default();
         for (key, a, b) in both(a.and_then(Value::as_object), b.and_then(Value::as_object)) {
             if scope.has_metadata(key) {
-                inner.put(format!("f:{key}"), values(node.member(key), a, b, 0));
+                inner.put(
+                    format!("f:{key}"),
+                    values(node.member(key), a, b, (0, false)),
+                );
             }
         }
         out.put("f:metadata".to_owned(), inner.sides(false, false));
@@ -149,18 +155,24 @@ fn leaf(old: Option<&Value>, new: Option<&Value>) -> Sides {
     }
 }
 
-fn values(node: &Schema, mut old: Option<&Value>, mut new: Option<&Value>, depth: usize) -> Sides {
+/// `gone`: what the value is in is not in the second object, so that nothing of it is always there.
+fn values(
+    node: &Schema,
+    mut old: Option<&Value>,
+    mut new: Option<&Value>,
+    (depth, gone): (usize, bool),
+) -> Sides {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| Value::Object(Map::new()));
     if depth > MAX_DEPTH {
         return leaf(old, new);
     }
-    if node.is_always_there() {
-        old = old.or(Some(&EMPTY));
-        new = new.or(Some(&EMPTY));
-    } else if node.is_null_when_absent() {
-        old = old.or(Some(&Value::Null));
-        new = new.or(Some(&Value::Null));
-    }
+    let absent = if node.is_always_there() {
+        Some(&*EMPTY)
+    } else {
+        node.is_null_when_absent().then_some(&Value::Null)
+    };
+    old = old.or(absent);
+    new = new.or(absent.filter(|_| !gone));
     let (a, b) = match (kind(node, old), kind(node, new)) {
         (Kind::Object(a), Kind::Object(b)) => (Some(a), Some(b)),
         (Kind::Object(a), Kind::Nothing) => (Some(a), None),
@@ -171,8 +183,8 @@ fn values(node: &Schema, mut old: Option<&Value>, mut new: Option<&Value>, depth
         (Kind::Nothing | Kind::Leaf, Kind::Nothing | Kind::Leaf) => return leaf(old, new),
         // Another kind of value took its place.
         _ => {
-            let (_, removed) = values(node, old, None, depth + 1);
-            let (changed, _) = values(node, None, new, depth + 1);
+            let (_, removed) = values(node, old, None, (depth + 1, false));
+            let (changed, _) = values(node, None, new, (depth + 1, false));
             return (changed, removed);
         }
     };
@@ -180,8 +192,9 @@ fn values(node: &Schema, mut old: Option<&Value>, mut new: Option<&Value>, depth
         return leaf(old, new);
     }
     let mut out = Diff::default();
+    let gone = b.is_none();
     for (key, a, b) in both(a, b) {
-        let sides = values(node.member(key), a, b, depth + 1);
+        let sides = values(node.member(key), a, b, (depth + 1, gone));
         if sides != (None, None) {
             out.put(format!("f:{key}"), sides);
         }
@@ -219,7 +232,7 @@ fn lists(
 
 /// An element is never there by itself.
 fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -> Sides {
-    let (mut changed, mut removed) = values(node, old, new, depth + 1);
+    let (mut changed, mut removed) = values(node, old, new, (depth + 1, new.is_none()));
     match (old, new) {
         (None, Some(_)) => {
             let set = changed.get_or_insert_default();

@@ -350,3 +350,33 @@ fn many_updaters_become_one() {
     let labels = &all["f:metadata"]["f:labels"];
     assert!((0..14).all(|n| labels.get(format!("f:l{n}")).is_some()));
 }
+
+/// Of an element that an update takes out of a list nothing is left to own, not even a list in it that a
+/// typed server writes as null: whoever puts the element back meets no conflict.
+#[test]
+fn what_an_update_removes_is_nobodys() {
+    let r = Registry::builtin()
+        .find(
+            "admissionregistration.k8s.io",
+            "v1",
+            "mutatingwebhookconfigurations",
+        )
+        .unwrap();
+    let entry = |name: &str| json!({"name": name, "admissionReviewVersions": ["v1"]});
+    let manifest = json!({"apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration", "metadata": {"name": "c"},
+        "webhooks": [entry("a.example.com"), entry("b.example.com")]});
+    let applied = apply(&r, None, &manifest, by("kubectl"), false).unwrap();
+    let mut updated = applied.clone();
+    updated["webhooks"].as_array_mut().unwrap().pop();
+    track(&r, Some(&applied), &mut updated, by("manager"));
+    let owners: Vec<_> = updated["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["manager"].as_str().unwrap())
+        .collect();
+    assert_eq!(owners, ["kubectl"], "{updated:#}");
+    let again = apply(&r, Some(&updated), &manifest, by("kubectl"), false).unwrap();
+    assert_eq!(again["webhooks"], manifest["webhooks"]);
+}
