@@ -12,6 +12,7 @@ mod origin;
 mod section;
 mod sections;
 mod unknown;
+mod words;
 
 pub use check::FieldError;
 pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
@@ -149,8 +150,11 @@ pub struct Report {
     pub warnings: Vec<ConfigError>,
     /// Values that were taken over although they make little sense.
     pub doubts: Vec<ConfigError>,
-    /// What changes nothing or not what it seems to: fields that do not exist, words that mean nothing,
-    /// more than all. Each says what becomes of it. Upstream says nothing about them.
+    /// Texts that mean nothing, and the elements of lists that have one: they count as not given, the
+    /// rest of their section is in force. Upstream writes them to NodeSLOs.
+    pub left_out: Vec<ConfigError>,
+    /// What changes nothing or not what it seems to: fields that do not exist, more than all. Each says
+    /// what becomes of it. Upstream says nothing about them.
     pub remarks: Vec<ConfigError>,
 }
 
@@ -214,6 +218,7 @@ impl SloControllerConfig {
             text(keys::COLOCATION),
             &standard.colocation.cluster,
             Shape::Inline,
+            words::COLOCATION,
             &mut report,
             |strategy| {
                 let refused = strategy.violations();
@@ -227,24 +232,23 @@ impl SloControllerConfig {
             },
         );
         macro_rules! lenient {
-            ($field:ident, $key:expr, $shape:expr, $part:expr, $violations:expr, $remarks:expr) => {
+            ($field:ident, $key:expr, $shape:expr, $rules:expr, $part:expr, $violations:expr) => {
                 self.$field.update(
                     $key,
                     text($key),
                     &standard.$field.cluster,
                     $shape,
+                    $rules,
                     &mut report,
                     |strategy| {
                         let refused =
                             $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
                         let mut doubtful: Vec<FieldError> = $violations(strategy);
                         doubtful.retain(|d| refused.iter().all(|r| r.field != d.field));
-                        let mut remarkable: Vec<FieldError> = $remarks(strategy);
-                        remarkable.retain(|d| refused.iter().all(|r| r.field != d.field));
                         Faults {
                             refused,
                             doubtful,
-                            remarkable,
+                            remarkable: Vec::new(),
                         }
                     },
                 );
@@ -254,56 +258,56 @@ impl SloControllerConfig {
             resource_threshold,
             keys::RESOURCE_THRESHOLD,
             Shape::Nested,
+            words::THRESHOLD,
             Some("resourceUsedThresholdWithBE"),
-            threshold_violations,
-            sections::threshold_remarks
+            threshold_violations
         );
         lenient!(
             resource_qos,
             keys::RESOURCE_QOS,
             Shape::Nested,
+            words::QOS,
             Some("resourceQOSStrategy"),
-            qos_violations,
-            sections::qos_remarks
+            qos_violations
         );
         lenient!(
             cpu_burst,
             keys::CPU_BURST,
             Shape::Nested,
+            words::BURST,
             Some("cpuBurstStrategy"),
-            burst_violations,
-            sections::burst_remarks
+            burst_violations
         );
         lenient!(
             system,
             keys::SYSTEM,
             Shape::Nested,
+            &[],
             Some("systemStrategy"),
-            system_violations,
-            |_| Vec::new()
+            system_violations
         );
         lenient!(
             host_application,
             keys::HOST_APPLICATION,
             Shape::Inline,
+            words::HOST_APPLICATION,
             None,
-            |_| Vec::new(),
             |_| Vec::new()
         );
         lenient!(
             cpu_normalization,
             keys::CPU_NORMALIZATION,
             Shape::Inline,
+            &[],
             None,
-            CPUNormalizationStrategy::violations,
-            |_| Vec::new()
+            CPUNormalizationStrategy::violations
         );
         lenient!(
             resource_amplification,
             keys::RESOURCE_AMPLIFICATION,
             Shape::Inline,
+            &[],
             None,
-            |_| Vec::new(),
             |_| Vec::new()
         );
         self.extensions = data

@@ -76,6 +76,7 @@ impl Config {
                 "its nodes have the cluster's settings",
                 true,
             ),
+            (report.left_out, "it counts as not given", true),
             (report.doubts, "it is in force all the same", false),
             (report.remarks, "", false),
         ] {
@@ -100,7 +101,11 @@ impl Config {
             None => next.suppress = None,
             Some((text, Ok(remarks))) => {
                 next.suppress = Some(text.clone());
-                problems.extend(remarks.into_iter().map(|remark| own(remark, false)));
+                problems.extend(
+                    remarks
+                        .into_iter()
+                        .map(|(remark, refused)| own(remark, refused)),
+                );
             }
             Some((_, Err(error))) => {
                 let message = format!("{error}; the settings before it stay in force");

@@ -28,25 +28,22 @@ pub(crate) fn no_extensions() -> ExtensionsMap {
     Map::from_iter([(KEPT.to_owned(), json!({}))])
 }
 
-/// What of `config`, the text of [`CONFIG_KEY`], means nothing: fields, modes, values.
+/// What of `config`, the text of [`CONFIG_KEY`], means nothing; each with whether it is a value that is
+/// refused, or only a field that does not exist.
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) fn check(config: &str) -> Result<Vec<String>, String> {
+pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     let section: Section =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
     let mut remarks = Vec::new();
     let mut look = |at: &str, strategy: &Map<String, Value>| {
-        for (name, value) in strategy {
-            let why = match name.as_str() {
-                "name" => continue,
-                "mode" if value.as_str().is_some_and(|mode| MODES.contains(&mode)) => continue,
-                "mode" => "it is none of pressure, upstream; koordlet takes its own",
-                "beCPUIdle" if value.is_boolean() => continue,
-                "beCPUIdle" => "it is not true or false; koordlet takes its own",
-                _ => "there is no such field; it is ignored",
-            };
-            remarks.push(format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}"));
+        for (name, value) in strategy.iter().filter(|(name, _)| *name != "name") {
+            if let Some(why) = fault(name, value) {
+                let is_refused = matches!(name.as_str(), "mode" | "beCPUIdle");
+                let message = format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}");
+                remarks.push((message, is_refused));
+            }
         }
     };
     look("clusterStrategy", &section.cluster_strategy);
@@ -57,6 +54,17 @@ pub(crate) fn check(config: &str) -> Result<Vec<String>, String> {
         }
     }
     Ok(remarks)
+}
+
+/// Why a setting is left out.
+fn fault(name: &str, value: &Value) -> Option<&'static str> {
+    match name {
+        "mode" if value.as_str().is_some_and(|mode| MODES.contains(&mode)) => None,
+        "mode" => Some("it is none of pressure, upstream; it counts as not given"),
+        "beCPUIdle" if value.is_boolean() => None,
+        "beCPUIdle" => Some("it is not true or false; it counts as not given"),
+        _ => Some("there is no such field; it is ignored"),
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -84,13 +92,16 @@ pub(crate) fn extend(
     let Some(config) = config else { return Ok(()) };
     let section: Section =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
-    let mut strategy = section.cluster_strategy;
-    for mut candidate in section.node_strategies {
-        candidate.strategy.remove("name");
+    let sound = |strategy: Map<String, Value>| {
+        let sound = |(name, value): &(String, Value)| fault(name, value).is_none();
+        strategy.into_iter().filter(sound)
+    };
+    let mut strategy: Map<_, _> = sound(section.cluster_strategy).collect();
+    for candidate in section.node_strategies {
         let matches = selector::matches(&candidate.node_selector, labels)
             .map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
         if matches {
-            strategy.extend(candidate.strategy);
+            strategy.extend(sound(candidate.strategy));
             break;
         }
     }
@@ -179,11 +190,23 @@ mod tests {
             "nodeStrategies[0].beCPUIdle is 1",
         ] {
             assert!(
-                remarks.iter().any(|remark| remark.contains(part)),
+                remarks.iter().any(|(remark, _)| remark.contains(part)),
                 "{remarks:?}"
             );
         }
         assert_eq!(remarks.len(), 3);
+        let is_refused = |part: &str| {
+            remarks
+                .iter()
+                .any(|(r, refused)| r.contains(part) && *refused)
+        };
+        assert_eq!(
+            ["presure", "beCpuIdle", "beCPUIdle"].map(is_refused),
+            [true, false, true]
+        );
+        // What means nothing is not passed on.
+        let node = extended(&config, &[]).unwrap();
+        assert_eq!(node, json!({"mode": "upstream"}));
         assert!(check("{").unwrap_err().starts_with("cpu-suppress-config: "));
     }
 

@@ -57,22 +57,6 @@ impl Checker {
         });
     }
 
-    /// A word that means nothing, with those that do.
-    pub(super) fn known(
-        &mut self,
-        field: &str,
-        value: Option<&str>,
-        words: &[&str],
-        instead: &str,
-    ) {
-        if let Some(value) = value.filter(|value| !words.contains(value)) {
-            let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
-            let words = words.join(", ");
-            let reason = format!("it is none of {words}; {instead}");
-            self.fail(field, &format!("{value:?}"), reason);
-        }
-    }
-
     pub(super) fn at_least(&mut self, field: &str, value: Option<i64>, min: i64) {
         if let Some(value) = value
             && value < min

@@ -244,37 +244,10 @@ impl ColocationStrategy {
                 check.fail(field, &percent, reason);
             }
         }
-        let usage = "usage is taken";
-        let cpu = self
-            .cpu_calculate_policy
-            .as_ref()
-            .map(CalculatePolicy::as_str);
-        check.known(
-            "cpuCalculatePolicy",
-            cpu,
-            &["usage", "maxUsageRequest"],
-            usage,
-        );
-        let memory = self
-            .memory_calculate_policy
-            .as_ref()
-            .map(CalculatePolicy::as_str);
-        let words = ["usage", "request", "maxUsageRequest"];
-        check.known("memoryCalculatePolicy", memory, &words, usage);
-        let mode = self.mid_reclaim_mode.as_deref();
-        let predicted = "what the predictor reclaims is taken";
-        check.known("midReclaimMode", mode, &[MID_RECLAIM_STATIC, ""], predicted);
-        let policy = self.metric_memory_collect_policy.as_ref();
-        check.known(
-            "metricMemoryCollectPolicy",
-            policy.map(MemoryCollectPolicy::as_str),
-            &[
-                "usageWithoutPageCache",
-                "usageWithHotPageCache",
-                "usageWithPageCache",
-            ],
-            "usageWithoutPageCache is taken",
-        );
+        if self.cpu_calculate_policy == Some(CalculatePolicy::Request) {
+            let reason = "it is none of usage, maxUsageRequest; usage is taken";
+            check.fail("cpuCalculatePolicy", &"\"request\"", reason);
+        }
         check.finish()
     }
 

@@ -1,5 +1,6 @@
 //! Overrides that a node carries itself, in its annotations and labels.
 
+use super::words;
 use super::{ColocationCfg, ColocationStrategy, SystemCfg, SystemStrategy};
 use crate::{annotations, labels, lenient, merge};
 use std::collections::BTreeMap;
@@ -39,11 +40,24 @@ pub fn colocation_strategy_for_node(
         });
     };
     if let Some(text) = node_annotations.get(annotations::NODE_COLOCATION_STRATEGY) {
-        let merged = lenient::from_json(text)
-            .map_err(|error| error.to_string())
-            .and_then(|given| merge::merged(&strategy, &given).map_err(|error| error.to_string()));
-        match merged {
-            Ok(merged) => strategy = merged,
+        let merged = || -> Result<_, String> {
+            let mut given = lenient::from_json(text).map_err(|error| error.to_string())?;
+            let left_out = words::strip(&mut given, words::COLOCATION);
+            let given = lenient::from_value(&given).map_err(|error| error.to_string())?;
+            let merged = merge::merged(&strategy, &given).map_err(|error| error.to_string())?;
+            Ok((merged, left_out))
+        };
+        match merged() {
+            Ok((merged, left_out)) => {
+                strategy = merged;
+                for error in left_out {
+                    ignored(
+                        annotations::NODE_COLOCATION_STRATEGY,
+                        error.value.trim_matches('"'),
+                        format!("field {}: {}", error.field, error.reason),
+                    );
+                }
+            }
             Err(reason) => ignored(annotations::NODE_COLOCATION_STRATEGY, text, reason),
         }
     }

@@ -1,5 +1,6 @@
 //! One section: a cluster strategy and overrides for nodes.
 
+use super::words::{self, Rule};
 use super::{ConfigError, ConfigProblem, FieldError, Report, unknown};
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
@@ -60,8 +61,10 @@ struct Header {
 
 struct Raw<T> {
     cluster: T,
-    nodes: Vec<(Header, T)>,
+    nodes: Vec<(Header, T, Vec<FieldError>)>,
     unknown: Vec<FieldError>,
+    /// Of the cluster's strategy; those of an override are beside it.
+    left_out: Vec<FieldError>,
 }
 
 impl<T> Section<T> {
@@ -108,11 +111,12 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
         text: &str,
         standard: &T,
         shape: Shape,
+        rules: &[Rule],
         report: &mut Report,
         faults: impl Fn(&T) -> Faults,
     ) {
         let refused = |problem| ConfigError { key, problem };
-        let read = match Self::read(text, standard, shape) {
+        let read = match Self::read(text, standard, shape, rules) {
             Ok(read) => read,
             Err(error) => {
                 report.errors.push(refused(error.into()));
@@ -123,6 +127,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
             cluster,
             nodes,
             unknown,
+            left_out,
         } = read;
         let found = faults(&cluster);
         let told = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
@@ -130,12 +135,13 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
             report.errors.extend(told(found.refused));
             return;
         }
+        report.left_out.extend(told(left_out));
         report.doubts.extend(told(found.doubtful));
         report.remarks.extend(told(unknown));
         let of_cluster = found.remarkable;
         report.remarks.extend(told(of_cluster.clone()));
         let mut overrides = Vec::with_capacity(nodes.len());
-        for (position, (header, given)) in nodes.into_iter().enumerate() {
+        for (position, (header, given, left_out)) in nodes.into_iter().enumerate() {
             let name = if header.name.is_empty() {
                 format!("#{position}")
             } else {
@@ -170,6 +176,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
                 refused(ConfigProblem::NodeField { name, error })
             };
             if found.refused.is_empty() {
+                report.left_out.extend(left_out.into_iter().map(&told));
                 report.doubts.extend(found.doubtful.into_iter().map(&told));
                 let mut own = found.remarkable;
                 own.retain(|remark| !of_cluster.contains(remark));
@@ -190,12 +197,13 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
         };
     }
 
-    fn read(text: &str, standard: &T, shape: Shape) -> Result<Raw<T>, ReadError> {
+    fn read(text: &str, standard: &T, shape: Shape, rules: &[Rule]) -> Result<Raw<T>, ReadError> {
         if text.trim().is_empty() {
             return Ok(Raw {
                 cluster: standard.clone(),
                 nodes: Vec::new(),
                 unknown: Vec::new(),
+                left_out: Vec::new(),
             });
         }
         let document: Value =
@@ -213,13 +221,12 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
                 message: format!("invalid type: {document}, expected an object"),
             });
         }
-        let given: T = match (cluster_value, shape) {
-            (None, _) => lenient::from_value(&Value::Null)?,
-            (Some(cluster), Shape::Inline) => lenient::from_value(cluster)?,
-            (Some(cluster), Shape::Nested) => {
-                lenient::from_value(cluster).map_err(|error| below("clusterStrategy", error))?
-            }
-        };
+        let mut given = cluster_value.cloned().unwrap_or_default();
+        let left_out = words::strip(&mut given, rules);
+        let given: T = lenient::from_value(&given).map_err(|error| match shape {
+            Shape::Inline => error,
+            Shape::Nested => below("clusterStrategy", error),
+        })?;
         let cluster = merge::merged(standard, &given).map_err(|error| ReadError::Field {
             path: ".".to_owned(),
             message: error.to_string(),
@@ -240,9 +247,11 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
                 for (position, item) in items.iter().enumerate() {
                     let at = format!("{nodes_key}[{position}]");
                     let header = lenient::from_value(item).map_err(|error| below(&at, error))?;
-                    let given = lenient::from_value(item).map_err(|error| below(&at, error))?;
+                    let mut given = item.clone();
+                    let left_out = words::strip(&mut given, rules);
+                    let given = lenient::from_value(&given).map_err(|error| below(&at, error))?;
                     unknown.extend(unknown::fields::<T>(item, &at, &["name", "nodeSelector"]));
-                    nodes.push((header, given));
+                    nodes.push((header, given, left_out));
                 }
             }
             Some(other) => {
@@ -256,6 +265,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
             cluster,
             nodes,
             unknown,
+            left_out,
         })
     }
 }

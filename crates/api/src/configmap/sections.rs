@@ -4,9 +4,8 @@
 
 use super::check::{Checker, FieldError};
 use crate::slo::{
-    CPUBurstPolicy, CPUBurstStrategy, CPUEvictPolicy, CPUQOSPolicy, CPUSuppressPolicy,
-    HostApplicationSpec, NETQOSPolicy, ResourceQOS, ResourceQOSStrategy, ResourceThresholdStrategy,
-    SystemStrategy,
+    CPUBurstStrategy, HostApplicationSpec, ResourceQOS, ResourceQOSStrategy,
+    ResourceThresholdStrategy, SystemStrategy,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,58 +131,6 @@ pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldEr
             None,
         ),
     );
-    check.finish()
-}
-
-const DEFAULT: &str = "the default is taken";
-
-/// Words of `resource-threshold-config` that mean nothing.
-pub(super) fn threshold_remarks(strategy: &ResourceThresholdStrategy) -> Vec<FieldError> {
-    let mut check = Checker::default();
-    let policy = strategy
-        .cpu_suppress_policy
-        .as_ref()
-        .map(CPUSuppressPolicy::as_str);
-    check.known(
-        "cpuSuppressPolicy",
-        policy,
-        &["cpuset", "cfsQuota"],
-        DEFAULT,
-    );
-    let policy = strategy
-        .cpu_evict_policy
-        .as_ref()
-        .map(CPUEvictPolicy::as_str);
-    let words = ["evictByRealLimit", "evictByAllocatable"];
-    check.known("cpuEvictPolicy", policy, &words, DEFAULT);
-    check.finish()
-}
-
-/// Words of `resource-qos-config` that mean nothing.
-pub(super) fn qos_remarks(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
-    let mut check = Checker::default();
-    if let Some(policies) = &strategy.policies {
-        check.nested("policies", |check| {
-            let policy = policies.cpu_policy.as_ref().map(CPUQOSPolicy::as_str);
-            check.known(
-                "cpuPolicy",
-                policy,
-                &["groupIdentity", "coreSched"],
-                DEFAULT,
-            );
-            let policy = policies.net_qos_policy.as_ref().map(NETQOSPolicy::as_str);
-            check.known("netQOSPolicy", policy, &["tc", "terway-qos"], DEFAULT);
-        });
-    }
-    check.finish()
-}
-
-/// Words of `cpu-burst-config` that mean nothing.
-pub(super) fn burst_remarks(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
-    let mut check = Checker::default();
-    let policy = strategy.policy.as_ref().map(CPUBurstPolicy::as_str);
-    let words = ["none", "cpuBurstOnly", "cfsQuotaBurstOnly", "auto"];
-    check.known("policy", policy, &words, DEFAULT);
     check.finish()
 }
 

@@ -489,11 +489,12 @@ fn normalisation_and_amplification_are_read() {
 }
 
 #[test]
-fn what_means_nothing_is_named_and_taken_over_all_the_same() {
+fn what_changes_nothing_is_named() {
     let told = |key: &str, value: serde_json::Value| {
         let (_, report) = SloControllerConfig::parse(&data(key, &value));
-        assert_eq!(messages(&report.errors), [""; 0]);
-        assert_eq!(messages(&report.doubts), [""; 0]);
+        for found in [&report.errors, &report.doubts, &report.left_out] {
+            assert_eq!(messages(found), [""; 0]);
+        }
         messages(&report.remarks)
     };
     let check = |key: &str, value: serde_json::Value, parts: &[&str]| {
@@ -511,10 +512,9 @@ fn what_means_nothing_is_named_and_taken_over_all_the_same() {
     let good = json!({ "ENABLE": true, "extensions": { "any": 1 }, "metricAggregatePolicy":
         { "durations": ["5m"] }, "nodeConfigs": [{ "name": "n", "nodeSelector": selector }] });
     check(keys::COLOCATION, good, &[]);
-    let bad = json!({ "enabled": true, "cpuReclaimThresholdPercent": 300, "midReclaimMode": "statik",
+    let bad = json!({ "enabled": true, "cpuReclaimThresholdPercent": 300, "midReclaimMode": "",
         "metricAggregatePolicy": { "duration": ["5m"] }, "cpuCalculatePolicy": "request",
-        "nodeConfigs": [{ "nodeSelector": selector, "cpuReclaimTresholdPercent": 70,
-                          "memoryCalculatePolicy": "used" }] });
+        "nodeConfigs": [{ "nodeSelector": selector, "cpuReclaimTresholdPercent": 70 }] });
     check(
         keys::COLOCATION,
         bad,
@@ -524,8 +524,130 @@ fn what_means_nothing_is_named_and_taken_over_all_the_same() {
             "nodeConfigs[0].cpuReclaimTresholdPercent is 70",
             "cpuReclaimThresholdPercent is 300: it is more than 100",
             "cpuCalculatePolicy is \"request\": it is none of usage, maxUsageRequest",
-            "midReclaimMode is \"statik\": it is none of static; what",
-            "override \"#0\": field memoryCalculatePolicy is \"used\"",
         ],
+    );
+}
+
+/// Upstream writes such words to NodeMetrics and NodeSLOs; koordlets then take their defaults.
+#[test]
+fn a_word_that_means_nothing_counts_as_not_given() {
+    let selector = json!({ "matchLabels": { "a": "b" } });
+    let config = |pairs: &[(&str, &serde_json::Value)]| {
+        let data = pairs.iter().map(|(k, v)| ((*k).to_owned(), v.to_string()));
+        SloControllerConfig::parse(&data.collect())
+    };
+    let (config, report) = config(&[
+        (
+            keys::COLOCATION,
+            &json!({ "enable": true, "memoryCalculatePolicy": "request", "cpuCalculatePolicy": "used",
+                "midReclaimMode": "statik", "metricMemoryCollectPolicy": "usage",
+                "nodeConfigs": [{ "nodeSelector": selector, "memoryCalculatePolicy": "used",
+                                  "cpuReclaimThresholdPercent": 70 }] }),
+        ),
+        (
+            keys::RESOURCE_THRESHOLD,
+            &json!({ "clusterStrategy": { "enable": true, "CPUSuppressPolicy": "foo", "cpuEvictPolicy": "" },
+                "nodeStrategies": [{ "nodeSelector": selector, "cpuSuppressPolicy": "cfsQuota" }] }),
+        ),
+        (
+            keys::RESOURCE_QOS,
+            &json!({ "clusterStrategy": { "policies": { "cpuPolicy": "idle", "netQOSPolicy": "tc" },
+                "lsClass": { "networkQOS": { "enable": true, "ingressRequest": 101, "egressLimit": "-1M" } },
+                "beClass": { "networkQOS": { "ingressRequest": "fast", "egressRequest": "10M",
+                                             "ingressLimit": 100 },
+                             "blkioQOS": { "enable": true, "blocks": [
+                    { "name": "a", "type": "disk" }, { "name": "b", "type": "device" }] } } } }),
+        ),
+        (
+            keys::CPU_BURST,
+            &json!({ "clusterStrategy": { "policy": "always", "cpuBurstPercent": 200 } }),
+        ),
+        (
+            keys::HOST_APPLICATION,
+            &json!({ "applications": [
+                { "name": "a", "qos": "ls" }, { "name": "b", "qos": "LS", "priority": "", "cgroupPath": { "base": "" } },
+                { "name": "c", "priority": "prod" }, { "name": "d", "cgroupPath": { "base": "Root" } }] }),
+        ),
+    ]);
+    for found in [&report.errors, &report.warnings, &report.doubts] {
+        assert_eq!(messages(found), [""; 0]);
+    }
+    let memory = "usageWithoutPageCache, usageWithHotPageCache, usageWithPageCache";
+    assert_eq!(
+        messages(&report.left_out),
+        [
+            "colocation-config: field cpuCalculatePolicy is \"used\": it is none of usage, request, maxUsageRequest",
+            "colocation-config: field midReclaimMode is \"statik\": it is none of static",
+            &format!(
+                "colocation-config: field metricMemoryCollectPolicy is \"usage\": it is none of {memory}"
+            ),
+            "colocation-config: override \"#0\": field memoryCalculatePolicy is \"used\": it is none of usage, request, maxUsageRequest",
+            "resource-threshold-config: field CPUSuppressPolicy is \"foo\": it is none of cpuset, cfsQuota",
+            "resource-qos-config: field policies.cpuPolicy is \"idle\": it is none of groupIdentity, coreSched",
+            "resource-qos-config: field beClass.blkioQOS.blocks[0].type is \"disk\": it is none of device, volumegroup, podvolume, so beClass.blkioQOS.blocks[0] means nothing",
+            "resource-qos-config: field beClass.networkQOS.ingressRequest is \"fast\": quantity \"fast\" does not start with a decimal number",
+            "resource-qos-config: field lsClass.networkQOS.ingressRequest is 101: must be from 0 to 100",
+            "resource-qos-config: field lsClass.networkQOS.egressLimit is \"-1M\": must not be negative",
+            "cpu-burst-config: field policy is \"always\": it is none of none, cpuBurstOnly, cfsQuotaBurstOnly, auto",
+            "host-application-config: field applications[2].priority is \"prod\": it is none of koord-prod, koord-mid, koord-batch, koord-free, so applications[2] means nothing",
+            "host-application-config: field applications[0].qos is \"ls\": it is none of LSE, LSR, LS, BE, SYSTEM, so applications[0] means nothing",
+            "host-application-config: field applications[3].cgroupPath.base is \"Root\": it is none of CgroupRoot, Kubepods, KubepodsBurstable, KubepodsBesteffort, so applications[3] means nothing",
+        ]
+    );
+    // What is beneath holds, and everything beside.
+    let plain = &config.colocation.cluster;
+    let defaults = ColocationStrategy::defaults();
+    assert!(plain.is_enabled());
+    assert_eq!(plain.cpu_calculate_policy, defaults.cpu_calculate_policy);
+    assert_eq!(plain.mid_reclaim_mode, None);
+    let policy = &plain.metric_memory_collect_policy;
+    assert_eq!(*policy, defaults.metric_memory_collect_policy);
+    let node_labels = strings(&[("a", "b")]);
+    let node = config.colocation.for_node(&node_labels);
+    assert_eq!(node.memory_calculate_policy, Some(CalculatePolicy::Request));
+    assert_eq!(node.cpu_reclaim_threshold_percent, Some(70));
+    let threshold = &config.resource_threshold;
+    let value = serde_json::to_value(&threshold.cluster).unwrap();
+    assert_eq!(
+        (
+            &value["enable"],
+            &value["cpuSuppressPolicy"],
+            &value["cpuEvictPolicy"]
+        ),
+        (&json!(true), &json!("cpuset"), &json!("evictByRealLimit"))
+    );
+    let policy = &threshold.for_node(&node_labels).cpu_suppress_policy;
+    assert_eq!(*policy, Some(CPUSuppressPolicy::CfsQuota));
+    assert_eq!(
+        serde_json::to_value(&config.resource_qos.cluster).unwrap(),
+        json!({ "policies": { "netQOSPolicy": "tc" }, "lsClass": { "networkQOS": { "enable": true } },
+            "beClass": { "networkQOS": { "egressRequest": "10M", "ingressLimit": 100 },
+                         "blkioQOS": { "enable": true, "blocks": [{ "name": "b", "type": "device" }] } } })
+    );
+    let value = serde_json::to_value(&config.cpu_burst.cluster).unwrap();
+    assert_eq!(
+        (&value["policy"], &value["cpuBurstPercent"]),
+        (&json!("none"), &json!(200))
+    );
+    let apps = &config.host_application.cluster.applications;
+    let names: Vec<_> = apps.iter().map(|app| app.name.as_str()).collect();
+    assert_eq!(names, ["b"]);
+
+    // The same on a node, where the label's and the annotation's other values hold.
+    let annotation = strings(&[(
+        annotations::NODE_COLOCATION_STRATEGY,
+        r#"{"cpuCalculatePolicy": "used", "cpuReclaimThresholdPercent": 44}"#,
+    )]);
+    let (strategy, warnings) =
+        colocation_strategy_for_node(&config.colocation, &BTreeMap::new(), &annotation);
+    assert_eq!(strategy.cpu_calculate_policy, defaults.cpu_calculate_policy);
+    assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(44));
+    let [warning] = warnings.as_slice() else {
+        panic!("{warnings:?}");
+    };
+    assert_eq!(
+        warning.to_string(),
+        "node.koordinator.sh/colocation-strategy has value \"used\", which is ignored: field \
+         cpuCalculatePolicy: it is none of usage, request, maxUsageRequest"
     );
 }

@@ -333,10 +333,44 @@ fn only_what_is_not_in_force_is_refused() {
             false,
         ),
         ("cpu-suppress-config", "{", true),
+        (
+            "cpu-suppress-config",
+            r#"{"clusterStrategy": {"mode": "presure"}}"#,
+            true,
+        ),
         ("cpu-supress-config", "{}", false),
+        (
+            "resource-threshold-config",
+            r#"{"clusterStrategy": {"cpuSuppressPolicy": "foo"}}"#,
+            true,
+        ),
     ] {
         let (_, problems) = Config::default().updated(&data(&[(key, text)]));
         let told: Vec<_> = problems.iter().map(|problem| problem.is_refused).collect();
         assert_eq!(told, [is_refused], "{key}: {text}: {problems:?}");
     }
+}
+
+/// What is refused is never written, and the event says what holds instead.
+#[test]
+fn a_word_that_means_nothing_reaches_no_node() {
+    let text = r#"{"clusterStrategy": {"enable": true, "cpuSuppressPolicy": "foo"}}"#;
+    let (config, problems) =
+        Config::default().updated(&data(&[("resource-threshold-config", text)]));
+    let (spec, _) = config.slo(&plain());
+    let strategy = serde_json::to_value(spec.resource_used_threshold_with_be).unwrap();
+    assert_eq!(strategy["cpuSuppressPolicy"], "cpuset");
+    assert_eq!(strategy["enable"], true);
+    let messages: Vec<_> = problems
+        .iter()
+        .map(|p| (p.reason, p.message.as_str()))
+        .collect();
+    assert_eq!(
+        messages,
+        [(
+            "SLOCfgUnmarshalFailed",
+            "resource-threshold-config: field cpuSuppressPolicy is \"foo\": it is none of cpuset, \
+             cfsQuota; it counts as not given"
+        )]
+    );
 }

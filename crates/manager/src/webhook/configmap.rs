@@ -287,11 +287,11 @@ fn made_up(selector: Option<&LabelSelector>) -> Vec<Strings> {
         .collect()
 }
 
-/// Checks the keys of `data` that have a text and are not as in `old`.
+/// Checks the keys of `data` that have a text and are not as in `old`; what is odd about them.
 ///
 /// # Errors
 /// The first key that is refused, and all that is wrong with it.
-fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<(), Refusal> {
+fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<String>, Refusal> {
     let changed = |key: &&str| {
         let text = data.get(*key).filter(|text| !text.is_empty());
         text.is_some() && text != old.get(*key)
@@ -300,7 +300,7 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<(), Ref
     let (config, report) = SloControllerConfig::parse(data);
     let problems = || {
         let refused = report.errors.iter().chain(&report.warnings);
-        refused.chain(&report.doubts)
+        refused.chain(&report.left_out).chain(&report.doubts)
     };
     for key in ORDER.into_iter().filter(|key| changed.contains(key)) {
         let of_key = || problems().filter(|problem| problem.key == key);
@@ -321,13 +321,21 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<(), Ref
         }
     }
     let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
-    if changed.contains(suppress::CONFIG_KEY)
-        && let Err(problem) = suppress::overrides(own)
-    {
-        return Err(Refusal {
+    let remarks = report.remarks.iter();
+    let remarks = remarks.filter(|remark| changed.contains(remark.key));
+    let mut warnings: Vec<String> = remarks.map(ToString::to_string).collect();
+    if changed.contains(suppress::CONFIG_KEY) {
+        let unreadable = |problem: String| Refusal {
             reason: "ParseConfigFail",
             message: problem.into(),
-        });
+        };
+        let found = suppress::check(own.unwrap_or_default()).map_err(unreadable)?;
+        let (refused, odd): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, refused)| *refused);
+        if !refused.is_empty() {
+            let messages: Vec<String> = refused.into_iter().map(|(message, _)| message).collect();
+            return Err(Refusal::invalid(messages.join("; ")));
+        }
+        warnings.extend(odd.into_iter().map(|(message, _)| message));
     }
     let sections = Sections::in_config(&config, data).only(&changed);
     for section in &sections.0 {
@@ -335,7 +343,8 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<(), Ref
         section.overlap()?;
     }
     let nodes = settings.nodes();
-    sections.conflict(nodes.iter().map(|(name, labels)| (name.as_str(), labels)))
+    sections.conflict(nodes.iter().map(|(name, labels)| (name.as_str(), labels)))?;
+    Ok(warnings)
 }
 
 /// Makes the handler.
@@ -376,7 +385,7 @@ impl Validating {
             .of("validate", "configmap", request.operation.as_str());
         let step = steps.start("SLOConfig");
         match step.stop(check(&data(object), &old, &*self.settings)) {
-            Ok(()) => Answer::allow(),
+            Ok(warnings) => Answer::Allow { warnings },
             Err(refusal) => Answer::deny(400, refusal.to_string()),
         }
     }

@@ -177,6 +177,22 @@ fn refusals_name_key_field_and_value() {
         ),
         (qos(much), "ConfigParamInvalid", vec!["120", "at most 100"]),
         (over, "ConfigParamInvalid", vec!["20M", "10M"]),
+        // Upstream lets words pass that mean nothing.
+        (
+            threshold(json!({"cpuSuppressPolicy": "foo"})),
+            "ConfigParamInvalid",
+            vec!["cpuSuppressPolicy", "foo", "cpuset, cfsQuota"],
+        ),
+        (
+            json!({"host-application-config": {"applications": [{"name": "a", "qos": "ls"}]}}),
+            "ConfigParamInvalid",
+            vec!["applications[0].qos", "ls", "LSE, LSR, LS, BE, SYSTEM"],
+        ),
+        (
+            json!({"cpu-suppress-config": {"clusterStrategy": {"mode": "presure"}}}),
+            "ConfigParamInvalid",
+            vec!["clusterStrategy.mode", "presure"],
+        ),
     ] {
         let Some((found, text)) = refusal(data.clone(), json!({}), false) else {
             panic!("{data} passed");
@@ -186,6 +202,26 @@ fn refusals_name_key_field_and_value() {
             assert!(text.contains(name), "{name}: {text}");
         }
     }
+}
+
+#[test]
+fn what_is_only_odd_passes_with_a_warning() {
+    let settings = Fixed {
+        nodes: Vec::new(),
+        names_needed: false,
+    };
+    let data = strings(json!({"colocation-config": {"enabled": true},
+        "cpu-suppress-config": {"clusterStrategy": {"beCpuIdle": true}}}));
+    let warnings = check(&data, &strings(json!({})), &settings).unwrap();
+    assert_eq!(
+        warnings,
+        [
+            "colocation-config: field enabled is true: there is no such field; it is ignored",
+            "cpu-suppress-config: field clusterStrategy.beCpuIdle is true: there is no such field; it is ignored",
+        ]
+    );
+    // Not for what somebody else wrote before.
+    assert_eq!(check(&data, &data, &settings), Ok(Vec::new()));
 }
 
 #[test]

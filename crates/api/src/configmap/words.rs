@@ -1,0 +1,227 @@
+//! Texts that mean nothing: a policy that does not exist, a share of the network that is no number.
+//!
+//! They are taken out of a document before it is read, so that what is beneath (the cluster's value, or
+//! the default) holds instead and no NodeSLO ever carries them. An element of a list that has one goes
+//! as a whole: half a host application would be another one.
+
+use super::FieldError;
+use crate::quantity::Quantity;
+use serde_json::Value;
+
+/// What the value at a place must be.
+#[derive(Debug)]
+pub(super) struct Rule {
+    /// Names between dots; `*` is any name, `[]` behind one stands for all elements of a list.
+    path: &'static str,
+    want: Want,
+}
+
+#[derive(Debug)]
+enum Want {
+    /// One of these texts.
+    Word(&'static [&'static str]),
+    /// A percentage, or an amount per second.
+    Share,
+}
+
+const fn word(path: &'static str, words: &'static [&'static str]) -> Rule {
+    let want = Want::Word(words);
+    Rule { path, want }
+}
+
+const fn share(path: &'static str) -> Rule {
+    let want = Want::Share;
+    Rule { path, want }
+}
+
+/// Of `colocation-config`. CPU has no `request`, but upstream knows the word there and takes usage. An
+/// empty memory policy is out of bounds, not unknown.
+pub(super) const COLOCATION: &[Rule] = &[
+    word(
+        "cpuCalculatePolicy",
+        &["usage", "request", "maxUsageRequest"],
+    ),
+    word(
+        "memoryCalculatePolicy",
+        &["usage", "request", "maxUsageRequest"],
+    ),
+    word("midReclaimMode", &["static", ""]),
+    word(
+        "metricMemoryCollectPolicy",
+        &[
+            "usageWithoutPageCache",
+            "usageWithHotPageCache",
+            "usageWithPageCache",
+            "",
+        ],
+    ),
+];
+
+/// Of `resource-threshold-config`.
+pub(super) const THRESHOLD: &[Rule] = &[
+    word("cpuSuppressPolicy", &["cpuset", "cfsQuota"]),
+    word(
+        "cpuEvictPolicy",
+        &["evictByRealLimit", "evictByAllocatable"],
+    ),
+];
+
+/// Of `resource-qos-config`.
+pub(super) const QOS: &[Rule] = &[
+    word("policies.cpuPolicy", &["groupIdentity", "coreSched"]),
+    word("policies.netQOSPolicy", &["tc", "terway-qos"]),
+    word(
+        "*.blkioQOS.blocks[].type",
+        &["device", "volumegroup", "podvolume"],
+    ),
+    share("*.networkQOS.ingressRequest"),
+    share("*.networkQOS.ingressLimit"),
+    share("*.networkQOS.egressRequest"),
+    share("*.networkQOS.egressLimit"),
+];
+
+/// Of `cpu-burst-config`.
+pub(super) const BURST: &[Rule] = &[word(
+    "policy",
+    &["none", "cpuBurstOnly", "cfsQuotaBurstOnly", "auto"],
+)];
+
+/// Of `host-application-config`. An empty class is none, an empty base the root.
+pub(super) const HOST_APPLICATION: &[Rule] = &[
+    word(
+        "applications[].priority",
+        &["koord-prod", "koord-mid", "koord-batch", "koord-free", ""],
+    ),
+    word(
+        "applications[].qos",
+        &["LSE", "LSR", "LS", "BE", "SYSTEM", ""],
+    ),
+    word(
+        "applications[].cgroupPath.base",
+        &[
+            "CgroupRoot",
+            "Kubepods",
+            "KubepodsBurstable",
+            "KubepodsBesteffort",
+            "",
+        ],
+    ),
+];
+
+/// Takes out of `document` what breaks a rule, and says what it was, by its place in the whole.
+pub(super) fn strip(document: &mut Value, rules: &[Rule]) -> Vec<FieldError> {
+    let mut found = Vec::new();
+    let whole = document.clone();
+    for rule in rules {
+        let steps: Vec<&str> = rule.path.split('.').collect();
+        let walk = |document: &mut Value| {
+            let mut walk = Walk {
+                want: &rule.want,
+                found: Vec::new(),
+                items: Vec::new(),
+            };
+            walk.visit(document, &steps, "");
+            walk.found
+        };
+        found.extend(walk(&mut whole.clone()));
+        walk(document);
+    }
+    found
+}
+
+struct Walk<'a> {
+    want: &'a Want,
+    found: Vec<FieldError>,
+    /// The elements of lists that the walk is in, the innermost last.
+    items: Vec<String>,
+}
+
+impl Walk<'_> {
+    /// Whether `value`, found at `at`, breaks the rule.
+    fn visit(&mut self, value: &mut Value, steps: &[&str], at: &str) -> bool {
+        let Some((step, steps)) = steps.split_first() else {
+            // Who says nothing makes no mistake.
+            if self.items.is_empty() && self.want.is_nothing(value) {
+                return true;
+            }
+            let Some(reason) = self.want.unmet(value) else {
+                return false;
+            };
+            let reason = match self.items.last() {
+                Some(item) => format!("{reason}, so {item} means nothing"),
+                None => reason,
+            };
+            self.found.push(FieldError {
+                field: at.to_owned(),
+                value: value.to_string(),
+                reason,
+            });
+            return true;
+        };
+        let (name, is_list) = match step.strip_suffix("[]") {
+            Some(name) => (name, true),
+            None => (*step, false),
+        };
+        let Some(members) = value.as_object_mut() else {
+            return false;
+        };
+        let in_list = !self.items.is_empty();
+        let mut is_broken = false;
+        let dot = if at.is_empty() { "" } else { "." };
+        members.retain(|member, value| {
+            if name != "*" && !member.eq_ignore_ascii_case(name) {
+                return true;
+            }
+            let at = format!("{at}{dot}{member}");
+            if is_list {
+                if let Some(items) = value.as_array_mut() {
+                    let mut place = 0;
+                    items.retain_mut(|item| {
+                        let at = format!("{at}[{place}]");
+                        place += 1;
+                        self.items.push(at.clone());
+                        let is_broken = self.visit(item, steps, &at);
+                        self.items.pop();
+                        !is_broken
+                    });
+                }
+                return true;
+            }
+            let breaks = self.visit(value, steps, &at);
+            is_broken |= breaks && in_list;
+            // Outside of lists the value itself goes, not what it is in.
+            !(breaks && steps.is_empty())
+        });
+        is_broken
+    }
+}
+
+impl Want {
+    /// Whether it is an empty text where none of the words is.
+    fn is_nothing(&self, value: &Value) -> bool {
+        match self {
+            Self::Word(words) => !words.contains(&"") && value.as_str() == Some(""),
+            Self::Share => false,
+        }
+    }
+
+    fn unmet(&self, value: &Value) -> Option<String> {
+        match (self, value) {
+            (Self::Word(words), Value::String(text)) if !words.contains(&text.as_str()) => {
+                let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
+                Some(format!("it is none of {}", words.join(", ")))
+            }
+            (Self::Share, Value::Number(number)) if number.is_i64() || number.is_u64() => {
+                let is_percentage = number.as_u64().is_some_and(|n| n <= 100);
+                (!is_percentage).then(|| "must be from 0 to 100".to_owned())
+            }
+            (Self::Share, Value::String(text)) => match text.parse::<Quantity>() {
+                Ok(amount) if amount.signum() >= 0 => None,
+                Ok(_) => Some("must not be negative".to_owned()),
+                Err(error) => Some(error.to_string()),
+            },
+            // What has another type is refused by whoever reads it.
+            _ => None,
+        }
+    }
+}
