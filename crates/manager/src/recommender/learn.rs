@@ -254,6 +254,7 @@ pub(crate) fn distributions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn known(confidence: f64, cpu_milli: i64) -> Known {
         let distribution = Distribution {
@@ -280,6 +281,72 @@ mod tests {
             ]
             .into(),
         }
+    }
+
+    /// While the old recommendation holds, so does the history that it came from.
+    #[test]
+    fn little_history_does_not_replace_what_much_history_said() {
+        let one = |days: f64| ContainerDistribution {
+            samples: 7,
+            confidence_days: days,
+            ..ContainerDistribution::default()
+        };
+        for (confidence, days, stays) in [
+            (0.1, 7.0, true),
+            (0.99, 1.0, true),
+            (1.0, 7.0, false),
+            (0.1, 0.99, false),
+        ] {
+            let before = [("web", days), ("proxy", 0.5), ("gone", 9.0)];
+            let before = before
+                .map(|(name, days)| (name.to_owned(), one(days)))
+                .into();
+            let all = distributions(&known(confidence, 500), &before);
+            let names: Vec<_> = all.keys().map(String::as_str).collect();
+            assert_eq!(
+                names,
+                ["proxy", "web"],
+                "what is no container any more goes"
+            );
+            assert_eq!(all["proxy"], one(0.5), "never measured: as before");
+            let old = all["web"] == one(days);
+            assert_eq!(old, stays, "{confidence} days after {days}");
+            assert!(old || all["web"].confidence_days == confidence);
+        }
+    }
+
+    /// One container that is hardly known makes all of the pod hardly known.
+    #[test]
+    fn the_container_that_is_known_least_says_how_sure_a_recommendation_is() {
+        const DAY: UnixMillis = 86_400_000;
+        let settings = Settings::peak();
+        let spec = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [{"name": "old"}, {"name": "new"}]}});
+        let pod = PodFacts::of(&serde_json::from_value(spec).unwrap());
+        let mut entry = Entry::new("r");
+        let mut sample = |container: &str, time: UnixMillis| {
+            let kept = entry.kept(&settings, container);
+            let sample = Sample {
+                pod: "u",
+                time,
+                cpu: Some(0.5),
+                memory: Some(1e9),
+            };
+            kept.model.add(&settings, sample);
+        };
+        for minute in 0..3 * 1440 {
+            sample("old", minute * 60_000);
+        }
+        for minute in 0..60 {
+            sample("new", 3 * DAY + minute * 60_000);
+        }
+        let known = entry.known(&settings, settings.percentiles, &[&pod]);
+        let days = |name: &str| {
+            let found = known.containers.iter().find(|(one, _)| one == name);
+            found.unwrap().1.confidence
+        };
+        assert!(days("old") > 2.0 && days("new") < 1.0);
+        assert_eq!(known.days, days("new"));
     }
 
     #[test]

@@ -251,6 +251,85 @@ fn siblings_are_not_guaranteed_more_than_their_parent() {
     }
 }
 
+/// Who is forced, or the root of a tree, breaks sums that count for everybody else.
+#[test]
+fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
+    let max = [120, 1048576];
+    let above = |more: Value| parent("temp", &more);
+    let below = |name: &str, min: i64, more: Value| {
+        let mut words = json!({"parent": "temp", "max": max, "min": [min, 0]});
+        words
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        quota(name, words)
+    };
+    let (forced, root) = (json!({"forced": true}), json!({"isRoot": true}));
+    for (written, ok) in [
+        // The parent has 64.
+        (below("sub-1", 65, json!({})), false),
+        (below("sub-1", 65, forced.clone()), true),
+        (below("sub-1", 65, root.clone()), true),
+        (below("sub-1", 5, json!({})), false),
+        (below("sub-1", 4, json!({})), true),
+    ] {
+        let quotas = [above(json!({})), below("forced", 60, forced.clone())];
+        let result = min_sums(&topology(&quotas), &Info::of(&written));
+        assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
+    }
+    // The same seen from above.
+    for (written, ok) in [
+        (above(json!({"min": [59, 0]})), false),
+        (above(json!({"min": [59, 0], "forced": true})), true),
+        (above(json!({"min": [59, 0], "isRoot": true})), true),
+    ] {
+        let quotas = [written.clone(), below("sub-1", 60, json!({}))];
+        let result = min_sums(&topology(&quotas), &Info::of(&written));
+        assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
+    }
+}
+
+/// What a quota is guaranteed already is not asked for again, and counts for its ancestors.
+#[test]
+fn a_quotas_own_guarantee_counts() {
+    let max = [120, 1048576];
+    let root = |guaranteed: Value| {
+        quota(
+            "temp",
+            json!({"max": max, "min": [10, 10], "isParent": true, "tree": "t", "isRoot": true,
+                "guaranteed": guaranteed}),
+        )
+    };
+    let below = |more: Value| {
+        let mut words = json!({"parent": "temp", "max": max, "min": [8, 8], "tree": "t"});
+        words
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        quota("sub", words)
+    };
+    for (above, written, ok) in [
+        // Nobody has anything: who is forced, or in no tree of its own, is not asked.
+        (json!([0, 0]), json!({}), false),
+        (json!([0, 0]), json!({"forced": true}), true),
+        (json!([0, 0]), json!({"isRoot": true}), true),
+        (json!([0, 0]), json!({"tree": ""}), true),
+        // It has it already.
+        (json!([0, 0]), json!({"guaranteed": [8, 8]}), true),
+        (json!([0, 0]), json!({"guaranteed": [8, 7]}), false),
+        // Of one resource it has more than it asks for: its parent must back that, too.
+        (json!([10, 30]), json!({"guaranteed": [2, 30]}), true),
+        (json!([10, 29]), json!({"guaranteed": [2, 30]}), false),
+        // A parent that asks for more than its children must have that.
+        (json!([9, 10]), json!({}), false),
+        (json!([10, 10]), json!({}), true),
+    ] {
+        let quotas = [root(above.clone()), below(written.clone())];
+        let result = guaranteed(&topology(&quotas), &Info::of(&quotas[1]));
+        assert_eq!(result.is_ok(), ok, "{above} {written}: {result:?}");
+    }
+}
+
 #[test]
 fn a_minimum_grows_as_far_as_ancestors_back_it() {
     let max = [120, 1048576];

@@ -260,7 +260,11 @@ struct Contended {
     quota: Mutex<ElasticQuota>,
     others: Mutex<VecDeque<Value>>,
     writes: Mutex<u32>,
+    /// How long each write may pause where it fails.
+    pauses: Mutex<Vec<Duration>>,
     slow: Option<Duration>,
+    /// Whether the next read panics.
+    panics: Mutex<bool>,
 }
 
 impl Contended {
@@ -269,7 +273,9 @@ impl Contended {
             quota: Mutex::new(quota),
             others: Mutex::new(others.iter().cloned().collect()),
             writes: Mutex::default(),
+            pauses: Mutex::default(),
             slow: None,
+            panics: Mutex::default(),
         })
     }
 
@@ -290,6 +296,9 @@ impl Contended {
 impl Access for Contended {
     fn get<'a>(&'a self, _: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         async {
+            if std::mem::take(&mut *self.panics.lock()) {
+                panic!("as it was told");
+            }
             if let Some(slow) = self.slow {
                 tokio::time::sleep(slow).await;
             }
@@ -302,10 +311,11 @@ impl Access for Contended {
         &'a self,
         _: &'a ElasticQuota,
         used: &'a ResourceList,
-        _: Duration,
+        pause: Duration,
     ) -> BoxFuture<'a, Result<(), Refusal>> {
-        async {
+        async move {
             *self.writes.lock() += 1;
+            self.pauses.lock().push(pause);
             if let Some(other) = self.others.lock().pop_front() {
                 self.set(&other.to_string());
                 return Err(Refusal("conflict".to_owned()));
@@ -432,4 +442,33 @@ async fn nobody_waits_longer_than_ten_seconds_and_who_left_is_not_charged() {
         list(&json!({"cpu": "1"})),
         "the second had gone before it was judged"
     );
+}
+
+/// Pauses of one batch add up to what they may, and the last write has none: nothing follows it.
+#[tokio::test(start_paused = true)]
+async fn the_pauses_of_a_batch_are_bounded_together() {
+    let busy: Vec<_> = (0..9).map(|_| json!({"cpu": "11"})).collect();
+    let ms = Duration::from_millis;
+    for (total, want) in [(100, [50, 50, 0, 0]), (1000, [50, 50, 50, 0])] {
+        let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &busy);
+        let retries = Retries {
+            jitter: ms(50),
+            max_total_jitter: ms(total),
+            ..Retries::default()
+        };
+        let evaluator = Evaluator::new(access.clone(), retries);
+        assert_eq!(ask(&evaluator, "5").await, Err("conflict".to_owned()));
+        assert_eq!(*access.pauses.lock(), want.map(ms), "{total}");
+    }
+}
+
+/// Whoever waits is told, and the next request finds the quota unlocked.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
+    let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    *access.panics.lock() = true;
+    let evaluator = Evaluator::new(access.clone(), Retries::default());
+    assert!(ask(&evaluator, "1").await.is_err());
+    assert_eq!(ask(&evaluator, "2").await, Ok(()));
+    assert_eq!(access.used(), list(&json!({"cpu": "2"})));
 }

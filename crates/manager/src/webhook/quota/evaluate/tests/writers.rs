@@ -199,10 +199,13 @@ async fn what_was_written_is_read_before_the_cache_has_it() {
         let mine = access.get(&key).await.unwrap();
         let change = json!({"metadata": {"annotations": {annotations::QUOTA_CHILD_REQUEST: "{\"cpu\":\"4\"}"}}});
         patch::merge(&cluster.quotas, "q", &change).await.unwrap();
-        let refused = access
-            .charge(&mine, &list(&json!({"cpu": "9"})), Duration::ZERO)
-            .await
-            .unwrap_err();
+        let nine = list(&json!({"cpu": "9"}));
+        let began = tokio::time::Instant::now();
+        let refused = access.charge(&mine, &nine, Duration::from_millis(40)).await;
+        let refused = refused.unwrap_err();
+        // Half of the pause is random.
+        let paused = began.elapsed().as_millis();
+        assert!((20..=41).contains(&paused), "{paused} ms");
         assert!(refused.0.contains("default/q"), "{refused}");
         assert_eq!(cluster.used().await, list(&json!({"cpu": "4"})));
         assert_eq!(
