@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
@@ -111,6 +112,36 @@ impl Cluster {
         (koord_kube::client::in_process(service), cut)
     }
 
+    /// A client for a manager some of whose requests are written down, those that `name` names, and
+    /// refused if `answer` says how.
+    pub(crate) fn guarded(
+        &self,
+        name: impl Fn(&Request<Body>) -> Option<&'static str> + Send + Sync + 'static,
+        answer: fn(&str) -> (StatusCode, String),
+    ) -> (Client, Guard) {
+        let guard = Guard::default();
+        let (seen, name) = (guard.clone(), Arc::new(name));
+        let ask = move |request: Request<Body>, next: Next| {
+            let refused = name(&request).filter(|name| seen.is_refused(name));
+            async move {
+                let Some(name) = refused else {
+                    return next.run(request).await;
+                };
+                let (code, message) = answer(name);
+                let reason = match code {
+                    StatusCode::CONFLICT => "Conflict",
+                    _ => "Forbidden",
+                };
+                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                    "message": message, "reason": reason, "code": code.as_u16()});
+                (code, axum::Json(status)).into_response()
+            }
+        };
+        let service = as_the_manager(&self.server, self.refused.clone());
+        let service = service.layer(middleware::from_fn(ask));
+        (koord_kube::client::in_process(service), guard)
+    }
+
     /// Starts a manager with default options; it stops with the cluster's context.
     pub(crate) fn manager(&self, options: Options) -> tokio::task::JoinHandle<()> {
         let run = koord_manager::run(options, self.limited.clone(), self.ctx.clone());
@@ -176,6 +207,40 @@ impl Cluster {
     {
         let stop = self.ctx.shutdown.clone();
         Watch(Informer::start(self.client.clone(), Scope::default(), stop))
+    }
+}
+
+/// Which requests came, and whether they are refused. At first they are not.
+#[derive(Clone, Default)]
+pub(crate) struct Guard(Arc<Mutex<Guarded>>);
+
+#[derive(Default)]
+struct Guarded {
+    is_shut: bool,
+    /// What came, and when.
+    came: Vec<(&'static str, Instant)>,
+}
+
+impl Guard {
+    /// From now on such requests are refused, or not any more. Those before are forgotten.
+    pub(crate) fn refuse(&self, refuse: bool) {
+        *self.0.lock() = Guarded {
+            is_shut: refuse,
+            came: Vec::new(),
+        };
+    }
+
+    fn is_refused(&self, name: &'static str) -> bool {
+        let mut guarded = self.0.lock();
+        guarded.came.push((name, Instant::now()));
+        guarded.is_shut
+    }
+
+    /// When requests of a name came.
+    pub(crate) fn seen(&self, name: &str) -> Vec<Instant> {
+        let guarded = self.0.lock();
+        let mine = guarded.came.iter().filter(|(of, _)| *of == name);
+        mine.map(|(_, when)| *when).collect()
     }
 }
 

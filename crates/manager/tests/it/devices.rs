@@ -39,7 +39,7 @@ fn all_of_it() -> Value {
 }
 
 /// As koordlet writes it: zones of five cores, and an annotation.
-fn topology(model: &str) -> NodeResourceTopology {
+pub(crate) fn topology(model: &str) -> NodeResourceTopology {
     let amount = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
     let zone = |name: &str| json!({"name": name, "type": "Node", "resources": [amount("cpu", "5"), amount("memory", "50G")]});
     let info = json!({"cpuModel": model}).to_string();
@@ -51,7 +51,7 @@ fn topology(model: &str) -> NodeResourceTopology {
 }
 
 /// Batch CPU of each zone.
-fn by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
+pub(crate) fn by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
     let zones = topology.spec.zones.iter();
     zones
         .map(|zone| {

@@ -17,16 +17,16 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const NAMESPACE: &str = "default";
+pub(crate) const NAMESPACE: &str = "default";
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A cluster with a node, and what its pods use.
-struct Shop {
-    cluster: Cluster,
+pub(crate) struct Shop {
+    pub(crate) cluster: Cluster,
 }
 
 impl Shop {
-    async fn open() -> Self {
+    pub(crate) async fn open() -> Self {
         let cluster = Cluster::start().await;
         cluster.add_node("n1", json!({}), "64", "256Gi").await;
         let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
@@ -39,14 +39,18 @@ impl Shop {
     }
 
     /// A manager that runs until its context is shut down.
-    fn manager(&self, client: &Client, options: Options) -> (Context, tokio::task::JoinHandle<()>) {
+    pub(crate) fn manager(
+        &self,
+        client: &Client,
+        options: Options,
+    ) -> (Context, tokio::task::JoinHandle<()>) {
         let ctx = Context::with_clock(self.cluster.ctx.clock.clone());
         let run = koord_manager::run(options, client.clone(), ctx.clone());
         (ctx, tokio::spawn(async move { run.await.unwrap() }))
     }
 
     /// A Deployment of one pod on the node, whose containers request this much.
-    async fn deploy(&self, name: &str, containers: &[(&str, &str, &str)]) {
+    pub(crate) async fn deploy(&self, name: &str, containers: &[(&str, &str, &str)]) {
         let api: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), NAMESPACE);
         let deployment = json!({"metadata": {"name": name}, "spec": {
             "selector": {"matchLabels": {"app": name}},
@@ -63,7 +67,7 @@ impl Shop {
     }
 
     /// A pod of nobody on the node.
-    async fn run(&self, name: &str, containers: &[(&str, &str, &str)]) {
+    pub(crate) async fn run(&self, name: &str, containers: &[(&str, &str, &str)]) {
         let pod = json!({"metadata": {"name": name, "labels": {"app": name}},
             "spec": on_the_node(containers)});
         self.pods()
@@ -80,15 +84,15 @@ impl Shop {
         pods.first().map(ResourceExt::name_any)
     }
 
-    fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.cluster.client.clone(), NAMESPACE)
     }
 
-    fn recommendations(&self) -> Api<Recommendation> {
+    pub(crate) fn recommendations(&self) -> Api<Recommendation> {
         Api::namespaced(self.cluster.client.clone(), NAMESPACE)
     }
 
-    async fn recommend(&self, name: &str, annotations: Value, target: Value) {
+    pub(crate) async fn recommend(&self, name: &str, annotations: Value, target: Value) {
         let object = json!({"metadata": {"name": name, "annotations": annotations},
             "spec": {"target": target}});
         let api = self.recommendations();
@@ -98,7 +102,7 @@ impl Shop {
     }
 
     /// For so many minutes, the node reports these uses of applications each minute.
-    async fn measure(&self, minutes: u32, apps: &[(&str, &str, &str)]) {
+    pub(crate) async fn measure(&self, minutes: u32, apps: &[(&str, &str, &str)]) {
         let api: Api<NodeMetric> = Api::all(self.cluster.client.clone());
         let mut pods = Vec::new();
         for (app, cpu, memory) in apps {
@@ -127,12 +131,12 @@ fn on_the_node(containers: &[(&str, &str, &str)]) -> Value {
     json!({"nodeName": "n1", "containers": containers})
 }
 
-fn workload(kind: &str, name: &str) -> Value {
+pub(crate) fn workload(kind: &str, name: &str) -> Value {
     json!({"type": "workload", "workload": {"apiVersion": "apps/v1", "kind": kind, "name": name}})
 }
 
 /// Cores and MiB recommended for a container.
-fn amounts(object: &Recommendation, container: &str) -> Option<(f64, f64)> {
+pub(crate) fn amounts(object: &Recommendation, container: &str) -> Option<(f64, f64)> {
     let status = object.status.as_ref()?.pod_status.as_ref()?;
     let found = status
         .container_statuses

@@ -1,0 +1,110 @@
+//! How fast and how often profiles are applied to pods that wait.
+
+use crate::cluster::{Cluster, typed};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::config::ClusterColocationProfile;
+use koord_app::features::Gates;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, patch};
+use koord_manager::{GATES, Options, ProfileOptions};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn options(profiles: ProfileOptions) -> Options {
+    Options {
+        gates: Gates::parse(GATES, "ColocationProfileController=true").unwrap(),
+        colocation_profile: ProfileOptions {
+            by_default: true,
+            ..profiles
+        },
+        ..Options::default()
+    }
+}
+
+async fn profile(cluster: &Cluster, spec: Value) {
+    let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
+    let profile = json!({"metadata": {"name": "p"}, "spec": spec});
+    profiles
+        .create(&PostParams::default(), &typed(profile))
+        .await
+        .unwrap();
+}
+
+/// Pods in a namespace where nobody places them.
+async fn pods(cluster: &Cluster, names: impl IntoIterator<Item = String>) -> Api<Pod> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    for name in names {
+        let pod = json!({"metadata": {"name": name, "labels": {"job": "yes"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        pods.create(&PostParams::default(), &typed(pod))
+            .await
+            .unwrap();
+    }
+    pods
+}
+
+fn label(pod: &Pod) -> Option<&str> {
+    let labels = pod.metadata.labels.as_ref()?;
+    labels.get("from").map(String::as_str)
+}
+
+async fn sleep(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_changed_at_the_rate_that_the_flags_allow() {
+    let cluster = Cluster::start().await;
+    let pods = pods(&cluster, (0..7).map(|at| format!("p{at}"))).await;
+    cluster.manager(options(ProfileOptions {
+        qps: 0.1,
+        burst: 3,
+        ..ProfileOptions::default()
+    }));
+    let changed = async || {
+        let all = pods.list(&Default::default()).await.unwrap();
+        all.iter().filter(|pod| label(pod).is_some()).count()
+    };
+    sleep(5).await;
+    profile(
+        &cluster,
+        json!({"selector": {"matchLabels": {"job": "yes"}}, "labels": {"from": "p"}}),
+    )
+    .await;
+    // The burst at once, then a tenth of a pod each second, a round every half minute.
+    for want in [3, 6, 7, 7] {
+        sleep(5).await;
+        assert_eq!(changed().await, want);
+        sleep(25).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_changes_a_pod_back_is_left_alone_for_a_while() {
+    let cluster = Cluster::start().await;
+    let pods = pods(&cluster, ["p".to_owned()]).await;
+    cluster.manager(options(ProfileOptions::default()));
+    sleep(5).await;
+    profile(
+        &cluster,
+        json!({"selector": {"matchLabels": {"job": "yes"}}, "labels": {"from": "p"}}),
+    )
+    .await;
+    sleep(5).await;
+    let now = async || label(&pods.get("p").await.unwrap()).map(str::to_owned);
+    assert_eq!(now().await.as_deref(), Some("p"));
+    let back = json!({"metadata": {"labels": {"from": null}}});
+    patch::merge(&pods, "p", &back).await.unwrap();
+    sleep(240).await;
+    assert_eq!(now().await, None);
+    // Five minutes after the profile was applied.
+    sleep(90).await;
+    assert_eq!(now().await.as_deref(), Some("p"));
+    // Another version of the profile counts at once.
+    patch::merge(&pods, "p", &back).await.unwrap();
+    let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
+    let other = json!({"spec": {"labels": {"from": "q"}}});
+    patch::merge(&profiles, "p", &other).await.unwrap();
+    sleep(5).await;
+    assert_eq!(now().await.as_deref(), Some("q"));
+}

@@ -1,0 +1,117 @@
+//! What the recommender remembers from round to round, and how often it writes.
+
+use crate::recommender::{NAMESPACE, Shop, amounts, workload};
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use koord_api::analysis::RecommendationCheckpoint;
+use koord_app::flags;
+use koord_kube::{Api, ResourceExt};
+use koord_manager::{Args, Options};
+use serde_json::json;
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// Who deletes a Recommendation and makes another of its name wants to begin anew.
+#[tokio::test(start_paused = true)]
+async fn another_recommendation_of_the_same_name_begins_anew() {
+    let shop = Shop::open().await;
+    shop.deploy("web", &[("main", "4", "8Gi")]).await;
+    let target = workload("Deployment", "web");
+    shop.recommend("web", json!({}), target.clone()).await;
+    shop.manager(&shop.cluster.limited, Options::default());
+    shop.measure(30, &[("web", "2", "4Gi")]).await;
+    let old = shop.recommendations().get("web").await.unwrap();
+    assert!(amounts(&old, "main").unwrap().0 > 2.0);
+    // Between two rounds.
+    shop.recommendations()
+        .delete("web", &Default::default())
+        .await
+        .unwrap();
+    shop.recommend("web", json!({}), target).await;
+    shop.measure(20, &[("web", "500m", "1Gi")]).await;
+    let new = shop.recommendations().get("web").await.unwrap();
+    let (cpu, memory) = amounts(&new, "main").unwrap();
+    assert!(cpu < 0.6 && memory < 1200.0, "{cpu} {memory}");
+    // Its histories are its own.
+    let saved: Api<RecommendationCheckpoint> =
+        Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
+    let owner = saved.get("web.main").await.unwrap().owner_references()[0]
+        .uid
+        .clone();
+    assert_eq!(Some(owner), new.uid());
+}
+
+/// Which writes of the recommender a request is.
+fn kind(request: &Request<Body>) -> Option<&'static str> {
+    let path = request.uri().path();
+    match request.method() {
+        &Method::GET => None,
+        _ if path.contains("/recommendationcheckpoints") => Some("checkpoint"),
+        _ if path.ends_with("/status") && path.contains("/recommendations/") => Some("status"),
+        _ => None,
+    }
+}
+
+fn denied(_: &str) -> (StatusCode, String) {
+    (StatusCode::FORBIDDEN, "not today".to_owned())
+}
+
+/// A round a minute, and 1, 2, 4, 8 and then 16 minutes between two tries.
+#[tokio::test(start_paused = true)]
+async fn a_refused_recommendation_is_tried_again_after_longer_and_longer_pauses() {
+    let shop = Shop::open().await;
+    shop.deploy("web", &[("main", "4", "8Gi")]).await;
+    shop.recommend("web", json!({}), workload("Deployment", "web"))
+        .await;
+    let (client, guard) = shop.cluster.guarded(kind, denied);
+    guard.refuse(true);
+    shop.manager(&client, Options::default());
+    shop.measure(60, &[("web", "2", "4Gi")]).await;
+    let tries = guard.seen("status");
+    let pauses = tries.windows(2).map(|two| (two[1] - two[0]).as_secs() / 60);
+    assert_eq!(pauses.take(5).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
+    // It passes, and whatever comes next is written without a pause.
+    guard.refuse(false);
+    shop.measure(20, &[("web", "2", "4Gi")]).await;
+    let object = shop.recommendations().get("web").await.unwrap();
+    assert!(amounts(&object, "main").is_some());
+    guard.refuse(false);
+    shop.measure(3, &[("web", "4", "8Gi")]).await;
+    assert!(!guard.seen("status").is_empty());
+}
+
+/// Each history is saved every ten minutes, and so many of all of them in each round.
+#[tokio::test(start_paused = true)]
+async fn histories_are_saved_now_and_then_and_a_few_at_a_time() {
+    let shop = Shop::open().await;
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        shop.run(name, &[("main", "1", "1Gi")]).await;
+        let labels = json!({"matchLabels": {"app": name}});
+        let target = json!({"type": "podSelector", "podSelector": labels});
+        shop.recommend(name, json!({}), target).await;
+    }
+    let (client, guard) = shop.cluster.guarded(kind, denied);
+    let argv = ["koord-manager", "--recommender-checkpoints-per-round=2"];
+    let args = flags::parse::<Args>(argv.map(OsString::from)).unwrap().args;
+    let recommender = args.options().unwrap().recommender;
+    let options = Options {
+        recommender,
+        ..Options::default()
+    };
+    shop.manager(&client, options);
+    let used = names.map(|name| (name, "100m", "1Gi"));
+    shop.measure(31, &used).await;
+    let saves = guard.seen("checkpoint");
+    // Three times, or once more, for each.
+    assert!((15..=20).contains(&saves.len()), "{}", saves.len());
+    // No round has more than two.
+    let near = |at: usize| {
+        let later = saves[at..].iter();
+        later
+            .take_while(|time| **time - saves[at] < Duration::from_secs(30))
+            .count()
+    };
+    let most = (0..saves.len()).map(near).max();
+    assert_eq!(most, Some(2));
+}
